@@ -45,19 +45,21 @@ def measure(task: str, eager: dict[str, int]) -> dict[str, dict[str, int]]:
         algorithm.update()
         saved = loss - products - metrics.generated_kernel_count
         trainer.close()
-    update = eager["update"] - minibatches_counted(task) * saved
     return {
         "control_step": {"eager": eager["control step"], "compiled": step},
-        "update": {"eager": eager["update"], "compiled": update},
+        "minibatch_step": {"eager": eager["minibatch step"], "compiled": eager["minibatch step"] - saved},
+        "update": {"eager": eager["update"], "compiled": eager["update"] - minibatches(task) * saved},
     }
 
 
-def minibatches_counted(task: str) -> int:
-    """Minibatches of the update that kernels.json counts: at most two in an epoch."""
+def minibatches(task: str) -> int:
+    """Steps of the optimiser in an update of the task's own size."""
     from gpusim_rl.api import prepare
+    from gpusim_rl.learn.minibatch import fit_minibatches
 
     cfg = prepare(task).cfg
-    return cfg.algorithm.epochs * min(2, round(cfg.num_envs * cfg.algorithm.horizon / cfg.algorithm.minibatch_size))
+    samples = cfg.num_envs * cfg.algorithm.horizon
+    return cfg.algorithm.epochs * fit_minibatches(samples, samples / cfg.algorithm.minibatch_size)
 
 
 def count_loss(algorithm: Any) -> tuple[int, int]:

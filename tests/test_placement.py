@@ -24,10 +24,12 @@ from gpusim_rl.run.held_objects import check_devices
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.schema import ALGORITHMS
 from helpers import fake_cuda as fake
-from helpers.count_kernels import TABLE, torch_version
+from helpers.count_kernels import TABLE, predicted, torch_version
 from helpers.fake_cuda import CUDA, PARTS, Placement, backward, fake_cuda, iterate
 from helpers.fakes import Learner, RandomEnv, ppo_config
+from helpers.gpu_kernels import count_launches, warp_versions
 from helpers.off_policy import C51, settings_of
+from helpers.predicted_time import COUNTED_ENVS, H100, cost_of
 
 EVERY_DAY = [("Ant", algo) for algo in ("ppo", "impala", "sac", "dqn")]
 TRAININGS = [
@@ -38,6 +40,10 @@ TRAININGS = [
 UPDATE_TABLE = "; python tests/helpers/count_kernels.py writes the table anew"
 OTHER_VERSION = 1.02
 """Kernels may be this many times the table's with another version of torch than the table's."""
+OTHER_WARP = 1.1
+"""The same of Warp's launches, with other versions of Warp or MuJoCo Warp."""
+PREDICTION = 0.02
+"""Predicted times may differ by so much of the table's; bytes count in them, which no count of kernels shows."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,6 +61,7 @@ def cuda(guard: None):
 
 
 count = cache(fake.count)
+launches = cache(count_launches)
 
 
 @pytest.mark.parametrize(("task", "algo"), TRAININGS)
@@ -65,39 +72,79 @@ def test_an_iteration_stays_on_the_device(task: str, algo: str) -> None:
 @pytest.mark.parametrize(("task", "algo"), TRAININGS)
 def test_an_iteration_launches_the_kernels_of_the_table(task: str, algo: str) -> None:
     table = json.loads(TABLE.read_text())
-    assert complaints(table, task, algo, count(task, algo).kernels) == []
+    found, more = count(task, algo), 1.0 if table["torch"] == torch_version() else OTHER_VERSION
+    assert complaints(table["kernels"].get(algo, {}).get(task, {}), task, found.kernels, more) == []
+    if table["warp"] == warp_versions() and more == 1.0:
+        known = table["predicted_ms"][algo][task]
+        assert predicted(found, launches(task)) == pytest.approx(known, rel=PREDICTION, abs=2e-3)
 
 
-def complaints(table: dict[str, Any], task: str, algo: str, kernels: dict[str, int]) -> list[str]:
-    known = table["kernels"].get(algo, {}).get(task, {})
-    exact = table["torch"] == torch_version()
+TASKS = [pytest.param(task, marks=() if task == "Ant" else pytest.mark.slow) for task in tasks()]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_physics_launches_the_kernels_of_the_table(task: str) -> None:
+    table = json.loads(TABLE.read_text())
+    more = 1.0 if table["warp"] == warp_versions() else OTHER_WARP
+    assert complaints(table["launches"].get(task, {}), task, launches(task).numbers, more) == []
+
+
+def complaints(known: dict[str, int], task: str, kernels: dict[str, int], more: float = 1.0) -> list[str]:
+    """What differs from the table: more than so many times its numbers, or less where versions are the table's."""
     found = []
     for part in dict.fromkeys([*known, *kernels]):
         now, before = kernels.get(part, 0), known.get(part, 0)
-        if now > before * (1.0 if exact else OTHER_VERSION):
+        if now > before * more:
             found.append(f"{task}, {part}: {now} kernels, above the {before} of {TABLE.name}{UPDATE_TABLE}")
-        elif exact and now < before:
+        elif more == 1.0 and now < before:
             found.append(f"{task}, {part}: {now} kernels, fewer than the {before} of {TABLE.name}{UPDATE_TABLE}")
     return found
 
 
 def test_the_table_has_every_training_and_nothing_else() -> None:
-    table = json.loads(TABLE.read_text())["kernels"]
-    assert {algo: list(table[algo]) for algo in table} == {algo: list(tasks()) for algo in ALGORITHMS}
+    table = json.loads(TABLE.read_text())
+    everything = {algo: list(tasks()) for algo in ALGORITHMS}
+    for numbers in (table["kernels"], table["predicted_ms"]):
+        assert {algo: list(numbers[algo]) for algo in numbers} == everything
+    assert list(table["launches"]) == list(tasks())
+
+
+@pytest.mark.parametrize(("epochs", "minibatches"), [(3, 8), (2, 1)])
+def test_the_kernels_of_an_update_follow_from_those_of_its_steps(epochs: int, minibatches: int) -> None:
+    def changed(task: str, **settings: Any) -> Any:
+        return prepare(task, **settings, ppo={"epochs": epochs, "minibatch_size": 512 * 16 // minibatches})
+
+    prepare = fake.prepare
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake, "prepare", lambda task, **it: (prepare if "num_envs" in it else changed)(task, **it))
+        expected = fake.count("Cartpole", "ppo").kernels["update"]
+    with fake_cuda():
+        samples = fake.NUM_ENVS * 16
+        trainer = fake.make_trainer("Cartpole", ppo={"epochs": epochs, "minibatch_size": samples // minibatches})
+        kernels = iterate(trainer).kernels
+    assert kernels["minibatch step"] + kernels["update"] == expected
 
 
 def test_more_and_fewer_kernels_are_told_with_the_command() -> None:
-    version = torch_version()
-    table = {"torch": version, "kernels": {"ppo": {"Ant": {"act": 40, "env": 100}}}}
-    assert complaints(table, "Ant", "ppo", {"act": 40, "env": 100}) == []
-    (more,) = complaints(table, "Ant", "ppo", {"act": 41, "env": 100})
+    known = {"act": 40, "env": 100}
+    assert complaints(known, "Ant", {"act": 40, "env": 100}) == []
+    (more,) = complaints(known, "Ant", {"act": 41, "env": 100})
     assert more.startswith("Ant, act: 41 kernels, above the 40 of kernels.json; python tests/helpers/count_kernels.py")
-    (fewer,) = complaints(table, "Ant", "ppo", {"act": 40, "env": 99})
+    (fewer,) = complaints(known, "Ant", {"act": 40, "env": 99})
     assert "99 kernels, fewer than the 100" in fewer
-    assert complaints(table, "Ant", "ppo", {"act": 40, "env": 100, "new": 1}) != []
-    other = {**table, "torch": "2.0"}
-    assert complaints(other, "Ant", "ppo", {"act": 39, "env": 102}) == []
-    assert complaints(other, "Ant", "ppo", {"act": 40, "env": 103}) != []
+    assert complaints(known, "Ant", {"act": 40, "env": 100, "new": 1}) != []
+    assert complaints(known, "Ant", {"act": 39, "env": 102}, OTHER_VERSION) == []
+    assert complaints(known, "Ant", {"act": 40, "env": 103}, OTHER_VERSION) != []
+    assert complaints({"physics step": 98}, "Ant", {"physics step": 196}, OTHER_WARP) != []
+
+
+def test_a_kernel_takes_as_long_as_its_bytes() -> None:
+    rows, weights = cost_of([(COUNTED_ENVS, 4 * COUNTED_ENVS)]), cost_of([(100, 400)], flops=10**9)
+    assert rows.seconds(1.0) == H100.kernel_s
+    assert rows.seconds(1e6) == pytest.approx(4e6 * COUNTED_ENVS / H100.bandwidth)
+    assert weights.seconds(1.0) == weights.seconds(1e6) == pytest.approx(1e9 / H100.fp32)
+    products = cost_of([(COUNTED_ENVS, 4)], flops=10**9, bf16=True)
+    assert products.seconds(10.0) == pytest.approx(1e10 / H100.bf16)
 
 
 # Other settings
@@ -321,7 +368,8 @@ PLACES: dict[str, Callable[[Any], tuple[object, str]]] = {
     "record": lambda it: (it.algorithm.rollout, "write"),
     "metrics": lambda it: (it.collector.metrics, "record_step"),
     "rollout": lambda it: (it.collector.metrics.episodes, "record"),
-    "update": lambda it: (it.algorithm.policy.head, "clamp_"),
+    "minibatch step": lambda it: (it.algorithm.policy.head, "clamp_"),
+    "update": lambda it: (it.algorithm.policy, "update_value_norm"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Counts the kernels of an iteration by task and part, and rewrites tests/kernels.json.
+"""Counts the kernels of an iteration by task and part, and those of Warp; rewrites tests/kernels.json.
 
     python tests/helpers/count_kernels.py              all tasks, and the file
     python tests/helpers/count_kernels.py Ant Anymal   only these, and no file
@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -21,11 +22,10 @@ import torch
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.hydra_errors import unknown_choice
 from gpusim_rl.settings.schema import ALGORITHMS
-from helpers.fake_cuda import CONTROL_STEP, PARTS, count, load_guard, why_not
+from helpers.fake_cuda import CONTROL_STEP, PARTS, Training, count, load_guard, why_not
+from helpers.gpu_kernels import Launches, count_launches, warp_versions
 
 TABLE = Path(__file__).parents[1] / "kernels.json"
-Kernels = Mapping[str, Mapping[str, int]]
-"""Kernels by task and part."""
 
 
 def torch_version() -> str:
@@ -33,12 +33,23 @@ def torch_version() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
-def markdown(kernels: Kernels) -> str:
+def predicted(training: Training, launches: Launches) -> dict[str, float]:
+    """Returns times on an H100 [ms] of a control step, its physics and an update, and the update's largest share."""
+    step, update, physics = training.seconds[CONTROL_STEP], training.seconds["update"], launches.seconds()
+    share = update / (training.horizon * (step + physics) + update)
+    times = {CONTROL_STEP: step, "physics": physics, "physics at most": launches.seconds(training.num_envs)}
+    times["update"] = update
+    return {
+        **{part: round(1e3 * seconds, 3) for part, seconds in times.items()},
+        "share of the update": round(share, 3),
+    }
+
+
+def markdown(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
     """A row for each task."""
-    columns = [CONTROL_STEP, *PARTS]
-    rows = [["task", *columns], ["---", *("---:" for _ in columns)]]
-    rows += [[task, *(f"{parts.get(column, 0):,}" for column in columns)] for task, parts in kernels.items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = [["task", *columns], ["---", *("---:" for _ in columns)]]
+    lines += [[task, *(f"{parts.get(column, 0):,}" for column in columns)] for task, parts in rows.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
 
 
 def main(names: list[str]) -> int:
@@ -49,13 +60,22 @@ def main(names: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         load_guard(Path(folder))
-    found: dict[str, Kernels] = {}
+    launches = {task: count_launches(task) for task in names or tasks()}
+    warp = {task: found.numbers for task, found in launches.items()}
+    sys.stdout.write(f"{warp_versions()}\n\n{markdown(warp, list(next(iter(warp.values()))))}")
+    kernels: dict[str, dict[str, Any]] = {}
+    times: dict[str, dict[str, Any]] = {}
     for algo in ALGORITHMS:
-        found[algo] = {task: count(task, algo).kernels for task in names or tasks()}
-        sys.stdout.write(f"{algo}, torch {torch.__version__}\n\n{markdown(found[algo])}\n")
+        counted = {task: count(task, algo) for task in names or tasks()}
+        kernels[algo] = {task: training.kernels for task, training in counted.items()}
+        times[algo] = {task: predicted(training, launches[task]) for task, training in counted.items()}
+        sys.stdout.write(f"{algo}, torch {torch.__version__}\n\n{markdown(kernels[algo], [CONTROL_STEP, *PARTS])}")
+        sys.stdout.write(markdown(times[algo], list(next(iter(times[algo].values())))))
+        sys.stdout.flush()
     if not names:
-        TABLE.write_text(json.dumps({"torch": torch_version(), "kernels": found}, indent=1) + "\n")
-        sys.stdout.write(f"\nwrote {TABLE}\n")
+        table = {"torch": torch_version(), "warp": warp_versions(), "kernels": kernels, "launches": warp}
+        TABLE.write_text(json.dumps({**table, "predicted_ms": times}, indent=1) + "\n")
+        sys.stdout.write(f"wrote {TABLE}\n")
     return 0
 
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,6 +33,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors
 from gpusim_rl.env.hook_checks import HookChecks
 from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.learn.minibatch import fit_minibatches
 from gpusim_rl.machine.source_location import LIBRARY, short
 from gpusim_rl.run import start
 from gpusim_rl.run.run_spec import RunSpec
@@ -41,6 +42,7 @@ from gpusim_rl.sim import SimChoice, mjwarp
 from gpusim_rl.sim.warp import WarpGraphs
 from gpusim_rl.testing import sync_counter
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter
+from helpers.predicted_time import COUNTED_ENVS, Cost, cost_of_operator
 
 CUDA = torch.device("cuda:0")
 NUM_ENVS = 8
@@ -83,17 +85,27 @@ class Placement(SyncCounter):
     It finds what `SyncCounter` finds (waits, copies between devices, values that are read), and two things more:
     tensors of the host, and linear algebra that waits to check its result or that no graph can hold. An operator
     counts as one kernel, unless it is a view or only allocates.
+
+    Attributes:
+        costs: What each kernel moves and computes, by phase.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.costs: dict[str, list[Cost]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, view, before = func.overloadpacket.__name__, getattr(func, "is_view", False), self.total
         if self._paused or func.namespace == "prim":  # which asks where a tensor is
             return func(*args, **(kwargs or {}))
-        if not view and name not in _NO_KERNEL and func.namespace == "aten":
+        kernel = not view and name not in _NO_KERNEL and func.namespace == "aten"
+        if kernel:
             self._of_phase().kernels += 1
         if name.startswith(_LINALG) and name not in _WITHOUT_CHECKS:
             self._record(f"linear algebra: {name}")
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if kernel:
+            self.costs.setdefault(self._phase, []).append(cost_of_operator(func, args, kwargs or {}, result))
         seen = (leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor))
         # `x[:, 0] = 3.0` fills by a tensor of the host, whose number becomes an argument of the kernel.
         harmless = view or (name == "fill_" and args[0].device.type == "cuda")
@@ -306,12 +318,17 @@ PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
     "record": lambda it: [(it.algorithm, "record"), (it.collector, "_copy_obs")],
     "metrics": lambda it: [(it.collector.metrics, "record_step")],
     "rollout": lambda it: [(it.algorithm, "begin_rollout"), (it.collector.metrics, "end_rollout")],
+    "minibatch step": lambda it: [
+        (it.algorithm, name)
+        for name in ("_gradient", "_adapt", "_step", "_critic_step", "_actor_step")
+        if hasattr(it.algorithm, name)
+    ],
     "update": lambda it: [(it.algorithm, "update")],
 }
 """Parts of an iteration and their calls. Of calls inside each other the inner one counts; physics is torch's share."""
 
-ONCE = ("rollout", "update")
-"""Parts that run once in an iteration, not in every control step."""
+ONCE = ("rollout", "minibatch step", "update")
+"""Parts that do not run in every control step."""
 
 CONTROL_STEP = "control step"
 """All parts but those of `ONCE`."""
@@ -336,10 +353,11 @@ def _inside(
 
 @dataclass(frozen=True)
 class Iteration:
-    """What a steady iteration did: its faults, in order, and its kernels by part."""
+    """What a steady iteration did: its faults, in order; kernels and their costs by part."""
 
     found: list[SourceLocation]
     kernels: dict[str, int]
+    costs: dict[str, list[Cost]] = field(default_factory=dict)
 
     @property
     def faults(self) -> list[str]:
@@ -347,11 +365,11 @@ class Iteration:
         return list(dict.fromkeys(f"{location.phase}: {location}" for location in self.found))
 
 
-def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
+def iterate(trainer: Trainer, steps: int = 2, counter: Placement | None = None) -> Iteration:
     """Runs control steps and an update. Kernels are those of the last step and of `ONCE`, faults those of all."""
     collector, algorithm, done = trainer.collector, trainer.algorithm, 0
     _make_optimizer_state(algorithm)
-    counter = Placement()
+    counter = counter or Placement()
     watch(trainer, counter)
 
     def forget_steps_before_the_last(text: str) -> None:
@@ -359,15 +377,20 @@ def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
         done += 1
         if done == steps - 1:
             counter.work.clear()
+            counter.costs.clear()
 
     horizon, algorithm.horizon = algorithm.horizon, steps
     with _say_where(), counter:
         collector.collect(forget_steps_before_the_last)
         algorithm.horizon = horizon
         collector.update()
+    return _read(counter)
+
+
+def _read(counter: Placement) -> Iteration:
     kernels = {part: counter.work[part].kernels for part in PARTS if part in counter.work}
     whole = sum(number for part, number in kernels.items() if part not in ONCE)
-    return Iteration(counter.found, {CONTROL_STEP: whole, **kernels})
+    return Iteration(counter.found, {CONTROL_STEP: whole, **kernels}, dict(counter.costs))
 
 
 def _make_optimizer_state(algorithm: Algorithm) -> None:
@@ -380,16 +403,91 @@ def _make_optimizer_state(algorithm: Algorithm) -> None:
             optimizer.step()
 
 
-def count(task: str, algo: str) -> Iteration:
-    """A steady iteration of a task with its own settings, in 8 envs, with few updates."""
+@dataclass(frozen=True)
+class Training:
+    """What a steady iteration of a task does, with the task's own settings, in its own number of environments."""
+
+    num_envs: int
+    horizon: int
+    faults: list[str]
+    kernels: dict[str, int]
+    """By part: of a control step, of a step of the optimiser on a minibatch, and of all that an update does."""
+    seconds: dict[str, float]
+    """Least times on an H100 of a control step without Warp's kernels, and of an update [s]."""
+
+
+UPDATE = ("minibatch step", "update")
+
+
+def count(task: str, algo: str) -> Training:
+    """Counts a steady iteration.
+
+    Few updates are run. An update of another size follows from how one with twice the minibatches, and one with two
+    epochs, differ from one with a single epoch of two minibatches.
+    """
     with fake_cuda():
         with unset_fake_temporarily():
             cfg = prepare(task, algo=algo).cfg
-        settings: dict[str, Any] = {}
-        if hasattr(cfg.algorithm, "minibatch_size"):
-            samples = NUM_ENVS * cfg.algorithm.horizon
-            wanted = cfg.num_envs * cfg.algorithm.horizon / cfg.algorithm.minibatch_size
-            settings[algo] = {"minibatch_size": samples // (2 if wanted > 1 else 1)}
-        if hasattr(cfg.algorithm, "updates"):  # two updates of the actor, or of what acts
-            settings[algo] = {"horizon": 2, "updates": getattr(cfg.algorithm, "policy_delay", 1)}
-        return iterate(make_trainer(task, algo=algo, **settings))
+        learn, few, later = cfg.algorithm, {}, []
+        if hasattr(learn, "minibatch_size"):
+            few = {"epochs": 1, "minibatch_size": COUNTED_ENVS * learn.horizon // 2}
+            later = [{"num_minibatches": 4}, {"num_minibatches": 2, "epochs": 2}]
+        elif hasattr(learn, "updates"):  # until the actor, or what acts, has learned too
+            delay = getattr(learn, "policy_delay", 1)
+            few, later = {"horizon": 2, "updates": delay}, [{"updates": 2 * delay}]
+        trainer = make_trainer(task, algo=algo, num_envs=COUNTED_ENVS, **({algo: few} if few else {}))
+        counter = Placement()
+        first = iterate(trainer, counter=counter)
+        updates = [first, *(_update_again(trainer, counter, changes) for changes in later)]
+    times = cfg.num_envs / COUNTED_ENVS
+    samples = cfg.num_envs * learn.horizon
+    steps = fit_minibatches(samples, samples / learn.minibatch_size) if "epochs" in few else 1
+
+    def seconds(it: Iteration, minibatches: int) -> float:
+        of_step = times * minibatches / steps if "updates" not in few else 1.0  # whose batches are whole ones
+        by_part = {"minibatch step": of_step, "update": times}
+        return sum(cost.seconds(by_part[part]) for part in UPDATE for cost in it.costs.get(part, []))
+
+    numbers = [sum(it.kernels.get(part, 0) for part in UPDATE) for it in updates]
+    if "epochs" in few:
+        size = learn.epochs, steps
+        step = (numbers[1] - numbers[0]) // 2
+        whole = _larger(numbers, *size)
+        whole_s = _larger([seconds(it, n) for it, n in zip(updates, (2, 4, 2), strict=True)], *size)
+    elif "updates" in few:
+        size = 1, learn.horizon * learn.updates // few["updates"]
+        step = (numbers[1] - numbers[0]) // 2
+        whole = _larger([*numbers, 0], *size)
+        whole_s = _larger([*(seconds(it, 1) for it in updates), 0.0], *size)
+    else:
+        step, whole, whole_s = first.kernels["minibatch step"], numbers[0], seconds(first, 1)
+    step_s = sum(cost.seconds(times) for part in PARTS if part not in ONCE for cost in first.costs.get(part, []))
+    kernels = {**first.kernels, "minibatch step": step, "update": round(whole)}
+    faults = [fault for it in updates for fault in it.faults]
+    return Training(cfg.num_envs, learn.horizon, faults, kernels, {CONTROL_STEP: step_s, "update": whole_s})
+
+
+def _update_again(trainer: Trainer, counter: Placement, changes: dict[str, int]) -> Iteration:
+    algorithm: Any = trainer.algorithm
+    counter.work.clear()
+    counter.costs.clear()
+    minibatches = changes.pop("num_minibatches", None)
+    if minibatches is not None:
+        algorithm.num_minibatches = minibatches
+    algorithm.cfg = replace(algorithm.cfg, **changes)
+    with _say_where(), counter:
+        trainer.collector.update()
+    return _read(counter)
+
+
+def _larger(few: Sequence[float], epochs: int, minibatches: int) -> float:
+    """Returns what an update of so many epochs of so many minibatches takes.
+
+    Args:
+        few: What one epoch of 2 minibatches takes, one epoch of 4, and two epochs of 2.
+        epochs: Passes over the rollout.
+        minibatches: Steps of the optimiser in each.
+    """
+    step = (few[1] - few[0]) / 2
+    rest_of_epoch = few[2] - few[0] - 2 * step
+    return few[0] + (minibatches - 2) * step + (epochs - 1) * (rest_of_epoch + minibatches * step)

@@ -1,5 +1,7 @@
 """Compiles the Warp kernels of tasks for a GPU, on any machine, into a cache that a machine with that GPU can use.
 
+It counts their launches too.
+
     python tests/helpers/gpu_kernels.py FOLDER              all tasks
     python tests/helpers/gpu_kernels.py FOLDER Ant Anymal   only these
 
@@ -12,11 +14,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import mujoco_warp as mjw
 import pytest
 import torch
 import warp as wp
@@ -29,6 +34,7 @@ from gpusim_rl.settings.hydra_errors import unknown_choice
 from gpusim_rl.sim import choose_sim
 from gpusim_rl.sim.constants import Constants
 from gpusim_rl.sim.mjwarp import MjwarpSim
+from helpers.predicted_time import COUNTED_ENVS, Cost, cost_of
 
 HOPPER = 90
 """Compute capability 9.0: H100, H200."""
@@ -53,7 +59,6 @@ def compiling(folder: Path, arch: int = HOPPER) -> Iterator[set[str]]:
         Names of the modules.
     """
     names: set[str] = set()
-    get_device = wp.get_device
 
     def load(module: Any, _: Any, block_dim: int) -> None:
         name = module.get_module_identifier(block_dim)
@@ -61,22 +66,31 @@ def compiling(folder: Path, arch: int = HOPPER) -> Iterator[set[str]]:
         module._compile(None, folder / wp.__version__ / name, output_arch=arch, use_ptx=False, options=options)
         names.add(name)
 
-    def capture_while(_: Any, while_body: Any, stream: Any = None, **arguments: Any) -> None:
-        while_body(**arguments)
-
-    def capture_if(_: Any, on_true: Any = None, on_false: Any = None, stream: Any = None, **arguments: Any) -> None:
-        for body in filter(None, (on_true, on_false)):
-            body(**arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
+    with _as_on_a_gpu() as patch:
         patch.setattr(context.Module, "load", load)
         patch.setattr(context, "_resolve_launch_block_dim", lambda _, size: size or 256)
+        yield names
+
+
+def _one_turn(_: Any, while_body: Any, stream: Any = None, **arguments: Any) -> None:
+    while_body(**arguments)
+
+
+def _both_ways(_: Any, on_true: Any = None, on_false: Any = None, stream: Any = None, **arguments: Any) -> None:
+    for body in filter(None, (on_true, on_false)):
+        body(**arguments)
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
+    """MuJoCo Warp launches what it would launch there. Nothing has a value: a loop takes one turn."""
+    get_device = wp.get_device
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wp, "get_device", lambda device=None: _Gpu if device is None else get_device(device))
         patch.setattr(wp, "is_conditional_graph_supported", lambda: True)
-        # Nothing has a value: a loop takes one turn, and both ways are taken.
-        patch.setattr(wp, "capture_while", capture_while)
-        patch.setattr(wp, "capture_if", capture_if)
-        yield names
+        patch.setattr(wp, "capture_while", _one_turn)
+        patch.setattr(wp, "capture_if", _both_ways)
+        yield patch
 
 
 def compile_task(task: str, folder: Path) -> set[str]:
@@ -89,19 +103,113 @@ def compile_task(task: str, folder: Path) -> set[str]:
     Returns:
         Names of the modules.
     """
-    spec = prepare(task, num_envs=4, device="cpu", sim="mjwarp", **{"sim.graph": False})
-    cfg = spec.cfg
     with compiling(folder) as names:
-        choice = choose_sim("mjwarp", torch.device("cpu"))
-        env = VecEnv.make(spec.task_class, cfg.task, num_envs=4, choice=choice, sim=cfg.sim, seed=0)
-        sim = env.sim
-        assert isinstance(sim, MjwarpSim)
-        sim.step(cfg.task.decimation)
+        sim, decimation = _make_sim(task, 4)
+        sim.step(decimation)
         sim.reset(torch.ones(4, dtype=torch.bool))
         sim.refresh()
         with sim._graphs.scope():  # where masses are drawn
             Constants(sim.scene.model, sim._model, wp.zeros(4, dtype=bool)).derive()
     return names
+
+
+def _make_sim(task: str, num_envs: int) -> tuple[MjwarpSim, int]:
+    """Returns the simulator of a task, and its physics steps in a control step."""
+    spec = prepare(task, num_envs=num_envs, device="cpu", sim="mjwarp", **{"sim.graph": False})
+    cfg = spec.cfg
+    choice = choose_sim("mjwarp", torch.device("cpu"))
+    env = VecEnv.make(spec.task_class, cfg.task, num_envs=num_envs, choice=choice, sim=cfg.sim, seed=0)
+    assert isinstance(env.sim, MjwarpSim)
+    return env.sim, cfg.task.decimation
+
+
+# Counting
+
+
+SOLVER_TURNS = 8
+"""Turns that a loop of the solver takes: the slowest of the worlds decides (benchmarks/solver.json has 4 to 10)."""
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What MuJoCo Warp gives a GPU to do, for a task."""
+
+    decimation: int
+    costs: dict[str, list[Cost]]
+    """Of the kernels of a physics step, of the turn of each of its loops, of what follows the state, of a reset."""
+    memory: int
+    """Nodes of a physics step that allocate memory, free, fill or copy it, outside of loops."""
+    loops: int
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Counts by part."""
+        return {**{part: len(costs) for part, costs in self.costs.items()}, "loops": self.loops, "memory": self.memory}
+
+    def seconds(self, num_envs: int | None = None) -> float:
+        """Returns the time of the physics of a control step on an H100 [s].
+
+        With a number of environments each kernel moves all of its arrays: an upper bound, as most of their rows are not
+        in use. Without, none takes longer than its launch.
+        """
+        times = 0.0 if num_envs is None else num_envs / COUNTED_ENVS
+        of_part = {part: sum(cost.seconds(times) for cost in costs) for part, costs in self.costs.items()}
+        one = of_part["physics step"] + SOLVER_TURNS * of_part["turn of the loops"]
+        return self.decimation * one + of_part["follow"] + of_part["reset"]
+
+
+def count_launches(task: str) -> Launches:
+    """Counts what MuJoCo Warp launches for a task; no kernel is compiled."""
+    costs: dict[str, list[Cost]] = {}
+    part, loops, memory = "physics step", 0, 0
+
+    def launch(kernel: Any, dim: Any, inputs: Any = (), outputs: Any = (), *args: Any, **more: Any) -> None:
+        arrays = [array for array in (*inputs, *outputs) if isinstance(array, wp.array)]
+        sizes = ((array.size, array.size * wp.types.type_size_in_bytes(array.dtype)) for array in arrays)
+        costs.setdefault(part, []).append(cost_of(sizes))
+
+    def loop(*args: Any, **arguments: Any) -> None:
+        nonlocal part, loops
+        loops += 1
+        outer, part = part, "turn of the loops"
+        _one_turn(*args, **arguments)
+        part = outer
+
+    def memory_node(nodes: int, call: Any) -> Any:
+        def counted(*args: Any, **arguments: Any) -> Any:
+            nonlocal memory
+            memory += nodes * (part == "physics step")
+            return call(*args, **arguments)
+
+        return counted
+
+    sim, decimation = _make_sim(task, COUNTED_ENVS)
+    with _as_on_a_gpu() as patch:
+        for name in ("launch", "launch_tiled"):
+            patch.setattr(wp, name, launch)
+        patch.setattr(wp, "capture_while", loop)
+        patch.setattr(wp, "get_suggested_block_size", lambda *_: (128, 1))
+        for name in ("zero_", "fill_"):
+            patch.setattr(wp.array, name, memory_node(1, getattr(wp.array, name)))
+        for name, nodes in (("copy", 1), ("empty", 2)):  # the other ways to make an array go through this one
+            counted = memory_node(nodes, getattr(context, name))
+            patch.setattr(context, name, counted)
+            patch.setattr(wp, name, counted)
+        for part, run in {
+            "physics step": lambda: sim._step(1),
+            "follow": sim._follow,
+            "reset": lambda: mjw.reset_data(sim._model, sim._data, sim._reset_where),
+        }.items():
+            costs[part] = []
+            with sim._graphs.scope():
+                run()
+    costs.setdefault("turn of the loops", [])
+    return Launches(decimation, costs, memory, loops)
+
+
+def warp_versions() -> dict[str, str]:
+    """Returns the packages whose launches are counted."""
+    return {name: version(name) for name in ("mujoco-warp", "warp-lang")}
 
 
 def main(arguments: list[str]) -> int:
