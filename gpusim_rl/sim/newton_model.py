@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -31,6 +32,28 @@ _DEFAULTS = {
 }
 """MuJoCo's defaults of the constraints' parameters."""
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
+
+
+class _Solver(newton.solvers.SolverMuJoCo):
+    """Newton's solver, with all terms of fixed tendons.
+
+    Newton makes one joint of several of a body, and its solver leaves that one out of tendons. The solver's own model
+    has the joints of MuJoCo, so the tendons get those.
+    """
+
+    def __init__(self, model: newton.Model, tendon_joints: np.ndarray, **options: Any) -> None:
+        self._tendon_joints = tendon_joints
+        super().__init__(model, **options)
+
+    def _init_tendons(self, model: newton.Model, spec: mujoco.MjSpec, joint_mapping: Any, *arguments: Any) -> Any:
+        attributes: Any = SimpleNamespace(**vars(model.mujoco))
+        if len(self._tendon_joints):
+            joints = attributes.tendon_joint.numpy()  # those of the first world, which the solver reads, come first
+            joints[: len(self._tendon_joints)] = self._tendon_joints[: len(joints)]
+            attributes.tendon_joint = wp.array(joints)
+        single: Any = SimpleNamespace(mujoco=attributes, joint_type=wp.zeros(len(spec.joints), dtype=int))
+        names = {number: joint.name for number, joint in enumerate(spec.joints)}
+        return super()._init_tendons(single, spec, names, *arguments)
 
 
 def make_solver(scene: Scene, num_envs: int, cfg: SimConfig) -> newton.solvers.SolverMuJoCo:
@@ -102,8 +125,9 @@ def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers
     options: dict[str, Any] = {name: float(getattr(option, name)) for name in numbers}
     options |= {name: int(getattr(option, name)) for name in choices}
     options |= {name: tuple(getattr(option, name).tolist()) for name in ("wind", "magnetic")}
-    solver = newton.solvers.SolverMuJoCo(
+    solver = _Solver(
         model,
+        scene.model.wrap_objid[scene.model.wrap_type == mujoco.mjtWrap.mjWRAP_JOINT],
         separate_worlds=True,
         njmax=rows,
         nconmax=contacts,

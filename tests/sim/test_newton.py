@@ -330,3 +330,69 @@ def test_an_option_that_newton_knows_is_taken_over(option, value):
     setattr(scene.option, option, value)
     sim = make("newton", scene, 1)
     np.testing.assert_allclose(getattr(sim._solver.mj_model.opt, option), value)
+
+
+# Two hinges of one body, which Newton makes one joint of, and a leg like those of dm_control's quadruped, whose tendons
+# go over hinges of one body, of several, and of both.
+LEG = """
+<mujoco>
+  <worldbody>
+    <body name="hip" pos="0 0 1">
+      <joint name="yaw" axis="0 0 1" damping="0.05"/>
+      <joint name="pitch" axis="0 1 0" damping="0.05"/>
+      <geom size="0.05" pos="0.1 0 0"/>
+      <body name="knee" pos="0.3 0 0">
+        <joint name="knee" axis="0 1 0" damping="0.05"/>
+        <geom size="0.05" pos="0.1 0 0"/>
+        <body name="ankle" pos="0.3 0 0">
+          <joint name="ankle" axis="0 1 0" damping="0.05"/>
+          <geom size="0.05" pos="0.1 0 0"/>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+  <tendon>
+    <fixed name="lift"><joint joint="pitch" coef="1"/><joint joint="knee" coef="-0.5"/></fixed>
+    <fixed name="extend">
+      <joint joint="pitch" coef="0.25"/><joint joint="knee" coef="-0.5"/><joint joint="ankle" coef="0.25"/>
+    </fixed>
+    <fixed name="couple" {couple}>
+      <joint joint="ankle" coef="0.3"/><joint joint="knee" coef="0.4"/><joint joint="pitch" coef="0.5"/>
+    </fixed>
+    <fixed name="turn" {turn}><joint joint="yaw" coef="1"/><joint joint="pitch" coef="-2"/></fixed>
+  </tendon>
+  <equality>{equality}</equality>
+  <actuator>
+    <motor name="lift" tendon="lift"/>
+    <position name="turn" tendon="turn" kp="5"/>
+    <motor name="yaw" joint="yaw"/>
+  </actuator>
+</mujoco>
+"""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"turn": 'stiffness="3" springlength="0.2" damping="0.1"'},
+        {"couple": 'range="-0.1 0.1" limited="true"', "turn": 'frictionloss="0.02"'},
+        {"equality": '<tendon tendon1="couple"/>'},
+        {"equality": '<tendon tendon1="turn" tendon2="extend" polycoef="0.1 0.5 0 0 0"/>'},
+    ],
+    ids=["motors", "springs", "limits", "equality", "two"],
+)
+def test_fixed_tendons_over_several_hinges_of_a_body(parts):
+    xml = LEG.format(**{"couple": "", "turn": "", "equality": "", **parts})
+    sims = []
+    for name in ("mujoco", "newton"):
+        scene = Scene(physics_hz=200)
+        scene.add("leg", mujoco.MjSpec.from_string(xml))
+        sims.append(make(name, scene, 2))
+    for sim in sims:
+        sim.articulation("leg").actuate(torch.tensor([[0.1, 0.3, 0.02], [-0.1, 0.0, -0.02]]))
+        advance(sim, 60)
+    reference, sim = sims
+    assert (reference.qpos.abs().amax(dim=0) > 0.01).all()
+    torch.testing.assert_close(sim.qpos, reference.qpos, atol=2e-4, rtol=1e-3)
+    assert sim._solver.mj_model.nwrap == reference.scene.model.nwrap == 10
