@@ -21,7 +21,8 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.articulation import reference_pose
 from gpusim_rl.sim.mjwarp import MjwarpSim
-from gpusim_rl.sim.newton_model import collided_geoms, inertia_tensors, lacks_option, make_solver
+from gpusim_rl.sim.newton_check import check_import
+from gpusim_rl.sim.newton_model import collided_geoms, inertia_tensors, make_solver
 from gpusim_rl.sim.params import FIELDS, LIMITED, model_values
 from gpusim_rl.sim.quaternion import quat_rotate
 from gpusim_rl.sim.rays import Rays
@@ -44,7 +45,7 @@ class NewtonSim(WarpSim):
             self._newton_state: Any = solver.model.state()
             self._control: Any = solver.model.control()
         super().__init__(scene, num_envs, device, graphs, solver.mjw_model, solver.mjw_data)
-        self._check_layout()
+        check_import(scene, solver, num_envs)
         self._take_axes()
 
         # In every step the solver writes the inputs of its data anew, and clears the flags of overflow.
@@ -102,22 +103,6 @@ class NewtonSim(WarpSim):
         joints = [joint for name in scene.effort_sensors for joint in scene.elements_of(name, "joint").values()]
         self._effort_dofs = tensor(model.jnt_dofadr[joints].tolist())
         self._effort_columns = tensor([scene.sensor_columns(f"{model.joint(i).name}/effort")[0] for i in joints])
-
-    def _check_layout(self) -> None:
-        # Everything here reads the solver's arrays by MuJoCo's numbers: bodies, coordinates, actuators.
-        solved, model = self._solver.mj_model, self.scene.model
-        sizes = ("nbody", "njnt", "nq", "nv", "nu")
-        same = all(getattr(solved, size) == getattr(model, size) for size in sizes)
-        labels = self._solver.model.body_label[: model.nbody - 1]
-        same = same and len(self._solver.model.body_label) == self.num_envs * (model.nbody - 1)
-        same = same and all(label.endswith(f"/{model.body(i + 1).name}") for i, label in enumerate(labels))
-        same = same and np.array_equal(solved.jnt_qposadr, model.jnt_qposadr)
-        if not same:
-            raise ConfigError("sim=newton imports this scene with other bodies or joints than MuJoCo; try sim=mjwarp")
-        of_settings = ("timestep", "iterations", "ls_iterations")
-        for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
-            if not np.allclose(getattr(solved.opt, name), getattr(model.opt, name), rtol=1e-5):
-                raise lacks_option(name, getattr(model.opt, name))
 
     def _expand(self, field: str) -> Tensor:
         values, default = super()._expand(field), model_values(self.scene.model, field)

@@ -270,6 +270,9 @@ def test_planes_on_bodies_that_are_fixed():
         sim = make(name, scene, 1)
         advance(sim, 200)
         heights.append(sim.articulation("ball").root_pos[0, 2].item())
+    geoms = sim._solver.mj_model.geom_type  # the plane is the world's now, and parameters go by number
+    collided = importlib.import_module("gpusim_rl.sim.newton_model").collided_geoms(sim.scene.model)
+    np.testing.assert_array_equal(geoms, sim.scene.model.geom_type[collided])
     assert heights == pytest.approx([0.6, 0.6], abs=2e-3)
 
 
@@ -396,3 +399,170 @@ def test_fixed_tendons_over_several_hinges_of_a_body(parts):
     assert (reference.qpos.abs().amax(dim=0) > 0.01).all()
     torch.testing.assert_close(sim.qpos, reference.qpos, atol=2e-4, rtol=1e-3)
     assert sim._solver.mj_model.nwrap == reference.scene.model.nwrap == 10
+
+
+def hinge(joints, rest="", body="", geom=""):
+    return (
+        f'<mujoco><worldbody><body name="b" pos="0 0 1" {body}>{joints}<geom size="0.05" pos="0.1 0 0" {geom}/></body>'
+        f"</worldbody>{rest}</mujoco>"
+    )
+
+
+HINGE = '<joint name="h" axis="0 1 0"/>'
+PATH = '<spatial name="t" stiffness="1"><site site="w"/><site site="e"/></spatial>'
+
+
+@pytest.mark.parametrize(
+    ("xml", "where"),
+    [
+        (
+            hinge(
+                HINGE + '<site name="e"/>',
+                f'<tendon>{PATH}<fixed name="f"><joint joint="h" coef="1"/></fixed></tendon>',
+            ).replace("<worldbody>", '<worldbody><site name="w" pos="0 0 1.3"/>'),
+            "the tendon 'a/t' with tendon_",
+        ),
+        (
+            hinge(HINGE + '<joint name="s" type="slide" axis="1 0 0"/>'),
+            "the joint 'a/h' with jnt_axis = 1 0 0, expected 0 1 0",
+        ),
+        (hinge(HINGE + '<joint name="g" pos="0 0 0.1"/>'), "the joint 'a/g' with jnt_pos = 0 0 0, expected 0 0 0.1"),
+        (
+            hinge('<joint name="h" actuatorfrcrange="-0.01 0.05"/>'),
+            "the joint 'a/h' with jnt_actfrcrange = -0.05 0.05, expected -0.01 0.05",
+        ),
+        (hinge(HINGE, geom='name="wing" fluidshape="ellipsoid"'), "the geom 'a/wing' with geom_fluid"),
+        (
+            hinge(HINGE, geom='fluidshape="ellipsoid" contype="0" conaffinity="0"'),
+            "this scene with nfluidshape = 0, expected 1",
+        ),
+    ],
+    ids=["order of tendons", "slide after hinge", "two anchors", "force limits", "fluid", "fluid of a geom for show"],
+)
+def test_what_newton_imports_otherwise_is_refused_by_name(xml, where):
+    scene = Scene(physics_hz=200)
+    scene.add("a", mujoco.MjSpec.from_string(xml))
+    with pytest.raises(ConfigError) as error:
+        make("newton", scene, 1)
+    line = str(error.value)
+    assert line.startswith(f"sim=newton imports {where}") and line.endswith("; try sim=mjwarp") and "\n" not in line
+
+
+class Changed:
+    """A model with another count, or another array."""
+
+    def __init__(self, model, **changes):
+        self._model, self._changes = model, changes
+
+    def __getattr__(self, name):
+        return self._changes.get(name, getattr(self._model, name))
+
+
+def test_every_count_of_the_model_is_compared():
+    check = importlib.import_module("gpusim_rl.sim.newton_check")
+    scene = ant_scene()
+    solver = make("newton", scene, 1)._solver
+    solved = solver.mj_model
+    counts = [name for name in dir(solved) if name.startswith("n") and isinstance(getattr(solved, name), int)]
+    assert {"nwrap", "ntendon", "neq", "nu", "na", "nsite", "npair", "nflex"} < set(counts)
+    passed = []
+    for name in counts:
+        solver.mj_model = Changed(solved, **{name: getattr(solved, name) + 1})
+        try:
+            check.check_import(scene, solver, 1)
+            passed.append(name)
+        except ConfigError as error:
+            assert name in str(error)
+    prefixes = ("nmesh", "nbvh", "nsensor", "ntex", "nskin", "nuser", "nnumeric", "ntuple", "nname")
+    others = {name for name in passed if not name.startswith(prefixes)}
+    assert others == {
+        *("npolygonmax", "noct", "nexclude", "nmocap", "nC", "ncam", "nlight", "nmat", "nkey", "npaths"),
+        *("nbuffer", "narena", "nconmax", "njmax"),
+    }
+
+
+def test_a_lost_tendon_is_named(monkeypatch):
+    """As Newton's solver does where it cannot resolve a path: a warning, which nobody sees."""
+    scene = Scene(physics_hz=200)
+    scene.add("leg", mujoco.MjSpec.from_string(LEG.format(couple="", turn="", equality="")))
+    model = importlib.import_module("gpusim_rl.sim.newton_model")
+    monkeypatch.delattr(model._Solver, "_init_tendons")
+    with pytest.raises(ConfigError) as error:
+        make("newton", scene, 1)
+    assert str(error.value) == "sim=newton does not import the tendon 'leg/turn'; try sim=mjwarp"
+    xml = LEG.format(couple="", turn="", equality="").replace('<position name="turn" tendon="turn" kp="5"/>', "")
+    xml = xml.replace('<fixed name="turn" ><joint joint="yaw" coef="1"/><joint joint="pitch" coef="-2"/></fixed>', "")
+    scene = Scene(physics_hz=200)
+    scene.add("leg", mujoco.MjSpec.from_string(xml))
+    with pytest.raises(ConfigError) as error:
+        make("newton", scene, 1)
+    line = "sim=newton imports the tendon 'leg/lift' with tendon_num = 1, expected 2; try sim=mjwarp"
+    assert str(error.value) == line
+
+
+TETRAHEDRON = "v 0 0 0\nv 0.2 0 0\nv 0 0.3 0\nv 0 0 0.25\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
+
+
+@pytest.mark.parametrize(
+    ("folder", "compiler", "mesh"),
+    [
+        (".", "", ""),
+        ("meshes", '<compiler meshdir="meshes"/>', ""),
+        (".", '<default><mesh scale="0.5 0.6 0.7"/></default>', 'inertia="shell"'),
+        (".", "", 'refpos="0.1 0.05 0" refquat="0.9 0.1 0.3 0" scale="2 1 1"'),
+    ],
+    ids=["beside", "meshdir", "class", "frame"],
+)
+def test_meshes_of_files(tmp_path, folder, compiler, mesh):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "tet.obj").write_text(TETRAHEDRON)
+    robot = tmp_path / "robot.xml"
+    robot.write_text(
+        f'<mujoco>{compiler}<asset><mesh file="tet.obj" {mesh}/></asset><worldbody><body name="b" pos="0 0 0.5">'
+        '<freejoint/><geom type="mesh" mesh="tet" pos="0.1 0 0" euler="30 0 0"/></body></worldbody></mujoco>'
+    )
+    sims = []
+    for name in ("mujoco", "newton"):
+        scene = Scene(physics_hz=200)
+        scene.add_ground()
+        scene.add("b", robot)
+        sims.append(make(name, scene, 2))
+        advance(sims[-1], 60)
+    reference, sim = sims
+    assert 0.02 < reference.qpos[0, 2] < 0.1  # on the ground by now
+    torch.testing.assert_close(sim.qpos, reference.qpos, atol=2e-4, rtol=1e-3)
+
+
+def test_a_mesh_for_which_newton_lacks_scipy_is_one_line(tmp_path, monkeypatch):
+    for name in ("scipy", "scipy.spatial"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "tet.obj").write_text(TETRAHEDRON)
+    robot = tmp_path / "robot.xml"
+    mesh, geom = '<mesh file="tet.obj" inertia="convex"/>', '<geom type="mesh" mesh="tet"/>'
+    body = f'<body name="b"><freejoint/>{geom}</body>'
+    robot.write_text(f"<mujoco><asset>{mesh}</asset><worldbody>{body}</worldbody></mujoco>")
+    scene = Scene(physics_hz=200)
+    scene.add("b", robot)
+    with pytest.raises(ConfigError, match=r"^sim=newton cannot simulate this scene: .*scipy.*; try sim=mjwarp$"):
+        make("newton", scene, 1)
+
+
+def test_a_height_field_of_a_file(tmp_path):
+    """A slope along x, which is steeper along y; the file has rows of numbers, as MuJoCo's own format."""
+    x, y = np.meshgrid(np.arange(6), np.arange(5))
+    shape = np.array([5, 6], dtype=np.int32)
+    (tmp_path / "slope.hf").write_bytes(shape.tobytes() + (x + 3.0 * y).astype(np.float32).tobytes())
+    robot = tmp_path / "robot.xml"
+    robot.write_text(
+        '<mujoco><asset><hfield name="slope" file="slope.hf" size="1 1 0.2 0.1"/></asset><worldbody>'
+        '<geom type="hfield" hfield="slope"/><body name="b" pos="0.3 0.2 0.5"><freejoint/><geom size="0.1"/></body>'
+        "</worldbody></mujoco>"
+    )
+    sims = []
+    for name in ("mujoco", "newton"):
+        scene = Scene(physics_hz=200)
+        scene.add("b", robot)
+        sims.append(make(name, scene, 1))
+        advance(sims[-1], 80)
+    assert sims[0].qpos[0, 2] > 0.1 and sims[0].qvel[0, :2].abs().min() > 0.01  # it rolls down
+    torch.testing.assert_close(sims[1].qpos, sims[0].qpos, atol=5e-4, rtol=1e-3)

@@ -1,0 +1,117 @@
+"""Whether Newton's solver has the model that MuJoCo makes of a scene: nothing is lost in silence."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim.newton_model import collided_geoms, lacks_option
+from gpusim_rl.sim.scene import Scene
+
+_OTHER_COUNTS = re.compile(
+    "ngeom|nmesh.*|npolygonmax|nbvh.*|noct"  # geoms that touch nothing are left out
+    "|nexclude"  # pairs of geoms, where MuJoCo goes by the tree of bodies
+    "|nmocap"  # bodies that are fixed to the world
+    "|nC"  # entries of the mass matrix that are always 0
+    "|nsensor.*"  # there are none; see `NewtonSim`
+    "|ncam|nlight|nmat|ntex.*|nskin.*"  # pictures
+    "|nkey|nuser.*|nnumeric.*|ntext.*|ntuple.*"  # what physics does not read
+    "|nnames.*|npaths|nbuffer|narena|nconmax|njmax"  # names and memory
+)
+"""Counts of `MjModel` that may differ, and why."""
+
+_KINDS = {"body": "body", "jnt": "joint", "dof": "joint", "qpos": "joint", "tendon": "tendon", "wrap": "tendon"}
+_KINDS |= {"eq": "equality", "pair": "pair", "actuator": "actuator", "geom": "geom"}
+"""What the compared arrays of `MjModel` belong to, by their prefix."""
+
+_OTHER_ARRAYS = re.compile(
+    r"\w+_(user|group|rgba|matid|width|plugin|\w*adr|sameframe|simple\w*|mocapid|weldid)"  # pictures, numbering
+    r"|\w+_(invweight0|acc0|M0|length0?|lengthrange|subtreemass)"  # they follow from the others
+    r"|body_(geomnum|bvhnum|contype|conaffinity|margin)"  # geoms that touch nothing are left out
+    r"|body_(inertia|iquat)"  # see `NewtonSim._take_axes`
+    r"|geom_(contype|conaffinity|bodyid|pos|quat)"  # masks are chosen anew, planes belong to the world
+    r"|geom_(size|dataid|aabb|rbound|margin)"  # numbers without a meaning, and shapes; margins are set afterwards
+    r"|\w+_actfrclimited"  # there is a limit that is never reached
+    r"|actuator_ctrlspec"  # of DC motors, which are refused
+)
+"""Those that may differ, and why."""
+
+_FIRST = {"dof": "jnt_dofadr", "qpos": "jnt_qposadr", "wrap": "tendon_adr"}
+"""Where the first of an element is, if it has several."""
+
+_READ_OF_EQ_DATA = 11  # columns that MuJoCo Warp reads
+_NO_LIMIT = 1e5  # where there is none, Newton has one above this
+
+
+def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
+    """Compares the model of Newton's solver with the scene's own.
+
+    Everything reads the solver's arrays by MuJoCo's numbers: they must have the same elements in the same order.
+
+    Raises:
+        ConfigError: An element is missing, or has other numbers.
+    """
+    model, solved, labels = scene.model, solver.mj_model, solver.model.body_label
+    same = len(labels) == num_envs * (model.nbody - 1)
+    if not same or not all(labels[i].endswith(f"/{model.body(i + 1).name}") for i in range(model.nbody - 1)):
+        raise _differs("this scene", "other bodies")
+    for i in range(model.ntendon):
+        name = model.tendon(i).name
+        if name not in {solved.tendon(k).name for k in range(solved.ntendon)}:
+            raise ConfigError(f"sim=newton does not import the tendon {name!r}; try sim=mjwarp")
+    for name in dir(model):
+        prefix = name.split("_")[0].removesuffix("0")
+        if prefix in _KINDS and isinstance(getattr(model, name), np.ndarray) and not _OTHER_ARRAYS.fullmatch(name):
+            _check_array(name, prefix, model, solved)
+    counts = [name for name in dir(model) if name[0] == "n" and isinstance(getattr(model, name), int)]
+    pairs = {
+        name: (getattr(solved, name), getattr(model, name)) for name in counts if not _OTHER_COUNTS.fullmatch(name)
+    }
+    pairs["ngeom"] = solved.ngeom, len(collided_geoms(model))
+    pairs["nfluidshape"] = int(solved.geom_fluid[:, 0].sum()), int(model.geom_fluid[:, 0].sum())
+    for name, (found, expected) in pairs.items():
+        if found != expected:
+            raise _differs("this scene", f"{name} = {found}, expected {expected}")
+    of_settings = ("timestep", "iterations", "ls_iterations")
+    for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
+        if not np.allclose(getattr(solved.opt, name), getattr(model.opt, name), rtol=1e-5):
+            raise lacks_option(name, getattr(model.opt, name))
+
+
+def _check_array(name: str, prefix: str, model: mujoco.MjModel, solved: mujoco.MjModel) -> None:
+    expected, found = (np.array(getattr(each, name), dtype=float) for each in (model, solved))
+    rows = collided_geoms(model) if prefix == "geom" else np.arange(len(expected))
+    expected = expected[rows]
+    if name == "eq_data":
+        expected, found = expected[:, :_READ_OF_EQ_DATA], found[:, :_READ_OF_EQ_DATA]
+    if expected.shape != found.shape or not expected.size:
+        return  # a count differs
+    expected, found = (values.reshape(len(values), -1) for values in (expected, found))
+    if name.endswith("quat"):  # the other sign is the same orientation
+        found *= np.where((found * expected).sum(axis=1, keepdims=True) < 0.0, -1.0, 1.0)
+    if name.endswith("range"):
+        for each, values in ((model, expected), (solved, found)):
+            unlimited = (getattr(each, name.replace("range", "limited")) == 0) | (np.abs(values) > _NO_LIMIT).all(
+                axis=1
+            )
+            values[unlimited] = 0.0
+    wrong = np.flatnonzero(~np.isclose(found, expected, rtol=1e-3, atol=1e-6).all(axis=1))
+    if len(wrong):
+        row = int(wrong[0])
+        owner = int(rows[row])
+        if prefix in _FIRST:
+            owner = int(np.searchsorted(getattr(model, _FIRST[prefix]), row, side="right")) - 1
+        where = f"the {_KINDS[prefix]} {getattr(model, _KINDS[prefix])(owner).name!r}"
+        raise _differs(where, f"{name} = {_text(found[row])}, expected {_text(expected[row])}")
+
+
+def _text(values: np.ndarray) -> str:
+    return " ".join(f"{value:g}" for value in values)
+
+
+def _differs(where: str, what: str) -> ConfigError:
+    return ConfigError(f"sim=newton imports {where} with {what}; try sim=mjwarp")

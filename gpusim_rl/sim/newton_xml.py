@@ -1,0 +1,122 @@
+"""MJCF as Newton's importer takes it."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import mujoco
+import numpy as np
+
+_SOLREF, _SOLIMP = ("0.02", "1"), ("0.9", "0.95", "0.001", "0.5", "2")
+_DEFAULTS = {
+    **dict.fromkeys(("solref", "solreflimit", "solreffriction"), _SOLREF),
+    **dict.fromkeys(("solimp", "solimplimit", "solimpfriction"), _SOLIMP),
+}
+"""MuJoCo's defaults of the constraints' parameters."""
+
+
+def plain_xml(xml: str, model: mujoco.MjModel) -> str:
+    """Returns XML as Newton takes it: without frames and files, with planes in the world itself, and all numbers.
+
+    Newton reads the bodies of frames after the others, and those of later frames first: bodies would have other
+    numbers. Of planes it knows only those of the world; a body that is fixed to the world may have some in MuJoCo.
+    MuJoCo writes a vector up to the last number that is not its default, and Newton takes 0 for the others.
+    """
+    root = ET.fromstring(xml)
+    for element in root.iter():
+        for name, full in _DEFAULTS.items():
+            if given := element.get(name, "").split():
+                element.set(name, " ".join([*given, *full[len(given) :]]))
+        if element.tag == "mesh" and element.get("name"):
+            _inline_mesh(element, model)
+        elif element.tag == "hfield" and element.get("file"):
+            _inline_heights(element, model)
+        elif element.tag == "pair":  # 0: as solref
+            element.set("solreffriction", element.get("solreffriction", "0 0"))
+    world = root.find("worldbody")
+    assert world is not None
+    _inline_frames(world, None)
+    _move_planes(world, world, (np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0])), None)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _inline_mesh(element: ET.Element, model: mujoco.MjModel) -> None:
+    """Gives a mesh the vertices of the file that MuJoCo has read: XML does not say in which folder it is."""
+    mesh = model.mesh(element.get("name"))
+    vertices, faces = model.mesh_vert[mesh.vertadr[0] :][: mesh.vertnum[0]], model.mesh_face[mesh.faceadr[0] :]
+    turn = np.zeros(9)
+    mujoco.mju_quat2Mat(
+        turn, model.mesh_quat[mesh.id]
+    )  # to the frame of the file: MuJoCo has them about the centre of mass
+    vertices = vertices @ turn.reshape(3, 3).T + model.mesh_pos[mesh.id]
+    for name in ("file", "content_type", "builtin", "params", "refpos", "refquat", "normal", "texcoord"):
+        element.attrib.pop(name, None)
+    element.set("scale", "1 1 1")
+    element.set("vertex", " ".join(f"{value:.9g}" for value in vertices.ravel()))
+    element.set("face", " ".join(map(str, faces[: mesh.facenum[0]].ravel())))
+
+
+def _inline_heights(element: ET.Element, model: mujoco.MjModel) -> None:
+    field = model.hfield(element.get("name"))
+    shape = field.nrow[0], field.ncol[0]
+    heights = model.hfield_data[model.hfield_adr[field.id] :][: shape[0] * shape[1]].reshape(shape)
+    for name in ("file", "content_type"):
+        element.attrib.pop(name, None)
+    element.attrib |= {"nrow": str(shape[0]), "ncol": str(shape[1])}
+    element.set("elevation", " ".join(f"{value:.9g}" for value in heights[::-1].ravel()))  # the last row is first
+
+
+_Pose = tuple[np.ndarray, np.ndarray]
+
+
+def _pose(element: ET.Element) -> _Pose:
+    """Returns position [m] and orientation wxyz; MuJoCo writes no other form of an orientation."""
+    pos, quat = element.get("pos", "0 0 0"), element.get("quat", "1 0 0 0")
+    turn = np.array(quat.split(), dtype=float)
+    mujoco.mju_normalize4(turn)
+    return np.array(pos.split(), dtype=float), turn
+
+
+def _place(element: ET.Element, outer: _Pose) -> None:
+    """Gives an element, placed in a frame, its place in what the frame is in."""
+    pos, quat = np.zeros(3), np.zeros(4)
+    mujoco.mju_mulPose(pos, quat, *outer, *_pose(element))
+    element.set("pos", " ".join(f"{value:.17g}" for value in pos))
+    element.set("quat", " ".join(f"{value:.17g}" for value in quat))
+
+
+def _take_class(element: ET.Element, inherited: str | None) -> None:
+    """Says the class that an element had from what it was in."""
+    key = "childclass" if element.tag in ("body", "frame") else "class"
+    if inherited is not None and key not in element.attrib:
+        element.set(key, inherited)
+
+
+def _inline_frames(parent: ET.Element, inherited: str | None) -> None:
+    children: list[ET.Element] = []
+    for child in list(parent):
+        inner = child.get("childclass", inherited)
+        if child.tag in ("body", "frame"):
+            _inline_frames(child, inner)
+        if child.tag != "frame":
+            children.append(child)
+            continue
+        for element in child:
+            _place(element, _pose(child))
+            _take_class(element, child.get("childclass"))
+            children.append(element)
+    parent[:] = children
+
+
+def _move_planes(world: ET.Element, body: ET.Element, pose: _Pose, inherited: str | None) -> None:
+    """Moves the planes of a body and of those below it to the world; the bodies have no joint."""
+    for child in list(body):
+        if child.tag == "body" and child.find("joint") is None and child.find("freejoint") is None:
+            pos, quat = np.zeros(3), np.zeros(4)
+            mujoco.mju_mulPose(pos, quat, *pose, *_pose(child))
+            _move_planes(world, child, (pos, quat), child.get("childclass", inherited))
+        elif child.tag == "geom" and child.get("type") == "plane" and body is not world:
+            _place(child, pose)
+            _take_class(child, inherited)
+            body.remove(child)
+            world.append(child)
