@@ -12,19 +12,25 @@ import numpy as np
 from torch import Tensor
 
 from gpusim_rl.distributed.actor import EnvDescription, Failed, SentRollout, Stepped
+from gpusim_rl.distributed.silence import Silence
 from gpusim_rl.errors import ConfigError
 
 logger = logging.getLogger("gpusim_rl")
 
 MOST_DEATHS = 3
-"""Deaths in a row of an actor that has not done anything, at most."""
+"""Starts in a row after which an actor dies before it has done anything, at most."""
+
+NO_ANSWER = "it did not answer"
+"""Last words of an actor that hung."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An actor died, and what it was doing is lost. The engine starts it again; then it is described anew."""
+    """An actor died or hung, and what it was doing is lost. The engine starts it again; then it is described anew."""
 
     actor: int
+    silent_s: float | None = None
+    """Time for which one that hung was silent [s]."""
 
 
 Answer = EnvDescription | SentRollout | Stepped | Lost
@@ -34,14 +40,21 @@ class Engine(ABC):
     """Actors that work beside each other. No call waits for one of them, except `get` up to its timeout.
 
     An actor does what it is asked in order.
+
+    Args:
+        num_actors: Number of actors.
+        timeout_s: `actors.timeout_s`.
     """
 
     waits_for: str
     """Why actors may not be ready yet, in words."""
 
-    def __init__(self, num_actors: int) -> None:
+    def __init__(self, num_actors: int, timeout_s: float | None = None) -> None:
         self.num_actors = num_actors
-        self._deaths = [0] * num_actors
+        self._silence = Silence(num_actors, timeout_s)
+        self._works = [False] * num_actors  # it has done something since its start
+        self._proven = set[int]()  # actors that have ever done something
+        self._deaths = [0] * num_actors  # at starts in a row
 
     @abstractmethod
     def start(self) -> None:
@@ -51,12 +64,18 @@ class Engine(ABC):
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         """Makes weights, on the host, known to all actors: their next rollouts are by these."""
 
-    @abstractmethod
     def ask_for_rollout(self, actor: int) -> None:
         """Asks an actor for a `SentRollout`."""
+        self._silence.asked(actor)
+        self._ask_for_rollout(actor)
+
+    @abstractmethod
+    def _ask_for_rollout(self, actor: int) -> None:
+        """Sends the request."""
 
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
         """Asks an actor for a `Stepped`; None asks for the first observation."""
+        self._silence.asked(actor)
         self._ask(actor, "step", action)
 
     def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
@@ -67,13 +86,21 @@ class Engine(ABC):
     def _ask(self, actor: int, request: str, argument: Any) -> None:
         """Sends a request to an actor."""
 
-    @abstractmethod
     def get(self, timeout_s: float) -> list[Answer]:
-        """Returns the answers that have come; waits at most so long for the first one.
+        """Returns the answers that have come; waits at most so long for the first one. An actor that hangs is replaced.
 
         Raises:
             ConfigError: An actor cannot work: an error in its task, say, which would come again.
         """
+        return self._get(timeout_s) + [self._replace(actor, silent_s) for actor, silent_s in self._silence.look()]
+
+    @abstractmethod
+    def _get(self, timeout_s: float) -> list[Answer]:
+        """Does `get`, for the actors that do not hang."""
+
+    @abstractmethod
+    def _replace(self, actor: int, silent_s: float) -> Lost:
+        """Kills an actor that hangs, and has it started again."""
 
     def release(self, rollout: SentRollout) -> None:  # noqa: B027 (optional)
         """Lets the actor write the tensors of a rollout again: they have been copied."""
@@ -92,13 +119,20 @@ class Engine(ABC):
             if answer.trace:
                 logger.error("%s", answer.trace.rstrip())
             raise answer.error
-        if isinstance(answer, SentRollout) or (isinstance(answer, Stepped) and answer.step is not None):
-            self._deaths[answer.actor] = 0
+        if isinstance(answer, (SentRollout, Stepped)):
+            self._silence.answered(answer.actor)
+            if isinstance(answer, SentRollout) or answer.step is not None:
+                self._works[answer.actor], self._deaths[answer.actor] = True, 0
+                self._proven.add(answer.actor)
         return answer
 
-    def _died(self, actor: int, last_words: str) -> Lost:
-        self._deaths[actor] += 1
-        if self._deaths[actor] >= MOST_DEATHS:
+    def _died(self, actor: int, last_words: str, silent_s: float | None = None) -> Lost:
+        self._silence.begins(actor)
+        self._deaths[actor] += not self._works[actor]
+        self._works[actor] = False
+        # Nodes that come and go may take an actor several times. One that has worked can work again.
+        spared = actor in self._proven and any(self._works)
+        if self._deaths[actor] >= MOST_DEATHS and not spared:
             reason = f": {last_words}" if last_words else ""
             raise ConfigError(f"actor {actor} died {MOST_DEATHS} times before it had done anything{reason}")
-        return Lost(actor)
+        return Lost(actor, silent_s)

@@ -168,7 +168,7 @@ class InferenceRollouts(Rollouts):
             self._begin(actor.number)
             self.engine.ask_for_step(actor.number, None)
         elif isinstance(answer, Lost):
-            self._lose(actor.number, int(actor.t > 0))
+            self._lose(answer, int(actor.t > 0))
             actor.alive, actor.ready_since, actor.t = False, None, 0
             actor.remote.begin_episodes()
             actor.metrics = Metrics(self._num_envs, CPU)

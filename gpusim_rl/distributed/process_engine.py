@@ -10,10 +10,10 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, Failed, SentRollout
-from gpusim_rl.distributed.engine import Answer, Engine
+from gpusim_rl.distributed.engine import NO_ANSWER, Answer, Engine, Lost
 from gpusim_rl.distributed.shared_memory import SharedMemory
 from gpusim_rl.machine.child import Child, importing_the_same
 
@@ -90,6 +90,9 @@ class _Process:
         env = importing_the_same(OMP_NUM_THREADS=threads, CUDA_VISIBLE_DEVICES="")
         self.child = Child([sys.executable, "-c", _START, *map(str, fds)], env=env, pass_fds=fds)
         theirs.close()
+        if timeout_s := job.config["actors"]["timeout_s"]:  # for an actor that hangs within a message
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", max(1, round(timeout_s)), 0))
         self.connection = Connection(ours.detach())
         self.slots: list[list[Tensor]] = []
         self._free: list[int] = []  # slots that a rollout may go to
@@ -97,8 +100,12 @@ class _Process:
         _send(self.connection, job)
 
     def ask(self, request: str, argument: Any) -> None:
-        with suppress(OSError):  # it has died: `get` will notice
+        try:
             _send(self.connection, (request, argument))
+        except BlockingIOError:  # it hangs: a part of the request is there already
+            self.child.kill()
+        except OSError:  # it has died: `get` will notice
+            pass
 
     def ask_for_rollout(self) -> None:
         """Asks now, or when a slot is free."""
@@ -136,7 +143,7 @@ class ProcessEngine(Engine):
     waits_for = "It makes its envs"
 
     def __init__(self, jobs: Sequence[ActorJob], *, pin: bool) -> None:
-        super().__init__(len(jobs))
+        super().__init__(len(jobs), jobs[0].config["actors"]["timeout_s"])
         self._jobs, self._pin = jobs, pin
         self._weights_memory = SharedMemory()
         self._weights: SharedWeights | None = None
@@ -151,13 +158,13 @@ class ProcessEngine(Engine):
             self._weights = SharedWeights(self._weights_memory, state)
         self._weights.write(version, state)
 
-    def ask_for_rollout(self, actor: int) -> None:
+    def _ask_for_rollout(self, actor: int) -> None:
         self._actors[actor].ask_for_rollout()
 
     def _ask(self, actor: int, request: str, argument: Any) -> None:
         self._actors[actor].ask(request, argument)
 
-    def get(self, timeout_s: float) -> list[Answer]:
+    def _get(self, timeout_s: float) -> list[Answer]:
         by_connection = {process.connection: actor for actor, process in enumerate(self._actors)}
         ready: list[Any] = wait([*by_connection], timeout_s)
         return [self._read(by_connection[connection]) for connection in ready]
@@ -167,7 +174,7 @@ class ProcessEngine(Engine):
         try:
             answer = self._received(_receive(process.connection))
         except (EOFError, OSError, pickle.UnpicklingError):
-            return self._start_again(actor)
+            return self._start_again(actor, self._actors[actor].child.last_line())
         if isinstance(answer, EnvDescription):
             process.lay_out(answer, pin=self._pin)
         elif isinstance(answer, SentRollout):
@@ -178,9 +185,12 @@ class ProcessEngine(Engine):
         process, slot = rollout.place
         process.release(slot)
 
-    def _start_again(self, actor: int) -> Answer:
+    def _replace(self, actor: int, silent_s: float) -> Lost:
+        return self._start_again(actor, NO_ANSWER, silent_s)
+
+    def _start_again(self, actor: int, last_words: str, silent_s: float | None = None) -> Lost:
         process = self._actors[actor]
-        lost = self._died(actor, process.child.last_line())
+        lost = self._died(actor, last_words, silent_s)
         process.close()
         self._actors[actor] = _Process(replace(process.job, attempt=process.job.attempt + 1), self._weights_memory)
         return lost

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gpusim_rl.distributed.actor import Actor, ActorJob, Failed, SentRollout, tensor_of
-from gpusim_rl.distributed.engine import Answer, Engine, Lost
+from gpusim_rl.distributed.engine import NO_ANSWER, Answer, Engine, Lost
 from gpusim_rl.distributed.ray_cluster import ray_cluster
 
 STORE = "object_store_memory"
@@ -62,7 +62,7 @@ class RayEngine(Engine):
     waits_for = "It makes its envs, or the cluster has no room: see ray status"
 
     def __init__(self, jobs: Sequence[ActorJob], *, address: str | None) -> None:
-        super().__init__(len(jobs))
+        super().__init__(len(jobs), jobs[0].config["actors"]["timeout_s"])
         self._jobs, self._threads = jobs, jobs[0].config["actors"]["threads"]
         self._stack = ExitStack()
         cpus = self._threads * len(jobs)
@@ -90,10 +90,10 @@ class RayEngine(Engine):
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         self._weights = self._ray.put((version, {name: x.numpy() for name, x in state.items()}))
 
-    def ask_for_rollout(self, actor: int) -> None:
+    def _ask_for_rollout(self, actor: int) -> None:
         self._ask(actor, "rollout", self._weights)
 
-    def get(self, timeout_s: float) -> list[Answer]:
+    def _get(self, timeout_s: float) -> list[Answer]:
         calls = [*self._calls]
         if not calls:  # all wait for the learner; Ray would return at once
             time.sleep(timeout_s)
@@ -122,7 +122,15 @@ class RayEngine(Engine):
     def _lost(self, actor: int, attempt: int, last_words: str) -> Answer | None:
         if attempt != self._attempts[actor]:  # the other calls of an actor that died
             return None
-        lost = self._died(actor, last_words)
+        return self._starts_again(actor, last_words)
+
+    def _replace(self, actor: int, silent_s: float) -> Lost:
+        self._ray.kill(self._actors[actor], no_restart=False)
+        return self._starts_again(actor, NO_ANSWER, silent_s)
+
+    def _starts_again(self, actor: int, last_words: str, silent_s: float | None = None) -> Lost:
+        """Forgets what an actor was asked for, and asks for it as soon as Ray has started it again."""
+        lost = self._died(actor, last_words, silent_s)
         self._attempts[actor] += 1
         # Until Ray has started it again, a call that may be made only once fails at once. It is no death.
         up = self._actors[actor].is_up.options(max_task_retries=-1).remote()

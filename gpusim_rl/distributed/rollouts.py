@@ -75,12 +75,14 @@ class Rollouts(ABC):
         if self._continues[actor]:
             self.engine.begin_from(actor, self.progress)
 
-    def _lose(self, actor: int, rollouts: int) -> None:
-        """Counts an actor that died, and the rollouts that were lost with it."""
-        self._continues[actor] = True  # when it is started again
+    def _lose(self, lost: Lost, rollouts: int) -> None:
+        """Counts an actor that died or hung, and the rollouts that were lost with it."""
+        self._continues[lost.actor] = True  # when it is started again
         self._restarts += 1
         self._lost_rollouts += rollouts
-        logger.warning("actor %d died, and is started again; rollouts lost so far: %d", actor, self._lost_rollouts)
+        how = "died" if lost.silent_s is None else f"was silent for {lost.silent_s:.0f} s (actors.timeout_s)"
+        message = "actor %d %s, and is started again; rollouts lost so far: %d"
+        logger.warning(message, lost.actor, how, self._lost_rollouts)
 
     @abstractmethod
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
@@ -142,7 +144,7 @@ class ActorsRollouts(Rollouts):
             self._begin(actor)
             self._ask(actor)
         elif isinstance(answer, Lost):
-            self._lose(actor, min(1, self._asked[actor]))  # the other one has not begun
+            self._lose(answer, min(1, self._asked[actor]))  # the other one has not begun
             self._asked[actor], self._alive[actor] = 0, False
         elif isinstance(answer, SentRollout):
             self._asked[actor] -= 1

@@ -401,6 +401,7 @@ class ActorsConfig:
     threads: Count
     max_batch: Count | None
     max_wait_ms: NotNegative
+    timeout_s: Positive | None
     tune: bool
     address: str | None
 

@@ -22,7 +22,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actor, actors, ray_cluster, rollouts
 from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout
 from gpusim_rl.distributed.actors import make_trainer
-from gpusim_rl.distributed.engine import Engine
+from gpusim_rl.distributed.engine import Engine, Lost
 from gpusim_rl.distributed.rollouts import ActorsRollouts, Rollouts
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
@@ -204,9 +204,12 @@ class _Local(Engine):
 
     def start(self) -> None: ...
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None: ...
-    def ask_for_rollout(self, actor: int) -> None: ...
+    def _ask_for_rollout(self, actor: int) -> None: ...
     def _ask(self, actor: int, request: str, argument: Any) -> None: ...
-    def get(self, timeout_s: float) -> list[Any]:
+    def _replace(self, actor: int, silent_s: float) -> Lost:
+        return Lost(actor, silent_s)
+
+    def _get(self, timeout_s: float) -> list[Any]:
         return []
 
     def close(self) -> None: ...
@@ -259,10 +262,10 @@ def test_actors_that_are_ready_at_the_same_moment_are_all_asked(others: int) -> 
     asked = list[int]()
 
     class Ready(_Local):
-        def get(self, timeout_s: float) -> list[Any]:
+        def _get(self, timeout_s: float) -> list[Any]:
             return ready.pop()
 
-        def ask_for_rollout(self, actor: int) -> None:
+        def _ask_for_rollout(self, actor: int) -> None:
             asked.append(actor)
 
     recorded = ActorsRollouts(Ready(1 + others))

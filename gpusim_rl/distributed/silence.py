@@ -1,0 +1,59 @@
+"""Finds actors that hang: their process is there, and an answer that they owe does not come."""
+
+from __future__ import annotations
+
+import time
+
+PATIENT = 4.0
+"""Time that an actor has, as a multiple of the longest answer of any actor so far. Envs may be slow."""
+FIRST = 10.0
+"""Factor of the time for its first answer after a start, before which kernels are compiled."""
+LOOK_S = 1.0
+"""Time between two looks, at least [s]: answers of steps come by the thousand."""
+
+
+class Silence:
+    """Measures how long each actor owes an answer.
+
+    From one look to the next a quarter of an actor's time passes at most. So a learner that updates for long, or was
+    stopped itself, takes nobody for hung whose answer may be there already.
+
+    Args:
+        num_actors: Number of actors.
+        timeout_s: Time that an actor has at least; None for ever [s].
+    """
+
+    def __init__(self, num_actors: int, timeout_s: float | None) -> None:
+        self._timeout_s, self._looked = timeout_s, time.monotonic()
+        self._owed = [0] * num_actors
+        self._silent_s = [0.0] * num_actors
+        self._first = [True] * num_actors
+        self._longest_s = 0.0
+
+    def begins(self, actor: int) -> None:
+        """Notes that an actor is started again, and owes nothing."""
+        self._owed[actor], self._silent_s[actor], self._first[actor] = 0, 0.0, True
+
+    def asked(self, actor: int) -> None:
+        """Notes that an actor owes one more answer."""
+        self._owed[actor] += 1
+
+    def answered(self, actor: int) -> None:
+        """Notes an answer."""
+        self._longest_s = max(self._longest_s, self._silent_s[actor])
+        self._owed[actor], self._silent_s[actor], self._first[actor] = self._owed[actor] - 1, 0.0, False
+
+    def look(self) -> list[tuple[int, float]]:
+        """Returns actors that hang, and for how long they have been silent [s]; all that has come must have been read."""
+        now = time.monotonic()
+        if self._timeout_s is None or now - self._looked < min(LOOK_S, self._timeout_s / PATIENT):
+            return []
+        passed_s, self._looked = now - self._looked, now
+        limit_s, hung = max(self._timeout_s, PATIENT * self._longest_s), []
+        for actor, owed in enumerate(self._owed):
+            if owed:
+                has_s = limit_s * (FIRST if self._first[actor] else 1.0)
+                self._silent_s[actor] += min(passed_s, limit_s / PATIENT)
+                if self._silent_s[actor] >= has_s:
+                    hung.append((actor, self._silent_s[actor]))
+        return hung
