@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 import traceback
 import warnings
@@ -60,6 +61,9 @@ class ActorJob:
 
 # What an actor answers
 
+Warned = tuple[str, str]
+"""A warning before its values are filled in, and with them."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnvDescription:
@@ -96,6 +100,7 @@ class SentRollout:
     """State of the envs, from the first actor, now and then."""
     place: Any = None
     """Handle by which an engine releases the tensors."""
+    warnings: Sequence[Warned] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ class Stepped:
     obs: dict[str, np.ndarray] | None = None
     step: dict[str, Any] | None = None
     progress: dict[str, Any] | None = None
+    warnings: Sequence[Warned] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,26 @@ class Failed:
 # The actor
 
 
+class _Warnings(logging.Handler):
+    """Keeps warnings for the learner: nobody reads what an actor prints."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._heard: list[Warned] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps a warning."""
+        self._heard.append((str(record.msg), record.getMessage()))
+
+    def take(self) -> list[Warned]:
+        """Returns the warnings since the last call."""
+        heard, self._heard = self._heard, []
+        return heard
+
+
+_WARNINGS = _Warnings()
+
+
 class _OneOfActors(Collective):
     """An actor: it learns nothing, and has a seed of its own."""
 
@@ -146,6 +172,7 @@ class Actor:
     """
 
     def __init__(self, job: ActorJob) -> None:
+        logging.getLogger("gpusim_rl").addHandler(_WARNINGS)
         spec = _spec_of(job)
         envs = spec.cfg.num_envs
         start, _ = begin(spec, _OneOfActors(job))
@@ -187,8 +214,10 @@ class Actor:
         self.collector.collect()
         self._idle_since = time.monotonic()
         tensors, taken = [tensor for tensor, _ in self._remote.recording()], self.collector.metrics.take()
-        worked_s = self._idle_since - began
-        return SentRollout(self._number, tensors, version, taken, worked_s, waited_s, self._due_progress())
+        worked_s, progress, warnings = self._idle_since - began, self._due_progress(), _WARNINGS.take()
+        return SentRollout(
+            self._number, tensors, version, taken, worked_s, waited_s, progress=progress, warnings=warnings
+        )
 
     def do(self, request: str, argument: Any) -> Stepped | None:
         """Begins at the progress of other envs, or takes a step: all requests but rollouts, which each engine sends."""
@@ -205,7 +234,7 @@ class Actor:
         step = self.collector.env.step(torch.tensor(action))  # a copy: Ray's memory cannot be written
         fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
         arrays = tree_map_only(Tensor, lambda x: x.numpy(), fields)
-        return Stepped(self._number, None, arrays, self._due_progress())
+        return Stepped(self._number, None, arrays, self._due_progress(), _WARNINGS.take())
 
     def _due_progress(self) -> dict[str, Any] | None:
         now = time.monotonic()

@@ -53,6 +53,7 @@ class Engine(ABC):
         self.num_actors = num_actors
         self._silence = Silence(num_actors, timeout_s)
         self._works = [False] * num_actors  # it has done something since its start
+        self._told = set[str]()  # warnings of actors
         self._proven = set[int]()  # actors that have ever done something
         self._deaths = [0] * num_actors  # at starts in a row
 
@@ -114,13 +115,17 @@ class Engine(ABC):
         """Ends all actors."""
 
     def _received(self, answer: Answer | Failed) -> Answer:
-        """Raises what an actor could not do; else notes that the actor works."""
+        """Raises what an actor could not do; else notes that the actor works, and passes its warnings on."""
         if isinstance(answer, Failed):
             if answer.trace:
                 logger.error("%s", answer.trace.rstrip())
             raise answer.error
         if isinstance(answer, (SentRollout, Stepped)):
             self._silence.answered(answer.actor)
+            for template, text in answer.warnings:
+                if template not in self._told:  # by no other actor either
+                    self._told.add(template)
+                    logger.warning("actor %d: %s", answer.actor, text)
             if isinstance(answer, SentRollout) or answer.step is not None:
                 self._works[answer.actor], self._deaths[answer.actor] = True, 0
                 self._proven.add(answer.actor)

@@ -44,7 +44,7 @@ class Silence:
         self._owed[actor], self._silent_s[actor], self._first[actor] = self._owed[actor] - 1, 0.0, False
 
     def look(self) -> list[tuple[int, float]]:
-        """Returns actors that hang, and for how long they have been silent [s]; all that has come must have been read."""
+        """Returns actors that hang, and how long they were silent [s]; all that has come must have been read."""
         now = time.monotonic()
         if self._timeout_s is None or now - self._looked < min(LOOK_S, self._timeout_s / PATIENT):
             return []

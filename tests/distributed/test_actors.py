@@ -361,6 +361,45 @@ def test_an_actor_that_cannot_work_ends_the_run_and_tells_where(tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
+NOT_FINITE = """
+import gymnasium
+
+class Nan(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.sample(), float("nan") if self.steps == 5 else 0.0, False, False, {}
+
+def make(num_envs):
+    return gymnasium.vector.SyncVectorEnv([Nan] * num_envs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "inference"),
+    [
+        ("process", "actor"),
+        pytest.param("process", "learner", marks=pytest.mark.slow),
+        pytest.param("ray", "actor", marks=pytest.mark.slow),
+    ],
+)
+def test_a_warning_of_an_actor_is_told_once_by_the_learner(tmp_path: Path, engine: str, inference: str) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray")
+    (tmp_path / "my_envs.py").write_text(NOT_FINITE)
+    words = ("task=Gymnasium", "env._target_=my_envs.make", "env.max_episode_steps=50", "algo=impala", NETWORK)
+    words += (f"actors={engine}", f"actors.inference={inference}", "num_actors=2", "num_envs=2", "max_iterations=8")
+    done = train(tmp_path, *words, "actors.rollouts=2")
+    [told] = [line for line in done.stderr.splitlines() if "step() returned a NaN" in line]
+    assert re.match(r"actor [01]: my_envs.make: step\(\) returned a NaN .*\(reward of env [01]\)", told), done.stderr
+
+
 @pytest.mark.slow
 def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "my_envs.py").write_text(
