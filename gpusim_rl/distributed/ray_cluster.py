@@ -6,21 +6,30 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import psutil
+
 from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.files import safe_open
 from gpusim_rl.machine.hardware import available_cpus
 
 OLDEST, BELOW = (2, 50), (3, 0)
 """Versions of Ray that this package works with; pyproject.toml has the same."""
+
+PREFIX, OWNER = "gpusim-rl-ray-", "owner"
+"""Names of a folder with Ray's files, and of the file in it that its owner has locked."""
 
 PATIENCE_S = 5.0
 """Time that a cluster has to answer at its address [s]."""
@@ -70,8 +79,7 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
         with warnings.catch_warnings(), same_handler(signal.SIGTERM):
             warnings.simplefilter("ignore")  # of versions to come
             if address is None:
-                folder = tempfile.TemporaryDirectory(prefix="gpusim-rl-ray-", ignore_cleanup_errors=True)
-                quiet |= {"_temp_dir": stack.enter_context(folder), "include_dashboard": False}
+                quiet |= {"_temp_dir": stack.enter_context(_folder()), "include_dashboard": False}
                 ray.init("local", num_cpus=max(num_cpus, available_cpus()), **quiet)
             else:
                 try:
@@ -83,6 +91,38 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
                     raise ConfigError(f"{needed_by}: {problem}. Try ray status there") from None
         stack.callback(ray.shutdown)
         yield ray
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """Makes a folder for Ray's files, and deletes those that killed processes have left.
+
+    Its owner holds a lock on a file in it, which ends with the process. A folder without that file is being made, or is
+    not ours.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError, ConfigError):
+            is_ours = stat.S_ISDIR(left.lstat().st_mode) and left.lstat().st_uid == os.getuid()
+            with safe_open.open_file(left / OWNER) as file:
+                if is_ours and safe_open.lock(file) and not _in_use(left):
+                    shutil.rmtree(left)  # which follows no links
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder:
+        new, owner = Path(folder, "new"), Path(folder, OWNER)
+        with safe_open.open_file(new, "ab") as file:
+            with suppress(OSError):  # a file system without locks: nobody deletes it
+                safe_open.lock(file)
+                new.rename(owner)
+            yield folder
+
+
+def _in_use(folder: Path) -> bool:
+    """Returns whether a process of Ray works in a folder: the last ones end a minute after their owner."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has just ended, or is another user's
+            names = [*process.cmdline(), *(file.path for file in process.open_files())]
+            if process.pid != os.getpid() and any(str(folder) in name for name in names):
+                return True
+    return False
 
 
 @contextmanager
