@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[reportPrivateImportUsage]
 
+from gpusim_rl.distributed.heartbeat import Heartbeat
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.checkpoint import structural_difference
@@ -26,7 +27,7 @@ from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig, declarations
 
 PATIENCE = timedelta(minutes=10)
-"""Time that a process waits for the others: one of them may compile, or write a large checkpoint."""
+"""Time that a process waits for others that live: one of them may compile, or write a large checkpoint."""
 
 _CONNECTIONS = itertools.count()
 
@@ -125,34 +126,37 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
     if not declarations(spec.algorithm_class.Config).data_parallel:
         raise ConfigError(f"multi_gpu=true: algo={cfg.algo} learns in one process only. Try multi_gpu=false")
     on_cuda = _choose_gpu(cfg)
-    _connect("nccl" if on_cuda else "gloo")
+    heartbeat = Heartbeat(_connect("nccl" if on_cuda else "gloo"), int(os.environ["RANK"]), count, cfg.lost_after_s)
     try:
         processes = Processes()
-        _check_equal(processes, spec)
-        yield processes
+        _check_equal(processes, spec)  # behind it all have begun to beat
+        with heartbeat:
+            yield processes
     except RuntimeError as error:
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
-        sys.stderr.write(f"process {os.environ['RANK']} of {count} ends: it has lost another one\n")
+        if not heartbeat.over:
+            sys.stderr.write(f"process {os.environ['RANK']} of {count} ends: it has lost another one\n")
         raise SystemExit(1) from None
     finally:
         with suppress(RuntimeError):  # others may be gone
             distributed.destroy_process_group()
 
 
-def _connect(backend: str) -> None:
-    """Connects the processes.
+def _connect(backend: str) -> Store:
+    """Connects the processes; returns a connection of its own to what they share.
 
     torch 2.13 leaves in the store of torchrun what the processes before a restart wrote, and gloo would look for them.
     So each start, and each run of a sweep, has a prefix of its own in the store.
     """
-    store = _agent_store()
+    store, prefix = _agent_store(), f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{next(_CONNECTIONS)}"
     if store is None:
         distributed.init_process_group(backend, timeout=PATIENCE)
-        return
-    keys = PrefixStore(f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{next(_CONNECTIONS)}", store)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    distributed.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=PATIENCE)
+    else:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        keys = PrefixStore(prefix, store)
+        distributed.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=PATIENCE)
+    return PrefixStore(prefix, _store())
 
 
 def _choose_gpu(cfg: RunConfig) -> bool:
@@ -204,7 +208,10 @@ def continued(arguments: list[str]) -> list[str]:
 
 def _agent_store() -> TCPStore | None:
     """Returns the store that torchrun itself keeps."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
+    return _store() if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
+
+
+def _store() -> TCPStore:
+    """Returns a new connection to the store of the processes."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(*address, is_master=False, timeout=PATIENCE)

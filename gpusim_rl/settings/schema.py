@@ -473,6 +473,7 @@ class RunConfig:
     experiment: FolderName | None
     headless: bool
     multi_gpu: bool
+    lost_after_s: Positive
     num_actors: Count | None
     torch_deterministic: bool
     wandb_activate: bool

@@ -1,0 +1,135 @@
+"""Signs of life of the processes that learn together: one that gives none ends the run in all of them.
+
+A sum waits for the slowest process, and does not know whether that one compiles, hangs or has no power any more. So a
+thread of each process tells the others that it lives, whatever the process does: evaluations, checkpoints and compilers
+let other threads run. The training itself has nothing to do with it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import NoReturn
+
+from torch.distributed import Store  # type: ignore[reportPrivateImportUsage]
+
+BEATS = 30
+"""Signs of life in the time after which a process counts as lost."""
+FIRST = 3
+"""Beats in which one process ends the run before another one does."""
+LEFT, ENDS = "left", "ends"
+"""Last signs of life: of a process that is done, and of one that has found another one lost."""
+
+_WATCH = """
+import os, select, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+parent, most, period_s, problem = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+missed = 0
+while missed < most:
+    missed += 1
+    if select.select([0], [], [], period_s)[0]:
+        missed = 0
+        if not os.read(0, 4096):
+            sys.exit()
+if os.getppid() == parent:
+    sys.stderr.write(problem)
+    os.kill(parent, signal.SIGKILL)
+"""
+"""Runs beside a process, and kills it when it has stopped. torchrun sees its end, and no machine else needs to."""
+
+
+class Heartbeat:
+    """Beats while its block runs, and ends the process where another one does not beat any more.
+
+    The block begins when all processes have made theirs.
+
+    Args:
+        store: Connection to the store of the processes that nothing else uses. A lost machine lets it wait for ever.
+        rank: Number of the process.
+        size: Number of processes.
+        lost_after_s: Time without a beat after which a process counts as lost [s].
+
+    Attributes:
+        over: Another process is lost, and a line has told which.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, lost_after_s: float) -> None:
+        self.over = False
+        self._store, self._rank = store, rank
+        self._period_s, self._time = lost_after_s / BEATS, f"for {lost_after_s:g} s (lost_after_s)"
+        self._keys = [f"beat_{number}" for number in range(size)]
+        self._name, self._of = f"(pid {os.getpid()} on {socket.gethostname()})", f"process {rank} of {size}"
+        self._beats = 0  # that the store has answered
+        self._left = threading.Event()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._beat, self._watch)]
+        self._tell()
+
+    def __enter__(self) -> Heartbeat:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._left.set()
+        for thread in self._threads:
+            thread.join(self._period_s)  # no longer: it may wait for the store
+
+    def _tell(self) -> None:
+        self._store.set(self._keys[self._rank], f"{self._beats} {self._name}")
+
+    def _beat(self) -> None:
+        """Tells the others of this process, and listens to them.
+
+        What counts is beats of this process, not time: one that was stopped itself blames nobody when it goes on.
+        """
+        before, missed = [""] * len(self._keys), [0] * len(self._keys)
+        with suppress(RuntimeError):  # a store that is gone is seen by `_watch`
+            while not self._left.wait(self._period_s):
+                self._tell()
+                heard = [value.decode() for value in self._store.multi_get(self._keys)]
+                self._beats += 1
+                if ENDS in heard:
+                    self._end()
+                for rank, (last, now) in enumerate(zip(before, heard, strict=True)):
+                    missed[rank] = missed[rank] + 1 if now == last != LEFT else 0
+                before = heard
+                lost = [rank for rank, number in enumerate(missed) if number >= BEATS + FIRST]  # nobody has killed it
+                # The first that lives tells it; the others only where that one does not.
+                first = min(rank for rank, last in enumerate(heard) if rank not in lost and last != LEFT)
+                if lost and (self._rank == first or max(missed) >= BEATS + 2 * FIRST):
+                    self._store.set(self._keys[self._rank], ENDS)
+                    names = ", ".join(f"process {rank} {heard[rank].partition(' ')[2]}" for rank in lost)
+                    self._end(f"no sign of life of {names}")
+            self._store.set(self._keys[self._rank], LEFT)
+
+    def _watch(self) -> None:
+        """Ends the process where the store is silent: the link to it is cut, or its machine is gone.
+
+        While this thread runs, the process is not killed.
+        """
+        problem = f"error: {self._of} {self._name} did not run {self._time}: it is killed\n"
+        words = [str(os.getpid()), str(BEATS), str(self._period_s), problem]
+        before, missed = 0, 0
+        enough = BEATS if os.environ["LOCAL_RANK"] == "0" else BEATS + FIRST  # one process of a machine tells it
+        with subprocess.Popen([sys.executable, "-ISc", _WATCH, *words], stdin=subprocess.PIPE, bufsize=0) as watch:
+            assert watch.stdin is not None
+            while not self._left.wait(self._period_s):
+                with suppress(BrokenPipeError):
+                    watch.stdin.write(b".")
+                missed, before = missed + 1 if self._beats == before else 0, self._beats
+                if missed >= enough and not self.over:
+                    self._end(f"no answer from {os.environ['MASTER_ADDR']}, the machine of process 0,")
+
+    def _end(self, problem: str | None = None) -> NoReturn:
+        """Ends the process, whatever it waits for, when all have had the time to see that it is over."""
+        self.over = True
+        if problem is not None:
+            sys.stderr.write(f"error: {problem} {self._time}: {self._of} ends\n")
+            sys.stderr.flush()
+        time.sleep((1 if problem is None else 2) * self._period_s)
+        os._exit(1)
