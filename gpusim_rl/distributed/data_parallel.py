@@ -5,8 +5,8 @@ torchrun --nproc-per-node=4 train.py task=Ant multi_gpu=true
 
 from __future__ import annotations
 
-import itertools
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +28,6 @@ from gpusim_rl.settings.schema import RunConfig, declarations
 
 PATIENCE = timedelta(minutes=10)
 """Time that a process waits for others that live: one of them may compile, or write a large checkpoint."""
-
-_CONNECTIONS = itertools.count()
 
 RUN_DIR = "gpusim_rl/run_dir"
 """Key of the run folder in the store of torchrun, which outlives a restart of the processes."""
@@ -149,14 +147,35 @@ def _connect(backend: str) -> Store:
     torch 2.13 leaves in the store of torchrun what the processes before a restart wrote, and gloo would look for them.
     So each start, and each run of a sweep, has a prefix of its own in the store.
     """
-    store, prefix = _agent_store(), f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{next(_CONNECTIONS)}"
+    store, (rank, size) = _agent_store(), (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE"))
     if store is None:
         distributed.init_process_group(backend, timeout=PATIENCE)
-    else:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        keys = PrefixStore(prefix, store)
-        distributed.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=PATIENCE)
+        return PrefixStore("gpusim_rl", _store())
+    prefix = "gpusim_rl/" + _agree(PrefixStore("gpusim_rl", store), rank, size)
+    keys = PrefixStore(prefix, store)
+    distributed.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=PATIENCE)
     return PrefixStore(prefix, _store())
+
+
+def _agree(store: Store, rank: int, size: int) -> str:
+    """Returns a word for this start, the same in all processes, whatever earlier starts have left in the store.
+
+    The number of restarts, which torchrun tells, is another one on a machine that did not lose the process.
+    """
+    word, until = secrets.token_hex(8), time.monotonic() + PATIENCE.total_seconds()
+    calls = [f"start_{number}" for number in range(size)]
+    store.set(calls[rank], word)
+    store.wait(calls, PATIENCE)
+    while time.monotonic() < until:
+        if rank == 0:
+            store.set("starts", " ".join([word, *(call.decode() for call in store.multi_get(calls[1:]))]))
+            if store.check([f"{word}/{number}" for number in range(1, size)]):
+                return word
+        elif word in (words := store.get("starts").decode().split()):
+            store.set(f"{words[0]}/{rank}", "")
+            return words[0]
+        time.sleep(0.05)
+    raise distributed.DistStoreError(f"process {rank} of {size} waited {PATIENCE} for the others to start")
 
 
 def _choose_gpu(cfg: RunConfig) -> bool:

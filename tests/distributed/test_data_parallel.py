@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[reportPrivateImportUsage]
 
 from gpusim_rl.api import prepare
 from gpusim_rl.diagnose.rules import diagnose
@@ -250,6 +252,22 @@ def test_a_restarted_process_continues_the_run_that_was_begun(monkeypatch, tmp_p
     assert data_parallel.continued(["-m", *typed]) == ["-m", *typed]
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     assert data_parallel.continued(typed) == typed
+
+
+def test_processes_agree_on_a_start_whatever_earlier_ones_have_left():
+    store = HashStore()
+    words = []
+    for _ in range(2):
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(data_parallel._agree, store, 0, 3)
+            others = []
+            for rank in (2, 1):
+                time.sleep(0.2)  # what they had said before the restart is there
+                others.append(pool.submit(data_parallel._agree, store, rank, 3))
+            [word] = {one.result() for one in (first, *others)}
+            words.append(word)
+    assert words[0] != words[1]
+    assert data_parallel._agree(store, 0, 1) not in words
 
 
 @pytest.mark.slow
