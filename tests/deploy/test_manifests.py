@@ -195,15 +195,19 @@ def test_pods_of_several_nodes_find_each_other():
     [service] = [one for one in render(ROOT / "deploy/overlays/several-nodes") if one["kind"] == "Service"]
     spec, name = job["spec"], job["metadata"]["name"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
-    assert f"--nnodes={spec['completions']}" in words and "--rdzv-backend=c10d" in words
+    assert f"--nnodes={spec['completions']}" in words and "--node-rank=$(NODE_RANK)" in words
     assert "--max-restarts=0" in words  # torchrun waits for ever for a node that was lost
+    assert not any(word.startswith("--rdzv-backend") for word in words)  # with c10d for 16 minutes at its end, too
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
     assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
     [port] = service["spec"]["ports"]
-    endpoint = f"{name}-0.{service['metadata']['name']}.$(NAMESPACE).svc.cluster.local:{port['port']}"
-    assert f"--rdzv-endpoint={endpoint}" in words
-    assert "NAMESPACE" in [one["name"] for one in spec["template"]["spec"]["containers"][0]["env"]]
+    assert f"--master-addr={name}-0.{service['metadata']['name']}.$(NAMESPACE).svc.cluster.local" in words
+    assert f"--master-port={port['port']}" in words
+    variables = {one["name"]: one for one in spec["template"]["spec"]["containers"][0]["env"]}
+    assert "NAMESPACE" in variables
+    index = variables["NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
 def test_a_ray_cluster_ends_with_its_job():
