@@ -523,9 +523,11 @@ FOREIGN_PATHS = ("my_", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reache
 FOREIGN_FLAGS = {
     "--max-restarts",
     "--nnodes",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
     "--nproc-per-node",
     "--rdzv-backend",
-    "--rdzv-endpoint",
     "--rdzv-conf",
     "--cfg",
     "--help",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -29,7 +30,7 @@ TRAINING = (
     "log.console=plain",
     "log.checkpoint_interval=20",
 )
-STATIC = "--node-rank=N --master-addr --master-port --max-restarts=0"
+STATIC = "`--node-rank` and `--max-restarts=0`"
 
 
 def variables() -> dict[str, str]:
@@ -109,11 +110,11 @@ def test_a_hung_process_is_named_and_torchrun_starts_the_run_again(tmp_path: Pat
 @pytest.fixture
 def hosts() -> Iterator[TwoHosts]:
     """Two hosts with a switch between them."""
-    try:
-        made = TwoHosts().__enter__()
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"needs `ip netns` and root: {error}")
-    with made:
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(TwoHosts())
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"needs `ip netns` and root: {error}")
         yield made
 
 
@@ -150,7 +151,7 @@ def test_a_link_that_is_cut_for_10_s_ends_nothing(tmp_path: Path, hosts: TwoHost
     assert not any(torchrun.poll() for torchrun in job.torchruns) and lines(*job.logs) == []
     record(
         "The link between two machines is cut for 10 s",
-        f"two network namespaces, a switch that forwards nothing; torchrun with `{STATIC}`",
+        f"two network namespaces, a switch that forwards nothing; torchrun with {STATIC}",
         1,
         f"the training waits, and goes on {again_s:.0f} s after the cut",
         "this time",
@@ -167,7 +168,7 @@ def test_a_link_that_is_cut_for_ever_ends_both(tmp_path: Path, hosts: TwoHosts) 
     ]
     record(
         "The link between two machines is cut for ever",
-        f"two network namespaces, a switch that forwards nothing; torchrun with `{STATIC}`, `lost_after_s=45`",
+        f"two network namespaces, a switch that forwards nothing; torchrun with {STATIC}, `lost_after_s=45`",
         1,
         f"torchrun ends on both with exit code 1, within {time_s:.0f} s; a line on each names the other",
         "iterations since the last checkpoint, and this time",
@@ -192,7 +193,7 @@ def test_a_machine_that_loses_power_ends_the_other(tmp_path: Path, hosts: TwoHos
     record(
         f"{which} loses power",
         f"kill -9 of all its processes, and its network namespace deleted before a packet leaves it; torchrun with"
-        f" `{STATIC}`, `lost_after_s=45`",
+        f" {STATIC}, `lost_after_s=45`",
         1,
         f"torchrun ends on the other one with exit code 1, within {time_s:.0f} s; a line names the one lost",
         "iterations since the last checkpoint, and this time",
@@ -207,7 +208,7 @@ def test_a_hung_process_on_another_machine_ends_both(tmp_path: Path, hosts: TwoH
     assert line.startswith("error: process 0 of 2 ") and "on host0" in line
     record(
         "The process of one of two machines hangs",
-        f"SIGSTOP; torchrun with `{STATIC}`, `lost_after_s=45`",
+        f"SIGSTOP; torchrun with {STATIC}, `lost_after_s=45`",
         1,
         f"it is killed with one line that names it; torchrun ends on both with exit code 1, within {time_s:.0f} s",
         "iterations since the last checkpoint, and this time",
