@@ -60,7 +60,8 @@ class MjwarpSim(WarpSim):
             model.opt.disableflags |= _NO_SENSORS
         self._ray_groups = RayGroups(scene)
         self._boxes: mjw.RenderContext | None = None
-        self._ray_arrays: dict[tuple[int, ...], list[Any]] = {}
+        # By shape, with torch's views of them
+        self._ray_arrays: dict[tuple[int, ...], tuple[list[Any], list[Tensor]]] = {}
 
     def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
         if stage > self._sensor_stage:
@@ -84,12 +85,13 @@ class MjwarpSim(WarpSim):
                 )
         with self._graphs.scope():
             shape = (self.num_envs, num_rays)
-            self._ray_arrays[shape] = [
+            arrays = [
                 *(wp.zeros(shape, dtype=wp.vec3) for _ in range(3)),  # origin, direction, normal
                 wp.zeros(shape, dtype=float),
                 wp.zeros(shape, dtype=int),
                 wp.full(num_rays, -1, dtype=int),
             ]
+            self._ray_arrays[shape] = arrays, [self._view(array) for array in arrays[:4]]
         self._derives = True
         self._graphs.clear()
         self._graphs.synchronize()
@@ -98,11 +100,11 @@ class MjwarpSim(WarpSim):
     def _cast_rays(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]
     ) -> Float[Tensor, "envs rays"]:
-        arrays = self._ray_arrays[tuple(origin.shape[:2])]
-        wp.to_torch(arrays[0]).copy_(origin)
-        wp.to_torch(arrays[1]).copy_(direction)
+        arrays, (origins, directions, _, distances) = self._ray_arrays[tuple(origin.shape[:2])]
+        origins.copy_(origin)
+        directions.copy_(direction)
         self._graphs.run(("rays", origin.shape[1], *groups), lambda: self._launch_rays(arrays, groups))
-        return wp.to_torch(arrays[3]).clone()
+        return distances.clone()
 
     def _launch_rays(self, arrays: list[Any], groups: Sequence[int]) -> None:
         meets: Any = wp.types.vector(6, int)(*groups)

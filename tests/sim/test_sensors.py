@@ -236,6 +236,21 @@ def test_rays_meet_what_they_should(backend):
     sim.close()
 
 
+@pytest.mark.parametrize("name", ["mjwarp", "newton"])
+def test_casting_rays_makes_no_views(name, monkeypatch):
+    """They are made once, with the rays."""
+    pytest.importorskip("newton" if name == "newton" else "mujoco_warp")
+    sim = room_sim(name)
+    scan = RayCaster(sim, sim.articulation("robot").bodies(["base"]), lidar(36), ignore=["robot"], max_distance=4.0)
+    sim.refresh()
+    before = scan.distance.clone()
+    for function in ("to_torch", "from_torch"):
+        monkeypatch.setattr(f"warp.{function}", lambda *_, **__: pytest.fail("a view was made"))
+    assert torch.equal(scan.distance, before)
+    sim.step(5)
+    assert scan.distance.isfinite().all()
+
+
 def test_patterns():
     origins, directions = grid(0.4, 0.2, 0.2, above=3.0)
     expected = torch.tensor([[x, y, 3.0] for x in (-0.2, 0.0, 0.2) for y in (-0.1, 0.1)])
