@@ -4,6 +4,7 @@ It counts their launches too.
 
     python tests/helpers/gpu_kernels.py FOLDER              all tasks
     python tests/helpers/gpu_kernels.py FOLDER Ant Anymal   only these
+    python tests/helpers/gpu_kernels.py --deterministic FOLDER Ant      for torch_deterministic=true
 
 and there: export WARP_CACHE_PATH=FOLDER
 """
@@ -38,6 +39,8 @@ from helpers.predicted_time import COUNTED_ENVS, Cost, cost_of
 
 HOPPER = 90
 """Compute capability 9.0: H100, H200."""
+LARGEST_BLOCK = 256
+"""Threads that Warp compiles a module for, where a launch does not say."""
 
 
 class _Gpu:
@@ -66,9 +69,14 @@ def compiling(folder: Path, arch: int = HOPPER) -> Iterator[set[str]]:
         module._compile(None, folder / wp.__version__ / name, output_arch=arch, use_ptx=False, options=options)
         names.add(name)
 
+    def suggest(kernel: Any, device: Any = None) -> tuple[int, int]:
+        kernel.module.load(None, LARGEST_BLOCK)  # the driver is asked about compiled code; a CPU loads nothing
+        return LARGEST_BLOCK, _Gpu.sm_count
+
     with _as_on_a_gpu() as patch:
         patch.setattr(context.Module, "load", load)
-        patch.setattr(context, "_resolve_launch_block_dim", lambda _, size: size or 256)
+        patch.setattr(context, "_resolve_launch_block_dim", lambda _, size: size or LARGEST_BLOCK)
+        patch.setattr(wp, "get_suggested_block_size", suggest)
         yield names
 
 
@@ -93,18 +101,20 @@ def _as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def compile_task(task: str, folder: Path) -> set[str]:
+def compile_task(task: str, folder: Path, deterministic: bool = False) -> set[str]:
     """Compiles all that a training of a task launches on `sim=mjwarp`.
 
     Args:
         task: Its name.
         folder: As for `compiling`.
+        deterministic: Whether it is for `torch_deterministic=true`.
 
     Returns:
         Names of the modules.
     """
     with compiling(folder) as names:
         sim, decimation = _make_sim(task, 4)
+        sim._model.opt.deterministic = deterministic
         sim.step(decimation)
         sim.reset(torch.ones(4, dtype=torch.bool))
         sim.refresh()
@@ -213,14 +223,15 @@ def warp_versions() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    folder, *names = arguments or [""]
+    deterministic = arguments[:1] == ["--deterministic"]
+    folder, *names = arguments[deterministic:] or [""]
     unknown = [unknown_choice("task", name, list(tasks()), None) for name in names if name not in tasks()]
     if not folder or unknown:
-        sys.stderr.write(f"{next(iter(unknown), 'usage: gpu_kernels.py FOLDER [TASK ...]')}\n")
+        sys.stderr.write(f"{next(iter(unknown), 'usage: gpu_kernels.py [--deterministic] FOLDER [TASK ...]')}\n")
         return 2
     for task in names or tasks():
         began = time.perf_counter()
-        sys.stdout.write(f"{task}: {len(compile_task(task, Path(folder)))} modules")
+        sys.stdout.write(f"{task}: {len(compile_task(task, Path(folder), deterministic))} modules")
         sys.stdout.write(f", {time.perf_counter() - began:.0f} s\n")
         sys.stdout.flush()
     return 0

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import warp as wp
 from warp._src import context
 
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim.warp import start_warp
-from helpers.gpu_kernels import HOPPER, compile_task
+from helpers.gpu_kernels import HOPPER, LARGEST_BLOCK, compile_task, compiling
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -29,3 +30,20 @@ def test_kernels_compile_for_a_gpu(task: str, folder: Path) -> None:
     modules = compile_task(task, folder)
     binaries = {file.parent.name for file in folder.glob(f"*/*/*.sm{HOPPER}*.cubin")}
     assert len(modules) > 20 and modules <= binaries
+
+
+@wp.kernel(module="unique")
+def count_up(numbers: wp.array[int]):
+    numbers[wp.tid()] += 1
+
+
+def test_a_kernel_is_compiled_for_the_block_that_is_asked_about_and_the_one_it_is_launched_with(folder: Path) -> None:
+    numbers = wp.zeros(8, dtype=int, device="cpu")
+    with compiling(folder) as names:
+        size, _ = wp.get_suggested_block_size(count_up)
+        assert size == LARGEST_BLOCK
+        wp.launch(count_up, 8, outputs=[numbers], block_dim=128, device="cpu")
+        module = count_up.module
+        assert names == {module.get_module_identifier(size) for size in (LARGEST_BLOCK, 128)} and len(names) == 2
+    binaries = {file.parent.name for file in folder.glob(f"*/*/*.sm{HOPPER}*.cubin")}
+    assert names <= binaries
