@@ -168,9 +168,9 @@ ANT = {"task": {"episode_length": 20}}
 def test_a_graph_does_what_eager_code_does(mode, task, overrides, eagerly, tmp_path):
     """As close to eager code as eager code is to itself; bit by bit where that repeats itself bit by bit.
 
-    Physics with contacts does not: MuJoCo Warp gives constraints their places with atomic additions, in any order, and
-    the solver adds them up in that order. Where there are no contacts (Cartpole) an env has hardly anything to order,
-    and torch is made deterministic. What a device really does is measured here, by running eagerly twice.
+    `torch_deterministic` makes torch's kernels and MuJoCo Warp's repeat themselves. Without it physics with contacts
+    does not: constraints get their places by atomic additions, in any order. What a device really does is measured
+    here, by running eagerly twice.
     """
     config = CRITIC if task is Faulty else None
     settings = {"torch_deterministic": True, **overrides}

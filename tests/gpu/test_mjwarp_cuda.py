@@ -134,3 +134,25 @@ def test_masked_reset_leaves_other_worlds_alone(started):
     others[[0, 100]] = False
     assert torch.equal(started.qpos[others], before[others])
     assert (started.qpos[[0, 100], 2] == 0.75).all()
+
+
+@pytest.mark.parametrize("name", [pytest.param("mjwarp", marks=pytest.mark.decisive), "newton"])
+def test_deterministic_physics_repeats_itself_bit_by_bit(name):
+    """Ants that fall over and on each other's feet: contacts in plenty, whose order atomics would decide."""
+    pytest.importorskip("mujoco_warp" if name == "mjwarp" else "newton")
+    runs = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            one = make(name, ant_scene(), NUM, device="cuda")
+            ant = one.articulation("ant")
+            one.reset(everywhere(one))
+            randomize_ants([ant])
+            one.refresh()
+            for i in range(60):
+                ant.actuate(torch.full((NUM, 8), 0.8 - 1.6 * (i % 2), device="cuda"))
+                one.step(2)
+            runs.append((one.qpos.clone(), one.qvel.clone()))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))

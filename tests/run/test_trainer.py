@@ -293,6 +293,14 @@ def test_deterministic_kernels_get_the_workspace_that_cublas_wants(tmp_path, mon
     assert calls == [True] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == (chosen or ":4096:8")
 
 
+def test_deterministic_kernels_are_those_of_physics_too(tmp_path):
+    try:
+        trainer = make_trainer("Cartpole", tmp_path, torch_deterministic=True, sim="mjwarp")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert trainer.env.sim._model.opt.deterministic
+
+
 def test_a_resumed_run_keeps_its_seed_and_says_that_another_one_is_ignored(tmp_path, capfd):
     make_trainer("Cartpole", tmp_path, seed=5).train()
     settings = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4, "log": {"console": "plain"}}

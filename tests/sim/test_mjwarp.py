@@ -402,3 +402,21 @@ def test_an_older_mujoco_warp_is_one_line(monkeypatch):
 
 def test_the_package_requires_that_mujoco_warp(checkout: Path):
     assert f'"{REQUIREMENT}"' in (checkout / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("name", ["mjwarp", "newton"])
+def test_physics_is_deterministic_where_torch_is(name):
+    """On the CPU it always is, so the switch changes nothing there."""
+    pytest.importorskip("newton" if name == "newton" else "mujoco_warp")
+    runs = []
+    for switch in (True, False):
+        torch.use_deterministic_algorithms(switch)
+        try:
+            sim = make(name, ant_scene(), 4)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert sim._model.opt.deterministic == (mujoco_warp.DeterminismType.ALL if switch else 0)
+        randomize_ants([sim.articulation("ant")])
+        control_steps(sim, 5)
+        runs.append(sim.state_dict()["state"])
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
