@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.errors import ConfigError, first_line, import_extra
 from gpusim_rl.files import safe_open
 from gpusim_rl.machine.hardware import available_cpus
 
@@ -64,7 +64,7 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
         num_cpus: CPUs that are wanted on this machine. Ray gives out no more of them, however many there are.
 
     Raises:
-        ConfigError: There is no Ray, or no cluster at the address.
+        ConfigError: There is no Ray, no cluster at the address, or it does not start here.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     ray = require_ray(needed_by, address)
@@ -78,17 +78,18 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
     with ExitStack() as stack:
         with warnings.catch_warnings(), same_handler(signal.SIGTERM):
             warnings.simplefilter("ignore")  # of versions to come
-            if address is None:
-                quiet |= {"_temp_dir": stack.enter_context(_folder()), "include_dashboard": False}
-                ray.init("local", num_cpus=max(num_cpus, available_cpus()), **quiet)
-            else:
-                try:
+            try:
+                if address is None:
+                    quiet |= {"_temp_dir": stack.enter_context(_folder()), "include_dashboard": False}
+                    ray.init("local", num_cpus=max(num_cpus, available_cpus()), **quiet)
+                else:
                     _look_for(address)
                     ray.init(address, **quiet)
-                except (OSError, RuntimeError, ValueError) as error:
-                    reason = str(error).strip().partition("\n")[0]
-                    problem = f"no Ray cluster at {address}: {reason}"
-                    raise ConfigError(f"{needed_by}: {problem}. Try ray status there") from None
+            except Exception as error:  # Ray raises Exception itself where a process of it does not come up
+                problem, advice = f"no Ray cluster at {address}", "ray status there"
+                if address is None:
+                    problem, advice = "Ray has not started on this machine", "again when it is less busy"
+                raise ConfigError(f"{needed_by}: {problem}: {first_line(error)}. Try {advice}") from None
         stack.callback(ray.shutdown)
         yield ray
 

@@ -471,3 +471,22 @@ def test_impala_solves_cartpole_with_actors(tmp_path: Path) -> None:
     )
     last = read_csv(the_run(tmp_path / "runs"))[-1]
     assert float(last["episode/best_return"]) > 400
+
+
+@pytest.mark.parametrize("address", [None, "localhost:1"])
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch, address):
+    def init(*_, **__):
+        raise Exception(
+            "The current node timed out during startup. This could happen because\nsome of the raylet failed"
+        )
+
+    def require_ray(*_):
+        return SimpleNamespace(init=init, is_initialized=lambda: False)
+
+    monkeypatch.setattr(ray_cluster, "require_ray", require_ray)
+    monkeypatch.setattr(ray_cluster, "_look_for", str)
+    with pytest.raises(ConfigError) as error, ray_cluster.ray_cluster("actors=ray", address=address):
+        pass
+    place = "no Ray cluster at localhost:1" if address else "Ray has not started on this machine"
+    said = f"actors=ray: {place}: The current node timed out during startup. This could happen because. Try "
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
