@@ -91,9 +91,12 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
     """Checks and returns the content of a checkpoint of a training, whoever wrote it.
 
     Raises:
-        ConfigError: A needed key is missing, or a value is of another type.
+        ConfigError: A needed key is missing, a value is of another type, or the policy is NaN or infinite.
     """
     check_types(state, TRAINING, needed, f"{file} is not a checkpoint of a training")
+    for name, value in state.get("policy", {}).items():
+        if isinstance(value, Tensor) and not value.isfinite().all():
+            raise ConfigError(f"{file}: the policy ({name}) is NaN or infinite. Try another checkpoint of the run")
     if state.get("metrics_csv") is not None:
         check_types(state["metrics_csv"], METRICS_CSV, METRICS_CSV, f"{file}: metrics_csv is not what a training saves")
     return state

@@ -407,3 +407,21 @@ def test_the_example_earns_what_the_evaluation_does(tmp_path):
     both = math.hypot(error, evaluation["return_std"] / evaluation["episodes"] ** 0.5)
     assert abs(mean - evaluation["return_mean"]) <= 0.03 * evaluation["return_mean"] + 3.0 * both
     assert mean > 200.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_policy_that_is_not_finite_is_one_line_to_all_that_act_by_it(tool, runs_folder, tmp_path, value):
+    run = shutil.copytree((runs_folder / "runs" / "Cartpole" / "latest").resolve(), tmp_path / "run")
+    state = checkpoint_file.load(run / "checkpoints" / "last.pt")
+    name, weights = next((name, value) for name, value in state["policy"].items() if value.is_floating_point())
+    weights.view(-1)[0] = value
+    checkpoint_file.save(run / "checkpoints" / "last.pt", state)
+    expected = f"run/checkpoints/last.pt: the policy ({name}) is NaN or infinite. Try another checkpoint of the run\n"
+    for done in (
+        tool("export", run, check=False),
+        tool("play", run, "--viewer", "none", "--steps", "2", check=False),
+        run_command(sys.executable, ROOT / "train.py", f"checkpoint={run}", "test=true", cwd=tmp_path, check=False),
+        run_command(sys.executable, ROOT / "train.py", f"checkpoint={run}", cwd=tmp_path, check=False),
+    ):
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.endswith(expected), done.stderr
+    assert not (run / "export").exists()
