@@ -100,6 +100,26 @@ def test_a_bad_override_is_one_line_and_leaves_nothing(train_cli, tmp_path, argu
     assert list(tmp_path.iterdir()) == []
 
 
+OF_HYDRA = {
+    "hydra.verbose=1_000": "Hydra cannot use hydra.verbose=1_000: AssertionError",
+    "hydra.verbose=[1]": "Hydra cannot use hydra.verbose=[1]: A logger name must be a string",
+    "hydra.verbose={a:1}": "Hydra cannot use hydra.verbose={a:1}: AssertionError",
+    "hydra.run.dir=[1]": "",  # some are of no effect: then it is max_iterations that is refused
+    "hydra.job_logging={version:1,root:{level:FOO}}": "",
+    "hydra.callbacks={a:{_target_:3}}": "",
+    "hydra/launcher=x": "",
+    "-m hydra.launcher={_target_:3} seed=1,2": "",
+    "-m hydra.sweeper.params=3 seed=1,2": "",
+}
+
+
+@pytest.mark.parametrize("arguments", OF_HYDRA)
+def test_a_setting_of_hydras_with_a_value_of_another_type_is_one_line(train_cli, tmp_path, arguments):
+    done = train_cli(*arguments.split(), "max_iterations=0", check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"error: {OF_HYDRA[arguments]}"), done.stderr
+
+
 @pytest.mark.serial
 @pytest.mark.parametrize("arguments", ["task=Antt", "num_env=64", "num_envs=abc", "-m seed=1,2 num_envs=abc"])
 def test_a_typo_is_answered_at_once(train_cli, arguments):

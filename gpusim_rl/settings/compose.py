@@ -110,7 +110,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
                 try:
                     with _only_choices() if flags.help else nullcontext():
                         hydra.main(str(paths.cfg_dir()), _primary(saved, flags.overrides), VERSION_BASE)(job)()
-                except HYDRA_ERRORS as error:
+                except Exception as error:  # of Hydra: a job's own has left as SystemExit
                     raise explain(error, arguments, saved, TaskFolders.user) from None
                 finally:
                     sys.argv = program

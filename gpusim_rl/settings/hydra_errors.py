@@ -15,7 +15,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.errors import ConfigError, did_you_mean, first_line
 from gpusim_rl.files import paths
 from gpusim_rl.settings.checks import known_keys, unknown_key
 from gpusim_rl.settings.discover import default_choice, task_section, tasks, yaml_error
@@ -108,9 +108,18 @@ def _no_effect(key: str, chosen: str) -> ConfigError:
 def explain(
     error: Exception, arguments: Sequence[str], saved: SavedRun | None = None, config_dir: Path | None = None
 ) -> ConfigError:
-    """Puts an error of Hydra's into one line."""
+    """Puts an error of Hydra's into one line.
+
+    Raises:
+        Exception: `error` itself, where Hydra has it for no wrong word, and no word is a setting of its own.
+    """
     if isinstance(error, ConfigError):
         return error
+    if not isinstance(error, HYDRA_ERRORS):
+        words = " ".join(text for text in arguments if re.match("hydra[./]", key_of(text)))
+        if not words:
+            raise error
+        return ConfigError(f"Hydra cannot use {words}: {first_line(error)}")
     if isinstance(error, YAMLError):
         return yaml_error(error)
     if isinstance(error, RecursionError):
