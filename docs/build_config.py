@@ -36,8 +36,8 @@ python train.py task=Ant -m seed=1,2,3       # one run after the other
 
 A later one wins: `cfg/algo`, `cfg/sim`, `cfg/actors`, `cfg/log`, then `cfg/config.yaml`, then the task's yaml, then
 `debug=...`, then the command line. With `checkpoint=<run>` the settings of the run take the place of all but the
-command line. `checkpoint`, `test`, `trust`, `log.dir` and `log.console` belong to one call and are not taken from the
-run.
+command line. `checkpoint`, `test`, `trust`, `log.dir`, `log.console`, `actors.*`, `num_actors`, `demonstrations.file`
+and `wandb_activate` belong to one call: they are not taken from the run, and the commands at its end have them.
 
 The names of yaml files are chosen without a dot: `task=Ant`, `algo=ppo`, `sim=mjwarp`, `debug=smoke`. There is no
 `+key=value`: an unknown key is an error, however it is written.

@@ -18,7 +18,7 @@ from gpusim_rl.settings.checks import build_run, check_settings, settings_class
 from gpusim_rl.settings.compose import TaskFolders, compose, resolve_checkpoint
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.hydra_errors import GROUPS, refuse_other_algorithm, refuse_other_task, unknown_choice
-from gpusim_rl.settings.overrides import OPEN_SECTIONS, quote
+from gpusim_rl.settings.overrides import OPEN_SECTIONS, quote, text_of
 from gpusim_rl.settings.saved_run import NO_YAML, continue_run
 
 if TYPE_CHECKING:
@@ -161,8 +161,9 @@ def prepare(
         typed += [f"++algo.name={section}", f"++algo._target_={_class_path(algo, 'algo')}"]
         typed += _lines(dataclasses.asdict(_defaults(algo, f"algo={algo.__name__}")), f"++{section}.")
     typed += _lines(overrides)
-    classes = [cls for cls in (task, algo, network) if isinstance(cls, type)]
-    lines, saved = continue_run(typed, config_dir, [_class_path(cls) for cls in classes])
+    places = {"task": task, "algo": algo, "network": network}
+    named = [(place, _class_path(cls)) for place, cls in places.items() if isinstance(cls, type)]
+    lines, saved = continue_run(typed, config_dir, named)
     more = [line for line in lines if line.startswith("task.")] if config is not None or name is None else []
     lines = [line for line in lines if line not in more]  # the others are composed on top of the task's own settings
     composed = compose(lines, config_dir, saved)
@@ -261,7 +262,7 @@ def _section_lines(composed: Mapping[str, Any], section: Mapping[str, Any]) -> I
         if old != value or key not in composed:
             if isinstance(old, Mapping) and old:  # Hydra would merge the two
                 yield f"~task.{key}"
-            yield f"++task.{key}={_text(value)}"
+            yield f"++task.{key}={text_of(value)}"
 
 
 def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -273,19 +274,4 @@ def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         elif isinstance(value, str) and key in GROUPS:
             yield f"{key}={value}"
         else:
-            yield f"{key}={_text(value)}"
-
-
-def _text(value: Any) -> str:
-    """Writes a value in the grammar of the command line."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(_text(item) for item in value)}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{_text(item)}' for key, item in value.items())}}}"
-    return quote(str(value))
+            yield f"{key}={text_of(value)}"

@@ -597,7 +597,7 @@ def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(t
     assert done.stdout.count("max_iterations=8 trust=true\n") == 1 and done.stdout.count(" --trust\n") == 2
     assert run_dirs(juggler, "Juggler") == [folder]
     done = train_cli("checkpoint=Juggler", "max_iterations=5", check=False)
-    assert "task._target_=juggler.Juggler would import 'juggler'" in done.stderr and done.stderr.count("\n") == 1
+    assert "task._target_=juggler.Juggler would run code" in done.stderr and done.stderr.count("\n") == 1
     assert "trust=true" in done.stderr
     done = train_cli("--config-dir=my_cfg", "task=Jugler", check=False)
     assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'? Looked in my_cfg/task/ ")

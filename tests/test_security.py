@@ -35,6 +35,7 @@ from gpusim_rl.files import checkpoint_file
 from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.files.safe_open import dump_yaml, load_yaml
 from gpusim_rl.run import writers
+from gpusim_rl.settings.compose import compose
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.replay_dump import DumpReplay
 from helpers.checkpoints import sealed
@@ -134,6 +135,22 @@ def announced(it: Stranger) -> None:
     both(lambda saved: saved["task"].update(_target_="evil.Evil"))(it)
 
 
+def factory(target: str, **kwargs: Any) -> Callable[[Stranger], None]:
+    """Envs of another library, made by a function of a module that a training has imported anyway."""
+
+    def make(it: Stranger) -> None:
+        def change(saved: dict[str, Any]) -> None:
+            texts = json.dumps(kwargs).replace("HERE", str(it.here)).replace("HOME", str(it.home))
+            saved["task"] = compose(["task=Gymnasium"])["task"]
+            saved["env"].update(_target_=target, kwargs=json.loads(texts))
+
+        (it.run / "hubconf.py").write_text(EVIL)
+        both(change)(it)
+        it.checkpoint(lambda state: state.update(task="GymnasiumEnv"))
+
+    return make
+
+
 def link(name: str, target: str) -> Callable[[Stranger], None]:
     def make(it: Stranger) -> None:
         path = it.run / name
@@ -183,6 +200,8 @@ ENDLESS = NESTED + b"}(%bK\x04%b%b%bh\x1du." % (TEXT["format"], TEXT["gpusim_rl"
 GIGABYTES = 3_000_000_000
 BYTEARRAY = b"\x80\x02cbuiltins\nbytearray\n\x8a\x05" + GIGABYTES.to_bytes(5, "little") + b"\x85R."
 
+COPY = {"_target_": "shutil.copyfile"}
+
 STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     # 1. Code by way of Hydra
     "a flag that unpickles a file": (rerun, "'--experimental-rerun="),
@@ -194,13 +213,20 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     "a key hydra/callbacks": (settings(**{"hydra/callbacks": "evil"}), "the key 'hydra/callbacks'"),
     "a list of defaults": (settings(defaults=[{"override hydra/callbacks": "evil"}]), "the key 'defaults'"),
     # 2. Code by way of a class
-    "a task": (both(lambda s: s["task"].update(_target_="evil.Evil")), "task._target_=evil.Evil would import 'evil'"),
-    "an algorithm": (both(lambda s: s["algo"].update(_target_="evil.Evil")), "algo._target_=evil.Evil would import"),
+    "a task": (both(lambda s: s["task"].update(_target_="evil.Evil")), "task._target_=evil.Evil would run code"),
+    "an algorithm": (both(lambda s: s["algo"].update(_target_="evil.Evil")), "algo._target_=evil.Evil would run code"),
     "a network": (
         both(lambda s: s["ppo"]["network"].update(_target_="evil.Evil")),
-        "ppo.network._target_=evil.Evil would import 'evil'",
+        "ppo.network._target_=evil.Evil would run code",
     ),
-    "a task of a package in this folder": (announced, "task._target_=evil.Evil would import 'evil'"),
+    "a function of Hydra's": (
+        factory(
+            "hydra.utils.instantiate",
+            config={"_target_": "builtins.dict", "x": {**COPY, "src": "HERE/evil.py", "dst": "HOME/.profile"}},
+        ),
+        "env._target_=hydra.utils.instantiate",
+    ),
+    "a task of a package in this folder": (announced, "task._target_=evil.Evil would run code"),
     # 3. Other files by way of links
     "a link in place of a temporary file": (link("config.yaml.tmp", ".profile"), "config.yaml.tmp is a link to"),
     "a link in place of the log": (link("train.log", ".profile"), "train.log is a link to"),
@@ -329,6 +355,15 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
     assert stranger.outside() == stranger.before, "something outside the folder was touched"
 
 
+def test_settings_that_only_the_checkpoint_has_are_data_too(stranger: Stranger, train_cli) -> None:
+    factory("torch.hub.load", repo_or_dir="HERE/downloaded", source="local", model="Evil")(stranger)
+    (stranger.run / "config.yaml").unlink()
+    env = {"EXECUTED": str(stranger.executed)}
+    done = train_cli("checkpoint=downloaded", "max_iterations=8", cwd=stranger.here, env=env, check=False)
+    assert not stranger.executed.exists(), "the folder's code was executed"
+    assert done.returncode == 2 and "last.pt: env._target_=torch.hub.load" in done.stderr.splitlines()[-1], done.stderr
+
+
 def test_a_class_is_imported_where_the_user_says_so(stranger: Stranger, train_cli) -> None:
     both(lambda saved: saved["task"].update(_target_="mine.Mine"))(stranger)
     (stranger.here / "mine.py").write_text(
@@ -337,11 +372,11 @@ def test_a_class_is_imported_where_the_user_says_so(stranger: Stranger, train_cl
     stranger.checkpoint(lambda state: state.update(task="Mine"))
     words = ("checkpoint=downloaded", "max_iterations=7", "log.console=quiet")
     done = train_cli(*words, cwd=stranger.here, check=False)
-    assert "would import 'mine'" in done.stderr and "trust=true" in done.stderr
+    assert "would run code" in done.stderr and "trust=true" in done.stderr
     train_cli(*words, "trust=true", cwd=stranger.here)
     shutil.copy(stranger.run / "checkpoints" / "last.pt", stranger.here / "lone.pt")  # it has settings as well
     done = train_cli("checkpoint=lone.pt", "max_iterations=9", "log.console=quiet", cwd=stranger.here, check=False)
-    assert "lone.pt: task._target_=mine.Mine would import 'mine'" in done.stderr
+    assert "lone.pt: task._target_=mine.Mine would run code" in done.stderr
 
 
 def test_saved_settings_lead_nowhere_outside_the_folder(stranger: Stranger, train_cli) -> None:

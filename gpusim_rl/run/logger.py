@@ -26,7 +26,7 @@ from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.run_view import RunView
 from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Writer, Writers
-from gpusim_rl.settings.trust import strange_classes
+from gpusim_rl.settings.trust import strange_values, words_of_call
 
 OF_LOGGER = ("wandb_id", "metrics_csv", "best_evaluation")
 """Entries of a checkpoint that are the logger's: `Logger.state_dict`."""
@@ -86,8 +86,10 @@ class Logger:
         self._row: Row = {}
         self._reported: set[str] = set()  # of ONCE
         self._noted: GraphChoice | None = None  # in env.json
-        self._strange = [target for _, target in strange_classes(run.start.spec.config)]
-        self._config_dir = run.start.spec.config_dir
+        spec = run.start.spec
+        self._strange = strange_values(spec.config)  # what a command takes over only where told to
+        self._config_dir = None if strange_values(spec.config, spec.config_dir) else spec.config_dir
+        self._again = [word for word in words_of_call(spec.config) if not word.startswith("log.dir=")]
 
     def __enter__(self) -> Logger:
         return self
@@ -191,8 +193,7 @@ class Logger:
         folder = shlex.quote(str(self.run_dir))
         further = [f"max_iterations={2 * run.iteration}"] if run.complete else []  # it would end at once
         plot = f"{command('plot')} {folder}"
-        # Classes of the script that was started, or of a module that a command imports only where told to.
-        if any(target.startswith("__main__.") for target in self._strange):
+        if any(target.startswith("__main__.") for _, target in self._strange):  # classes of the script
             arguments = ", ".join(["...", f"checkpoint={str(self.run_dir)!r}", *further])
             return [f"gpusim_rl.train({arguments})  in the script with its classes: no command can import them", plot]
         config_dir, trusts, trust = [], [], []
@@ -204,7 +205,8 @@ class Logger:
         if self._cfg.multi_gpu:
             count = os.environ.get("LOCAL_WORLD_SIZE", "1")
             program = f"torchrun --nproc-per-node={count} {program.removeprefix('python ')}"
-        train = " ".join([program, *config_dir, f"checkpoint={folder}", *further, *trusts])
+        again = [shlex.quote(word) for word in self._again]
+        train = " ".join([program, *config_dir, f"checkpoint={folder}", *again, *further, *trusts])
         return [*(" ".join([command(tool), folder, *config_dir, *trust]) for tool in ("play", "record")), train, plot]
 
 

@@ -46,7 +46,7 @@ from gpusim_rl.settings.hydra_errors import (
     section_of,
 )
 from gpusim_rl.settings.overrides import is_open, is_override, key_of, quote, value_of
-from gpusim_rl.settings.saved_run import ONE_CALL_ONLY, SavedRun, continue_run
+from gpusim_rl.settings.saved_run import SavedRun, continue_run
 
 VERSION_BASE = "1.3"
 SAVED = "the settings of a saved run"
@@ -199,10 +199,8 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
         [key] = entry if isinstance(entry, dict) else [entry]
         if key.startswith("override ") or key in typed:
             defaults.append(entry)
-    node = {**{key: primary[key] for key in ("hydra", *ONE_CALL_ONLY) if key in primary}, **saved.settings}
-    log = read_yaml(paths.cfg_dir() / "log" / "default.yaml")
-    node["log"] = {**{key: log[key] for key in ("dir", "console")}, **(node.get("log") or {})}
-    ConfigStore.instance().store(name=SAVED, node={"defaults": defaults, **node})
+    node = {"defaults": defaults, "hydra": primary["hydra"], **saved.settings}
+    ConfigStore.instance().store(name=SAVED, node=node)
     return SAVED
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs")
 """Their keys are names of the task's own things: a command line may add some (see gpusim_rl/env/randomize.py)."""
@@ -35,3 +37,18 @@ def quote(text: str) -> str:
     if word and text.lower() not in ("null", "true", "false", "nan", "inf"):
         return text
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${") + "'"
+
+
+def text_of(value: Any) -> str:
+    """Returns a plain value as a command line has it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(text_of(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{text_of(item)}' for key, item in value.items())}}}"
+    return quote(str(value))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,8 @@ from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.files.safe_open import check_plain, is_intact, load_yaml
 from gpusim_rl.settings.discover import default_choice, tasks
 from gpusim_rl.settings.overrides import is_override, key_of, quote, value_of
-from gpusim_rl.settings.trust import check_saved_settings
+from gpusim_rl.settings.trust import Named, check_saved_settings, is_per_call, place_of, words_of_call
 
-ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir", "log.console")
-"""Settings of one call, of its terminal, or that lead out of the folder: a resumed run does not take them over."""
 NO_YAML = "~task"
 """First override of a run whose task has no yaml: `++task.<key>=<value>` behind it are all that it has."""
 
@@ -38,15 +37,16 @@ class SavedRun:
     def with_overrides(self, typed: Sequence[str]) -> list[str]:
         """Returns the record of a command line that continues this run: what is typed wins."""
         keys = {key_of(text) for text in typed}
-        return [*(text for text in self.overrides if key_of(text) not in keys), *typed]
+        travel = [text for text in self.overrides if not is_per_call(key_of(text))]
+        return [*(text for text in travel if key_of(text) not in keys), *typed]
 
 
 def continue_run(
-    arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[str] = ()
+    arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[Named] = ()
 ) -> tuple[list[str], SavedRun | None]:
     """Reads the run that `checkpoint=` names, so that it is resumed by its folder alone. What is typed wins.
 
-    `named` are class paths that were passed from Python.
+    `named` are classes that were passed from Python.
 
     Returns:
         The arguments without what they only repeat, and the run; None where `checkpoint=` names nothing.
@@ -61,10 +61,11 @@ def continue_run(
     if not name:
         raise ConfigError("checkpoint is empty: expected a run folder, a .pt file or a trained task")
     checkpoint = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
-    named = [*named, *(value for key, value in typed.items() if key.endswith("_target_"))]
+    named = [*named, *((place_of(key), value) for key, value in typed.items() if key.endswith("_target_"))]
     trust = typed.get("trust", "").lower() == "true"
     overrides = read_overrides(checkpoint)
-    settings = _read_settings(checkpoint, trust=trust, config_dir=config_dir, named=named)
+    settings, left_out = _read_settings(checkpoint, trust=trust, config_dir=config_dir, named=named)
+    _tell_left_out(checkpoint, left_out, typed)
     trained = settings["algo"].get("name")
     repeated = {NO_YAML, f"algo={_chosen(overrides, 'algo') or trained}"}
     task = _chosen(overrides, "task") or default_choice("task")
@@ -84,6 +85,17 @@ def continue_run(
     return kept, SavedRun(checkpoint, settings, overrides)
 
 
+def _tell_left_out(checkpoint: Checkpoint, words: Sequence[str], typed: Mapping[str, str]) -> None:
+    """Warns of settings of a run that this call goes on without: its actors, say."""
+    known = {*typed, *(["actors"] if "actors.engine" in typed else []), *(["log.dir"] if checkpoint.continues else [])}
+    told = [shlex.quote(word) for word in words if key_of(word) not in known]
+    if typed.get("actors") == "none":
+        told = [word for word in told if "actors" not in key_of(word)]
+    if told and typed.get("test", "").lower() != "true":  # an evaluation needs none of them
+        reason = f"settings of a machine are not taken over from {checkpoint.run_dir or checkpoint.file}"
+        warn(f"{reason}: {' '.join(told)}. To have them, type them")
+
+
 def _chosen(overrides: Sequence[str], group: str) -> str | None:
     """Returns the name of the yaml of a group that a run was started with; None where none was named."""
     chosen = [value_of(text) for text in overrides if key_of(text) == group and not text.startswith("~")]
@@ -91,9 +103,13 @@ def _chosen(overrides: Sequence[str], group: str) -> str | None:
 
 
 def _read_settings(
-    checkpoint: Checkpoint, *, trust: bool, config_dir: str | Path | None, named: Sequence[str]
-) -> dict[str, Any]:
-    """Reads the settings of a run: its config.yaml, or the checkpoint where that is not there or damaged."""
+    checkpoint: Checkpoint, *, trust: bool, config_dir: str | Path | None, named: Sequence[Named]
+) -> tuple[dict[str, Any], list[str]]:
+    """Reads the settings of a run: its config.yaml, or the checkpoint where that is not there or damaged.
+
+    Returns:
+        Settings, and those that are left out of them because they do not travel, as they would be typed.
+    """
     file = checkpoint.file if checkpoint.run_dir is None else checkpoint.run_dir / "config.yaml"
     if checkpoint.run_dir is not None and is_intact(file):
         settings = load_yaml(file)
@@ -103,13 +119,8 @@ def _read_settings(
             source = f"the settings are those in {checkpoint.file}"
             warn(f"{file} {_damage(file)}: {source}. To change one, type <key>=<value>")
         file = checkpoint.file
-    settings = check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named)
-    for key in ONE_CALL_ONLY:
-        section, _, leaf = key.rpartition(".")
-        owner = settings.get(section) if section else settings
-        if isinstance(owner, dict):
-            owner.pop(leaf, None)
-    return settings
+    taken = check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named)
+    return taken, words_of_call(settings)
 
 
 def read_overrides(checkpoint: Checkpoint) -> list[str]:

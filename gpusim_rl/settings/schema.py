@@ -22,6 +22,43 @@ TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observation
 """Keys of the `task` section that have a default in cfg/config.yaml: all others stand in the task's own yaml."""
 
 
+OF_ONE_CALL = (
+    "checkpoint",  # what the call begins from
+    "test",  # what it does with that
+    "trust",  # how far it goes
+    "log.console",  # its terminal
+)
+"""Settings of a call that none takes over from another."""
+OF_THE_MACHINE = (
+    "log.dir",  # a path
+    "*.demonstrations.file",  # a path
+    "actors",  # processes, and an address: what comes from there is unpickled
+    "num_actors",  # processes
+    "wandb_activate",  # sends what it logs to a server
+)
+"""Settings of a call that its next one is told to type again. These and those above do not travel with a run folder: a
+resume has the defaults, or what is typed. All others travel."""
+TRAVELS = (
+    "task._target_",  # code: imported where it is trusted, settings/trust.py
+    "algo._target_",  # likewise
+    "*.network._target_",  # likewise
+    "env._target_",  # likewise
+    "env.id",  # name of envs that an installed package has registered
+    "env.kwargs",  # arguments of those: settings/trust.py
+    "task.robot",  # a model, which MuJoCo reads: docs/security.md
+    "task.must_not_touch",  # names of its bodies
+    "task.terrain.columns",  # names of kinds of ground
+    "task.randomization_params",  # names of its parts, and numbers
+    "task.observations",  # likewise
+    "wandb_project",  # names on a server, without effect where the call does not say wandb_activate=true
+    "wandb_entity",
+    "wandb_group",
+    "wandb_name",
+    "wandb_tags",
+)
+"""Settings that may hold any text, and travel all the same."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """Rule that a value must satisfy, in words and as a test.

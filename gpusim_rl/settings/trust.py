@@ -1,4 +1,4 @@
-"""Which code a run folder may name: a class is imported only from where the user has put trust before.
+"""What is taken from a run folder: settings that travel, and classes that the user has put trust in before.
 
 Free of torch.
 """
@@ -6,17 +6,28 @@ Free of torch.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Collection, Iterator
+import copy
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import check_plain
-from gpusim_rl.settings.discover import announced_packages, check_config_dir, read_yaml
+from gpusim_rl.settings.discover import check_config_dir, plugin_cfg_dirs, read_yaml
+from gpusim_rl.settings.overrides import text_of
+from gpusim_rl.settings.schema import OF_ONE_CALL, OF_THE_MACHINE
 
 FORBIDDEN = ("hydra", "defaults")
 """Keys of Hydra's own parts: with them, settings would name code to run."""
+LEADS_ELSEWHERE = re.compile(r"[/:\\~]|\.\.")
+"""In arguments of envs of another library: a path, an address, or `module:Env-v0`, of which Gymnasium would import the
+module."""
+
+Named = tuple[str, str]
+"""Where code may stand (`place_of`), and its path."""
 
 
 def check_saved_settings(
@@ -25,21 +36,21 @@ def check_saved_settings(
     *,
     trust: bool = False,
     config_dir: str | Path | None = None,
-    named: Collection[str] = (),
+    named: Collection[Named] = (),
 ) -> dict[str, Any]:
-    """Returns saved settings; stops where they would have code imported that the user has not asked for.
+    """Returns saved settings, those of a call at their defaults; stops where they name code the user has not asked for.
 
-    Trusted are gpusim_rl itself, packages that announce tasks with an entry point, and what this command names.
+    A class is taken by its exact path, where a yaml of ours or of an installed package names it, or this command does.
 
     Args:
         settings: Saved settings, plain values.
         where: File of the settings.
         trust: Whether the user said `trust=true`.
-        config_dir: Folder of the user (`-cd`): the modules that its files name are trusted.
-        named: Class paths that this command names.
+        config_dir: Folder of the user (`-cd`): what its files name is trusted.
+        named: Code that this command names.
 
     Raises:
-        ConfigError: They are none of a run, or a module would be imported, which the error names.
+        ConfigError: They are none of a run, or code would be run, which the error names.
     """
     check_plain(settings, where)
     if not isinstance(settings, dict) or not all(isinstance(settings.get(key), dict) for key in ("task", "algo")):
@@ -47,50 +58,127 @@ def check_saved_settings(
     for key in settings:
         if str(key).partition("/")[0] in FORBIDDEN:
             raise ConfigError(f"{where} has the key {key!r}: the settings of a run have none. Try removing it")
-    modules = {target.rpartition(".")[0] for target in named} | _modules(config_dir)
-    for key, target in [] if trust else strange_classes(settings):
-        module = target.rpartition(".")[0]
-        if module not in modules and module not in sys.modules:  # what is imported already runs nothing again
-            source = f"{module!r}, which is neither of gpusim_rl nor of an installed package of tasks"
-            advice = "If you trust its code, try trust=true (tools: --trust), or -cd <folder with its yaml>"
-            raise ConfigError(f"{where}: {key}={target} would import {source}. {advice}")
+    for key, value in [] if trust else strange_values(settings, config_dir, named):
+        if "_target_" in key.split("."):
+            problem = "would run code that no yaml of gpusim_rl or of an installed package of tasks names"
+            raise ConfigError(f"{where}: {key}={value} {problem}. If you trust it, {_advice(', or -cd <its yaml>')}")
+        raise ConfigError(f"{where}: {key}={value!r} may lead out of the folder. If you trust it, {_advice()}")
+    settings = copy.deepcopy(settings)
+    for _, node, leaf, default in _of_a_call(settings, OF_ONE_CALL + OF_THE_MACHINE):
+        node[leaf] = default
     return settings
 
 
-def strange_classes(settings: Any) -> list[tuple[str, str]]:
-    """Returns keys and values of each `_target_` neither of gpusim_rl nor of a package that announces tasks."""
-    packages = {"gpusim_rl", *announced_packages()}
-    return [(key, target) for key, target in class_paths(settings) if target.partition(".")[0] not in packages]
+def _advice(more: str = "") -> str:
+    return f"try trust=true (tools: --trust){more}"
+
+
+def strange_values(
+    settings: Any, config_dir: str | Path | None = None, named: Collection[Named] = ()
+) -> list[tuple[str, str]]:
+    """Returns keys and values that need trust: code that nobody has named, and arguments of envs that lead elsewhere.
+
+    A function that makes envs gets arguments from the settings: that an installed package names it is not enough.
+    """
+    strange = []
+    for key, target in class_paths(settings):
+        code = (place_of(key), target)
+        if code not in named and not (code[0] and _is_named(code, config_dir)):
+            strange.append((key, target))
+    env = settings.get("env")
+    kwargs = env.get("kwargs") if isinstance(env, dict) else None
+    texts = [(key, text) for key, text in _leaves(kwargs, "env.kwargs") if isinstance(text, str)]
+    return [*strange, *((key, text) for key, text in texts if LEADS_ELSEWHERE.search(text))]
+
+
+def place_of(key: str) -> str:
+    """Returns what kind of code a `_target_` stands for: task, algo, network or env; "" where none is loaded."""
+    section, _, rest = key.removesuffix("._target_").partition(".")
+    return "network" if rest == "network" else section if not rest and section in ("task", "algo", "env") else ""
+
+
+def _is_named(code: Named, config_dir: str | Path | None) -> bool:
+    """Returns whether a yaml names this code for its place: the user's, ours, or an installed package's."""
+    if config_dir is not None:
+        check_config_dir(config_dir)
+        if _names(Path(config_dir), code):
+            return True
+    if code[0] == "env":
+        return False
+    return _names(paths.cfg_dir(), code) or any(_names(folder, code) for _, folder in plugin_cfg_dirs())
+
+
+def _names(folder: Path, code: Named) -> bool:
+    files = [file for group in ("algo", "task") for file in sorted((folder / group).glob("*.yaml"))]
+    return any(  # most files are left out by their text: to parse one takes long
+        code in [(place_of(key), target) for key, target in class_paths(read_yaml(file))]
+        for file in files
+        if code[1] in file.read_text(encoding="utf-8", errors="replace")
+    )
+
+
+def words_of_call(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the settings of the machine, if not the defaults, as they must be typed to resume the run with them."""
+    words = []
+    for key, node, leaf, default in _of_a_call(settings, OF_THE_MACHINE):
+        value = node.get(leaf, default)
+        if value != default and isinstance(value, dict) and isinstance(default, dict):
+            changed = {name: item for name, item in value.items() if item != default.get(name)}
+            words += [f"{key}={text_of(changed.pop('engine'))}"] if "engine" in changed else []  # the group's yaml
+            words += [f"{key}.{name}={text_of(item)}" for name, item in changed.items()]
+        elif value != default:
+            words.append(f"{key}={text_of(value)}")
+    return words
+
+
+def is_per_call(key: str) -> bool:
+    """Returns whether a setting, or its section, does not travel with a run folder."""
+    return any(fnmatchcase(f"{key}.", f"{setting}.*") for setting in OF_ONE_CALL + OF_THE_MACHINE)
+
+
+def _of_a_call(settings: Mapping[str, Any], keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
+    """Yields settings that do not travel: key, section, name in the section, and default."""
+    cfg = paths.cfg_dir()
+    groups = {"log": read_yaml(cfg / "log" / "default.yaml"), "actors": read_yaml(cfg / "actors" / "none.yaml")}
+    defaults = {**read_yaml(cfg / "config.yaml"), **groups}
+
+    def walk(node: Any, default: Any, parts: Sequence[str], above: str) -> Iterator[Any]:
+        first, *rest = parts
+        for name in [first] if first != "*" else [*node]:
+            value = default.get(name) if isinstance(default, dict) else None
+            if not rest:
+                yield f"{above}{name}", node, name, value
+            elif isinstance(node.get(name), dict):
+                yield from walk(node[name], value, rest, f"{above}{name}.")
+
+    for key in keys:
+        yield from walk(settings, defaults, key.split("."), "")
+
+
+def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yields keys and values of all that is neither section nor list in nested settings."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, (list, tuple)):
+        for item in node:
+            yield from _leaves(item, key)
+    else:
+        yield key, node
 
 
 def refuse_classes_of_script(settings: Any) -> None:
     """Raises ConfigError where a class is of the script that runs: another process cannot import it."""
-    for key, target in strange_classes(settings):
+    for key, target in class_paths(settings):
         if target.startswith("__main__."):
             raise ConfigError(f"{key}={target} is of the script itself: try a module of its own")
 
 
-def class_paths(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def class_paths(settings: Any) -> Iterator[tuple[str, str]]:
     """Yields keys and values of all `_target_` in nested settings."""
-    if isinstance(node, dict):
-        for name, value in node.items():
-            path = f"{key}.{name}" if key else str(name)
-            if name == "_target_" and value is not None:
-                yield path, str(value)
-            else:
-                yield from class_paths(value, path)
-    elif isinstance(node, list):
-        for item in node:
-            yield from class_paths(item, key)
-
-
-def _modules(config_dir: str | Path | None) -> set[str]:
-    """Returns the modules that the files in a user's folder name."""
-    if config_dir is None:
-        return set()
-    check_config_dir(config_dir)
-    files = [file for group in ("task", "algo") for file in Path(config_dir, group).glob("*.yaml")]
-    return {target.rpartition(".")[0] for file in files for _, target in class_paths(read_yaml(file))}
+    for key, value in _leaves(settings, ""):
+        if value is not None and "_target_" in key.split("."):
+            yield key, str(value)
 
 
 def add_trust_arguments(parser: argparse.ArgumentParser) -> None:

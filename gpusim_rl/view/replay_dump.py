@@ -67,7 +67,7 @@ class DumpReplay:
             make = cls._of_update
         else:
             raise ConfigError(f"{file} is neither a dump nor a checkpoint of a training; try diverged.pt of a run")
-        check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
+        state["config"] = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         check_settings(state["config"])
         return make(file, state, sim)
 
@@ -95,7 +95,6 @@ class DumpReplay:
         if not torch.cuda.is_available():
             config |= {"device": "cpu", "sim_device": None, "rl_device": None}
         config |= {"checkpoint": str(file), "test": False, "log": {**config["log"], "tensorboard": False}}
-        config |= {"actors": {**config["actors"], "engine": None}, "num_actors": None}
         config["sim"] = {**config["sim"], "name": sim or config["sim"]["name"]}
         trainer = make_trainer(load_spec(config, state["overrides"], Checkpoint(file, None)))
         note = "" if trainer.start.sim.name == state["sim"] else f", in new episodes on {trainer.start.sim.name}"

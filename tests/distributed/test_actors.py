@@ -127,10 +127,10 @@ def test_apex_fills_its_memory_from_actors(tmp_path: Path) -> None:
     assert [int(float(row["replay/transitions"])) for row in rows][-1] == 8 * 4 * 16 == int(rows[-1]["env_steps"])
     assert float(rows[-1]["loss/critic"]) > 0.0
     # and goes on with it
-    train(tmp_path, "checkpoint=Cartpole", "max_iterations=10")
+    train(tmp_path, "checkpoint=Cartpole", "max_iterations=10", "actors=process")
     rows = read_csv(the_run(tmp_path / "runs"))
     assert [int(float(row["replay/transitions"])) for row in rows][-1] == 10 * 4 * 16
-    done = train(tmp_path, "checkpoint=Cartpole", "max_iterations=11", "num_actors=4")
+    done = train(tmp_path, "checkpoint=Cartpole", "max_iterations=11", "actors=process", "num_actors=4")
     assert "the replay memory is filled again" in done.stderr
 
 
@@ -189,9 +189,14 @@ def test_a_run_goes_on_with_actors_or_without(tmp_path: Path, algo: str) -> None
     if algo != "impala":
         small += [f"{algo}.learning_starts=64", f"{algo}.batch_size=32", f"{algo}.replay.capacity=4000"]
     base = ("task=Cartpole", f"algo={algo}", "num_envs=4", *small)
-    train(tmp_path, *base, "actors=process", "num_actors=2", "max_iterations=4")
-    train(tmp_path, "checkpoint=Cartpole", "max_iterations=6", "num_actors=4")
-    train(tmp_path, "checkpoint=Cartpole", "max_iterations=8", "actors=none", "num_actors=null")
+    first = train(tmp_path, *base, "actors=process", "num_actors=2", "max_iterations=4")
+    assert re.search(
+        r"train\.py checkpoint=\S+ actors=process num_actors=2 max_iterations=8$", first.stdout, re.MULTILINE
+    )
+    train(tmp_path, "checkpoint=Cartpole", "max_iterations=6", "actors=process", "num_actors=4")
+    without = train(tmp_path, "checkpoint=Cartpole", "max_iterations=8")
+    assert without.stderr.startswith("warning: settings of a machine are not taken over from runs/Cartpole/2")
+    assert without.stderr.splitlines()[0].endswith(": actors=process num_actors=4. To have them, type them")
     train(tmp_path, "checkpoint=Cartpole", "max_iterations=10", "actors=process", "num_actors=2")
     iterations = [int(row["iteration"]) for row in read_csv(the_run(tmp_path / "runs"))]
     assert iterations == [*range(1, 11)]
@@ -334,7 +339,7 @@ def test_a_learner_that_dies_leaves_no_actors_and_its_run_goes_on(training, tmp_
     _, alive = psutil.wait_procs(actors, timeout=20)
     assert alive == []
     saved = load(the_run(tmp_path / "runs") / "checkpoints" / "last.pt")["iteration"]
-    done = train(tmp_path, "checkpoint=Cartpole", f"max_iterations={saved + 5}")
+    done = train(tmp_path, "checkpoint=Cartpole", "actors=process", f"max_iterations={saved + 5}")
     assert f"resumed at iteration {saved}" in " ".join(done.stdout.split())
     iterations = [int(row["iteration"]) for row in read_csv(the_run(tmp_path / "runs"))]
     assert iterations == [*range(1, saved + 6)]

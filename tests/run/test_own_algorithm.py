@@ -70,8 +70,10 @@ def test_it_resumes_bit_for_bit(folder: Path) -> None:
     whole.train()
     trainer(max_iterations=3).train()
     run = the_run(folder / "runs")
-    # The folder of the run is enough: which algorithm it was stands in it.
-    resumed = make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6))
+    # Which algorithm it was stands in the folder of the run. That its code may be run says the user.
+    with pytest.raises(ConfigError, match=r"algo\._target_=my_search\.RandomSearch would run code"):
+        prepare("Cartpole", checkpoint=str(run))
+    resumed = make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6, config_dir="my_cfg"))
     assert type(resumed.algorithm).__name__ == "RandomSearch" and resumed.iteration == 3
     resumed.train()
     ends = [checkpoint.load(the_run(folder / name) / "checkpoints" / "last.pt") for name in ("whole", "runs")]
@@ -89,9 +91,9 @@ def test_its_random_generator_is_found(folder: Path) -> None:
 def test_it_is_evaluated_and_played(folder: Path) -> None:
     trainer(max_iterations=2).train()
     run = str(the_run(folder / "runs"))
-    result = make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()
+    result = make_trainer(prepare("Cartpole", checkpoint=run, test=True, trust=True)).evaluate()
     assert result["episodes"] == 64 and result["length_mean"] >= 1
-    player = Player.open(run, num_envs=3)
+    player = Player.open(run, num_envs=3, config_dir="my_cfg")
     state = torch.load(f"{run}/checkpoints/last.pt", weights_only=True)
     expected = player.obs["policy"] @ state["policy"]["weight"]
     assert torch.equal(player._action(), expected)
@@ -114,7 +116,10 @@ def test_a_class_is_enough_from_python(folder: Path) -> None:
     quiet = {"num_envs": 8, "max_iterations": 2, "log": {"console": "quiet"}}
     gpusim_rl.train("Cartpole", algo=algorithm, random_search={"noise": 0.1}, **quiet)
     run = the_run(folder / "runs")
-    resumed = make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=3))
+    assert prepare("Cartpole", checkpoint=str(run), trust=True).algorithm_class is algorithm
+    resumed = make_trainer(
+        prepare("Cartpole", checkpoint=str(run), max_iterations=3, algo=algorithm, random_search={"noise": 0.1})
+    )
     assert isinstance(resumed.algorithm, algorithm) and resumed.cfg.algorithm.noise == 0.1
     assert resumed.train()["iteration"] == 3
     with pytest.raises(ConfigError, match=r"unknown key 'random_search.nois'. Did you mean 'random_search.noise'\?"):
@@ -147,10 +152,10 @@ def test_settings_that_are_a_plain_dataclass_have_the_defaults(folder: Path, mon
     changed(folder, "    structure = policy_structure = ()", "    ")
     trainer(num_envs=8, max_iterations=1).train()
     run = str(the_run(folder / "runs"))
-    resumed = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=2))
+    resumed = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=2, trust=True))
     assert resumed.train()["iteration"] == 2
     with pytest.raises(ConfigError, match=r"does not fit this configuration: search\.horizon: saved 32, now 16"):
-        make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=3, search={"horizon": 16}))
+        make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=3, search={"horizon": 16}, trust=True))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(ConfigError, match=r"multi_gpu=true: algo=search learns in one process only"):
         joined(prepare("Cartpole", config_dir="my_cfg", algo="search", multi_gpu=True)).__enter__()
@@ -166,7 +171,7 @@ def test_a_run_does_not_continue_with_another_algorithm(folder: Path, by_class: 
     run = str(the_run(folder / "runs"))
     saved = "random_search" if by_class else "search"
     with pytest.raises(ConfigError, match=rf"is of algo={saved}, not algo=ppo"):
-        make_trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
+        make_trainer(prepare("Cartpole", checkpoint=run, algo="ppo", trust=True))
 
 
 def test_a_variant_of_an_algorithm_keeps_its_section(folder: Path) -> None:
@@ -259,10 +264,14 @@ def test_a_network_by_its_name_trains_resumes_and_plays(folder: Path) -> None:
     own.train()
     assert not torch.equal(before, policy.actor.layers.second.weight), "it is trained"
     run = str(the_run(folder / "runs"))
-    resumed = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=3))
+    with pytest.raises(ConfigError, match=r"ppo\.network\._target_=my_network\.Residual would run code"):
+        prepare("Cartpole", checkpoint=run)
+    assert prepare("Cartpole", checkpoint=run, ppo={"network": {"_target_": "my_network.Residual"}})
+    again = {"network": module("my_network").Residual}  # in place of its name
+    resumed = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=3, **again))
     assert differences(resumed.algorithm.policy.state_dict(), policy.state_dict()) == []
     resumed.train()
-    player = Player.open(run)
+    player = Player.open(run, trust=True)
     player.step()
     player.close()
 

@@ -279,7 +279,8 @@ def test_weights_and_biases_without_key_network_and_stdin_goes_offline_and_is_re
     assert re.search(
         r"^W&B: offline \(no API key; .*\); upload with: wandb sync runs/Cartpole/", first.out, re.MULTILINE
     )
-    second = start(f"checkpoint={run}", "max_iterations=5", "log.console=plain")
+    assert f"checkpoint={run.relative_to(tmp_path)} wandb_activate=true max_iterations=6" in first.out
+    second = start(f"checkpoint={run}", "max_iterations=5", "log.console=plain", "wandb_activate=true")
     assert second.ended() == 0, second.err
 
     folders = sorted((run / "wandb").glob("offline-run-*"))

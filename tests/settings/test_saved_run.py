@@ -66,6 +66,26 @@ def test_a_group_typed_at_a_resume_wins_over_the_saved_settings(run_dir):
     assert settings["num_envs"] == 64
 
 
+def test_settings_of_the_machine_are_left_out_and_told_of_unless_typed(run_dir, capsys):
+    typed = ["actors=ray", "actors.address=ray://evil:10001", "num_actors=2", "log.dir=/elsewhere"]
+    saved = composing.compose(["task=Cartpole", *typed])
+    (run_dir / "config.yaml").write_bytes(dump_yaml(saved))
+    (run_dir / "overrides.yaml").write_bytes(dump_yaml(["task=Cartpole", *typed]))
+    settings, record = resumed("checkpoint=Cartpole")
+    assert settings["actors"] == composing.compose([])["actors"] and settings["num_actors"] is None
+    assert record == ["task=Cartpole", "checkpoint=runs/Cartpole/2026-01-31_12-00-00"]
+    (line,) = capsys.readouterr().err.splitlines()
+    left_out = "actors=ray 'actors.address='\"'\"'ray://evil:10001'\"'\"'' num_actors=2"  # as a shell reads it
+    assert line.startswith("warning: ") and f"from runs/Cartpole/2026-01-31_12-00-00: {left_out}. To have" in line
+    settings, _ = resumed("checkpoint=Cartpole", "actors=process", "num_actors=5", "actors.address=null")
+    assert (settings["actors"]["engine"], settings["actors"]["address"], settings["num_actors"]) == ("process", None, 5)
+    resumed("checkpoint=Cartpole", "test=true")
+    resumed("checkpoint=Cartpole", "actors=none")
+    assert capsys.readouterr().err == ""
+    resumed("checkpoint=runs/Cartpole/latest/checkpoints/000050.pt")  # begins a folder of its own
+    assert "log.dir=/elsewhere" in capsys.readouterr().err
+
+
 def test_settings_removed_by_hand_stay_removed(run_dir):
     """A section is taken over whole: nothing comes back from the task's yaml."""
     saved = composing.compose(["task=Ant", "task.randomization_params={sim_params:{gravity:null}}"])

@@ -1,0 +1,160 @@
+"""What is taken from a run folder: which settings travel, and which code may be named."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusim_rl.env.task import load_task_class
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings import discover, schema, trust
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.trust import check_saved_settings, words_of_call
+
+FILE = Path("run/config.yaml")
+MODULE = __name__  # imported already: which must not count
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    settings = compose(["task=Gymnasium"])
+    *sections, leaf = key.split(".")
+    node = settings
+    for section in sections:
+        node = node[section]
+    node[leaf] = value
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("task._target_", f"{MODULE}.changed"),
+        ("task._target_", "torch.nn.Linear"),
+        ("task._target_", "gpusim_rl.learn.ppo.PPO"),  # ours, but no task
+        ("task._target_", "gpusim_rl.tasks.ant.math"),
+        ("task._target_", "gpusim_rl.api.train"),
+        ("algo._target_", f"{MODULE}.Own"),
+        ("algo._target_", "gpusim_rl.tasks.cartpole.Cartpole"),
+        ("ppo.network._target_", "torch.nn.Linear"),
+        ("ppo.network._target_", "gpusim_rl.learn.networks.MLP"),  # no yaml names it
+        ("env._target_", "gpusim_rl.tasks.cartpole.Cartpole"),
+        ("env._target_", "gymnasium.make_vec"),
+        ("env.kwargs", {"config": {"_target_": "builtins.dict"}}),
+        ("env.kwargs", [({"_target_": "builtins.dict"},)]),
+        ("task._target_", {"a": "gpusim_rl.tasks.cartpole.Cartpole"}),
+        ("task._target_", "\ud800"),
+    ],
+)
+def test_code_is_named_exactly_for_its_place_or_needs_trust(key: str, value: Any) -> None:
+    settings = changed(key, value)
+    with pytest.raises(ConfigError, match=r"would run code .*try trust=true"):
+        check_saved_settings(settings, FILE)
+    assert check_saved_settings(settings, FILE, trust=True)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"env_id": "evil:Evil-v0"},
+        {"xml_file": "/etc/passwd"},
+        {"xml_file": "~/x.xml"},
+        {"a": {"b": ["../x"]}},
+        {"rom": "http://x"},
+    ],
+)
+def test_arguments_of_envs_that_lead_out_of_the_folder_need_trust(kwargs: dict[str, Any]) -> None:
+    settings = changed("env.kwargs", kwargs)
+    with pytest.raises(ConfigError, match=r"env\.kwargs\..* may lead out of the folder\. .*try trust=true"):
+        check_saved_settings(settings, FILE)
+    assert check_saved_settings(settings, FILE, trust=True)["env"]["kwargs"] == kwargs
+    assert check_saved_settings(changed("env.kwargs", {"mode": "rgb", "x": 0.5, "on": True}), FILE)
+
+
+def test_what_yamls_of_ours_and_of_installed_packages_name_is_taken(tmp_path: Path, monkeypatch) -> None:
+    for name in discover.tasks(outside=True):
+        assert check_saved_settings(compose([f"task={name}"]), FILE)
+    for name in schema.ALGORITHMS:
+        assert check_saved_settings(compose([f"algo={name}"]), FILE)
+    (tmp_path / "task").mkdir()
+    yaml = "# @package _global_\ntask: {_target_: plugged.Juggler}\nenv: {_target_: plugged.make}\n"
+    (tmp_path / "task" / "Juggler.yaml").write_text(yaml)
+    task, env = changed("task._target_", "plugged.Juggler"), changed("env._target_", "plugged.make")
+    for settings in (task, env):
+        with pytest.raises(ConfigError, match="would run code"):
+            check_saved_settings(settings, FILE)
+        assert check_saved_settings(settings, FILE, config_dir=tmp_path)
+    monkeypatch.setattr(trust, "plugin_cfg_dirs", lambda: [("plugged", tmp_path)])
+    assert check_saved_settings(task, FILE)
+    for settings in (env, changed("algo._target_", "plugged.Juggler"), changed("task._target_", "plugged.Other")):
+        with pytest.raises(ConfigError, match="would run code"):  # a function gets the folder's arguments; not named
+            check_saved_settings(settings, FILE)
+
+
+def test_what_the_command_names_is_taken_in_its_place_only() -> None:
+    settings = changed("algo._target_", f"{MODULE}.Own")
+    assert check_saved_settings(settings, FILE, named=[("algo", f"{MODULE}.Own")])
+    with pytest.raises(ConfigError, match="would run code"):
+        check_saved_settings(settings, FILE, named=[("task", f"{MODULE}.Own")])
+
+
+# Which settings travel
+
+
+def texts(config: type, path: str = "") -> list[str]:
+    """Keys of the settings that may hold any text."""
+    keys, hints = [], typing.get_type_hints(config, include_extras=True)
+    for field in dataclasses.fields(config):
+        key, hint = f"{path}{field.name}", hints[field.name]
+        options = typing.get_args(hint) if typing.get_origin(hint) not in (dict, list, typing.Annotated) else ()
+        for kind in options or (hint,):
+            if dataclasses.is_dataclass(kind):
+                keys += texts(typing.cast(type, kind), f"{key}.")
+            elif may_hold_text(kind):
+                keys.append(key)
+    return keys
+
+
+def may_hold_text(kind: Any) -> bool:
+    """A `Literal` names its values, and a rule says what a text is of: neither holds a path or an address."""
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        return may_hold_text(kind.__origin__) and kind.__origin__ is not str
+    return kind is str or (origin in (list, dict, tuple) and any(map(may_hold_text, typing.get_args(kind))))
+
+
+def test_a_setting_that_may_hold_a_path_or_an_address_is_classified() -> None:
+    """A new setting that holds any text must be put into one of the tables of the schema."""
+    found = set(texts(schema.RunConfig)) | {"task._target_", "algo._target_"}
+    for name, (_, config) in schema.ALGORITHMS.items():
+        found |= set(texts(config, f"{name}."))
+    for entry in discover.tasks().values():
+        found |= set(texts(load_task_class(entry.target).Config, "task."))
+    travel = {key for key in found if any(fnmatchcase(key, one) for one in schema.TRAVELS)}
+    per_call = {key for key in found if trust.is_per_call(key)}
+    assert found - travel - per_call == {"algo"}, "put it into OF_THE_MACHINE or TRAVELS of settings/schema.py"
+    assert not travel & per_call
+    assert {"log.dir", "checkpoint", "actors.address", "sac.demonstrations.file", "td3.demonstrations.file"} <= per_call
+
+
+def test_settings_of_a_call_do_not_travel() -> None:
+    typed = ["algo=sac", "actors=ray", "actors.address=ray://evil:10001", "actors.threads=2", "num_actors=3"]
+    typed += ["sac.demonstrations.file=/home/x/shown.pt", "wandb_activate=true", "log.dir=elsewhere"]
+    settings = compose(["task=Cartpole", *typed, "test=true", "checkpoint=x", "trust=true", "log.console=json"])
+    default = compose(["task=Cartpole", "algo=sac"])
+    assert check_saved_settings(settings, FILE) == default
+    assert sorted(words_of_call(settings)) == sorted(
+        word.replace("ray://evil:10001", "'ray://evil:10001'") for word in typed[1:]
+    )
+    assert words_of_call(default) == []
+    settings |= {"actors": "process", "log": 5, "num_actors": [1]}  # whatever a stranger writes
+    assert words_of_call(check_saved_settings(settings, FILE)) == []
+    assert "actors=process" in words_of_call(settings)
+
+
+class Own:
+    """Not an algorithm at all: only its path is looked at."""
