@@ -149,8 +149,21 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.passed = torch.zeros(num, dtype=torch.bool, device=device)  # further than half a patch from its centre
 
         self.air_time = torch.zeros(num, len(FEET), device=device)  # since each foot touched the ground [s]
+        self.on_ground = torch.zeros(num, len(FEET), dtype=torch.bool, device=device)  # each foot, after the physics
         self.last_joint_vel = torch.zeros_like(self.robot.joint_vel)
         self.last_actions = torch.zeros(num, self.num_actions, device=device)
+        weights = {
+            "lin_vel_xy": cfg.lin_vel_weight,
+            "ang_vel_z": cfg.ang_vel_weight,
+            "air_time": cfg.air_time_weight,
+            "lin_vel_z": -cfg.lin_vel_z_cost,
+            "ang_vel_xy": -cfg.ang_vel_xy_cost,
+            "torque": -cfg.torque_cost,
+            "joint_acc": -cfg.joint_acc_cost,
+            "knee_collision": -cfg.knee_collision_cost,
+            "action_rate": -cfg.action_rate_cost,
+        }
+        self.terms, self.weights = tuple(weights), torch.tensor(list(weights.values()), device=device)[:, None]
         self.errors = torch.zeros(2, num, device=device)  # of the velocity [m/s] and the yaw rate [rad/s]
         self.scales = {
             "lin_vel": cfg.lin_vel_scale,
@@ -169,16 +182,17 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
         torch.where(everyone, self.terrain.origins[level, self.column], self.origin, out=self.origin)
         sizes = [2, num_joints, num_joints]
-        beside, stretch, joint_vel = self.random.uniform(-1.0, 1.0, sum(sizes)).split(sizes, dim=1)
+        unit = self.random.uniform(0.0, 1.0, sum(sizes) + len(self.commands.names))  # in one draw
+        beside, stretch, joint_vel = (2.0 * unit[:, : sum(sizes)]).sub_(1.0).split(sizes, dim=1)
         root_pos = self.origin + self.robot.default_root_pos
-        root_pos[:, :2] += 0.5 * beside
+        root_pos[:, :2].add_(beside, alpha=0.5)
         self.robot.set_state(
             where,
             root_pos=root_pos,
             joint_pos=torch.addcmul(self.stance, self.stance, stretch, value=0.5),  # stance x (1 + stretch / 2)
             joint_vel=0.1 * joint_vel,
         )
-        self.commands.resample(where)
+        self.commands.resample(where, unit[:, sum(sizes) :])
         for memory in (self.air_time, self.last_joint_vel, self.last_actions):
             memory.masked_fill_(everyone, 0.0)
 
@@ -190,13 +204,12 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         yaw = quat_yaw(robot.root_quat)
         vectors = torch.stack([robot.root_lin_vel, self.down], dim=1)
         lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
-        command = self._command(yaw)
         parts = {
             "lin_vel": lin_vel,
             "ang_vel": robot.root_ang_vel_local,
             "gravity": gravity,
-            "command": command[:, :2],
-            "command_yaw": command[:, 2:],
+            "command": self._velocity()[0],
+            "command_yaw": self._turn(yaw)[:, None],
             "joint_pos": robot.joint_pos,
             "joint_vel": robot.joint_vel,
             "heights": self._heights(yaw),
@@ -206,28 +219,28 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg, robot = self.cfg, self.robot
-        command = self._command(quat_yaw(robot.root_quat))
+        (velocity, walks), turn = self._velocity(), self._turn(quat_yaw(robot.root_quat))
         lin_vel = quat_rotate_inverse(robot.root_quat, robot.root_lin_vel)
         ang_vel = robot.root_ang_vel_local
-        lin_vel_error, ang_vel_error = _norm(command[:, :2] - lin_vel[:, :2]), (command[:, 2] - ang_vel[:, 2]).abs()
+        lin_vel_error, ang_vel_error = _norm(velocity - lin_vel[:, :2]), (turn - ang_vel[:, 2]).abs()
         torch.stack([lin_vel_error, ang_vel_error], out=self.errors)
         tracking = torch.exp(self.errors.square() / -cfg.tracking_width)
-        landing_time = (self.air_time + (self.dt - STEP_TIME)) * (self._on_ground() & (self.air_time > 0.0))
-        walks = _norm(command[:, :2]) > 0.0
+        torch.gt(self.feet.force[..., 2], cfg.contact_limit, out=self.on_ground)
+        landing_time = (self.air_time + (self.dt - STEP_TIME)) * (self.on_ground & (self.air_time > 0.0))
         knees = _norm(self.knees.force) > cfg.contact_limit
         terms = {
-            "lin_vel_xy": cfg.lin_vel_weight * tracking[0],
-            "ang_vel_z": cfg.ang_vel_weight * tracking[1],
-            "air_time": cfg.air_time_weight * landing_time.sum(dim=1) * walks,
-            "lin_vel_z": -cfg.lin_vel_z_cost * lin_vel[:, 2].square(),
-            "ang_vel_xy": -cfg.ang_vel_xy_cost * ang_vel[:, :2].square().sum(dim=1),
-            "torque": -cfg.torque_cost * robot.joint_effort.square().sum(dim=1),
-            "joint_acc": -cfg.joint_acc_cost * (robot.joint_vel - self.last_joint_vel).square().sum(dim=1),
-            "knee_collision": -cfg.knee_collision_cost * knees.sum(dim=1),
-            "action_rate": -cfg.action_rate_cost * (self.actions - self.last_actions).square().sum(dim=1),
+            "lin_vel_xy": tracking[0],
+            "ang_vel_z": tracking[1],
+            "air_time": landing_time.sum(dim=1) * walks,
+            "lin_vel_z": lin_vel[:, 2].square(),
+            "ang_vel_xy": ang_vel[:, :2].square().sum(dim=1),
+            "torque": robot.joint_effort.square().sum(dim=1),
+            "joint_acc": (robot.joint_vel - self.last_joint_vel).square().sum(dim=1),
+            "knee_collision": knees.sum(dim=1, dtype=torch.float32),
+            "action_rate": (self.actions - self.last_actions).square().sum(dim=1),
         }
-        values = self.dt * torch.stack(list(terms.values()))
-        return {**dict(zip(terms, values, strict=True)), "floor": -values.sum(dim=0).clamp(max=0.0)}
+        values = torch.stack([terms[name] for name in self.terms]).mul_(self.weights).mul_(self.dt)
+        return {**dict(zip(self.terms, values, strict=True)), "floor": -values.sum(dim=0).clamp(max=0.0)}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return _norm(self.base.force)[:, 0] > self.cfg.contact_limit
@@ -235,13 +248,14 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         cfg, robot = self.cfg, self.robot
         walked = _norm(robot.root_pos[:, :2] - self.origin[:, :2])
-        commanded = _norm(self._velocity()) * (cfg.episode_length * self.dt)
+        speed = _norm(self.commands.value[:, :2])
+        quarter = (speed * (speed > LEAST_SPEED)) * (0.25 * cfg.episode_length * self.dt)  # of what is commanded
         torch.gt(walked, 0.5 * cfg.terrain.patch_size, out=self.passed)
         self.ended.copy_(done)
         if cfg.fixed_level is None:
-            self.levels.move(up=done & self.passed, down=done & (walked < 0.25 * commanded))
+            self.levels.move(up=done & self.passed, down=done & (walked < quarter))
 
-        self.air_time.add_(self.dt).masked_fill_(self._on_ground(), 0.0)
+        self.air_time.add_(self.dt).masked_fill_(self.on_ground, 0.0)
         self.last_joint_vel.copy_(robot.joint_vel)
         self.last_actions.copy_(self.actions)
 
@@ -259,19 +273,16 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
             "ang_vel_error": ang_vel_error,
         }
 
-    def _velocity(self) -> Float[Tensor, "envs 2"]:
-        """Returns the commanded x and y velocity [m/s]."""
+    def _velocity(self) -> tuple[Float[Tensor, "envs 2"], Bool[Tensor, " envs"]]:
+        """Returns the commanded x and y velocity [m/s], and whether there is one."""
         velocity = self.commands.value[:, :2]
-        return velocity * (_norm(velocity) > LEAST_SPEED)[:, None]
+        walks = _norm(velocity) > LEAST_SPEED
+        return velocity * walks[:, None], walks
 
-    def _command(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, "envs 3"]:
-        """Returns the commanded velocity [m/s] and the yaw rate [rad/s] that turns to the commanded heading."""
+    def _turn(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, " envs"]:
+        """Returns the yaw rate [rad/s] that turns to the commanded heading."""
         limit = self.cfg.command_yaw_limit
-        turn = (TURN_RATE * wrap_angle(self.commands["heading"] - yaw)).clamp(-limit, limit)
-        return torch.cat([self._velocity(), turn[:, None]], dim=1)
-
-    def _on_ground(self) -> Bool[Tensor, "envs feet"]:
-        return self.feet.force[..., 2] > self.cfg.contact_limit
+        return (TURN_RATE * wrap_angle(self.commands["heading"] - yaw)).clamp(-limit, limit)
 
     def _heights(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, "envs points"]:
         """Returns the base's height above points of the ground, minus its standing height, clamped to [-1, 1] [m]."""

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
-from gpusim_rl.env.math import masked_terms, quat_rotate, quat_rotate_inverse
+from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -88,6 +88,18 @@ class Locomotion(Task[Cfg]):
         self.potential = torch.zeros(self.num_envs, device=self.device)  # -distance to the target / dt [m/s]
         self.target = torch.tensor([TARGET_DISTANCE, 0.0], device=self.device)
         self.axes = torch.eye(3, device=self.device)[None]
+        self.senses = torch.tensor([1.0, 1.0, 1.0, -1.0], device=self.device)[:, None]  # the last turns the other way
+        self.alive = torch.ones(self.num_envs, device=self.device)
+        weights = {
+            "progress": 1.0,
+            "alive": cfg.alive_reward,
+            "up": cfg.up_weight,
+            "heading": cfg.heading_weight,
+            "action_cost": -cfg.action_cost,
+            "energy_cost": -cfg.energy_cost * cfg.joint_vel_scale,
+            "joint_limit_cost": -cfg.joint_limit_cost,
+        }
+        self.terms, self.weights = tuple(weights), torch.tensor(list(weights.values()), device=self.device)[:, None]
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         num_joints = len(self.robot.joint_names)
@@ -105,24 +117,24 @@ class Locomotion(Task[Cfg]):
         self.robot.actuate(action)
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        cfg = self.cfg
         to_target, distance = self._to_target()
-        forward, _, up = self._axes()
+        forward, _, up = quat_rotate(self.robot.root_quat[:, None], self.axes).unbind(dim=1)
         potential = -1.0 / self.dt * distance
         progress = potential - self.potential
         self.potential.copy_(potential)
         heading = _dot(forward, to_target) / distance
         terms = {
             "progress": progress,
-            "alive": torch.full_like(progress, cfg.alive_reward),
-            "up": cfg.up_weight * (up[:, 2] > 0.93),
-            "heading": cfg.heading_weight * (heading / 0.8).clamp(max=1.0),
-            "action_cost": -cfg.action_cost * self.actions.square().sum(dim=1),
-            "energy_cost": -cfg.energy_cost * cfg.joint_vel_scale * self._energy(),
-            "joint_limit_cost": -cfg.joint_limit_cost * self._at_limit(),
+            "alive": self.alive,
+            "up": (up[:, 2] > 0.93).float(),
+            "heading": (heading / 0.8).clamp(max=1.0),
+            "action_cost": self.actions.square().sum(dim=1),
+            "energy_cost": self._energy(),
+            "joint_limit_cost": self._at_limit(),
         }
         fell = self.terminated()
-        return {**masked_terms(terms, fell), "death": cfg.death_cost * fell}
+        values = torch.stack([terms[name] for name in self.terms]).mul_(self.weights).masked_fill_(fell, 0.0)
+        return {**dict(zip(self.terms, values.unbind(), strict=True)), "death": self.cfg.death_cost * fell}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self.robot.root_pos[:, 2] < self.cfg.termination_height
@@ -139,7 +151,9 @@ class Locomotion(Task[Cfg]):
         """Returns the first 12 numbers of the observation: height, velocities, angles, directions."""
         robot = self.robot
         to_target, distance = self._to_target()
-        forward, left, up = self._axes()
+        # the torso's axes in the world frame, and its velocity in its own, as one rotation
+        vectors = torch.cat([self.axes.expand(self.num_envs, 3, 3), robot.root_lin_vel[:, None]], dim=1)
+        forward, left, up, lin_vel = quat_rotate(robot.root_quat[:, None], vectors, self.senses).unbind(dim=1)
         # extrinsic angles about x and z, from the elements of the rotation matrix
         roll, yaw = torch.atan2(left[:, 2], up[:, 2]), torch.atan2(forward[:, 1], forward[:, 0])
         ahead = _dot(forward, to_target)
@@ -147,15 +161,11 @@ class Locomotion(Task[Cfg]):
         angles = torch.stack([yaw, roll, angle_to_target, up[:, 2], ahead / distance], dim=1)
         return {
             "height": robot.root_pos[:, 2:],
-            "lin_vel": quat_rotate_inverse(robot.root_quat, robot.root_lin_vel),
+            "lin_vel": lin_vel,
             "ang_vel": robot.root_ang_vel_local,
             "angles": angles[:, :3],
             "directions": angles[:, 3:],
         }
-
-    def _axes(self) -> tuple[Float[Tensor, "envs 3"], ...]:
-        """Returns the torso's axes, world frame: forward, left, up."""
-        return quat_rotate(self.robot.root_quat[:, None], self.axes).unbind(dim=1)
 
     def _to_target(self) -> tuple[Float[Tensor, "envs 2"], Float[Tensor, " envs"]]:
         """Returns the horizontal way to the target and its length [m]."""

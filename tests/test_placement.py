@@ -138,6 +138,15 @@ def test_more_and_fewer_kernels_are_told_with_the_command() -> None:
     assert complaints({"physics step": 98}, "Ant", {"physics step": 196}, OTHER_WARP) != []
 
 
+BUDGETS = {"Ant": 174, "AnymalTerrain": 350, "ShadowHand": 250}
+"""Kernels of a control step with PPO, besides Warp's."""
+
+
+def test_control_steps_stay_within_their_budgets() -> None:
+    kernels = json.loads(TABLE.read_text())["kernels"]["ppo"]
+    assert [task for task, most in BUDGETS.items() if kernels[task]["control step"] > most] == []
+
+
 def test_a_kernel_takes_as_long_as_its_bytes() -> None:
     rows, weights = cost_of([(COUNTED_ENVS, 4 * COUNTED_ENVS)]), cost_of([(100, 400)], flops=10**9)
     assert rows.seconds(1.0) == H100.kernel_s

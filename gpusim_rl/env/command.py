@@ -47,7 +47,8 @@ class Commands(Stateful):
             raise ConfigError(f"commands: expected an interval of at least a step of {task.dt:g} s, got {interval:g}")
         self.names = list(ranges)
         self._random = task.random
-        self._low, self._high = torch.tensor(list(ranges.values()), device=task.device).float().unbind(dim=1)
+        self._low, high = torch.tensor(list(ranges.values()), device=task.device).float().unbind(dim=1)
+        self._span = high - self._low
         self._steps = None if interval is None else control_steps(interval, task.dt)
         self._age = torch.zeros(task.num_envs, dtype=torch.int64, device=task.device)  # control steps since drawn
         self.value: Float[Tensor, "envs commands"] = torch.zeros(task.num_envs, len(ranges), device=task.device)
@@ -56,9 +57,16 @@ class Commands(Stateful):
         """Returns one command by its name, shape [num_envs]; a view of `value`."""
         return self.value[:, self.names.index(name)]
 
-    def resample(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draws new commands in the envs of a mask, bool [num_envs]."""
-        new = self._random.uniform(self._low, self._high, len(self.names))
+    def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs commands"] | None = None) -> None:
+        """Draws new commands in the envs of a mask, bool [num_envs].
+
+        Args:
+            where: Envs with new commands.
+            unit: Numbers in [0, 1) that the task has drawn for them; None draws here.
+        """
+        if unit is None:
+            unit = self._random.uniform(0.0, 1.0, len(self.names))
+        new = unit.mul(self._span).add_(self._low)
         torch.where(where[:, None], new, self.value, out=self.value)
         self._age.masked_fill_(where, 0)
 

@@ -105,7 +105,8 @@ class EnvRandom:
         """Draws uniform integers in [low, high), int64, shape [N, *shape]."""
         span = high - low
         # 31 bits against a span that is far smaller: the bias of the remainder is below span / 2**31
-        return (_shift_right(self._bits(math.prod(shape)), 33) % span + low).view(self.num_envs, *shape)
+        drawn = (_shift_right(self._bits(math.prod(shape)), 33) % span).view(self.num_envs, *shape)
+        return drawn.add_(low) if low else drawn
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of each stream."""

@@ -265,7 +265,10 @@ class VecEnv(Environment):
         task.advance(done)
         if self._groups.sensors is not None:
             self._groups.sensors.advance()
-        stats = {name: value.masked_fill(diverged, torch.nan) for name, value in task.stats().items()}
+        stats = task.stats()
+        if stats:
+            numbers = torch.stack(list(stats.values())).masked_fill_(diverged, torch.nan)
+            stats = dict(zip(stats, numbers.unbind(), strict=True))
         final_obs = {g: value.masked_fill_(diverged[:, None], 0.0) for g, value in self._observe().items()}
         if self.reached is not None:
             worth = task.worth_keeping()

@@ -21,8 +21,8 @@ from gpusim_rl.sim.scene import Scene
 
 def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
     """Returns the rows in which a number of any of the tensors, [envs, ...] each, is NaN or infinite."""
-    # 0 * x is NaN there, a sum hands NaN on, and NaN is not 0
-    return functools.reduce(torch.add, ((0.0 * x).flatten(1).sum(dim=1) for x in tensors)) != 0.0
+    # 0 * x is NaN there, and NaN is not 0
+    return functools.reduce(torch.logical_or, ((0.0 * x).flatten(1).any(dim=1) for x in tensors))
 
 
 @runtime_checkable

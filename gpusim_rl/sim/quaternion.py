@@ -7,12 +7,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def quat_rotate(quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"]) -> Float[Tensor, "*#batch 3"]:
+def quat_rotate(
+    quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"], sense: Float[Tensor, "*#batch 1"] | None = None
+) -> Float[Tensor, "*#batch 3"]:
     """Rotates vectors by unit quaternions: v' = v + 2 u x (u x v + w v), with q = (w, u).
 
-    Leading dimensions broadcast, given as many of them.
+    Leading dimensions broadcast, given as many of them. Where `sense` is -1 instead of 1, the rotation is the inverse
+    one.
     """
     w, u = quat[..., :1], quat[..., 1:]
+    if sense is not None:
+        w = w * sense
     t = torch.addcmul(torch.linalg.cross(u, vec), w, vec)
     return torch.add(vec, torch.linalg.cross(u, t), alpha=2.0)
 

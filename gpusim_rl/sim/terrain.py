@@ -97,6 +97,8 @@ class Terrain:
         # The four corners of a cell under one index: that of its corner with the lowest x and y.
         table, row = self.heights.flatten(), self.heights.shape[1]
         self._corners = (table, table[1:], table[row:], table[row + 1 :])
+        half = torch.tensor([size // 2 for size in self.heights.shape], dtype=torch.float32, device=device)
+        self._cells = -half, half - 1.0  # first and last along x and y, counted from the middle
 
     def height(self, x: Float[Tensor, "*batch"], y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """Returns the height of the ground [m] at points of the world [m]: exactly that of MuJoCo's height field.
@@ -108,10 +110,9 @@ class Terrain:
 
     def _height(self, points: Float[Tensor, "2 *batch"]) -> Float[Tensor, "*batch"]:
         resolution, (half_x, half_y) = self.cfg.resolution, (size // 2 for size in self.heights.shape)
+        first, last = (limit.view(2, *[1] * (points.ndim - 1)) for limit in self._cells)
         cell = (points / resolution).floor_()  # along x and y, counted from the middle
-        cell[0].clamp_(-half_x, half_x - 1)
-        cell[1].clamp_(-half_y, half_y - 1)
-        cell.nan_to_num_()  # of a world that diverged
+        cell.clamp_(first, last).nan_to_num_()  # of a world that diverged
         # From the nearest grid line: in units of the whole field float32 would lose a tenth of a millimetre.
         u, v = torch.sub(points, cell, alpha=resolution).div_(resolution).clamp_(0.0, 1.0)
         i, j = cell.int()
@@ -133,9 +134,11 @@ class Terrain:
             points: Points [m] in the frame.
         """
         x, y = points.unbind(dim=1)
-        origin, turned = pos[:, :2].T[..., None], torch.stack([-y, x])[:, None]
-        ahead = torch.addcmul(origin, yaw.cos()[:, None], points.T[:, None])
-        return self._height(ahead.addcmul_(yaw.sin()[:, None], turned))
+        ahead = torch.addcmul(pos[:, :2].T[..., None], yaw.cos()[:, None], points.T[:, None])
+        sin = yaw.sin()[:, None]
+        ahead[0].addcmul_(sin, y, value=-1.0)
+        ahead[1].addcmul_(sin, x)
+        return self._height(ahead)
 
 
 @dataclass(frozen=True, slots=True)
