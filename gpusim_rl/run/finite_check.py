@@ -48,7 +48,8 @@ class FiniteCheck:
             first = min(bad, key=lambda name: (name.startswith("loss/"), name != "loss/value", name))
             exact = len(row.iterations) == 1 and row.iterations[-1] == iteration
             place = _first_not_finite(_recorded(algorithm)) if exact else None
-            raise self._error(place or FLAGS.get(first, first), row.iterations)
+            among = f" of process {', '.join(map(str, row.processes))}" if row.processes else ""
+            raise self._error(f"{place or FLAGS.get(first, first)}{among}", row.iterations)
 
     def check_samples(self, row: LogRow, num_envs: int, replay: str) -> None:
         """Stops the run where every env diverged in every step of a log interval.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,11 +28,19 @@ class EndedInterval:
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """The row of a log interval, with the flags (`check/...`) that are not logged."""
+    """The row of a log interval, with the flags (`check/...`) that are not logged.
+
+    Of several processes, `processes` are those whose flags were not finite, where that is known.
+    """
 
     iterations: range
     numbers: Row
     flags: Row
+    processes: tuple[int, ...] = ()
+
+
+def _finite(flags: Row) -> bool:
+    return all(value is not None and math.isfinite(value) for value in flags.values())
 
 
 class LogIntervals:
@@ -92,8 +101,16 @@ class LogIntervals:
         return [self._row(*row) for row in self._metrics.drain()]
 
     def pending(self, iteration: int) -> LogRow:
-        """Returns the flags of the unfinished interval, up to an iteration; it reads the device."""
-        return LogRow(range(self._start[0] + 1, iteration + 1), {}, self._metrics.flags())
+        """Returns the flags of the unfinished interval, up to an iteration; it reads the device.
+
+        All processes that learn together must call it at once: else one of them would end, and the others wait for it.
+        """
+        own, collective = self._metrics.flags(), self._collective
+        bad = collective.any(*(rank == collective.rank and not _finite(own) for rank in range(collective.size)))
+        processes = tuple(rank for rank, is_bad in enumerate(bad) if is_bad)
+        [total] = collective.sum([torch.tensor([*own.values()])])  # NaN in one of them is NaN in all
+        flags = dict(zip(own, total.tolist(), strict=True))
+        return LogRow(range(self._start[0] + 1, iteration + 1), {}, flags, processes if collective.size > 1 else ())
 
     def close(self) -> None:
         """Stops monitoring the machine."""

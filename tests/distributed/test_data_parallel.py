@@ -289,3 +289,36 @@ def test_processes_with_other_settings_are_one_line(tmp_path):
     done = run_command(sys.executable, *command, *SMALL[:3], cwd=tmp_path, env=env, check=False)
     assert done.returncode != 0
     assert "different settings: num_envs: process 0 has 16, process 1 has 17" in done.stderr
+
+
+NAN_IN_ONE = """
+import os, runpy, sys
+sys.path.insert(0, {root!r})
+from gpusim_rl.tasks.cartpole import Cartpole
+rewards, calls = Cartpole.rewards, iter(range(10**9))
+if os.environ["RANK"] == "1":
+    Cartpole.rewards = lambda task: {{
+        name: term * (float("nan") if next(calls) == 170 else 1.0) for name, term in rewards(task).items()
+    }}
+runpy.run_path({train!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_nan_in_one_process_ends_all_with_a_line_that_names_it(tmp_path):
+    (tmp_path / "start.py").write_text(NAN_IN_ONE.format(root=str(ROOT), train=str(ROOT / "train.py")))
+    words = (*SMALL, "max_iterations=40", "ppo.horizon=8", "log.interval=5", "log.checkpoint_interval=2")
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(tmp_path / "start.py"))
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = run_command(sys.executable, *command, *words, cwd=tmp_path, env=env, check=False)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode != 0 and len(lines) == 2, done.stderr
+    assert all("a reward" in line and " of process 1 is not finite in iteration 6; " in line for line in lines), lines
+    assert "it has lost another one" not in done.stderr
+    saved = last(tmp_path)
+    assert all(
+        torch.tensor(float(value.sum())).isfinite()
+        for process in saved["processes"].values()
+        for value in process["metrics"]["sums"].values()
+    )
