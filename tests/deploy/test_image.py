@@ -57,6 +57,7 @@ def test_what_the_build_needs_is_sent_to_it_and_nothing_else():
     project = (ROOT / "pyproject.toml").read_text()
     forced = re.findall(r'^"([\w./]+)" = "gpusim_rl/', project, re.MULTILINE)
     assert {*forced, "gpusim_rl", "pyproject.toml", "README.md", "LICENSE", "deploy/start-or-continue"} <= kept
+    assert "deploy/stop-training" in kept
 
 
 def start(runs: Path, *more: str) -> subprocess.Popen[str]:

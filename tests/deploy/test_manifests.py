@@ -216,6 +216,15 @@ def test_a_ray_cluster_ends_with_its_job():
     assert spec["ttlSecondsAfterFinished"] > 0 and spec["activeDeadlineSeconds"] > 0 and spec["backoffLimit"] > 0
 
 
+def test_the_learner_of_a_ray_cluster_ends_before_its_head():
+    [container] = learner("ray")["containers"]
+    [word] = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert (ROOT / "deploy" / word).stat().st_mode & 0o111
+    assert f"deploy/{word} /usr/local/bin/" in (ROOT / "deploy" / "Dockerfile").read_text()
+    assert "EXPERIMENT" in [one["name"] for one in container["env"]]  # by which the hook knows the training
+    assert command_line("ray")[0] == "start-or-continue"
+
+
 def test_a_ray_cluster_asks_for_a_token_and_scales():
     cluster = workload("ray")["spec"]["rayClusterSpec"]
     assert cluster["authOptions"]["mode"] == "token"
