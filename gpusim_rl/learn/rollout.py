@@ -51,10 +51,10 @@ def gae(
 class Rollout:
     """T steps of N environments, time-major.
 
-    V(final_obs) is needed only where the time limit ended an episode. In T steps that happens to an environment at most
-    `slots` times. So those observations are kept in that many slots per environment, the latest in slot 0. They are
-    valued in one batch per slot at the end: exact, without a second forward pass in every step, without an index list.
-    A slot that is not in use holds zeros.
+    V(final_obs) is needed only where the time limit ended an episode. In `max_episode_length` successive steps that
+    happens to an environment at most once. So those observations are kept in a slot for each so many steps. They are
+    valued in one batch at the end: exact, without a second forward pass in every step, without an index list. A slot
+    that is not in use holds zeros.
 
     The recurrent state is kept before each training sequence of `sequence_length` steps, which divides T.
     """
@@ -73,7 +73,8 @@ class Rollout:
             return torch.zeros(size, dtype=dtype, device=device)
 
         time, envs = horizon, env.num_envs
-        self.slots = 1 + (horizon - 1) // env.max_episode_length
+        self._steps_per_slot = min(env.max_episode_length, horizon)
+        self.slots = -(-horizon // self._steps_per_slot)
         self.horizon, self.num_envs, self.sequence_length = horizon, envs, sequence_length
         self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
         # What one operation writes lies together; the rest are views of it.
@@ -154,10 +155,10 @@ class Rollout:
         torch.cat([sample.action, *sample.distribution.parameters], dim=1, out=self._drawn[t])
         torch.stack([sample.value, step.reward], out=self._numbers[t])
         torch.stack([step.terminated, step.truncated, step.diverged, step.done], out=self._masks[t])
-        for group, buffer in self.final_obs.items():
-            _push(step.final_obs[group], buffer, step.truncated[:, None])
-        for buffer, state in zip(self.final_hidden, sample.hidden, strict=True):
-            _push(state, buffer, step.truncated[:, None])
+        slot, cut = t // self._steps_per_slot, step.truncated[:, None]
+        pairs = [(self.final_obs[group], step.final_obs[group]) for group in self.final_obs]
+        for buffer, new in (*pairs, *zip(self.final_hidden, sample.hidden, strict=True)):
+            torch.where(cut, new, buffer[slot], out=buffer[slot])
         if t == self.horizon - 1:
             for group, buffer in self.last_obs.items():
                 buffer.copy_(step.obs[group])
@@ -173,14 +174,5 @@ class Rollout:
     def next_values(self, last_value: Tensor, final_values: Float[Tensor, "slots envs"]) -> Float[Tensor, "time envs"]:
         """Returns V of the observation after each step, before any reset, from V of `last_obs` and `final_obs`."""
         next_value = torch.cat([self.value[1:], last_value[None]])
-        slot = self.truncated.flip(0).cumsum(dim=0).flip(0) - 1  # the latest truncation has slot 0
-        for number, values in enumerate(final_values):
-            next_value = torch.where(self.truncated & (slot == number), values, next_value)
-        return next_value
-
-
-def _push(new: Tensor, slots: Tensor, where: Tensor) -> None:
-    """Moves what is in the slots on by one and writes into slot 0, where the mask holds."""
-    for slot in range(len(slots) - 1, 0, -1):
-        torch.where(where, slots[slot - 1], slots[slot], out=slots[slot])
-    torch.where(where, new, slots[0], out=slots[0])
+        of_steps = final_values.repeat_interleave(self._steps_per_slot, dim=0)[: self.horizon]
+        return torch.where(self.truncated, of_steps, next_value)

@@ -11,6 +11,7 @@ from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.networks import SampledActions
 from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.spaces import Box
+from helpers.fake_cuda_graph import Recording
 from helpers.fakes import Outcome
 
 N, A = 3, 2
@@ -90,7 +91,7 @@ def truncate(rollout: Rollout, pattern: dict[int, tuple[int, ...]]) -> None:
 def test_final_obs_of_several_truncations_per_env() -> None:
     rollout = make(8, max_truncations=3, states=2)
     truncate(rollout, {1: (0, 2), 4: (0,), 7: (0, 1)})
-    for slot, env, step in ((2, 0, 1), (1, 0, 4), (0, 0, 7), (0, 1, 7), (0, 2, 1)):
+    for slot, env, step in ((0, 0, 1), (1, 0, 4), (2, 0, 7), (2, 1, 7), (0, 2, 1)):
         for group in SIZES:
             expected = obs(100.0 + step)[group][env]
             assert torch.equal(rollout.final_obs[group][slot, env], expected)
@@ -102,7 +103,7 @@ def test_next_values() -> None:
     rollout = make(8, max_truncations=3)
     truncate(rollout, {1: (0, 2), 4: (0,), 7: (0, 1)})
     final_values = torch.full((3, N), torch.nan)  # slots that are not in use may hold anything
-    for slot, env, step in ((2, 0, 1), (1, 0, 4), (0, 0, 7), (0, 1, 7), (0, 2, 1)):
+    for slot, env, step in ((0, 0, 1), (1, 0, 4), (2, 0, 7), (2, 1, 7), (0, 2, 1)):
         final_values[slot, env] = 1000.0 + step
     rollout.value.copy_(torch.arange(8.0)[:, None] + torch.arange(N) * 0.1)
     last = torch.tensor([50.0, 51.0, 52.0])
@@ -110,6 +111,18 @@ def test_next_values() -> None:
     assert value[:, 0].tolist() == pytest.approx([1, 1001, 3, 4, 1004, 6, 7, 1007])
     assert value[:, 1].tolist() == pytest.approx([1.1, 2.1, 3.1, 4.1, 5.1, 6.1, 7.1, 1007])
     assert value[:, 2].tolist() == pytest.approx([1.2, 1001, 3.2, 4.2, 5.2, 6.2, 7.2, 52.0])
+
+
+def test_envs_that_may_truncate_in_any_step_take_as_many_operations() -> None:
+    """A slot for each step: moving all of them on in every step would take longer than all the rest."""
+
+    def operations(max_truncations: int) -> int:
+        rollout = make(32, max_truncations=max_truncations)
+        with Recording() as recording:
+            truncate(rollout, {})
+        return len(recording.calls)
+
+    assert operations(32) == operations(1)
 
 
 def test_a_new_rollout_forgets() -> None:
