@@ -169,13 +169,13 @@ class GymnasiumEnv(Environment):
             )
         chosen = action.detach().cpu().numpy()
         bad_action = ~_finite({"action": chosen})
-        sent = self._to_library(np.where(bad_action[:, None], 0, chosen))
+        sent = self._to_library(np.where(bad_action[:, None], 0, chosen) if bad_action.any() else chosen)
         library_obs, rewards, terminations, truncations, infos = self._envs.step(sent)
         obs = self._flat(library_obs, "step()")
         reward = self._column(rewards, "rewards").astype(np.float32)
         terminated = self._column(terminations, "terminated").astype(bool)
         truncated = self._column(truncations, "truncated").astype(bool)
-        begun = terminated | truncated if self._same_step else np.zeros_like(terminated)
+        begun = terminated | truncated if self._same_step else np.zeros(self.num_envs, dtype=bool)
         final_obs = self._final_obs(obs, begun, infos)
 
         not_finite = ~(_finite(final_obs) & np.isfinite(reward))
@@ -188,9 +188,9 @@ class GymnasiumEnv(Environment):
         terminated &= ~diverged
         done = terminated | truncated | diverged
         obs = self._begin_episodes(done & ~begun & ~skipped, obs)
-        reward[diverged] = 0.0
-        for value in final_obs.values():
-            value[diverged] = 0.0
+        if diverged.any():
+            for value in (reward, *final_obs.values()):
+                value[diverged] = 0.0
         return Step(
             obs=_tensors(obs),
             final_obs=_tensors(final_obs),
@@ -209,7 +209,7 @@ class GymnasiumEnv(Environment):
     def _final_obs(self, obs: FlatObservation, begun: Array, infos: Mapping[str, Any]) -> FlatObservation:
         """Returns the observations at the end of a step, with the true last one where the library has reset an env."""
         final_obs = {group: value.copy() for group, value in obs.items()}
-        env_ids = np.flatnonzero(begun).tolist()
+        env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
         if env_ids and "final_obs" not in infos:
             raise TaskError(f"{type(self._envs).__name__} resets in the same step and gives no infos['final_obs']")
         for env in env_ids:
@@ -228,7 +228,11 @@ class GymnasiumEnv(Environment):
             for group, value in first_obs.items():
                 obs[group][where] = value[where]
             self._require_finite(obs, where)
-        return {group: np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0) for group, value in obs.items()}
+        for value in obs.values():
+            finite = np.isfinite(value)
+            if not finite.all():
+                value[~finite] = 0.0
+        return obs
 
     def _flat(self, obs: Any, call: str) -> FlatObservation:
         """Returns the library's observations as our groups, in memory of their own."""
@@ -309,7 +313,8 @@ def _of_env(infos: Any, env: int) -> Any:
 
 def _finite(obs: FlatObservation) -> Array:
     """Returns which envs have finite observations, bool [num_envs]."""
-    return np.all([np.isfinite(value).all(axis=1) for value in obs.values()], axis=0)
+    finite = [np.asarray(np.isfinite(value).all(axis=1)) for value in obs.values()]
+    return finite[0] if len(finite) == 1 else np.all(finite, axis=0)
 
 
 def _tensors(obs: FlatObservation) -> Observation:

@@ -88,11 +88,13 @@ def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callab
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
         bounded = np.isfinite(low) & np.isfinite(high)
+        all_bounded = bool(bounded.all())
         middle, half = np.where(bounded, (low + high) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
 
         def to_box(action: np.ndarray) -> np.ndarray:
-            limited = np.where(bounded, np.clip(action, -1.0, 1.0), action)
-            scaled = np.clip(middle + half * limited, low, high)
+            limited = np.minimum(np.maximum(action, -1.0), 1.0)  # np.clip takes ten times as long for few numbers
+            scaled = middle + half * (limited if all_bounded else np.where(bounded, limited, action))
+            scaled = np.minimum(np.maximum(scaled, low), high)
             return scaled.astype(space.dtype).reshape(-1, *space.shape)
 
         return spaces.Box(low.size), to_box

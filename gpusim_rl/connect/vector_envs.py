@@ -142,8 +142,8 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         )
     kwargs: dict[str, Any] = dict(cfg.kwargs)
     if cfg.vectorization != "vector_entry_point":
-        # No autoreset: so the true last observation is always at hand, in one piece.
-        kwargs["vector_kwargs"] = {"autoreset_mode": AutoresetMode.DISABLED}
+        # No autoreset: so the true last observation is always at hand, in one piece. No copy: we make one anyway.
+        kwargs["vector_kwargs"] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         if cfg.max_episode_steps is not None:
             kwargs["max_episode_steps"] = cfg.max_episode_steps
     try:
