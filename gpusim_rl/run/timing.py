@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,32 +54,31 @@ class PhaseTimer:
         self._events: list[tuple[str, Any, Any]] = []  # phase, begin, end: torch.cuda.Event
         self._began = time.perf_counter()
 
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Measures the block as part of a phase."""
+    def __call__(self, phase: str) -> AbstractContextManager[None]:
+        """Measures a `with` block as part of a phase."""
         if self._inside is not None:
-            yield
-            return
+            return nullcontext()
+        on_device = self._device.type == "cuda" and phase != "log"
+        return self._observed(phase, on_device) if on_device or self._around else _OnHost(self, phase)
+
+    @contextmanager
+    def _observed(self, phase: str, on_device: bool) -> Iterator[None]:
         with ExitStack() as stack:
             for around in self._around:
                 stack.enter_context(around(phase))
-            with self._measure(phase):
-                yield
+            stack.enter_context(self._on_device(phase) if on_device else _OnHost(self, phase))
+            yield
 
     @contextmanager
-    def _measure(self, phase: str) -> Iterator[None]:
-        self._inside, self._entered = phase, time.perf_counter()
+    def _on_device(self, phase: str) -> Iterator[None]:
+        self._inside = phase
         try:
-            if self._device.type == "cuda" and phase != "log":
-                stream = torch.cuda.current_stream(self._device)  # not that of torch's current device
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record(stream)
-                yield
-                end.record(stream)
-                self._events.append((phase, begin, end))
-            else:
-                yield
-                self._add_host_time()
+            stream = torch.cuda.current_stream(self._device)  # not that of torch's current device
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record(stream)
+            yield
+            end.record(stream)
+            self._events.append((phase, begin, end))
         finally:
             self._inside = None
 
@@ -114,3 +113,18 @@ class PhaseTimer:
         self.start()
         self._began = now
         return durations
+
+
+class _OnHost(AbstractContextManager[None]):
+    """A block that the clock measures. A generator would take as long as an operation of torch, some times a step."""
+
+    def __init__(self, timer: PhaseTimer, phase: str) -> None:
+        self._timer, self._phase = timer, phase
+
+    def __enter__(self) -> None:
+        self._timer._inside, self._timer._entered = self._phase, time.perf_counter()
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._timer._add_host_time()
+        self._timer._inside = None
