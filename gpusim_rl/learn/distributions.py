@@ -102,11 +102,14 @@ class Categorical:
         """Returns itself: logits depend on the state always."""
         return self
 
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.split(self.counts, dim=-1) if len(self.counts) > 1 else (x,)
+
     def _log_probs(self) -> list[Tensor]:
-        return [part.log_softmax(dim=-1) for part in self.logits.split(self.counts, dim=-1)]
+        return [part.log_softmax(dim=-1) for part in self._parts(self.logits)]
 
     def _largest(self, scores: Tensor) -> Tensor:
-        return torch.stack([part.argmax(dim=-1) for part in scores.split(self.counts, dim=-1)], dim=-1)
+        return torch.stack([part.argmax(dim=-1) for part in self._parts(scores)], dim=-1)
 
     @property
     def mode(self) -> Int[Tensor, "*batch actions"]:

@@ -159,13 +159,15 @@ class Trunk(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "time batch size"],
+        x: Float[Tensor, "*time batch size"],
         hidden: Hidden,
         is_first: Bool[Tensor, "time batch"] | None,
         *,
         bf16: bool,
-    ) -> tuple[Float[Tensor, "time batch out"], Hidden]:
+    ) -> tuple[Float[Tensor, "*time batch out"], Hidden]:
         """Runs a sequence; the state is zero before a step where an episode begins, `is_first`.
+
+        Without a recurrent layer it also takes a batch, which has no time.
 
         The recurrent layer is float32 always: its state carries rounding on, and many CPUs have no such layer in bf16.
         """
@@ -182,7 +184,8 @@ class Trunk(nn.Module):
             x = torch.cat(outputs)
         # One batch dimension: a layer would return a view for two, and in-place activations of views copy gradients.
         with torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
-            return self.layers(x.flatten(0, 1)).float().unflatten(0, x.shape[:2]), hidden
+            features = self.layers(x if x.ndim == 2 else x.flatten(0, 1)).float()
+        return features if x.ndim == 2 else features.unflatten(0, x.shape[:2]), hidden
 
 
 class ActorCritic(Policy):
@@ -234,7 +237,10 @@ class ActorCritic(Policy):
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None
     ) -> tuple[Distribution, Tensor, Hidden]:
-        """Returns action distribution, value [time, batch] and state for normalised inputs [time, batch, size]."""
+        """Returns action distribution, value [time, batch] and state for normalised inputs [time, batch, size].
+
+        Without a recurrent layer it also takes inputs [batch, size].
+        """
         split = self.actor.num_states
         features, actor_state = self.actor(inputs["policy"], hidden[:split], is_first, bf16=self.bf16)
         critic_state: Hidden = ()
@@ -247,8 +253,10 @@ class ActorCritic(Policy):
 
     def _one_step(self, obs: Observation, hidden: Hidden) -> tuple[Distribution, Tensor, Hidden]:
         """Returns action distribution, value and next state for raw observations [batch, size]."""
-        inputs = {group: value[None] for group, value in self.normalize(obs).items()}
-        distribution, value, hidden = self(inputs, hidden)
+        inputs = self.normalize(obs)
+        if not self.recurrent:
+            return self(inputs)
+        distribution, value, hidden = self({group: value[None] for group, value in inputs.items()}, hidden)
         return distribution[0], value[0], hidden
 
     @torch.no_grad()
