@@ -106,10 +106,11 @@ class DQN(OffPolicy):
         """Writes the step into the replay memory, with the indices of the options."""
         super().record(self.policy.index(action), step)
 
-    def _next_action(self, batch: Batch) -> tuple[Tensor, None]:
-        policy = self.policy
-        critic = policy.critic if self.cfg.double else policy.target_critic
-        return critic.best(batch.next_obs["policy"], bf16=policy.bf16), None
+    def _next_outputs(self, batch: Batch) -> tuple[Tensor, None]:
+        policy, obs = self.policy, batch.next_obs["policy"]
+        options = policy.target_critic.options(obs, bf16=policy.bf16)
+        choosing = policy.critic.options(obs, bf16=policy.bf16) if self.cfg.double else options
+        return policy.target_critic.chosen(options, policy.critic.largest(choosing)), None
 
     def update(self) -> dict[str, Tensor]:
         """Learns from the replay memory."""

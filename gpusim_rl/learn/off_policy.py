@@ -286,16 +286,20 @@ class OffPolicy(Algorithm):
             return each.sqrt().mean(dim=0)
         return (each.mean(dim=0) + torch.special.xlogy(target, target).sum(dim=-1)).clamp_(min=0.0)
 
-    @abstractmethod
     def _next_action(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns actions for `next_obs`, and what is added to their value (of entropy), [batch]."""
+        raise NotImplementedError
+
+    def _next_outputs(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Returns outputs of the target critics for `next_obs` and the next actions, and what is added to the value."""
+        action, bonus = self._next_action(batch)
+        policy = self.policy
+        return policy.target_critic(batch.next_obs[policy.critic_group], action, bf16=policy.bf16), bonus
 
     def _target(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns targets of the critics, Q values [batch] or probabilities [batch, atoms], and expected returns."""
-        policy = self.policy
-        action, bonus = self._next_action(batch)
-        critic = policy.target_critic
-        outputs = critic(batch.next_obs[policy.critic_group], action, bf16=policy.bf16)
+        outputs, bonus = self._next_outputs(batch)
+        critic = self.policy.target_critic
         value = critic.value(outputs)
         if critic.support is None:
             value = value.amin(dim=0) if self.cfg.clipped else value.mean(dim=0)

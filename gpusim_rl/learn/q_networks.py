@@ -146,13 +146,26 @@ class DiscreteCritic(Critic):
         self, obs: Float[Tensor, "batch size"], action: Shaped[Tensor, "batch choices"], *, bf16: bool
     ) -> Float[Tensor, "members batch outputs"]:
         """Returns Q values of chosen options, one output; or logits of the atoms."""
-        outputs = self.options(obs, bf16=bf16)
-        index = (action.long() + self.offsets)[None, :, None]
-        return outputs.gather(3, index.expand(*outputs.shape[:3], -1)).mean(dim=3)
+        return self.chosen(self.options(obs, bf16=bf16), action)
+
+    def chosen(
+        self, outputs: Float[Tensor, "members batch outputs options"], action: Shaped[Tensor, "batch choices"]
+    ) -> Float[Tensor, "members batch outputs"]:
+        """Returns the outputs of chosen options, the mean over the choices."""
+        index = (action.long() + self.offsets)[None, :, None].expand(*outputs.shape[:3], -1)
+        of_choices = outputs.gather(3, index)
+        return of_choices.squeeze(3) if len(self.counts) == 1 else of_choices.mean(dim=3)
 
     def best(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Int[Tensor, "batch choices"]:
         """Returns the option of each choice with the largest Q value, in the mean of the critics."""
-        value = self.value(self.options(obs, bf16=bf16).mT).mean(dim=0)
+        return self.largest(self.options(obs, bf16=bf16))
+
+    def largest(self, outputs: Float[Tensor, "members batch outputs options"]) -> Int[Tensor, "batch choices"]:
+        """Returns the option of each choice with the largest value that these outputs of all options stand for."""
+        value = self.value(outputs.mT)
+        value = value[0] if self.members == 1 else value.mean(dim=0)
+        if len(self.counts) == 1:
+            return value.argmax(dim=1, keepdim=True)
         # Of equal ones the first is taken, so no option beyond the last.
         return value.index_select(1, self.places).unflatten(1, (len(self.counts), -1)).argmax(dim=2)
 
