@@ -200,3 +200,30 @@ def test_it_ends_the_training_before_a_checkpoint(tmp_path: Path, where: str) ->
         " resumed",
         "the iteration it came in, and those since the last checkpoint",
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ENDING)
+def test_within_a_log_interval_it_is_in_no_checkpoint(tmp_path: Path, where: str) -> None:
+    found = trials(random.Random(where))
+    for number, (value, iteration, call, env) in enumerate(found):
+        folder, log = tmp_path / str(number), {"interval": 5, "checkpoint_interval": 1}
+        trainer = trainer_in(folder, log=log)
+        ENDING[where](trainer, At((iteration - 1) * HORIZON + call + 1), env, value)
+        with pytest.raises(TaskError, match=rf"{where} is not finite in iterations .*; all checkpoints are"):
+            trainer.train()
+        run = the_run(folder)
+        saved = assert_finite(run)
+        assert saved["iteration"] == iteration - 1
+        assert all(total.isfinite().all() for total in saved["metrics"]["sums"].values())
+        trainer_in(folder, checkpoint=str(run), log=log).train()
+        assert assert_finite(run)["iteration"] == ITERATIONS
+        assert [row["iteration"] for row in read_csv(run)] == ["5", str(ITERATIONS)]
+    record(
+        f"NaN, Inf or -Inf in the {where}, within a log interval",
+        "in one env at a random step; log.interval=5, and a checkpoint every iteration",
+        len(found),
+        "the training ends with one line before the next checkpoint; no checkpoint holds the number, and the newest is"
+        " resumed to the end",
+        "the iteration it came in",
+    )

@@ -1,0 +1,75 @@
+"""A process of torchrun that is killed before there is a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helpers.commands import ROOT
+from reliability.processes import SMALL, TRAIN, rows, saved_iteration
+from reliability.record import record
+
+ITERATIONS = 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_process_that_is_killed_before_the_first_checkpoint_is_begun_again(tmp_path: Path) -> None:
+    count, chance, again = 4, random.Random(0), []
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    words = [*SMALL, "multi_gpu=true", f"max_iterations={ITERATIONS}", "log.checkpoint_interval=1000"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for number in range(count):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        wanted = chance.randrange(ITERATIONS // 2)
+        with (folder / "log").open("w") as log:
+            job = subprocess.Popen([*command, str(TRAIN), *words], cwd=folder, env=env, stdout=log, stderr=log)
+        while not [run for run in runs_in(folder) if len(rows(run)) >= wanted]:
+            assert job.poll() is None, (folder / "log").read_text()
+            time.sleep(0.01)
+        before = runs_in(folder)
+        assert not [*before[0].glob("checkpoints/*.pt")]
+        os.kill(process_of_rank(job.pid, number % 2), signal.SIGKILL)
+        killed = time.monotonic()
+        while job.poll() is None and (folder_of_new(folder, before) is None):
+            time.sleep(0.05)
+        again.append(time.monotonic() - killed)
+        said = (job.wait(120), (folder / "log").read_text()[-2000:])
+        assert said[0] == 0, said[1]
+        run = folder_of_new(folder, before) or before[0]
+        assert rows(run) == list(range(1, ITERATIONS + 1)) and saved_iteration(run) == ITERATIONS
+    record(
+        "`kill -9` of a process of torchrun, before the first checkpoint",
+        f"one of two processes, after 0 to {ITERATIONS // 2} iterations of {ITERATIONS}; `--max-restarts=2`",
+        count,
+        f"torchrun starts both again, and a new run trains to its end; it begins {max(again):.0f} s after the kill at"
+        " the latest",
+        "all iterations so far; each is trained again",
+    )
+
+
+def runs_in(folder: Path) -> list[Path]:
+    return sorted(run for run in folder.glob("runs/Cartpole/2*") if not run.is_symlink())
+
+
+def folder_of_new(folder: Path, before: list[Path]) -> Path | None:
+    new = [run for run in runs_in(folder) if run not in before and rows(run)]
+    return new[-1] if new else None
+
+
+def process_of_rank(parent: int, rank: int) -> int:
+    for child in psutil.Process(parent).children(recursive=True):
+        with suppress(psutil.Error):
+            if child.environ().get("RANK") == str(rank) and "train.py" in " ".join(child.cmdline()):
+                return child.pid
+    raise AssertionError(f"no process of rank {rank}")
