@@ -50,7 +50,8 @@ def test_a_process_that_is_killed_before_the_first_checkpoint_is_begun_again(tmp
         assert rows(run) == list(range(1, ITERATIONS + 1)) and saved_iteration(run) == ITERATIONS
     record(
         "`kill -9` of a process of torchrun, before the first checkpoint",
-        f"one of two processes, after 0 to {ITERATIONS // 2} iterations of {ITERATIONS}; `--max-restarts=2`",
+        f"one of two processes, after 0 to {ITERATIONS // 2} iterations of {ITERATIONS}; torchrun may restart them"
+        " twice",
         count,
         f"torchrun starts both again, and a new run trains to its end; it begins {max(again):.0f} s after the kill at"
         " the latest",
