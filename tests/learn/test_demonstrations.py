@@ -183,17 +183,18 @@ def test_a_run_resumes_bit_for_bit_and_is_evaluated_without_the_file(
     trainer("sac", tmp_path / "whole", copy, max_iterations=8).train()
     trainer("sac", tmp_path / "parts", copy).train()
     run = str(the_run(tmp_path / "parts"))
-    make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=8)).train()
+    shown = {"sac": {"demonstrations": {"file": str(copy)}}}  # a path: typed again
+    make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, **shown)).train()
     ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
     for part in ("policy", "algorithm"):
         assert differences(ends[0][part], ends[1][part]) == []
     record(cartpole(), push, copy, steps=STEPS + 1)
-    make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=9)).train()
+    make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=9, **shown)).train()
     assert "the demonstrations are not those that the training had before" in capsys.readouterr().err
     copy.unlink()
     assert make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()["episodes"] == 8
     with pytest.raises(ConfigError, match=r"sac\.demonstrations\.file: cannot read checkpoint .*copy\.pt"):
-        make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=10))
+        make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=10, **shown))
 
 
 def changed(file: Path, path: Path, **parts: Any) -> Path:
