@@ -7,6 +7,7 @@ reads it too. `load` reads nothing else: docs/security.md says what it promises.
 from __future__ import annotations
 
 import hashlib
+import io
 import pickletools
 import struct
 import zipfile
@@ -117,16 +118,22 @@ def load(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read checkpoint {path}: {error.strerror}") from None
     with file:
-        if not _is_intact(file):
-            raise _damaged(path)
-        problem = _strange(file)
-        if problem:
-            raise ConfigError(f"checkpoint {path} {problem}: gpusim_rl did not write it")
-        file.seek(0)
         try:
-            payload = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
-            raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
+            size = file.seek(0, 2)
+            file.seek(0)
+            content = io.BytesIO(file.read(size))  # what is checked is what is used, whoever writes to the file
+        except OSError:  # some files of the kernel, such as /proc/self/mem, have no end
+            raise _damaged(path) from None
+    if not _is_intact(content):
+        raise _damaged(path)
+    problem = _strange(content)
+    if problem:
+        raise ConfigError(f"checkpoint {path} {problem}: gpusim_rl did not write it")
+    content.seek(0)
+    try:
+        payload = torch.load(content, map_location="cpu", weights_only=True)
+    except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
+        raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
     version = payload.get("format") if isinstance(payload, dict) and "gpusim_rl" in payload else None
     if not isinstance(version, int) or version < 1:
         raise ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")

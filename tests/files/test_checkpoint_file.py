@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.files.checkpoint_file import FORMAT, load, save
 from helpers.checkpoints import PAYLOAD, sealed
 
@@ -136,3 +137,23 @@ def test_a_key_whose_hash_takes_for_ever_is_found_before_it_is_made(tmp_path: Pa
     sealed(tmp_path / "x.pt", content.getvalue())
     with pytest.raises(ConfigError, match="has values without end"):
         load(tmp_path / "x.pt")
+
+
+def test_what_is_checked_is_what_is_read(tmp_path: Path, monkeypatch) -> None:
+    """Another process writes to the file, or puts another one in its place, after each of the checks."""
+    path, other = tmp_path / "last.pt", tmp_path / "other.pt"
+    for swap in (lambda: path.write_bytes(other.read_bytes()), lambda: other.replace(path)):
+        for check in ("_is_intact", "_strange"):
+            save(path, {**PAYLOAD, "iteration": 1})
+            save(other, {**PAYLOAD, "iteration": 2})
+            checked = getattr(checkpoint_file, check)
+
+            def then_swapped(file, checked=checked, swap=swap):
+                result = checked(file)
+                swap()
+                return result
+
+            with monkeypatch.context() as patch:
+                patch.setattr(checkpoint_file, check, then_swapped)
+                assert load(path)["iteration"] == 1
+            assert load(path)["iteration"] == 2
