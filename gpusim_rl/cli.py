@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusim_rl import __version__
-from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, on_one_line, warn
 from gpusim_rl.files import paths
 from gpusim_rl.learned import Learned, learned
 
@@ -143,7 +143,7 @@ def list_tasks(argv: list[str]) -> None:
     outcomes = learned()
     for entry in tasks(args.config_dir).values():
         if entry.problem:  # one broken task must not hide the others
-            sys.stderr.write(f"warning: left out {entry.name}: {entry.problem}\n")
+            warn(f"left out {entry.name}: {entry.problem}")
             continue
         row = {
             "name": entry.name,
@@ -164,7 +164,7 @@ def list_tasks(argv: list[str]) -> None:
         values = [row["name"], *(row[key] for key in sizes), tuned, row["learns"], row["source"], row["description"]]
         table.append(["–" if value is None else str(value) for value in values])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    sys.stdout.write("".join(f"{line}\n" for line in _lines(table, right=sizes, width=width)))
+    sys.stdout.write("".join(f"{on_one_line(line)}\n" for line in _lines(table, right=sizes, width=width)))
 
 
 def _lines(table: list[list[str]], right: Sequence[str], width: int | None) -> list[str]:
@@ -215,7 +215,7 @@ def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
         env = VecEnv.make(task_class, run.task, num_envs=1, choice=choice, sim=run.sim, seed=0)
         env.reset()
     except Exception as error:  # one broken task must not hide the others
-        sys.stderr.write(f"warning: {name} cannot be built: {error}\n")
+        warn(f"{name} cannot be built: {error}")
         return dict.fromkeys(("obs", "act", "envs", "sim"))
     return {"obs": env.obs_sizes["policy"], "act": env.num_actions, "envs": run.num_envs, "sim": run.sim.name}
 

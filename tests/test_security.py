@@ -546,7 +546,7 @@ def test_a_doctor_of_other_settings_is_refused(stranger: Stranger, key: str, val
         diagnose(read_run_stats(stranger.run))
 
 
-ESCAPES = "\x1b]0;gone\x07\x1b[2J\u202e"
+ESCAPES = "\x1b]0;gone\x07\x1b[2J\u202e\nerror: forged"
 
 
 def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_cli, tool) -> None:
@@ -565,6 +565,7 @@ def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_cli, too
     assert done.returncode == 2, done
     texts.append(done.stderr)
     for text in texts:
+        assert not any(line.startswith("error: forged") for line in text.splitlines()), ascii(text)
         assert not any(sign in text for sign in ("\x1b]", "\x1b[2J", "\x07", "\u202e")), ascii(text)
     assert "\\x1b]0;gone" in texts[-1]
 
@@ -582,14 +583,14 @@ def test_a_window_prints_names_as_text(stranger: Stranger, load_tool, monkeypatc
         monkeypatch.setattr(player, "step", lambda: f"action {ESCAPES}")  # of a replay
         play.watch(player, 1)
     printed = capsys.readouterr().out
-    assert printed.count("\\x1b]0;gone\\x07\\x1b[2J\\u202e") == 2 and "\x1b" not in printed
+    assert printed.count("\\x1b]0;gone\\x07\\x1b[2J\\u202e\\nerror: forged") == 2 and "\x1b" not in printed
 
 
 def test_a_snapshot_prints_its_name_as_text(stranger: Stranger, load_tool, monkeypatch, capsys) -> None:
     monkeypatch.chdir(stranger.here)
     small = ("--width", "32", "--height", "32")
     load_tool("snapshot").main(["downloaded", "--policy", "trained", "--out", f"{ESCAPES}.png", *small])
-    assert capsys.readouterr().out == "\\x1b]0;gone\\x07\\x1b[2J\\u202e.png\n"
+    assert capsys.readouterr().out == "\\x1b]0;gone\\x07\\x1b[2J\\u202e\\nerror: forged.png\n"
     assert Path(f"{ESCAPES}.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -165,7 +165,7 @@ def report_run(args: argparse.Namespace) -> int:
 
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
-    from gpusim_rl.errors import ConfigError, printable
+    from gpusim_rl.errors import ConfigError, on_one_line
     from gpusim_rl.files.paths import find_run
 
     try:
@@ -184,7 +184,7 @@ def report_run(args: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
         return 0
     lines = [f"{number}. {finding}" for number, finding in enumerate(findings, start=1)] or [conclusion(stats)]
-    print(printable("\n".join([*summary(folder, stats), "", *lines])))
+    print("\n".join(on_one_line(line) for line in [*summary(folder, stats), "", *lines]))
     return 0
 
 

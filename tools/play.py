@@ -68,7 +68,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def play(args: argparse.Namespace) -> None:
     """Steps the run in a window, or without one."""
-    from gpusim_rl.errors import ConfigError, printable
+    from gpusim_rl.errors import ConfigError, on_one_line
     from gpusim_rl.files.paths import find_checkpoint
     from gpusim_rl.view.arguments import open_player
 
@@ -86,7 +86,7 @@ def play(args: argparse.Namespace) -> None:
     render_mode = None if args.viewer == "none" else "human"
     with closing(open_player(args, num_envs=num_envs, render_mode=render_mode)) as player:
         if player.checkpoint is not None:
-            print(printable(f"{player.checkpoint}, iteration {player.iteration}"))
+            print(on_one_line(f"{player.checkpoint}, iteration {player.iteration}"))
         if args.viewer == "none":
             measure(player, 1000 if args.steps is None else args.steps)
         else:
@@ -95,17 +95,17 @@ def play(args: argparse.Namespace) -> None:
 
 def replay(args: argparse.Namespace) -> None:
     """Shows what a dump was written for, in a window, or in words alone."""
-    from gpusim_rl.errors import printable
+    from gpusim_rl.errors import on_one_line
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.view.replay_dump import DumpReplay
 
     with closing(DumpReplay.open(args.replay, args.sim, trust=args.trust, config_dir=args.config_dir)) as dump:
-        print(printable(dump.title))
+        print(on_one_line(dump.title))
         if args.viewer == "none":
             for line in iter(dump.step, None):
-                print(printable(line))
+                print(on_one_line(line))
         else:
             watch(dump, args.steps)
 
@@ -128,7 +128,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
     import mujoco
 
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.errors import printable
+    from gpusim_rl.errors import on_one_line
     from gpusim_rl.view.renderer import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
 
     env = player.env
@@ -157,7 +157,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
                 step = player.step()
                 done += 1
                 if isinstance(step, str):  # of a replay
-                    print(printable(step))
+                    print(on_one_line(step))
                 pose = sim.qpos[0]
                 if pose.isfinite().all():
                     with viewer.lock():
@@ -181,7 +181,7 @@ def step_alone(player: Player | DumpReplay, steps: int | None) -> None:
 
 def follower(player: Player | DumpReplay) -> Callable[[], None]:
     """Returns a function that looks for a newer checkpoint from time to time, and prints one."""
-    from gpusim_rl.errors import printable
+    from gpusim_rl.errors import on_one_line
 
     checked_s = time.perf_counter()
 
@@ -190,7 +190,7 @@ def follower(player: Player | DumpReplay) -> Callable[[], None]:
         if time.perf_counter() - checked_s > FOLLOW_INTERVAL_S:
             checked_s = time.perf_counter()
             if player.follow():
-                print(printable(f"{player.checkpoint}, iteration {player.iteration}"))
+                print(on_one_line(f"{player.checkpoint}, iteration {player.iteration}"))
 
     return follow
 

@@ -22,7 +22,7 @@ from types import FrameType
 
 def main(argv: list[str] | None = None) -> int:
     """Searches, and prints the best settings."""
-    from gpusim_rl.errors import ConfigError, friendly_errors, printable
+    from gpusim_rl.errors import ConfigError, friendly_errors, on_one_line
 
     with friendly_errors():
         args = parse(argv)
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             place = error.filename or search.folder
             raise ConfigError(f"{place}: {error.strerror}. The same command goes on with what there is") from None
         for line in lines:
-            print(printable(line))
+            print(on_one_line(line))
     return 0
 
 

@@ -25,7 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpusim_rl.errors import printable
+from gpusim_rl.errors import on_one_line, printable
 from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row
@@ -102,7 +102,7 @@ class Console:
     def start(self, banner: Sequence[tuple[str, str]]) -> None:
         """Shows labels and texts that describe the run, at most 12 lines; then the panel."""
         width = max((len(label) for label, _ in banner), default=0)
-        lines = [f"{label:<{width}}  {text}" for label, text in banner]
+        lines = [f"{label:<{width}}  {on_one_line(text)}" for label, text in banner]
         self._say("banner", "\n".join(lines), dict(banner))
         if self.mode == "rich":
             # No thread that redraws: it would compete with the physics for the interpreter.
@@ -144,7 +144,7 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Shows a line that must not be missed, in every mode."""
-        self._say("warning", f"warning: {text}", {"text": text})
+        self._say("warning", f"warning: {on_one_line(text)}", {"text": text})
 
     def notice(self, text: str) -> None:
         """Shows a line from a signal handler, in every mode; in the middle of showing something, right after it.
@@ -168,7 +168,7 @@ class Console:
     def footer(self, commands: Sequence[str]) -> None:
         """Ends the display of rows and shows commands for the run."""
         self.close()
-        text = "\n".join(["next:", *(f"  {command}" for command in commands)])
+        text = "\n".join(["next:", *(f"  {on_one_line(command)}" for command in commands)])
         self._say("footer", text, {"commands": list(commands)})
 
     def close(self) -> None:
@@ -248,7 +248,7 @@ class Console:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
             with open_file(self._log, "ab") as file:
-                file.write("".join(f"{stamp}  {line}\n" for line in text.splitlines()).encode())
+                file.write("".join(f"{stamp}  {line}\n" for line in printable(text).split("\n")).encode())
         except OSError as error:
             if not self._log_failed:
                 self._log_failed = True

@@ -30,7 +30,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from gpusim_rl.errors import ConfigError, friendly_errors, printable
+from gpusim_rl.errors import ConfigError, friendly_errors, on_one_line
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.settings.checks import check_settings, plain
@@ -145,7 +145,7 @@ def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: 
         table.append((" ".join(text for text in overrides if text not in shared), *numbers, folder))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = (f"{name:<{widths[0]}}  {last:>{widths[1]}}  {best:>{widths[2]}}  {run}" for name, last, best, run in table)
-    return "".join(["\n", *(f"{printable(line)}\n" for line in lines)])
+    return "".join(["\n", *(f"{on_one_line(line)}\n" for line in lines)])
 
 
 def compose(

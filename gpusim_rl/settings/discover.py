@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.errors import ConfigError, did_you_mean, warn
 from gpusim_rl.files import paths
 
 ENTRY_POINT_GROUP = "gpusim_rl.cfg"
@@ -51,7 +50,7 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
     for entry in _announcements():
         folder = package_path(entry.value)
         if folder is None or not folder.is_dir():
-            sys.stderr.write(f"warning: skipped the tasks of {entry.name!r}: no folder for {entry.value!r}\n")
+            warn(f"skipped the tasks of {entry.name!r}: no folder for {entry.value!r}")
             continue
         folders.append((entry.dist.name if entry.dist else entry.name, folder))
     return folders
