@@ -7,11 +7,12 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import yaml
 
 from gpusim_rl.errors import ConfigError
@@ -201,12 +202,12 @@ class Logger:
             config_dir = ["-cd", shlex.quote(str(paths.from_here(self._config_dir)))]
         elif self._strange:
             trusts, trust = ["trust=true"], ["--trust"]
-        program = command("train")
+        program, nodes = command("train"), ""
         if self._cfg.multi_gpu:
-            count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-            program = f"torchrun --nproc-per-node={count} {program.removeprefix('python ')}"
+            torchrun, nodes = _torchrun()
+            program = f"{torchrun} {program.removeprefix('python ')}"
         again = [shlex.quote(word) for word in self._again]
-        train = " ".join([program, *config_dir, f"checkpoint={folder}", *again, *further, *trusts])
+        train = " ".join([program, *config_dir, f"checkpoint={folder}", *again, *further, *trusts]) + nodes
         return [*(" ".join([command(tool), folder, *config_dir, *trust]) for tool in ("play", "record")), train, plot]
 
 
@@ -232,6 +233,21 @@ def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
         with Logger(run, run_dir, earlier if continues else {}) as log:
             log.start(run, continues=continues)
             yield log
+
+
+def _torchrun() -> tuple[str, str]:
+    """Returns torchrun with the flags that it was started with here, and what to add where it was on several nodes."""
+    flags = [f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')}"]
+    with suppress(psutil.Error, ValueError):  # another program has started this process
+        words = psutil.Process(os.getppid()).cmdline()
+        names = [Path(word).name.removesuffix(".run") for word in words[: words.index(sys.argv[0])]]
+        flags = words[1 + max(names.index(name) for name in ("torchrun", "torch.distributed") if name in names) :]
+        flags = flags[: flags.index(sys.argv[0])]
+    nodes = ""
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        rank = any(flag.replace("_", "-").startswith("--node-rank") for flag in flags)
+        nodes = "  on every node" + ", with its own --node-rank" * rank
+    return shlex.join(["torchrun", *flags]), nodes
 
 
 def command(tool: str) -> str:
