@@ -521,6 +521,8 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
 # Of other projects, of the reader, what a command writes, or options of Hydra and nsys.
 FOREIGN_PATHS = ("my_", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reacher", "benchmarks/gpu.json")
 FOREIGN_FLAGS = {
+    "--head",
+    "--block",
     "--max-restarts",
     "--nnodes",
     "--node-rank",
