@@ -326,7 +326,7 @@ def test_values_of_the_task_typed_at_a_resume_hold(tmp_path):
     changed = {"command_x": [0.0, 0.5], "lin_vel_scale": 1.0}
     resumed: Any = make_trainer("Anymal", tmp_path, checkpoint=str(the_run(tmp_path)), max_iterations=3, task=changed)
     task = resumed.env.task
-    assert (task.commands._low[0], task.commands._high[0], task.scales["lin_vel"]) == (0.0, 0.5, 1.0)
+    assert (task.commands._low[0], task.commands._span[0], task.scales["lin_vel"]) == (0.0, 0.5, 1.0)
     assert torch.equal(task.commands.value, saved["commands.value"]), "an episode under way keeps its command"
     resumed.train()
     task.commands.resample(torch.ones(8, dtype=torch.bool))
@@ -892,7 +892,8 @@ def test_an_evaluation_and_a_player_are_where_the_training_was(tmp_path):
     make_trainer(Schooled, tmp_path, max_iterations=2, num_envs=4, task=task).train()
     run = str(the_run(tmp_path))
     tested: Any = make_trainer(Schooled, tmp_path, checkpoint=run, test=True, num_envs=6, task=task)
-    for env in (tested.env, Player.open(run, num_envs=6).env, Player.open(run, act="zero", num_envs=6).env):
+    players = [Player.open(run, act=act, num_envs=6, trust=True) for act in ("trained", "zero")]
+    for env in (tested.env, *(player.env for player in players)):
         school: Any = env
         assert school.task.steps == 17 and school.task.level.tolist() == [0, 17, 34, 51, 0, 17]
         assert school.randomizer.steps == 16
