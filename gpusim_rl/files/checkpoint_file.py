@@ -173,7 +173,7 @@ def digest_of(path: Path) -> str | None:
     return None
 
 
-def _digest(file: IO[bytes], size: int) -> bytes:
+def _digest(file: IO[bytes] | io.BytesIO, size: int) -> bytes:
     """Returns the SHA-256 of the first `size` bytes, in hex."""
     digest, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
     file.seek(0)
@@ -186,7 +186,7 @@ def _digest(file: IO[bytes], size: int) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _is_intact(file: IO[bytes]) -> bool:
+def _is_intact(file: IO[bytes] | io.BytesIO) -> bool:
     try:
         size = file.seek(0, 2) - DIGEST_SIZE
     except OSError:  # some files of the kernel, such as /proc/self/mem, have no end
@@ -212,7 +212,7 @@ def _damaged(path: Path) -> ConfigError:
     )
 
 
-def _strange(file: IO[bytes]) -> str:
+def _strange(file: io.BytesIO) -> str:
     """Returns what an archive has that `save` does not write, found without unpacking it; empty for nothing."""
     size = file.seek(0, 2)
     file.seek(0)

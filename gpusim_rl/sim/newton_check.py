@@ -82,7 +82,7 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
             raise lacks_option(name, getattr(model.opt, name))
 
 
-def _check_array(name: str, prefix: str, model: mujoco.MjModel, solved: mujoco.MjModel) -> None:
+def _check_array(name: str, prefix: str, model: mujoco.MjModel, solved: Any) -> None:
     expected, found = (np.array(getattr(each, name), dtype=float) for each in (model, solved))
     rows = collided_geoms(model) if prefix == "geom" else np.arange(len(expected))
     expected = expected[rows]
