@@ -27,7 +27,6 @@ def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | 
 
     check_address_space()
     limit_openmp_spin()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # kernels being compiled, say
     from gpusim_rl.api import load_spec
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusim_rl import __version__
-from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, on_one_line, warn
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say, warn
 from gpusim_rl.files import paths
 from gpusim_rl.learned import Learned, learned
 
@@ -164,7 +164,7 @@ def list_tasks(argv: list[str]) -> None:
         values = [row["name"], *(row[key] for key in sizes), tuned, row["learns"], row["source"], row["description"]]
         table.append(["–" if value is None else str(value) for value in values])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    sys.stdout.write("".join(f"{on_one_line(line)}\n" for line in _lines(table, right=sizes, width=width)))
+    say(*_lines(table, right=sizes, width=width))
 
 
 def _lines(table: list[list[str]], right: Sequence[str], width: int | None) -> list[str]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import TextIO
 
 try:
     import resource
@@ -90,33 +92,49 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def say(*lines: str, file: TextIO | None = None) -> None:
+    """Prints lines to `file` or stdout, whatever names and settings they hold. All commands print by it."""
+    print("".join(f"{on_one_line(line)}\n" for line in lines), end="", file=file)
+
+
 def warn(text: str) -> None:
     """Prints a line that must not be missed, before there is a run that logs it."""
-    sys.stderr.write(f"warning: {on_one_line(text)}\n")
+    say(f"warning: {text}", file=sys.stderr)
+
+
+class _Formatter(logging.Formatter):
+    """Makes lines of what is logged; an error may be a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return printable(text) if record.levelno >= logging.ERROR else on_one_line(text)
 
 
 @contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Turns errors inside a `with` block into messages on stderr and exit codes.
+    """Turns errors inside a `with` block into messages on stderr and exit codes. What is logged is printed there too.
 
     Raises:
         SystemExit: ConfigError and TaskError, and too little memory: one line, exit code 2. Ctrl-C: one line, exit
             code 130. Other errors: a traceback without Hydra's frames, exit code 1.
     """
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         yield
     except (ConfigError, TaskError) as error:
         text = str(error)
         if len(text) > LONGEST:
             text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
-        sys.stderr.write(f"error: {on_one_line(text)}\n")
+        say(f"error: {text}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        say("interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
     except Exception as error:
         if is_out_of_memory(error):
-            sys.stderr.write(f"error: out of memory ({first_line(error)}); {_memory_advice()}\n")
+            say(f"error: out of memory ({first_line(error)}); {_memory_advice()}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from None
         trace = traceback.TracebackException.from_exception(error)
         trace.stack[:] = [frame for frame in trace.stack if f"-packages{os.sep}hydra{os.sep}" not in frame.filename]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import logging
+
 import pytest
 
-from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra, printable, warn
+from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra, printable, say, warn
+from helpers.commands import ROOT
 
 
 def message(info: pytest.ExceptionInfo[BaseException]) -> str:
@@ -60,3 +64,52 @@ def test_a_message_is_one_line_whatever_is_in_it(capsys) -> None:
         raise ConfigError("no run 'x\nerror: try this'")
     warn("y\nz")
     assert capsys.readouterr().err == "error: no run 'x\\nerror: try this'\nwarning: y\\nz\n"
+
+
+def test_what_is_said_is_a_line_for_each_text(capsys) -> None:
+    say("a\nb\r\x1b[2J\x9b\u2028[red]", "c")
+    assert capsys.readouterr().out == "a\\nb\\r\\x1b[2J\\x9b\\u2028[red]\nc\n"
+
+
+def test_too_little_memory_is_one_printable_line(capsys) -> None:
+    with pytest.raises(SystemExit), friendly_errors():
+        raise MemoryError("out of memory\x1b[2J\r")
+    assert "(out of memory\\x1b[2J); " in capsys.readouterr().err
+
+
+def test_a_logged_warning_is_one_line_and_a_logged_traceback_keeps_its_lines(capsys, monkeypatch) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])  # as in a command: pytest has its own
+    with friendly_errors():
+        logging.getLogger("gpusim_rl.env").warning("%s has no effect", "a\x1b[2J\nerror: forged")
+        logging.getLogger("gpusim_rl.env").error("Traceback\n  \x1b[2J")
+    lines = capsys.readouterr().err
+    assert lines == "a\\x1b[2J\\nerror: forged has no effect\nTraceback\n  \\x1b[2J\n"
+
+
+RAW = {
+    "gpusim_rl/errors.py": ["friendly_errors", "say"],  # a traceback; what all others call
+    "gpusim_rl/cli.py": ["completion", "completion", "list_tasks", "main", "main"],  # safe names; json; our own words
+    "gpusim_rl/settings/compose.py": ["main", "main"],  # safe names; lines that are escaped
+    "tools/audit.py": ["main"],  # json
+    "tools/doctor.py": ["keep_result", "report_machine", "report_run"],  # json
+    "tools/record.py": ["progress"],  # a bar without a name
+}
+"""Functions that print by themselves, as often as they do."""
+
+
+def test_nothing_is_printed_but_by_one_function() -> None:
+    """A text may hold a name or a setting of a stranger's: `say` and `warn` print it on one line, without escapes."""
+    files = [ROOT / "train.py", *(ROOT / "tools").glob("*.py"), *(ROOT / "gpusim_rl").rglob("*.py")]
+    found: dict[str, list[str]] = {}
+    for file in files:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            prints = name == "print" or name.endswith((".stdout.write", ".stderr.write", "warnings.warn"))
+            markup = name.endswith("Console") and not any(key.arg == "markup" for key in call.keywords)
+            if prints or (markup and "rich.console" in file.read_text(encoding="utf-8")):
+                around = [each.name for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
+                found.setdefault(str(file.relative_to(ROOT)), []).append(around[-1] if around else "<module>")
+    assert {file: sorted(names) for file, names in found.items()} == RAW

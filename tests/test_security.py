@@ -18,15 +18,17 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import gpusim_rl
+from gpusim_rl.diagnose.machine_check import Check
 from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
+from gpusim_rl.diagnose.short_training import Measurement
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export import files
 from gpusim_rl.export.card import describe
@@ -546,7 +548,13 @@ def test_a_doctor_of_other_settings_is_refused(stranger: Stranger, key: str, val
         diagnose(read_run_stats(stranger.run))
 
 
-ESCAPES = "\x1b]0;gone\x07\x1b[2J\u202e\nerror: forged"
+ESCAPES = "\x1b]0;gone\x07\x1b[2J\r\x9b\u2028\u202e[red]\nerror: forged"
+AS_TEXT = "\\x1b]0;gone\\x07\\x1b[2J\\r\\x9b\\u2028\\u202e[red]\\nerror: forged"
+
+
+def assert_is_text(text: str) -> None:
+    assert not any(line.startswith("error: forged") for line in text.splitlines()), ascii(text)
+    assert not any(sign in text for sign in ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\u2028", "\u202e")), ascii(text)
 
 
 def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_cli, tool) -> None:
@@ -565,9 +573,58 @@ def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_cli, too
     assert done.returncode == 2, done
     texts.append(done.stderr)
     for text in texts:
-        assert not any(line.startswith("error: forged") for line in text.splitlines()), ascii(text)
-        assert not any(sign in text for sign in ("\x1b]", "\x1b[2J", "\x07", "\u202e")), ascii(text)
+        assert_is_text(text)
     assert "\\x1b]0;gone" in texts[-1]
+
+
+def audited(tool: ModuleType) -> None:
+    work = {"to_device": {"count": 0}, "to_host": {"count": 0}, "syncs": {}, "operators": 0}
+    about = {"num_envs": 1, "device": "cpu", "precision": "fp32", "method": "", "iterations": 1, "ok": False}
+    tool.show({"task": ESCAPES, "sim": "", **about, "phases": {"policy": work}, "violations": [ESCAPES]})
+
+
+def checked(tool: ModuleType) -> None:
+    report = tool.Report(ESCAPES)
+    failed = {"when": "call", "passed": False, "skipped": False, "longrepr": ESCAPES, "failed": True}
+    report.pytest_runtest_logreport(SimpleNamespace(location=("", 0, f"T.test_it[{ESCAPES}]"), **failed))
+    report.pytest_collectreport(SimpleNamespace(**failed))
+    report.summarise()
+
+
+def made(tool: ModuleType) -> None:
+    Path(f"my{ESCAPES}").mkdir()
+    tool.main(["Reach", "--out", f"my{ESCAPES}"])
+
+
+def looked_at(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Check("name", "failed", ESCAPES, ESCAPES)
+    monkeypatch.setattr("gpusim_rl.diagnose.machine_check.check_machine", lambda _: [check])
+    monkeypatch.setattr(tool, "self_tests", list)
+    assert tool.main([]) == 1
+
+
+def scaled(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "checked", lambda _: (ESCAPES, 8))
+    point = Measurement(error=ESCAPES)
+    monkeypatch.setattr("gpusim_rl.diagnose.short_training.measure_training", lambda *_, **__: point)
+    tool.main(["scaling", "task=Ant", "--num-envs", "8", "--devices", "cpu"])
+    tool.main(["scaling", "task=Ant", "algo=impala", "actors=process", "num_actors=1"])
+    tool.print_table([{"device": ESCAPES, "sim": "[red]"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [("audit", audited), ("check_task", checked), ("new_task", made), ("doctor", looked_at), ("doctor", scaled)],
+)
+def test_a_tool_prints_names_of_its_user_s_files_as_text(
+    load_tool, tmp_path, monkeypatch, capsys, name: str, use: Callable[..., None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = (monkeypatch,) if use in (looked_at, scaled) else ()
+    use(load_tool(name), *more)
+    for text in capsys.readouterr():
+        assert_is_text(text)
+        assert text == "" or ("\\x1b]0;gone" in text and "[red]" in text), text
 
 
 def test_a_window_prints_names_as_text(stranger: Stranger, load_tool, monkeypatch, capsys) -> None:
@@ -583,14 +640,14 @@ def test_a_window_prints_names_as_text(stranger: Stranger, load_tool, monkeypatc
         monkeypatch.setattr(player, "step", lambda: f"action {ESCAPES}")  # of a replay
         play.watch(player, 1)
     printed = capsys.readouterr().out
-    assert printed.count("\\x1b]0;gone\\x07\\x1b[2J\\u202e\\nerror: forged") == 2 and "\x1b" not in printed
+    assert printed.count(AS_TEXT) == 2 and "\x1b" not in printed
 
 
 def test_a_snapshot_prints_its_name_as_text(stranger: Stranger, load_tool, monkeypatch, capsys) -> None:
     monkeypatch.chdir(stranger.here)
     small = ("--width", "32", "--height", "32")
     load_tool("snapshot").main(["downloaded", "--policy", "trained", "--out", f"{ESCAPES}.png", *small])
-    assert capsys.readouterr().out == "\\x1b]0;gone\\x07\\x1b[2J\\u202e\\nerror: forged.png\n"
+    assert capsys.readouterr().out == f"{AS_TEXT}.png\n"
     assert Path(f"{ESCAPES}.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -88,14 +88,15 @@ def show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from gpusim_rl.errors import say
+
     counted = "operators" in next(iter(report["phases"].values()))
     device = ("operators",) if counted else ("launches", "kernels", "device busy")
     console = Console(highlight=False, markup=False)
     console.width = max(console.width, 100)  # no column is cut in a pipe
-    console.print(
+    say(
         f"{report['task']}, {report['num_envs']} envs, {report['sim']}, learner on {report['device']}"
-        f" ({report['precision']}); {report['method']}; per iteration, mean of {report['iterations']}",
-        soft_wrap=True,
+        f" ({report['precision']}); {report['method']}; per iteration, mean of {report['iterations']}"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("phase", "to device", "to host", "syncs", *device):
@@ -103,13 +104,9 @@ def show(report: dict[str, Any]) -> None:
     for phase, work in report["phases"].items():
         table.add_row(phase, *cells(work, report["iterations"], counted))
     console.print(table)
-    for line in report["violations"]:
-        console.print(line, soft_wrap=True)
-    console.print(
-        "ok: a steady iteration copies and waits for nothing but the row of metrics"
-        if report["ok"]
-        else "NOT ok: a steady iteration may copy the row of metrics, and nothing else"
-    )
+    ok = "ok: a steady iteration copies and waits for nothing but the row of metrics"
+    not_ok = "NOT ok: a steady iteration may copy the row of metrics, and nothing else"
+    say(*report["violations"], ok if report["ok"] else not_ok)
 
 
 def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:

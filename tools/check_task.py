@@ -136,6 +136,8 @@ class Report:
 
     def pytest_runtest_logreport(self, report: TestReport) -> None:
         """Prints a check; pytest calls it after the set-up, the run and the end of each."""
+        from gpusim_rl.errors import say
+
         if report.when != "call" and report.passed:
             return
         check, _, case = report.location[2].rpartition(".")[2].removeprefix("test_").partition("[")
@@ -143,28 +145,32 @@ class Report:
         if simulator := case.rstrip("]").removeprefix(self._task).strip("-"):
             words += f": {simulator}"
         if report.skipped:
-            print(f"skipped  {words}")
+            say(f"skipped  {words}")
         elif report.passed:
             self._passed += 1
-            print(f"ok       {words}")
+            say(f"ok       {words}")
         else:
             self._failed += 1
-            print(f"FAILED   {words}")
+            say(f"FAILED   {words}")
             for line in _message(report).splitlines()[:LINES]:
-                print(f"         {line if len(line) <= WIDTH else line[: WIDTH - 3] + '...'}")
+                say(f"         {line if len(line) <= WIDTH else line[: WIDTH - 3] + '...'}")
             if check in MEND:
-                print(f"         try: {MEND[check]}")
+                say(f"         try: {MEND[check]}")
         sys.stdout.flush()
 
     def pytest_collectreport(self, report: CollectReport) -> None:
         """Prints an error of the collection; pytest calls it once the checks are collected."""
+        from gpusim_rl.errors import say
+
         if report.failed:
             self._failed += 1
-            print(f"FAILED   the checks could not begin\n         {_message(report)}")
+            say("FAILED   the checks could not begin", *(f"         {line}" for line in _message(report).splitlines()))
 
     def summarise(self) -> int:
         """Prints the last line; returns the exit status."""
-        print(f"{self._task}: {self._passed} of {self._passed + self._failed} checks passed")
+        from gpusim_rl.errors import say
+
+        say(f"{self._task}: {self._passed} of {self._passed + self._failed} checks passed")
         return 1 if self._failed or not self._passed else 0
 
 

@@ -113,20 +113,22 @@ def names(text: str) -> list[str]:
 def report_machine(args: argparse.Namespace) -> int:
     """Prints one line for each thing that was looked at; 1 if training does not work."""
     from gpusim_rl.diagnose.machine_check import check_machine
+    from gpusim_rl.errors import say
 
     checks = []
     for check in itertools.chain(check_machine(Path("runs")), self_tests()):
         checks.append(check)
         if not args.json:
-            print(check, flush=True)
+            say(*str(check).split("\n"))
+            sys.stdout.flush()
     broken = [check for check in checks if check.state == "failed"]
     if args.json:
         lines = [{name: getattr(check, name) for name in ("name", "state", "text", "fix")} for check in checks]
         print(json.dumps({"works": not broken, "checks": lines}, indent=2))
     elif broken:
-        print(f"\n{len(broken)} broken: {', '.join(check.name for check in broken)}")
+        say("", f"{len(broken)} broken: {', '.join(check.name for check in broken)}")
     else:
-        print("\ntraining works here")
+        say("", "training works here")
     return 1 if broken else 0
 
 
@@ -165,7 +167,7 @@ def report_run(args: argparse.Namespace) -> int:
 
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
-    from gpusim_rl.errors import ConfigError, on_one_line
+    from gpusim_rl.errors import ConfigError, say
     from gpusim_rl.files.paths import find_run
 
     try:
@@ -184,7 +186,7 @@ def report_run(args: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
         return 0
     lines = [f"{number}. {finding}" for number, finding in enumerate(findings, start=1)] or [conclusion(stats)]
-    print("\n".join(on_one_line(line) for line in [*summary(folder, stats), "", *lines]))
+    say(*summary(folder, stats), "", *lines)
     return 0
 
 
@@ -239,7 +241,7 @@ def measure_scaling(args: argparse.Namespace) -> int:
     import psutil
 
     from gpusim_rl.diagnose.scaling import recommend
-    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.errors import ConfigError, say
 
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:
@@ -260,7 +262,7 @@ def measure_scaling(args: argparse.Namespace) -> int:
         print_table([envs_row(*point) for point in points])
         for device, num_envs, point in points:
             if point.error is not None:
-                print(f"{num_envs} envs on {device}: {point.error}")
+                say(f"{num_envs} envs on {device}: {point.error}")
         best = f"recommended: device={advice.device} num_envs={advice.num_envs}" if advice.device else ""
         print_reasons(best, advice.reasons, load)
     return 0 if advice.device else 1
@@ -338,9 +340,10 @@ def measure(
         processes: Number of processes that torchrun starts; None trains without torchrun.
     """
     from gpusim_rl.diagnose.short_training import measure_training
+    from gpusim_rl.errors import say
 
     if not args.json:
-        print(f"measuring {title} …", file=sys.stderr, flush=True)
+        say(f"measuring {title} …", file=sys.stderr)
     length = {"warm_up": args.warm_up, "iterations": args.iterations, "seconds": args.seconds}
     return measure_training(overrides, processes=processes, **length)
 
@@ -418,14 +421,16 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from gpusim_rl.errors import on_one_line
+
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [name for name in names if any(row.get(name) for row in rows)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         table.add_column(name, justify="left" if name in ("device", "sim") else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(row.get(name, "") for name in columns))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        table.add_row(*(on_one_line(row.get(name, "")) for name in columns))
+    Console(width=None if sys.stdout.isatty() else 160, markup=False).print(table)
 
 
 def print_reasons(best: str, reasons: Sequence[str], load: float) -> None:
@@ -436,15 +441,12 @@ def print_reasons(best: str, reasons: Sequence[str], load: float) -> None:
         reasons: Sentences.
         load: Load of the machine before the first measurement.
     """
+    from gpusim_rl.errors import say
     from gpusim_rl.machine.hardware import available_cpus
 
-    print()
-    if best:
-        print(best)
-    for reason in reasons:
-        print(f"- {reason}")
+    say("", *filter(None, [best]), *(f"- {reason}" for reason in reasons))
     if load > 0.5 * available_cpus():
-        print(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
+        say(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
 
 
 if __name__ == "__main__":

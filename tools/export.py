@@ -39,7 +39,7 @@ def export(args: argparse.Namespace) -> Path:
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
-    from gpusim_rl.errors import import_extra, on_one_line
+    from gpusim_rl.errors import import_extra, say
     from gpusim_rl.files.paths import check_out
 
     # Said before the work, not after it.
@@ -51,8 +51,8 @@ def export(args: argparse.Namespace) -> Path:
     options = {"overwrite": args.overwrite, "trust": args.trust, "config_dir": args.config_dir}
     folder, card = write_all(args.run, args.out, int8=not args.no_int8, **options)
     for line in summary(card):
-        print(on_one_line(line))
-    print(on_one_line(str(folder)))
+        say(line)
+    say(str(folder))
     return folder
 
 

@@ -257,11 +257,10 @@ class Draft:
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the files; prints their paths and the next commands."""
-    from gpusim_rl.errors import friendly_errors
+    from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
-        for line in new_task(parse(argv)):
-            print(line)
+        say(*new_task(parse(argv)))
     return 0
 
 

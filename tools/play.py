@@ -68,7 +68,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def play(args: argparse.Namespace) -> None:
     """Steps the run in a window, or without one."""
-    from gpusim_rl.errors import ConfigError, on_one_line
+    from gpusim_rl.errors import ConfigError, say
     from gpusim_rl.files.paths import find_checkpoint
     from gpusim_rl.view.arguments import open_player
 
@@ -86,7 +86,7 @@ def play(args: argparse.Namespace) -> None:
     render_mode = None if args.viewer == "none" else "human"
     with closing(open_player(args, num_envs=num_envs, render_mode=render_mode)) as player:
         if player.checkpoint is not None:
-            print(on_one_line(f"{player.checkpoint}, iteration {player.iteration}"))
+            say(f"{player.checkpoint}, iteration {player.iteration}")
         if args.viewer == "none":
             measure(player, 1000 if args.steps is None else args.steps)
         else:
@@ -95,17 +95,17 @@ def play(args: argparse.Namespace) -> None:
 
 def replay(args: argparse.Namespace) -> None:
     """Shows what a dump was written for, in a window, or in words alone."""
-    from gpusim_rl.errors import on_one_line
+    from gpusim_rl.errors import say
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.view.replay_dump import DumpReplay
 
     with closing(DumpReplay.open(args.replay, args.sim, trust=args.trust, config_dir=args.config_dir)) as dump:
-        print(on_one_line(dump.title))
+        say(dump.title)
         if args.viewer == "none":
             for line in iter(dump.step, None):
-                print(on_one_line(line))
+                say(line)
         else:
             watch(dump, args.steps)
 
@@ -119,8 +119,10 @@ def has_display() -> bool:
 
 def measure(player: Player, steps: int) -> None:
     """Steps without a window and prints the mean reward."""
+    from gpusim_rl.errors import say
+
     mean = sum(float(player.step().reward.mean()) for _ in range(steps)) / max(1, steps)
-    print(f"{player.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
+    say(f"{player.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
 
 
 def watch(player: Player | DumpReplay, steps: int | None) -> None:
@@ -128,7 +130,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
     import mujoco
 
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.errors import on_one_line
+    from gpusim_rl.errors import say
     from gpusim_rl.view.renderer import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
 
     env = player.env
@@ -157,7 +159,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
                 step = player.step()
                 done += 1
                 if isinstance(step, str):  # of a replay
-                    print(on_one_line(step))
+                    say(step)
                 pose = sim.qpos[0]
                 if pose.isfinite().all():
                     with viewer.lock():
@@ -181,7 +183,7 @@ def step_alone(player: Player | DumpReplay, steps: int | None) -> None:
 
 def follower(player: Player | DumpReplay) -> Callable[[], None]:
     """Returns a function that looks for a newer checkpoint from time to time, and prints one."""
-    from gpusim_rl.errors import on_one_line
+    from gpusim_rl.errors import say
 
     checked_s = time.perf_counter()
 
@@ -190,7 +192,7 @@ def follower(player: Player | DumpReplay) -> Callable[[], None]:
         if time.perf_counter() - checked_s > FOLLOW_INTERVAL_S:
             checked_s = time.perf_counter()
             if player.follow():
-                print(on_one_line(f"{player.checkpoint}, iteration {player.iteration}"))
+                say(f"{player.checkpoint}, iteration {player.iteration}")
 
     return follow
 

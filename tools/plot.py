@@ -38,10 +38,10 @@ class Curve:
 
 def main(argv: list[str] | None = None) -> int:
     """Draws the picture and prints its path."""
-    from gpusim_rl.errors import friendly_errors, on_one_line
+    from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
-        print(on_one_line(str(plot(parse(argv)))))
+        say(str(plot(parse(argv))))
     return 0
 
 
@@ -112,7 +112,7 @@ def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figur
 
 def run_folders(names: Sequence[str]) -> list[Path]:
     """Returns the run folders that the user means, each once, without what a shell's `runs/Ant/*` also catches."""
-    from gpusim_rl.errors import ConfigError, on_one_line
+    from gpusim_rl.errors import ConfigError, say
     from gpusim_rl.files.safe_open import refuse_links
     from gpusim_rl.run.run_dir import resolve_run
 
@@ -121,7 +121,7 @@ def run_folders(names: Sequence[str]) -> list[Path]:
         path = Path(name)
         if not (path / "metrics.csv").is_file():
             if len(names) > 1 and path.exists():
-                print(on_one_line(f"skipped {path}: no metrics.csv in it"), file=sys.stderr)
+                say(f"skipped {path}: no metrics.csv in it", file=sys.stderr)
                 continue
             path = resolve_run(name)[0].path
         refuse_links(path.resolve())
@@ -133,7 +133,7 @@ def run_folders(names: Sequence[str]) -> list[Path]:
 
 def read_curves(folders: Sequence[Path], key: str, x_column: str) -> list[Curve]:
     """Returns the column of every run; among several, a run that has no value of it yet is left out."""
-    from gpusim_rl.errors import ConfigError, on_one_line
+    from gpusim_rl.errors import ConfigError, say
 
     curves = []
     for folder in folders:
@@ -142,7 +142,7 @@ def read_curves(folders: Sequence[Path], key: str, x_column: str) -> list[Curve]
         except LookupError as error:
             if folder == folders[-1] and not curves:
                 raise ConfigError(str(error)) from None
-            print(on_one_line(f"skipped {error}"), file=sys.stderr)
+            say(f"skipped {error}", file=sys.stderr)
     return curves
 
 

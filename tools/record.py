@@ -40,7 +40,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def record(args: argparse.Namespace) -> Path:
     """Plays the run and draws every frame; returns the video."""
-    from gpusim_rl.errors import import_extra, on_one_line
+    from gpusim_rl.errors import import_extra, say
     from gpusim_rl.files.paths import check_out, free_name
     from gpusim_rl.view.arguments import open_player
 
@@ -59,7 +59,7 @@ def record(args: argparse.Namespace) -> Path:
             renderer, note = make_renderer(sim.scene, sim.qpos.cpu().numpy(), *size, args.renderer)
             stack.enter_context(closing(renderer))
             if note:
-                print(on_one_line(note), file=sys.stderr)
+                say(note, file=sys.stderr)
             control_hz, draw = env.cfg.control_hz, lambda: renderer.render(sim.qpos.cpu().numpy())
         else:
             control_hz, draw = env.frames_per_s, lambda: tiled(env.render(), *size)
@@ -72,7 +72,7 @@ def record(args: argparse.Namespace) -> Path:
                 if step % every == 0:
                     write(draw())
                 player.step()
-    print(on_one_line(str(path)))
+    say(str(path))
     return path
 
 

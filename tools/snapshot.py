@@ -15,10 +15,10 @@ from pathlib import Path
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the picture and prints its path."""
-    from gpusim_rl.errors import friendly_errors, on_one_line
+    from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
-        print(on_one_line(str(snapshot(parse(argv)))))
+        say(str(snapshot(parse(argv))))
     return 0
 
 
@@ -55,7 +55,7 @@ def share(text: str) -> float:
 
 def snapshot(args: argparse.Namespace) -> Path:
     """Plays the run up to the picture, and draws it; returns its file."""
-    from gpusim_rl.errors import ConfigError, import_extra, on_one_line
+    from gpusim_rl.errors import ConfigError, import_extra, say
     from gpusim_rl.files.paths import check_out, free_name
     from gpusim_rl.view.arguments import open_player
 
@@ -80,7 +80,7 @@ def snapshot(args: argparse.Namespace) -> Path:
         default = Path(f"{env.name}.png")
         path = args.out or (default if args.overwrite else free_name(default))
     if note:
-        print(on_one_line(note), file=sys.stderr)
+        say(note, file=sys.stderr)
     write_png(path, pixels)
     return path
 

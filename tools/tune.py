@@ -22,7 +22,7 @@ from types import FrameType
 
 def main(argv: list[str] | None = None) -> int:
     """Searches, and prints the best settings."""
-    from gpusim_rl.errors import ConfigError, friendly_errors, on_one_line
+    from gpusim_rl.errors import ConfigError, friendly_errors, say
 
     with friendly_errors():
         args = parse(argv)
@@ -38,14 +38,15 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             place = error.filename or search.folder
             raise ConfigError(f"{place}: {error.strerror}. The same command goes on with what there is") from None
-        for line in lines:
-            print(on_one_line(line))
+        say(*lines)
     return 0
 
 
 @contextmanager
 def stoppable(folder: Path) -> Iterator[None]:
     """Lets SIGTERM, and a terminal that goes away, end what runs in the block as Ctrl-C does; says what is left."""
+    from gpusim_rl.errors import say
+
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -61,7 +62,7 @@ def stoppable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         with suppress(OSError):  # the terminal is gone
-            print(f"stopped: {folder} has what there is, and the same command goes on", file=sys.stderr)
+            say(f"stopped: {folder} has what there is, and the same command goes on", file=sys.stderr)
         if received:
             raise SystemExit(128 + received[0]) from None
         raise

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import psutil
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, on_one_line
 from gpusim_rl.files.provenance import describe_environment, installed_version
 from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_available_bytes
 from gpusim_rl.public import __version__
@@ -38,8 +38,8 @@ class Check:
     fix: str = ""
 
     def __str__(self) -> str:
-        line = f"{self.state:<8} {self.name:<10} {self.text}"
-        return f"{line}\n{'':<19} fix: {self.fix}" if self.fix else line
+        line = f"{self.state:<8} {self.name:<10} {on_one_line(self.text)}"
+        return f"{line}\n{'':<19} fix: {on_one_line(self.fix)}" if self.fix else line
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[reportPrivateImportUsage]
 
 from gpusim_rl.distributed.heartbeat import Heartbeat
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, say
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.checkpoint import structural_difference
 from gpusim_rl.run.run_spec import RunSpec
@@ -134,7 +134,7 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
         if not heartbeat.over:
-            sys.stderr.write(f"process {os.environ['RANK']} of {count} ends: it has lost another one\n")
+            say(f"process {os.environ['RANK']} of {count} ends: it has lost another one", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
         with suppress(RuntimeError):  # others may be gone

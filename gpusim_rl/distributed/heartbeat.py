@@ -18,6 +18,8 @@ from typing import NoReturn
 
 from torch.distributed import Store  # type: ignore[reportPrivateImportUsage]
 
+from gpusim_rl.errors import say
+
 BEATS = 30
 """Signs of life in the time after which a process counts as lost."""
 FIRST = 3
@@ -129,7 +131,6 @@ class Heartbeat:
         """Ends the process, whatever it waits for, when all have had the time to see that it is over."""
         self.over = True
         if problem is not None:
-            sys.stderr.write(f"error: {problem} {self._time}: {self._of} ends\n")
-            sys.stderr.flush()
+            say(f"error: {problem} {self._time}: {self._of} ends", file=sys.stderr)
         time.sleep((1 if problem is None else 2) * self._period_s)
         os._exit(1)

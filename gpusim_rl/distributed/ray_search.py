@@ -10,6 +10,7 @@ import math
 import os
 import random
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +23,8 @@ from gpusim_rl.distributed import pbt
 from gpusim_rl.distributed.ray_cluster import ray_cluster, same_handler
 from gpusim_rl.distributed.search import Search
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
-from gpusim_rl.distributed.tuning import Study, number_of, say
-from gpusim_rl.errors import ConfigError, warn
+from gpusim_rl.distributed.tuning import Study, number_of
+from gpusim_rl.errors import ConfigError, say, warn
 from gpusim_rl.files.safe_open import lock, open_file
 from gpusim_rl.machine.hardware import available_cpus
 
@@ -275,7 +276,7 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
             with suppress(OSError):  # a full disk: the trials go on
                 pbt.add_row(search.folder, row | {key: result["config"][key] for key in search.space})
             copied = "" if row["parent"] == row["trial"] else f", after a copy of trial {row['parent']}"
-            say(f"iteration {row['iteration']}  trial {row['trial']}  {row['score']:.5g}{copied}")
+            say(f"iteration {row['iteration']}  trial {row['trial']}  {row['score']:.5g}{copied}", file=sys.stderr)
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             warn(f"trial {number(trial)} ended ({reason(trial)}): it goes on from its last checkpoint")

@@ -20,7 +20,7 @@ from typing import Any
 from gpusim_rl.distributed.journal import Journal
 from gpusim_rl.distributed.search import Search
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun, command_of, log_name
-from gpusim_rl.errors import ConfigError, import_extra, on_one_line
+from gpusim_rl.errors import ConfigError, import_extra, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import replacing
 from gpusim_rl.settings.overrides import key_of, value_of
@@ -104,7 +104,7 @@ class Study:
         )
         self._refuse_other_search()
         ended, folder = f"{self.num_ended} of {search.cfg.trials}", paths.from_here(search.folder)
-        say(f"{search.cfg.study}: {ended} trials have ended; {folder} has their logs")
+        say(f"{search.cfg.study}: {ended} trials have ended; {folder} has their logs", file=sys.stderr)
 
     def _pruner(self) -> Any:
         pruners: Any = self.optuna.pruners
@@ -164,7 +164,8 @@ class Study:
         trial = self.trials.get_trials(deepcopy=False)[place]
         value = "" if trial.value is None else f", return {trial.value:.5g}"
         reason = f": {trial.user_attrs['failed']}" if "failed" in trial.user_attrs else ""
-        say(f"{self.num_ended}/{self.search.cfg.trials}  trial {number_of(trial)} {_state(trial)}{value}{reason}")
+        text = f"{self.num_ended}/{self.search.cfg.trials}  trial {number_of(trial)} {_state(trial)}{value}{reason}"
+        say(text, file=sys.stderr)
 
     def report(self) -> list[str]:
         """Writes table and pictures; returns lines for the user."""
@@ -224,12 +225,6 @@ class Study:
                         axes.figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
                     files.append(self.search.folder / f"{name}.png")
         return files
-
-
-def say(text: str) -> None:
-    """Shows a line of progress."""
-    sys.stderr.write(f"{on_one_line(text)}\n")
-    sys.stderr.flush()
 
 
 def number_of(trial: Any) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusim_rl.errors import ConfigError, did_you_mean, on_one_line
+from gpusim_rl.errors import ConfigError, did_you_mean, say
 from gpusim_rl.files.safe_open import read_bytes, refuse_link, refuse_links
 
 SAFE = re.compile(r"[A-Za-z0-9._/=+~,@:%-]+")
@@ -199,7 +199,7 @@ def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
         return latest
     newest = max(runs, key=lambda run: [int(digits) for digits in re.findall(r"\d+", run.name)])  # named after the time
     text = f"{from_here(latest)} has no {' or '.join(patterns)}: using {from_here(newest)}"
-    sys.stderr.write(f"{on_one_line(text)}\n")
+    say(text, file=sys.stderr)
     return newest
 
 

@@ -25,7 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpusim_rl.errors import on_one_line, printable
+from gpusim_rl.errors import on_one_line
 from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row
@@ -102,8 +102,7 @@ class Console:
     def start(self, banner: Sequence[tuple[str, str]]) -> None:
         """Shows labels and texts that describe the run, at most 12 lines; then the panel."""
         width = max((len(label) for label, _ in banner), default=0)
-        lines = [f"{label:<{width}}  {on_one_line(text)}" for label, text in banner]
-        self._say("banner", "\n".join(lines), dict(banner))
+        self._say("banner", *(f"{label:<{width}}  {text}" for label, text in banner), data=dict(banner))
         if self.mode == "rich":
             # No thread that redraws: it would compete with the physics for the interpreter.
             with self._whole():
@@ -138,13 +137,13 @@ class Console:
         else:
             self.info(text)
 
-    def info(self, text: str) -> None:
-        """Shows a line."""
-        self._say("info", text)
+    def info(self, *lines: str) -> None:
+        """Shows lines."""
+        self._say("info", *lines)
 
     def warn(self, text: str) -> None:
         """Shows a line that must not be missed, in every mode."""
-        self._say("warning", f"warning: {on_one_line(text)}", {"text": text})
+        self._say("warning", f"warning: {text}", data={"text": text})
 
     def notice(self, text: str) -> None:
         """Shows a line from a signal handler, in every mode; in the middle of showing something, right after it.
@@ -168,8 +167,7 @@ class Console:
     def footer(self, commands: Sequence[str]) -> None:
         """Ends the display of rows and shows commands for the run."""
         self.close()
-        text = "\n".join(["next:", *(f"  {on_one_line(command)}" for command in commands)])
-        self._say("footer", text, {"commands": list(commands)})
+        self._say("footer", "next:", *(f"  {command}" for command in commands), data={"commands": list(commands)})
 
     def close(self) -> None:
         """Ends the display; a second call does nothing."""
@@ -191,12 +189,12 @@ class Console:
         line = " | ".join([f"iteration {row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"])
         self.note(line)
         if self.mode == "plain":
-            self._write(self._out, line)
+            self._write(self._out, on_one_line(line))
 
-    def _say(self, event: str, text: str, data: Mapping[str, object] | None = None) -> None:
-        data = data or {"text": text}
-        text = printable(text)  # it may hold names and settings of a folder from a stranger
-        self.note(text)
+    def _say(self, event: str, *lines: str, data: Mapping[str, object] | None = None) -> None:
+        data = data or {"text": "\n".join(lines)}
+        text = "\n".join(map(on_one_line, lines))  # they may hold names and settings of a folder from a stranger
+        self.note(*lines)
         if self.mode == "json":
             self._write_json({"event": event, **data})
         elif self.mode == "rich":
@@ -241,14 +239,14 @@ class Console:
                 self._err.write("\n")  # the line has a ^C already
             self._say("notice", text)
 
-    def note(self, text: str) -> None:
+    def note(self, *lines: str) -> None:
         """Appends to train.log only; a full disk is reported once and the next text tried again."""
         if self._log is None:
             return
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
             with open_file(self._log, "ab") as file:
-                file.write("".join(f"{stamp}  {line}\n" for line in printable(text).split("\n")).encode())
+                file.write("".join(f"{stamp}  {on_one_line(line)}\n" for line in lines).encode())
         except OSError as error:
             if not self._log_failed:
                 self._log_failed = True
@@ -270,7 +268,9 @@ class Console:
         free = self._rich.height - 3 - len(above) - len(below)  # borders, and a line of text above the panel
         task = [(name, _number(row[name])) for name in row if name.startswith(OF_THE_TASK)]
         body = Group(*above, *_pairs(task, inner, free), *below)
-        return Panel(body, title="training", subtitle=Text(self._progress) if self._progress else None, width=width)
+        return Panel(
+            body, title="training", subtitle=Text(on_one_line(self._progress)) if self._progress else None, width=width
+        )
 
     def _head(self, width: int) -> list[RenderableType]:
         """Progress bar, iteration and time left; on two lines where they do not fit on one."""
@@ -380,6 +380,7 @@ def _pairs(pairs: Sequence[tuple[str, str]], width: int, lines: int | None = Non
 
     if not pairs or (lines is not None and lines < 2):
         return []
+    pairs = [(on_one_line(label), value) for label, value in pairs]  # a task, or a class of a stranger's, names them
     two = len(pairs) > 1 and sum(label + value + 2 * GAP for label, value in sizes(2)) - GAP <= width
     columns = 2 if two else 1
     spare = max(0, width // columns - max(label + value + 2 * GAP for label, value in sizes(columns)))

@@ -100,7 +100,7 @@ class Logger:
         config = run.start.spec.config
         self.console.start(banner(run, self.run_dir, continues=continues))
         if self._cfg.log.print_config:
-            self.console.info(yaml.safe_dump(dict(config), sort_keys=False))
+            self.console.info(*yaml.safe_dump(dict(config), sort_keys=False).splitlines())
         self._writers.start(config)
         if not run.complete:
             self.note(run)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from gpusim_rl.errors import say
+
 LONG_S = 10.0
 """An iteration that takes longer is not finished: schedulers kill a process soon after their SIGTERM."""
 
@@ -31,7 +33,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # noqa: T201
+        self.notify: Callable[[str], None] = lambda text: say(text, file=sys.stderr)
         self._previous: dict[int, Any] = {}
         self._began: float | None = None  # the iteration under way; None before the first one
         self._last_s = 0.0  # duration of the one before

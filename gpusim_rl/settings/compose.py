@@ -30,7 +30,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from gpusim_rl.errors import ConfigError, friendly_errors, on_one_line
+from gpusim_rl.errors import ConfigError, friendly_errors, on_one_line, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.settings.checks import check_settings, plain
@@ -128,7 +128,7 @@ def _only_choices() -> Iterator[None]:
         with redirect_stdout(text):
             yield
     finally:  # Hydra leaves by SystemExit
-        sys.stdout.write(re.sub(r"^learn: .*\n", "", text.getvalue(), flags=re.MULTILINE))
+        say(*re.sub(r"^learn: .*\n", "", text.getvalue(), flags=re.MULTILINE).rstrip("\n").split("\n"))
 
 
 def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: str) -> str:

@@ -599,3 +599,43 @@ def test_signs_that_a_terminal_does_not_have_are_replaced():
     )
     assert done.returncode == 0, done.stderr
     assert b"ETA ?" in done.stdout
+
+
+# Names and settings of a stranger's
+
+HOSTILE = "a\nb\r\x1b[2J\x9b\u2028[red]"
+SAFE = "a\\nb\\r\\x1b[2J\\x9b\\u2028[red]"
+
+
+@pytest.mark.parametrize("mode", ["plain", "rich"])
+def test_whatever_a_line_holds_it_is_one_line(mode, tmp_path, capsys):
+    log = tmp_path / "train.log"
+    console = Console(mode, 9, log)
+    console.start([("task", HOSTILE)])
+    console.info(f"info {HOSTILE}")
+    console.notice(f"notice {HOSTILE}")
+    console.warn(f"warn {HOSTILE}")
+    console.note(f"note {HOSTILE}")
+    console.result({f"task/{HOSTILE}": 1.0})
+    console.update(row(1, **{f"loss/{HOSTILE}": 2.0}))
+    console.footer([f"footer {HOSTILE}"])
+    text = "".join(capsys.readouterr())
+    assert f"info {SAFE}\n" in text and f"notice {SAFE}\n" in text and "\nb" not in text
+    assert not set("\r\x1b\x9b\u2028") & set(text)
+    lines = log.read_text().splitlines()
+    assert all(re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2} ", line) for line in lines)
+    for name in ("info ", "notice ", "warn ", "note ", "task/", "footer "):
+        assert any(f"{name}{SAFE}" in line for line in lines), name
+
+
+def test_names_in_the_panel_are_text():
+    script = (
+        "import test_console as t; import gpusim_rl.run.console as module\n"
+        "module.PROGRESS_INTERVAL_S['rich'] = -1.0\n"
+        "c = t.Console('auto', 9, None); c.start([]); name = t.HOSTILE\n"
+        "c.update({'iteration': 1, f'task/{name}': 1.0, f'loss/{name}': 2.0}); c.progress(f'at {name}'); c.close()"
+    )
+    output = in_terminal(script)
+    assert all(f"{place}{SAFE}" in output for place in ("task/", "loss/", "at ")), output
+    assert all(ALLOWED.match(escape) for escape in ESCAPES.findall(output)), output
+    assert not set("\x9b\u2028") & set(output) and "\x1b[2J" not in output
