@@ -39,10 +39,6 @@ class LogRow:
     processes: tuple[int, ...] = ()
 
 
-def _finite(flags: Row) -> bool:
-    return all(value is not None and math.isfinite(value) for value in flags.values())
-
-
 class LogIntervals:
     """Divides a training into log intervals.
 
@@ -106,10 +102,11 @@ class LogIntervals:
         All processes that learn together must call it at once: else one of them would end, and the others wait for it.
         """
         own, collective = self._metrics.flags(), self._collective
-        bad = collective.any(*(rank == collective.rank and not _finite(own) for rank in range(collective.size)))
-        processes = tuple(rank for rank, is_bad in enumerate(bad) if is_bad)
-        [total] = collective.sum([torch.tensor([*own.values()])])  # NaN in one of them is NaN in all
-        flags = dict(zip(own, total.tolist(), strict=True))
+        bad = [value is None or not math.isfinite(value) for value in own.values()]
+        mine = [rank == collective.rank and any(bad) for rank in range(collective.size)]
+        told = collective.any(*bad, *mine)  # on the host: a sum would be of tensors of the device
+        flags: Row = {name: math.nan if is_bad else own[name] for name, is_bad in zip(own, told, strict=False)}
+        processes = tuple(rank for rank, is_bad in enumerate(told[len(own) :]) if is_bad)
         return LogRow(range(self._start[0] + 1, iteration + 1), {}, flags, processes if collective.size > 1 else ())
 
     def close(self) -> None:

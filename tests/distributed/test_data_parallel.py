@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load, save
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.machine.hardware import available_cpus
+from gpusim_rl.run.log_interval import LogIntervals
 from helpers import data_parallel_process
 from helpers.commands import ROOT, Finished, run_command
 from helpers.training import differences, read_csv
@@ -332,6 +334,22 @@ if os.environ["RANK"] == "1":
     }}
 runpy.run_path({train!r}, run_name="__main__")
 """
+
+
+def test_flags_of_an_unfinished_interval_go_by_the_host():
+    class OnGpus(Collective):
+        size = 2
+
+        def sum(self, tensors: Any) -> Any:
+            raise RuntimeError("No backend type associated with device type cpu")  # of NCCL
+
+        def any(self, *flags: bool) -> tuple[bool, ...]:
+            return flags  # nothing is wrong in the other process
+
+    metrics = SimpleNamespace(flags=lambda: {"check/obs": 3.0, "check/reward": math.nan})
+    row = LogIntervals(SimpleNamespace(metrics=metrics, timer=None), OnGpus()).pending(6)  # type: ignore[arg-type]
+    assert row.flags["check/obs"] == 3.0 and math.isnan(row.flags["check/reward"] or 0.0)
+    assert row.processes == (0,) and row.iterations == range(1, 7)
 
 
 @pytest.mark.slow
