@@ -7,9 +7,10 @@ reads it too. `load` reads nothing else: docs/security.md says what it promises.
 from __future__ import annotations
 
 import hashlib
-import io
+import os
 import pickletools
 import struct
+import tempfile
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -117,23 +118,20 @@ def load(path: Path) -> dict[str, Any]:
         file = open_file(path)
     except OSError as error:
         raise ConfigError(f"cannot read checkpoint {path}: {error.strerror}") from None
-    with file:
+    with file, _in_memory() as copy:
+        # First without a copy: a file with holes takes no memory. Then a copy is checked and used: others may write to
+        # the file meanwhile.
+        for target in (None, copy):
+            if not _is_intact(file, target):
+                raise _damaged(path)
+            problem = _strange(target or file)
+            if problem:
+                raise ConfigError(f"checkpoint {path} {problem}: gpusim_rl did not write it")
+        copy.seek(0)
         try:
-            size = file.seek(0, 2)
-            file.seek(0)
-            content = io.BytesIO(file.read(size))  # what is checked is what is used, whoever writes to the file
-        except OSError:  # some files of the kernel, such as /proc/self/mem, have no end
-            raise _damaged(path) from None
-    if not _is_intact(content):
-        raise _damaged(path)
-    problem = _strange(content)
-    if problem:
-        raise ConfigError(f"checkpoint {path} {problem}: gpusim_rl did not write it")
-    content.seek(0)
-    try:
-        payload = torch.load(content, map_location="cpu", weights_only=True)
-    except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
-        raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
+            payload = torch.load(copy, map_location="cpu", weights_only=True)
+        except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
+            raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
     version = payload.get("format") if isinstance(payload, dict) and "gpusim_rl" in payload else None
     if not isinstance(version, int) or version < 1:
         raise ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")
@@ -173,8 +171,13 @@ def digest_of(path: Path) -> str | None:
     return None
 
 
-def _digest(file: IO[bytes] | io.BytesIO, size: int) -> bytes:
-    """Returns the SHA-256 of the first `size` bytes, in hex."""
+def _in_memory() -> IO[bytes]:
+    """Makes a file without a name. Threads run while torch reads it; it would hold Python's lock for a BytesIO."""
+    return os.fdopen(os.memfd_create("checkpoint"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
+
+
+def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
+    """Returns the SHA-256 of the first `size` bytes, in hex; writes these bytes to a copy."""
     digest, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
     file.seek(0)
     while size:
@@ -182,11 +185,14 @@ def _digest(file: IO[bytes] | io.BytesIO, size: int) -> bytes:
         if not count:
             break
         digest.update(block[:count])
+        if copy is not None:
+            copy.write(block[:count])
         size -= count
     return digest.hexdigest().encode()
 
 
-def _is_intact(file: IO[bytes] | io.BytesIO) -> bool:
+def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
+    """Whether the digest of a file is that of its content; writes the file to a copy."""
     try:
         size = file.seek(0, 2) - DIGEST_SIZE
     except OSError:  # some files of the kernel, such as /proc/self/mem, have no end
@@ -195,7 +201,10 @@ def _is_intact(file: IO[bytes] | io.BytesIO) -> bool:
         return False
     file.seek(size)
     stored = file.read(DIGEST_SIZE)
-    return _digest(file, size) == stored
+    digest = _digest(file, size, copy)
+    if copy is not None:
+        copy.write(stored)
+    return digest == stored
 
 
 def _damaged(path: Path) -> ConfigError:
@@ -212,7 +221,7 @@ def _damaged(path: Path) -> ConfigError:
     )
 
 
-def _strange(file: io.BytesIO) -> str:
+def _strange(file: IO[bytes]) -> str:
     """Returns what an archive has that `save` does not write, found without unpacking it; empty for nothing."""
     size = file.seek(0, 2)
     file.seek(0)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import itertools
 import os
 import pickle
+import tracemalloc
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -143,17 +147,46 @@ def test_what_is_checked_is_what_is_read(tmp_path: Path, monkeypatch) -> None:
     """Another process writes to the file, or puts another one in its place, after each of the checks."""
     path, other = tmp_path / "last.pt", tmp_path / "other.pt"
     for swap in (lambda: path.write_bytes(other.read_bytes()), lambda: other.replace(path)):
-        for check in ("_is_intact", "_strange"):
-            save(path, {**PAYLOAD, "iteration": 1})
-            save(other, {**PAYLOAD, "iteration": 2})
-            checked = getattr(checkpoint_file, check)
+        for check, call in itertools.product(("_is_intact", "_strange"), (1, 2)):
+            save(path, PAYLOAD)
+            other.write_bytes(path.read_bytes().replace(b"data.pkl", b"evil.pkl"))
+            checked, calls = getattr(checkpoint_file, check), itertools.count(1)
 
-            def then_swapped(file, checked=checked, swap=swap):
-                result = checked(file)
-                swap()
+            def then_swapped(*files, checked=checked, swap=swap, calls=calls, call=call):
+                result = checked(*files)
+                if next(calls) == call:
+                    swap()
                 return result
 
             with monkeypatch.context() as patch:
                 patch.setattr(checkpoint_file, check, then_swapped)
-                assert load(path)["iteration"] == 1
-            assert load(path)["iteration"] == 2
+                with suppress(ConfigError):  # it was seen
+                    assert load(path)["iteration"] == PAYLOAD["iteration"]
+            with pytest.raises(ConfigError, match="damaged"):
+                load(path)
+
+
+@pytest.mark.parametrize("problem", ["damaged", "is no archive of torch"])
+def test_a_file_with_holes_takes_no_memory(tmp_path: Path, monkeypatch, problem) -> None:
+    size = 1 << 27
+    monkeypatch.setattr(checkpoint_file, "_in_memory", io.BytesIO)  # which is counted
+    with (tmp_path / "x.pt").open("wb") as file:
+        file.truncate(size)
+        if problem != "damaged":
+            file.seek(0, 2)
+            file.write(hashlib.sha256(bytes(size)).hexdigest().encode())
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match=problem):
+        load(tmp_path / "x.pt")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 24
+
+
+def test_other_threads_run_while_a_checkpoint_is_read(tmp_path: Path, monkeypatch) -> None:
+    """A file is read without Python's lock, a BytesIO with it: then one of several processes gives no sign of life."""
+    save(tmp_path / "x.pt", PAYLOAD)
+    read, numbers = torch.load, []
+    monkeypatch.setattr(torch, "load", lambda file, **how: (numbers.append(file.fileno()), read(file, **how))[1])
+    assert load(tmp_path / "x.pt")["iteration"] == PAYLOAD["iteration"]
+    assert len(numbers) == 1
