@@ -25,7 +25,7 @@ BEATS = 30
 FIRST = 3
 """Beats in which one process ends the run before another one does."""
 LEFT, ENDS = "left", "ends"
-"""Last signs of life: of a process that is done, and of one that has found another one lost."""
+"""Last signs of life: of a process that is done, and of one that has found another one lost. An error gives none."""
 
 _WATCH = """
 import os, select, signal, sys
@@ -67,6 +67,7 @@ class Heartbeat:
         self._keys = [f"beat_{number}" for number in range(size)]
         self._name, self._of = f"(pid {os.getpid()} on {socket.gethostname()})", f"process {rank} of {size}"
         self._beats = 0  # that the store has answered
+        self._failed = False
         self._left = threading.Event()
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._beat, self._watch)]
         self._tell()
@@ -76,7 +77,8 @@ class Heartbeat:
             thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._failed = kind is not None
         self._left.set()
         for thread in self._threads:
             thread.join(self._period_s)  # no longer: it may wait for the store
@@ -107,7 +109,8 @@ class Heartbeat:
                     self._store.set(self._keys[self._rank], ENDS)
                     names = ", ".join(f"process {rank} {heard[rank].partition(' ')[2]}" for rank in lost)
                     self._end(f"no sign of life of {names}")
-            self._store.set(self._keys[self._rank], LEFT)
+            if not self._failed:
+                self._store.set(self._keys[self._rank], LEFT)
 
     def _watch(self) -> None:
         """Ends the process where the store is silent: the link to it is cut, or its machine is gone.

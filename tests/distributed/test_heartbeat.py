@@ -58,6 +58,17 @@ def test_a_process_that_is_done_is_not_lost(said):
     assert store.get("beat_0") == LEFT.encode()
 
 
+def test_a_process_that_ends_with_an_error_is_lost(said):
+    store = HashStore()
+    with heartbeat(store) as first:
+        with pytest.raises(ZeroDivisionError), heartbeat(store, 1):
+            time.sleep(LOST_AFTER_S / 4)
+            raise ZeroDivisionError
+        time.sleep(2 * LOST_AFTER_S)
+        assert first.over
+    assert said[0] is not None and said[0].startswith(f"no sign of life of process 1 (pid {os.getpid()} on ")
+
+
 def test_a_process_that_computes_for_long_is_not_lost(said):
     store = HashStore()
     other = heartbeat(store, 1)
