@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 PATIENT = 4.0
-"""Time that an actor has, as a multiple of the longest answer of any actor so far. Envs may be slow."""
+"""Time that an actor has, as a multiple of the longest of the actors' last answers. Envs may be slow."""
 FIRST = 10.0
 """Factor of the time for its first answer after a start, before which kernels are compiled."""
 LOOK_S = 1.0
@@ -28,7 +28,7 @@ class Silence:
         self._owed = [0] * num_actors
         self._silent_s = [0.0] * num_actors
         self._first = [True] * num_actors
-        self._longest_s = 0.0
+        self._took_s = [0.0] * num_actors  # the last answer; a long one counts for some more
 
     def begins(self, actor: int) -> None:
         """Notes that an actor is started again, and owes nothing."""
@@ -40,7 +40,7 @@ class Silence:
 
     def answered(self, actor: int) -> None:
         """Notes an answer."""
-        self._longest_s = max(self._longest_s, self._silent_s[actor])
+        self._took_s[actor] = max(self._silent_s[actor], self._took_s[actor] / 2)  # the first one has compiled
         self._owed[actor], self._silent_s[actor], self._first[actor] = self._owed[actor] - 1, 0.0, False
 
     def look(self) -> list[tuple[int, float]]:
@@ -49,7 +49,7 @@ class Silence:
         if self._timeout_s is None or now - self._looked < min(LOOK_S, self._timeout_s / PATIENT):
             return []
         passed_s, self._looked = now - self._looked, now
-        limit_s, hung = max(self._timeout_s, PATIENT * self._longest_s), []
+        limit_s, hung = max(self._timeout_s, PATIENT * max(self._took_s)), []
         for actor, owed in enumerate(self._owed):
             if owed:
                 has_s = limit_s * (FIRST if self._first[actor] else 1.0)

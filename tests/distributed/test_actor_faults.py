@@ -253,6 +253,16 @@ def test_slow_envs_have_more_time(clock: Clock) -> None:
     assert looks(watch, clock, 1) == [1]
 
 
+def test_kernels_that_compiled_for_long_give_no_time_for_ever(clock: Clock) -> None:
+    watch = Silence(2, 60.0)
+    for actor in (0, 1):
+        answer_after(watch, clock, actor, 300)
+        for _ in range(8):
+            answer_after(watch, clock, actor, 1)
+    watch.asked(1)
+    assert looks(watch, clock, 60) == [1]
+
+
 def test_a_learner_that_was_away_takes_nobody_for_hung(clock: Clock) -> None:
     watch = Silence(1, 60.0)
     answer_after(watch, clock, 0, 1)
