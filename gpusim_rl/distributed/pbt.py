@@ -87,8 +87,9 @@ def add_row(folder: Path, row: Mapping[str, Any]) -> None:
     """Adds an interval of a trial to the table in the folder of a study; the first one makes the table."""
     text = io.StringIO()
     writer = csv.DictWriter(text, row, lineterminator="\n")
-    with open_file(folder / TABLE, "ab") as file:
-        if not file.tell():
+    with open_file(folder / TABLE, "ab+") as file:
+        file.seek(0)
+        if not file.truncate(file.read().rfind(b"\n") + 1):  # a kill may have cut the last row
             writer.writeheader()
         writer.writerow(row)
         file.write(text.getvalue().encode())

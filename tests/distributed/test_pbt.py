@@ -102,10 +102,13 @@ def test_a_torn_table_is_read_and_an_interval_that_was_repeated_counts_once(tmp_
         add_row(tmp_path, {"trial": 0, "iteration": iteration, "score": score, "since": 0, "parent": 0})
     with (tmp_path / "population.csv").open("a") as table:
         table.write("0,1")
-    assert [(row["iteration"], row["score"]) for row in read_rows(search_of({}, tmp_path))] == [
-        ("4", "2.0"),
-        ("8", "3.0"),
-    ]
+    assert scores(tmp_path) == [("4", "2.0"), ("8", "3.0")]
+    add_row(tmp_path, {"trial": 0, "iteration": 12, "score": 4.0, "since": 8, "parent": 0})
+    assert scores(tmp_path) == [("4", "2.0"), ("8", "3.0"), ("12", "4.0")]
+
+
+def scores(folder: Path) -> list[tuple[str, str]]:
+    return [(row["iteration"], row["score"]) for row in read_rows(search_of({}, folder))]
 
 
 def test_a_trial_goes_on_from_its_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
