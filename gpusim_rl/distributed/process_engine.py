@@ -173,6 +173,8 @@ class ProcessEngine(Engine):
         process = self._actors[actor]
         try:
             answer = self._received(_receive(process.connection))
+        except BlockingIOError:  # within a message
+            return self._replace(actor, self._jobs[0].config["actors"]["timeout_s"])
         except (EOFError, OSError, pickle.UnpicklingError):
             return self._start_again(actor, self._actors[actor].child.last_line())
         if isinstance(answer, EnvDescription):
