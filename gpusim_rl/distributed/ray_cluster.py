@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,12 @@ def _folder() -> Iterator[str]:
     Its owner holds a lock on a file in it, which ends with the process. A folder without that file is being made, or is
     not ours.
     """
+    used = cache(_names_in_use)
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError, ConfigError):
             is_ours = stat.S_ISDIR(left.lstat().st_mode) and left.lstat().st_uid == os.getuid()
             with safe_open.open_file(left / OWNER) as file:
-                if is_ours and safe_open.lock(file) and not _in_use(left):
+                if is_ours and safe_open.lock(file) and not any(str(left) in name for name in used()):
                     shutil.rmtree(left)  # which follows no links
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder:
         new, owner = Path(folder, "new"), Path(folder, OWNER)
@@ -116,14 +118,14 @@ def _folder() -> Iterator[str]:
             yield folder
 
 
-def _in_use(folder: Path) -> bool:
-    """Returns whether a process of Ray works in a folder: the last ones end a minute after their owner."""
+def _names_in_use() -> list[str]:
+    """Returns arguments and open files of all other processes: the last ones of Ray end a minute after their owner."""
+    names = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has just ended, or is another user's
-            names = [*process.cmdline(), *(file.path for file in process.open_files())]
-            if process.pid != os.getpid() and any(str(folder) in name for name in names):
-                return True
-    return False
+            if process.pid != os.getpid():
+                names += [*process.cmdline(), *(file.path for file in process.open_files())]
+    return names
 
 
 @contextmanager

@@ -98,6 +98,10 @@ def test_links_in_it_are_not_followed(temporary: Path) -> None:
     assert [path.name for path in temporary.rglob("*")] == ["mine", "thesis"]
 
 
+def in_use(folder: Path) -> bool:
+    return any(str(folder) in name for name in ray_cluster._names_in_use())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_learner_that_is_killed_leaves_its_folder_to_the_next_one(short_folder: Path, tmp_path: Path) -> None:
@@ -118,11 +122,11 @@ def test_a_learner_that_is_killed_leaves_its_folder_to_the_next_one(short_folder
     process.send_signal(signal.SIGKILL)
     process.wait()
     [folder] = short_folder.glob("gpusim-rl-ray-*")
-    assert ray_cluster._in_use(folder)
+    assert in_use(folder)
     agents = [it for it in below if it.is_running() and it.name() in ("ray::DashboardAgent", "ray::RuntimeEnvAgent")]
     psutil.wait_procs([it for it in below if it not in agents], timeout=60)
-    assert agents and ray_cluster._in_use(folder), "their command lines do not tell"
+    assert agents and in_use(folder), "their command lines do not tell"
     _, alive = psutil.wait_procs(agents, timeout=120)
-    assert alive == [] and not ray_cluster._in_use(folder)
+    assert alive == [] and not in_use(folder)
     assert start("max_iterations=2").wait(120) == 0
     assert not folder.exists() and not [*short_folder.glob("gpusim-rl-ray-*")]
