@@ -36,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
             with stoppable(search.folder):
                 lines = tune(search)
         except OSError as error:
+            if error.strerror is None:  # of no file
+                raise
             place = error.filename or search.folder
             raise ConfigError(f"{place}: {error.strerror}. The same command goes on with what there is") from None
         say(*lines)
