@@ -82,6 +82,16 @@ class PhaseTimer:
         finally:
             self._inside = None
 
+    def enter(self, phase: str) -> None:
+        """Begins a phase on the host's clock."""
+        self._inside, self._entered = phase, time.perf_counter()
+
+    def leave(self, *, counts: bool) -> None:
+        """Ends the phase; its time counts unless it has failed."""
+        if counts:
+            self._add_host_time()
+        self._inside = None
+
     def _add_host_time(self) -> None:
         now = time.perf_counter()
         phase = self._inside or ""
@@ -122,9 +132,7 @@ class _OnHost(AbstractContextManager[None]):
         self._timer, self._phase = timer, phase
 
     def __enter__(self) -> None:
-        self._timer._inside, self._timer._entered = self._phase, time.perf_counter()
+        self._timer.enter(self._phase)
 
     def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            self._timer._add_host_time()
-        self._timer._inside = None
+        self._timer.leave(counts=kind is None)
