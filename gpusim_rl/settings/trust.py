@@ -110,11 +110,9 @@ def _is_named(code: Named, config_dir: str | Path | None) -> bool:
 
 def _names(folder: Path, code: Named) -> bool:
     files = [file for group in ("algo", "task") for file in sorted((folder / group).glob("*.yaml"))]
-    return any(  # most files are left out by their text: to parse one takes long
-        code in [(place_of(key), target) for key, target in class_paths(read_yaml(file))]
-        for file in files
-        if code[1] in file.read_text(encoding="utf-8", errors="replace")
-    )
+    # To parse one takes long: most are left out by their text.
+    near = [file for file in files if code[1] in file.read_text(encoding="utf-8", errors="replace")]
+    return any(code == (place_of(key), target) for file in near for key, target in class_paths(read_yaml(file)))
 
 
 def words_of_call(settings: Mapping[str, Any]) -> list[str]:
@@ -132,7 +130,7 @@ def words_of_call(settings: Mapping[str, Any]) -> list[str]:
 
 
 def is_per_call(key: str) -> bool:
-    """Returns whether a setting, or its section, does not travel with a run folder."""
+    """Returns whether a setting does not travel with a run folder, alone or with its section."""
     return any(fnmatchcase(f"{key}.", f"{setting}.*") for setting in OF_ONE_CALL + OF_THE_MACHINE)
 
 

@@ -45,9 +45,8 @@ def _inline_mesh(element: ET.Element, model: mujoco.MjModel) -> None:
     mesh = model.mesh(element.get("name"))
     vertices, faces = model.mesh_vert[mesh.vertadr[0] :][: mesh.vertnum[0]], model.mesh_face[mesh.faceadr[0] :]
     turn = np.zeros(9)
-    mujoco.mju_quat2Mat(
-        turn, model.mesh_quat[mesh.id]
-    )  # to the frame of the file: MuJoCo has them about the centre of mass
+    mujoco.mju_quat2Mat(turn, model.mesh_quat[mesh.id])
+    # To the frame of the file: MuJoCo has them about the centre of mass.
     vertices = vertices @ turn.reshape(3, 3).T + model.mesh_pos[mesh.id]
     for name in ("file", "content_type", "builtin", "params", "refpos", "refquat", "normal", "texcoord"):
         element.attrib.pop(name, None)
