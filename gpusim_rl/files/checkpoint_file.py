@@ -114,6 +114,11 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file is damaged, not ours, of another format, or holds more than data.
     """
+    return load_with_digest(path)[0]
+
+
+def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
+    """Does `load`; returns the digest of what was read too."""
     try:
         file = open_file(path)
     except OSError as error:
@@ -132,6 +137,8 @@ def load(path: Path) -> dict[str, Any]:
             payload = torch.load(copy, map_location="cpu", weights_only=True)
         except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
             raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
+        copy.seek(-DIGEST_SIZE, 2)
+        digest = copy.read().decode()
     version = payload.get("format") if isinstance(payload, dict) and "gpusim_rl" in payload else None
     if not isinstance(version, int) or version < 1:
         raise ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")
@@ -143,7 +150,7 @@ def load(path: Path) -> dict[str, Any]:
         )
     if not _is_small(payload):
         raise ConfigError(f"checkpoint {path} has values without end: gpusim_rl did not write it")
-    return payload
+    return payload, digest
 
 
 def newest_intact(folder: Path) -> Path | None:

@@ -194,23 +194,24 @@ def dump_yaml(value: Any) -> bytes:
     return DIGEST + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
-def is_intact(path: Path) -> bool:
-    """Returns whether a saved yaml is as `dump_yaml` wrote it; False where it cannot be read."""
+def read_intact(path: Path) -> bytes | None:
+    """Returns the content of a saved yaml that is as `dump_yaml` wrote it; None where it is not, or cannot be read."""
     try:
-        first, _, body = read_bytes(path).partition(b"\n")
+        content = read_bytes(path)
     except OSError:
-        return False
-    return first == DIGEST + hashlib.sha256(body).hexdigest().encode()
+        return None
+    first, _, body = content.partition(b"\n")
+    return content if first == DIGEST + hashlib.sha256(body).hexdigest().encode() else None
 
 
-def load_yaml(path: Path) -> Any:
-    """Reads plain values, whoever wrote them.
+def load_yaml(path: Path, content: bytes | None = None) -> Any:
+    """Reads plain values, whoever wrote them, from a file; or from its `content`, where that was read before.
 
     Raises:
         ConfigError: The file cannot be read, is no yaml, or holds more than data: see `check_plain`.
     """
     try:
-        content = read_bytes(path)
+        content = read_bytes(path) if content is None else content
         _check_events(content, path)
         value = yaml.safe_load(content)
     except ConfigError:

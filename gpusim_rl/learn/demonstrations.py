@@ -76,13 +76,16 @@ def record(env: _Environments, policy: Callable[[Observation], Tensor], file: st
     checkpoint_file.save(Path(file), {"demonstrations": {"episode": episode, "memory": state}})
 
 
-def load(file: str, env: EnvSpec, groups: Sequence[str], *, n_step: int, gamma: float, device: torch.device) -> Replay:
-    """Makes a `Replay` of a file that `record` wrote, for the environments of a training.
+def load(
+    file: str, env: EnvSpec, groups: Sequence[str], *, n_step: int, gamma: float, device: torch.device
+) -> tuple[Replay, str]:
+    """Makes a `Replay` of a file that `record` wrote, for the environments of a training; returns its digest too.
 
     Raises:
         ConfigError: The file is not there, damaged, or not of demonstrations, or they do not fit the environments.
     """
-    match checkpoint_file.load(Path(file)).get("demonstrations"):
+    content, digest = checkpoint_file.load_with_digest(Path(file))
+    match content.get("demonstrations"):
         case {"episode": int(episode), "memory": {"reward": Tensor(shape=(steps, envs))} as state} if (
             min(episode, steps, envs) > 0
         ):
@@ -98,7 +101,7 @@ def load(file: str, env: EnvSpec, groups: Sequence[str], *, n_step: int, gamma: 
     _check_fits(file, state, replay.state_dict() if device.type != "meta" else {})
     _check_finite(state, f"{file} has")
     replay.load_state_dict(state)
-    return replay
+    return replay, digest
 
 
 def _check_fits(file: str, state: Mapping[str, Any], expected: Mapping[str, Any], path: str = "") -> None:

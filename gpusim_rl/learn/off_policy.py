@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.files.checkpoint_file import digest_of
 from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import (
     Algorithm,
@@ -136,10 +134,9 @@ class OffPolicy(Algorithm):
             return None
         cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
         try:
-            replay = demonstrations.load(file, env, self.policy.groups, **memory)
+            replay, self._digest = demonstrations.load(file, env, self.policy.groups, **memory)
         except ConfigError as error:
             raise ConfigError(f"{env.section}.demonstrations.file: {error}") from None
-        self._digest = digest_of(Path(file))
         self._num_shown = min(max(1, round(cfg.demonstrations.share * cfg.batch_size)), cfg.batch_size - 1)
         self._imitates = cfg.demonstrations.imitation > 0.0
         return replay

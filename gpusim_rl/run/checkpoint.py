@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files.checkpoint_file import load, save
+from gpusim_rl.files.checkpoint_file import load as load  # for those that import this module
+from gpusim_rl.files.checkpoint_file import load_with_digest, save
 from gpusim_rl.files.safe_open import open_file, replacing
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig, declarations
@@ -55,11 +56,11 @@ EPISODES = "episodes"
 """Entry of an algorithm's state that belongs to the episodes under way."""
 
 
-def load_for(spec: RunSpec) -> dict[str, Any] | None:
+def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     """Reads the checkpoint that a run continues from, and checks that it fits the run's configuration.
 
     Returns:
-        Content of the checkpoint; None for a new run.
+        Content of the checkpoint and the digest of its file; None for a new run.
 
     Raises:
         ConfigError: There is none to evaluate, or it is of another task or other networks.
@@ -67,9 +68,10 @@ def load_for(spec: RunSpec) -> dict[str, Any] | None:
     if spec.checkpoint is None:
         if spec.cfg.test:
             raise ConfigError("test=true needs checkpoint=<run folder or .pt file>")
-        return None
+        return None, None
     file, task_name = spec.checkpoint.file, spec.task_class.__name__
-    state = check_training(load(file), file, ("task", "config", "seed", "policy"))
+    state, digest = load_with_digest(file)
+    check_training(state, file, ("task", "config", "seed", "policy"))
     if state["task"] != task_name:
         raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try task={state['task']}")
     settings = declarations(spec.algorithm_class.Config)
@@ -84,7 +86,7 @@ def load_for(spec: RunSpec) -> dict[str, Any] | None:
     different = structural_difference(state["config"], spec.config, keys)
     if different:
         raise ConfigError(f"checkpoint {file} does not fit this configuration: {'; '.join(different)}")
-    return state
+    return state, digest
 
 
 def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:

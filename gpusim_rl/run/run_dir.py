@@ -180,7 +180,7 @@ class RunDir:
     def resume(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Notes settings, machine and code of a resumed run; `earlier` in env.json lists the starts before this one."""
         for path in (self.config_yaml, self.overrides_yaml):
-            if path.exists() and not safe_open.is_intact(path):
+            if path.exists() and safe_open.read_intact(path) is None:
                 warn(f"{path} is written anew; as it was, it is {safe_open.keep_damaged(path)}")
         try:
             before = self.environment

@@ -13,7 +13,6 @@ import torch
 
 from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.errors import import_extra, one_line_if_out_of_memory, warn
-from gpusim_rl.files.checkpoint_file import digest_of
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.hardware import tune_malloc
@@ -87,8 +86,7 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     cfg, outside = spec.cfg, issubclass(spec.task_class, Environment)
     if cfg.log.tensorboard:
         import_extra("tensorboard", "tensorboard", "log.tensorboard=true")
-    digest = digest_of(spec.checkpoint.file) if spec.checkpoint is not None else None
-    state = checkpoint.load_for(spec)
+    state, digest = checkpoint.load_for(spec)
     regrouped = False
     if state is not None and not cfg.test:
         state, regrouped = state_of_process(state, collective)

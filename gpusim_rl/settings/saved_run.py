@@ -11,7 +11,7 @@ from typing import Any
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
-from gpusim_rl.files.safe_open import check_plain, is_intact, load_yaml
+from gpusim_rl.files.safe_open import check_plain, load_yaml, read_intact
 from gpusim_rl.settings.discover import default_choice, tasks
 from gpusim_rl.settings.overrides import is_override, key_of, quote, value_of
 from gpusim_rl.settings.trust import Named, check_saved_settings, is_per_call, place_of, words_of_call
@@ -111,8 +111,9 @@ def _read_settings(
         Settings, and those that are left out of them because they do not travel, as they would be typed.
     """
     file = checkpoint.file if checkpoint.run_dir is None else checkpoint.run_dir / "config.yaml"
-    if checkpoint.run_dir is not None and is_intact(file):
-        settings = load_yaml(file)
+    content = None if checkpoint.run_dir is None else read_intact(file)
+    if content is not None:
+        settings = load_yaml(file, content)
     else:
         settings = _in_checkpoint(checkpoint, "config")
         if checkpoint.run_dir is not None:
@@ -134,10 +135,11 @@ def read_overrides(checkpoint: Checkpoint) -> list[str]:
         check_plain(overrides, file)
     else:
         file = checkpoint.run_dir / "overrides.yaml"
-        if not is_intact(file):
+        content = read_intact(file)
+        if content is None:
             warn(f"{file} {_damage(file)}: the run's command line is not on record any more")
             return []
-        overrides = load_yaml(file)
+        overrides = load_yaml(file, content)
     if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
     for text in overrides:

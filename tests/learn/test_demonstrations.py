@@ -46,7 +46,7 @@ def cartpole() -> Any:
 
 def loaded(path: Path, n_step: int = 1, size: int = 4, actions: int = 1) -> Any:
     spec = EnvSpec(64, {"policy": size}, Box(actions), 500)
-    return load(str(path), spec, ["policy"], n_step=n_step, gamma=GAMMA, device=torch.device("cpu"))
+    return load(str(path), spec, ["policy"], n_step=n_step, gamma=GAMMA, device=torch.device("cpu"))[0]
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -129,6 +129,20 @@ def test_the_last_part_of_every_batch_is_theirs(name: str, share: float, theirs:
         assert batch.reward.shape == batch.weight.shape == batch.index.shape == (16,)
         assert batch.next_obs["policy"].shape == (16, 5)
         assert float(batch.weight.sum()) == pytest.approx(1.0)
+
+
+def test_the_digest_is_that_of_the_demonstrations_that_were_read(tmp_path: Path, monkeypatch) -> None:
+    path, other, open_file = marked(tmp_path / "d.pt", 0.625), marked(tmp_path / "e.pt", 0.5), checkpoint_file.open_file
+    digest = path.read_bytes()[-64:].decode()
+
+    def then_swapped(*arguments: Any) -> Any:
+        opened = open_file(*arguments)
+        path.unlink()
+        path.write_bytes(other.read_bytes())
+        return opened
+
+    monkeypatch.setattr(checkpoint_file, "open_file", then_swapped)
+    assert learner("sac", path).algorithm.state_dict()["demonstrations"] == digest
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)

@@ -20,6 +20,7 @@ import torch
 from gpusim_rl.api import prepare
 from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.machine import torch_threads
 from gpusim_rl.run import checkpoint, collector, devices, start, stop_signal
 from gpusim_rl.run.checkpoint import Checkpoints
@@ -299,6 +300,29 @@ def test_deterministic_kernels_are_those_of_physics_too(tmp_path):
     finally:
         torch.use_deterministic_algorithms(False)
     assert trainer.env.sim._model.opt.deterministic
+
+
+def test_the_digest_of_a_start_is_that_of_the_checkpoint_that_it_has_read(tmp_path, monkeypatch):
+    """Another process trains further between the two."""
+    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
+    last = the_run(tmp_path) / "checkpoints" / "last.pt"
+    before, settings = last.read_bytes(), {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4}
+    make_trainer("Cartpole", tmp_path, **settings).train()
+    after, open_file = last.read_bytes(), checkpoint_file.open_file
+
+    def then_swapped(path: Path, *arguments: Any) -> Any:
+        opened = open_file(path, *arguments)
+        last.unlink()
+        last.write_bytes(after)
+        return opened
+
+    last.write_bytes(before)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_file, "open_file", then_swapped)
+        trainer = make_trainer("Cartpole", tmp_path, **settings)
+    assert trainer.start.iteration == 2 and trainer.start.digest == before[-64:].decode()
+    with pytest.raises(ConfigError, match="was trained further by another process"):
+        trainer.train()
 
 
 def test_a_resumed_run_keeps_its_seed_and_says_that_another_one_is_ignored(tmp_path, capfd):

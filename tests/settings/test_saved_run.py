@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files import paths
-from gpusim_rl.files.safe_open import dump_yaml
+from gpusim_rl.files import paths, safe_open
+from gpusim_rl.files.safe_open import dump_yaml, load_yaml
 from gpusim_rl.settings import compose as composing
 from gpusim_rl.settings.hydra_errors import refuse_other_task
 from gpusim_rl.settings.saved_run import continue_run, read_overrides
@@ -56,6 +56,24 @@ def test_a_resumed_run_has_the_saved_settings_and_what_is_typed_wins(run_dir):
     assert resumed(f"checkpoint={strange}")[0]["checkpoint"] == str(strange)
     assert continue_run(["checkpoint=null"], None) == (["checkpoint=null"], None)
     assert continue_run(["task=Cartpole"], None) == (["task=Cartpole"], None)
+
+
+def test_saved_settings_that_are_checked_are_those_that_are_read(run_dir, monkeypatch):
+    """Another process puts other files in their place as soon as they are opened."""
+    files = {name: run_dir / f"{name}.yaml" for name in ("config", "overrides")}
+    other = {"config": dump_yaml({**load_yaml(files["config"]), "num_envs": 999}), "overrides": dump_yaml(["seed=9"])}
+    open_file = safe_open.open_file
+
+    def then_swapped(path, *arguments):
+        opened = open_file(path, *arguments)
+        if path.name in ("config.yaml", "overrides.yaml"):
+            path.unlink()
+            path.write_bytes(other[path.stem])
+        return opened
+
+    monkeypatch.setattr(safe_open, "open_file", then_swapped)
+    settings, record = resumed("checkpoint=Cartpole")
+    assert settings["num_envs"] == 64 and record[:2] == ["task=Cartpole", "num_envs=64"]
 
 
 def test_a_group_typed_at_a_resume_wins_over_the_saved_settings(run_dir):
