@@ -428,10 +428,9 @@ def test_gradients_found_in_python_are_those_of_torch(kind: str, monkeypatch: py
     compared = 0
     grad = torch.autograd.grad
 
-    def both(loss: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+    def both(*given: Any) -> tuple[Tensor, ...]:
         nonlocal compared
-        ours = backward(loss, parameters)
-        theirs = grad(loss, parameters)
+        ours, theirs = backward(*given), grad(*given)
         for mine, wanted in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, wanted)
             compared += 1

@@ -140,7 +140,7 @@ class _MissingKernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def backward(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def backward(loss: Tensor, parameters: Sequence[Tensor], of_loss: Tensor | None = None) -> tuple[Tensor, ...]:
     """What `torch.autograd.grad` returns, found in Python: torch's own engine asks CUDA for streams."""
     order: list[Any] = []
     seen: set[Any] = set()
@@ -156,7 +156,7 @@ def backward(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
         grads[key] = grad if key not in grads else grads[key] + grad
 
     visit(loss.grad_fn)
-    inner: dict[Any, Any] = {(loss.grad_fn, 0): torch.ones_like(loss)}
+    inner: dict[Any, Any] = {(loss.grad_fn, 0): torch.ones_like(loss) if of_loss is None else of_loss}
     leaves: dict[Any, Any] = {}
     with torch.no_grad():
         for node in reversed(order):  # whatever uses a result comes before what made it
@@ -166,12 +166,15 @@ def backward(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
             if hasattr(node, "variable"):
                 add(leaves, node.variable, given[0])
                 continue
-            results = node(*given)
+            results = getattr(node, "apply", node)(*given)  # a function written in Python has this name
             results = results if isinstance(results, tuple) else (results,)
+            results = results[-len(node.next_functions) :]  # such a function tells of arguments that are no tensors
             for (following, number), grad in zip(node.next_functions, results, strict=True):
                 if following is not None and grad is not None:
                     wanted = following._input_metadata[number]
-                    add(inner, (following, number), grad.sum_to_size(wanted.shape).to(wanted.dtype))
+                    if list(grad.shape) != list(wanted.shape):
+                        grad = grad.sum_to_size(wanted.shape)
+                    add(inner, (following, number), grad.to(wanted.dtype))
     return tuple(leaves[parameter] for parameter in parameters)
 
 
