@@ -83,7 +83,7 @@ def count_loss(algorithm: Any) -> tuple[int, int]:
     def counted(*arguments: Any) -> Any:
         with Operators() as operators:
             result = algorithm._chunk_loss(*arguments)
-            torch.autograd.grad(result[0], algorithm.optimizer.parameters, retain_graph=True)
+            torch.autograd.grad(result, algorithm.optimizer.parameters, algorithm._coefficients, retain_graph=True)
         counts.append((operators.kernels, operators.products))
         return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ class DiagonalGaussian:
     mean: Float[Tensor, "*batch actions"]
     log_std: Float[Tensor, "*#batch actions"]
     """One row [actions] where it does not depend on the state."""
+    _terms: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, index: int) -> DiagonalGaussian:
         """Returns a row of the first dimension; a log-std that does not depend on the state has none."""
@@ -35,7 +36,7 @@ class DiagonalGaussian:
 
     def per_sample(self) -> DiagonalGaussian:
         """Returns the same distribution with a log-std for each sample."""
-        return DiagonalGaussian(self.mean, self.log_std.expand_as(self.mean))
+        return DiagonalGaussian(self.mean, self.log_std.expand_as(self.mean), self._terms)
 
     @property
     def mode(self) -> Float[Tensor, "*batch actions"]:
@@ -49,21 +50,30 @@ class DiagonalGaussian:
     def log_prob(self, action: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
         """Returns the log-density of an action, summed over its components."""
         # -(action - mean)^2 / (2 std^2) - log std - log(2 pi) / 2, summed over the actions
-        squares = squared_distance(self.mean.expand_as(action), action) * torch.exp(-2.0 * self.log_std)
-        at_mean = -0.5 * _LOG_2PI * self.mean.shape[-1] - self.log_std.sum(dim=-1)
+        precision, log_volume = self._shared_terms()
+        squares = squared_distance(self.mean.expand_as(action), action) * precision
+        at_mean = -0.5 * _LOG_2PI * self.mean.shape[-1] - log_volume
         return torch.add(at_mean, squares.sum(dim=-1), alpha=-0.5)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Returns the entropy [nat]; without batch where the log-std does not depend on the state."""
-        return self.log_std.sum(dim=-1) + 0.5 * (1.0 + _LOG_2PI) * self.mean.shape[-1]
+        return self._shared_terms()[1] + 0.5 * (1.0 + _LOG_2PI) * self.mean.shape[-1]
+
+    def _shared_terms(self) -> tuple[Tensor, Tensor]:
+        """Returns 1 / std^2, and the sum of the log-std over the actions; computed once, as launches cost on CUDA."""
+        learned = torch.is_grad_enabled() and self.log_std.requires_grad
+        if self._terms is None or (learned and not self._terms[0].requires_grad):
+            self._terms = torch.exp(-2.0 * self.log_std), self.log_std.sum(dim=-1)
+        return self._terms
 
     def kl_from(self, old: DiagonalGaussian) -> Float[Tensor, "*batch"]:
         """Returns KL(old || self) [nat]."""
         # log(std / std_old) + (std_old^2 + (mean_old - mean)^2) / (2 std^2) - 1 / 2, summed over the actions
         # exp(2 dlog) - 1 - 2 dlog by expm1: exactly 0 where the two are equal
-        log_ratio = 2.0 * (old.log_std - self.log_std)
-        distance = (old.mean - self.mean) / torch.exp(self.log_std)
-        return 0.5 * (torch.expm1(log_ratio) - log_ratio).addcmul(distance, distance).sum(dim=-1)
+        log_ratio = self.log_std - old.log_std
+        excess = torch.add(log_ratio, torch.expm1(-2.0 * log_ratio), alpha=0.5)
+        squares = squared_distance(self.mean, old.mean)
+        return torch.addcmul(excess, squares, self._shared_terms()[0], value=0.5).sum(dim=-1)
 
     def excess(self, bound: float) -> Float[Tensor, "*batch"]:
         """Returns the squared distance of the mean from [-bound, bound], summed over the components."""
@@ -82,7 +92,8 @@ class DiagonalGaussian:
     @classmethod
     def stored(cls, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
         """Returns the distribution whose `parameters` these are, side by side."""
-        return cls(*parameters.chunk(2, dim=-1))
+        mean, log_std = parameters.chunk(2, dim=-1)
+        return cls(mean, log_std)
 
 
 @dataclass(slots=True)

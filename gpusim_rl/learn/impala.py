@@ -87,7 +87,7 @@ class Impala(OnPolicy):
         self, cfg: ImpalaConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
-        self._ages = cfg.delay + 1
+        self._clip, self._ages = cfg.ratio_clip, cfg.delay + 1
         self._ring = [memory.new_zeros(self._ages, *memory.shape) for memory, _ in self.rollout.memory()]
         self._versions = torch.full((self._ages,), -torch.inf, device=device)  # nothing there yet
         self._envs = torch.arange(env.num_envs, device=device)
@@ -144,7 +144,7 @@ class Impala(OnPolicy):
         losses = super()._sample_losses(old, now)
         if self.cfg.loss == "clipped":
             ratio = torch.exp(now.log_prob - old.log_prob)
-            losses["loss/policy"] = clipped_loss(old.advantage, ratio, self.cfg.ratio_clip)
+            losses["loss/policy"] = clipped_loss(old, ratio)
         return losses
 
     def state_dict(self) -> dict[str, Any]:

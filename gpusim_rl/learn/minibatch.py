@@ -43,28 +43,62 @@ class Samples:
     distribution: Tensor
     """Parameters of the distribution that the action was drawn from, [*batch, parameters]."""
     log_prob: Tensor
-    value: Tensor
-    """Old prediction, at the scale of the network."""
-    advantage: Tensor
+    cost: Tensor
+    """Minus the advantage."""
+    least_cost: Tensor
+    """Lower bound of the policy's loss, where that is clipped."""
+    value_low: Tensor
+    """Range of the value prediction, where that is clipped, at the scale of the network."""
+    value_high: Tensor
     target: Tensor
     """Return, at the scale of the network."""
-    valid: Tensor
-    """1.0 where the sample counts, else 0.0."""
+    weight: Tensor
+    """Weight in sums over a batch: 0.0 where the sample does not count, else 1.0; 1 / their number for means."""
+
+    @classmethod
+    def of(
+        cls,
+        action: Tensor,
+        distribution: Tensor,
+        log_prob: Tensor,
+        *,
+        advantage: Tensor,
+        value: Tensor,
+        target: Tensor,
+        valid: Tensor,
+        clip: float,
+    ) -> Samples:
+        """Computes once what every pass over the samples needs.
+
+        Args:
+            action: Actions.
+            distribution: Parameters of the distribution that the action was drawn from.
+            log_prob: Log-probability of the action.
+            advantage: Advantage of the action.
+            value: Old prediction, at the scale of the network.
+            target: Return, at the scale of the network.
+            valid: 1.0 where the sample counts, else 0.0.
+            clip: Largest distance of the clipped ratio from 1, and of the clipped value from the old one.
+        """
+        cost = -advantage
+        least = torch.add(cost, cost.abs(), alpha=-clip)
+        return cls(action, distribution, log_prob, cost, least, value - clip, value + clip, target, valid)
 
     def pack(self) -> Tensor:
         """Returns all of it side by side, [*batch, columns], so that a minibatch is one gather."""
-        scalars = torch.stack([self.log_prob, self.value, self.advantage, self.target, self.valid], dim=-1)
+        costs, values = (self.cost, self.least_cost), (self.value_low, self.value_high)
+        scalars = torch.stack([self.log_prob, *costs, *values, self.target, self.weight], dim=-1)
         return torch.cat([self.action, self.distribution, scalars], dim=-1)
 
     @classmethod
     def unpack(cls, packed: Tensor, num_actions: int, num_parameters: int) -> Samples:
         """Undoes `pack`."""
-        action, distribution, scalars = packed.split([num_actions, num_parameters, 5], dim=-1)
+        action, distribution, scalars = packed.split([num_actions, num_parameters, 7], dim=-1)
         return cls(action, distribution, *scalars.unbind(-1))
 
     @staticmethod
-    def valid_of(packed: Tensor) -> Tensor:
-        """Returns `valid` of packed samples, without unpacking the rest."""
+    def weight_of(packed: Tensor) -> Tensor:
+        """Returns `weight` of packed samples, a view, without unpacking the rest."""
         return packed[..., -1]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -32,6 +32,10 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "selu": partial(nn.SELU, inplace=True),
 }
+
+
+_KERNELS: Any = torch
+"""Operations on lists of tensors, of which torch exports no names."""
 
 
 @dataclass(slots=True)
@@ -88,15 +92,29 @@ class MLP(nn.Sequential):
 
         Autocast casts each of them: on CUDA a launch costs more than copying the weights. On the CPU it is dearer.
         """
-        full = list(self.parameters())
-        flat = torch.cat([weights.flatten() for weights in full]).to(dtype)
-        cast = iter(flat.split([weights.numel() for weights in full]))
+        cast = iter(_Cast.apply(dtype, *self.parameters()))  # type: ignore[reportArgumentType]
         for layer in self:
-            if isinstance(layer, nn.Linear):
-                x = functional.linear(x, next(cast).view_as(layer.weight), next(cast))
-            else:
-                x = layer(x)
+            x = functional.linear(x, next(cast), next(cast)) if isinstance(layer, nn.Linear) else layer(x)
         return x
+
+
+class _Cast(torch.autograd.Function):
+    """Copies tensors in another type, and their gradients back, with a kernel each."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[reportIncompatibleMethodOverride]
+        ctx.dtype = tensors[0].dtype
+        return _copied(tensors, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
+        return None, *_copied(gradients, ctx.dtype)
+
+
+def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    copies = [torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in tensors]
+    _KERNELS._foreach_copy_(copies, tensors)
+    return tuple(copies)
 
 
 def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "network") -> nn.Module:

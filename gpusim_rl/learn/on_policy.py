@@ -68,6 +68,8 @@ class OnPolicy(Algorithm):
 
     cfg: Any
     """An `OnPolicyConfig`."""
+    _clip: float = 0.0
+    """Largest distance of the ratio from 1, and of the value from the old one, where a subclass clips its losses."""
     policy: ActorCritic
 
     def __init__(
@@ -112,6 +114,7 @@ class OnPolicy(Algorithm):
             "policy/entropy": -cfg.entropy_coef,
         }
         self._coefficients = torch.tensor([weights.get(name, 0.0) for name in self.losses], device=device)
+        self._watched = {name for name in self.losses[2:] if not weights.get(name)}  # which need no gradient
         self._chunks = Chunks(device, chunk_samples(samples // self.num_minibatches) // length, threads=not env.compile)
         self._loss = self._chunk_loss
         if env.compile:
@@ -170,14 +173,14 @@ class OnPolicy(Algorithm):
         if cfg.schedule == "linear":
             self.learning_rate.copy_(cfg.learning_rate * (1.0 - self.iteration / self.max_iterations).clamp(min=0.0))
         batch, stats = self._prepare()
-        totals, skipped, steps = self._learn(batch)
+        numbers, made = self._numbers(self._learn(batch))
         self.iteration += 1
         for group, norm in self.policy.obs_norm.items():
             frames = rollout.obs[group].flatten(0, 1), rollout.valid.flatten()
             norm.update(*frames, self.collective)  # type: ignore[operator]
-        self.skipped += skipped
-        used = steps - skipped
-        means = totals / used.clamp(min=1.0)
+        used = made.float().sum()
+        self.skipped += len(made) - used
+        means = numbers.sum(dim=0) / used.clamp(min=1.0)
         stats |= dict(zip((*self.losses, "policy/grad_norm"), means.unbind(), strict=True))
         stats["policy/skipped_minibatches"] = self.skipped.clone()
         stats["check/learned"] = (used > 0).float()
@@ -211,14 +214,15 @@ class OnPolicy(Algorithm):
         if policy.bf16 and not policy.recurrent:
             # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
             inputs = {group: x.bfloat16() for group, x in inputs.items()}
-        samples = Samples(
+        samples = Samples.of(
             rollout.action,
             rollout.distribution,
             policy.head.stored(rollout.distribution).log_prob(rollout.action),
-            policy.normalize_value(value),
-            advantage,
-            policy.normalize_value(returns),
-            valid,
+            advantage=advantage,
+            value=policy.normalize_value(value),
+            target=policy.normalize_value(returns),
+            valid=valid,
+            clip=self._clip,
         )
         return Sequences.of(rollout, inputs, samples.pack()), stats
 
@@ -234,55 +238,57 @@ class OnPolicy(Algorithm):
         """Returns advantages and targets of the critic, [T, N]; takes the tensors that `gae` takes."""
         return gae(*rollout, gamma=self.cfg.gamma, gae_lambda=self.cfg.gae_lambda)
 
-    def _learn(self, batch: Sequences) -> tuple[Tensor, Tensor, int]:
+    def _learn(self, batch: Sequences) -> list[tuple[Tensor, Tensor]]:
         """Makes all steps of the optimiser.
 
         Returns:
-            Sums over the steps of `losses` and the norm of the gradient; number of skipped steps; number of steps.
+            Of each step its `losses`, and the norm of the gradient: not finite where the step was left out.
         """
-        index = torch.arange(self.num_sequences, device=self.device)
-        [count] = self.collective.sum([Samples.valid_of(batch.packed).sum()])
-        numbers, skip = self._gradient(batch, index, count.clamp_(min=1.0))
-        self._step(numbers[-1], skip)
-        return numbers, skip.float(), 1
+        index, weight = torch.arange(self.num_sequences, device=self.device), Samples.weight_of(batch.packed)
+        [count] = self.collective.sum([weight.sum()])
+        weight.div_(count.clamp_(min=1.0))
+        losses, norm, skip = self._gradient(batch, index)
+        self._step(norm, skip)
+        return [(losses, norm)]
 
-    def _gradient(self, batch: Sequences, index: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def _numbers(steps: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Returns losses and norm of each step, zeros where it was left out, and whether it was made, [steps]."""
+        losses, norms = (torch.stack(numbers) for numbers in zip(*steps, strict=True))
+        made = norms < torch.inf
+        return torch.cat([losses, norms[:, None]], dim=1).masked_fill_(~made[:, None], 0.0), made
+
+    def _gradient(self, batch: Sequences, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the gradient of a minibatch of `index`, the sum over its chunks, and gives it to the optimiser.
 
-        The loss is a mean over the `count` valid samples of all processes.
-
         Returns:
-            Its statistics: `losses` and the norm of the gradient, 0 where that is not finite; whether it is not.
+            Its `losses`; the norm of the gradient, and whether that is not finite.
         """
 
         def gradient(sequences: Tensor) -> tuple[Tensor, ...]:
             chunk = batch.select(sequences)
-            loss, losses = self._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first, count)
-            return losses, *torch.autograd.grad(loss, self.optimizer.parameters)
+            losses = self._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
+            return losses.detach(), *torch.autograd.grad(losses, self.optimizer.parameters, self._coefficients)
 
         losses, *gradients = self.collective.sum(self._chunks.sum(gradient, index))
-        norm, skip = self.optimizer.set_gradients(gradients)
-        return torch.cat([losses, norm[None]]).masked_fill_(skip, 0.0), skip
+        return losses, *self.optimizer.set_gradients(gradients)
 
     def _step(self, norm: Tensor, skip: Tensor) -> None:
         """Makes a step of the optimiser by its gradient of this norm; none where it is to `skip`, bool []."""
         self.optimizer.masked_step(norm, skip)
         self.policy.head.clamp_()
 
-    def _chunk_loss(
-        self, inputs: dict[str, Tensor], packed: Tensor, hidden: Hidden, is_first: Tensor | None, count: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the loss of a chunk, and its terms in the order of `losses`; each a sum / `count`."""
+    def _chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Hidden, is_first: Tensor | None) -> Tensor:
+        """Returns the `losses` of a chunk, each a weighted sum over its samples."""
         old = Samples.unpack(packed, self.rollout.action.shape[-1], self.policy.head.num_parameters)
         terms = self._sample_losses(old, self.policy.evaluate(inputs, old.action, hidden, is_first))
-        weighted = torch.stack([terms[name] for name in self.losses]) * (old.valid / count)
-        means = weighted.flatten(1).sum(dim=1)
-        return means.dot(self._coefficients), means.detach()
+        rows = [terms[name].detach() if name in self._watched else terms[name] for name in self.losses]
+        return (torch.stack(rows) * old.weight).flatten(1).sum(dim=1)
 
     def _sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         """Returns the `losses` of each sample by name, from the rollout and from the policy of now."""
         return {
-            "loss/policy": -old.advantage * now.log_prob,
+            "loss/policy": old.cost * now.log_prob,
             "loss/value": squared_distance(now.value, old.target),
             "loss/bounds": now.distribution.excess(SOFT_BOUND),
             "policy/entropy": now.entropy,

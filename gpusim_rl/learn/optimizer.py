@@ -62,7 +62,8 @@ class MaskedAdamW(torch.optim.AdamW):
         """Makes a step by the gradients that were set, of this norm; changes nothing where `hold`, bool []."""
         # The fused step reads both on the device: it divides the gradient by one (which clips its norm), and changes
         # nothing where the other is 1. torch.amp does so too.
-        self.grad_scale = None if self._max_norm is None else (norm / self._max_norm).clamp_(min=1.0)
+        relative = norm if self._max_norm in (None, 1.0) else norm / self._max_norm
+        self.grad_scale = None if self._max_norm is None else relative.clamp(min=1.0)
         self.found_inf = hold.float()
         self.step()
 

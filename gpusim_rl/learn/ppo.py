@@ -15,19 +15,23 @@ from gpusim_rl.learn.on_policy import SOFT_BOUND, OnPolicy
 from gpusim_rl.settings.schema import PPOConfig
 
 
-def clipped_loss(advantage: Tensor, ratio: Tensor, clip: float) -> Tensor:
+def clipped_loss(old: Samples, ratio: Tensor) -> Tensor:
     """Returns the loss of the policy, max(-A r, -A clip(r, 1 - c, 1 + c)), of each sample.
 
     Args:
-        advantage: Advantage A of the action.
+        old: Samples; they know their advantage A and the largest distance c of the clipped ratio from 1.
         ratio: Ratio r of the probabilities of the action now and when it was chosen.
-        clip: Largest distance c of the clipped ratio from 1.
     """
     # loss = max(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip))
-    # The same with fewer kernels backward: max(-A r, -A - |A| c). The second term is -A (1 + c) for A > 0 and
-    # -A (1 - c) for A < 0: the clipped term where that is the larger one, and below -A r everywhere else.
-    cost = -advantage
-    return (cost * ratio).clamp(min=torch.add(cost, cost.abs(), alpha=-clip))
+    # The same with fewer kernels: max(-A r, -A - |A| c). The second term is -A (1 + c) for A > 0 and -A (1 - c) for
+    # A < 0: the clipped term where that is the larger one, and below -A r everywhere else.
+    return _at_least(old.cost * ratio, old.least_cost)
+
+
+def _at_least(x: Tensor, low: Tensor) -> Tensor:
+    """Returns max(x, low); the gradient goes to x where that is larger. It takes one kernel, that of clamp three."""
+    larger = torch.ge(x.detach(), low, out=torch.empty_like(low))
+    return torch.lerp(low, x, larger)
 
 
 class AdaptiveRate:
@@ -64,31 +68,27 @@ class PPO(OnPolicy):
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
         rates = cfg.learning_rate_min, cfg.learning_rate_max
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, *rates, device)
+        self._clip, self._kl = cfg.clip, self.losses.index("policy/kl")
 
-    def _learn(self, batch: Sequences) -> tuple[Tensor, Tensor, int]:
-        cfg = self.cfg
-        totals: Tensor | None = None
-        skipped = torch.zeros_like(self.skipped)
-        size = self.num_sequences // self.num_minibatches
+    def _learn(self, batch: Sequences) -> list[tuple[Tensor, Tensor]]:
+        cfg, steps = self.cfg, []
+        weight = Samples.weight_of(batch.packed)
+        valid, size = weight.clone(), self.num_sequences // self.num_minibatches
         for epoch in range(cfg.epochs):
             order = torch.randperm(self.num_sequences, generator=self._shuffle_generator, device=self.device)
-            counts = Samples.valid_of(batch.packed).index_select(1, order).unflatten(1, (-1, size)).sum(dim=(0, 2))
-            [counts] = self.collective.sum([counts])
-            kls = []
-            for index, count in zip(order.split(size), counts.clamp_(min=1.0), strict=True):
-                numbers, skip = self._gradient(batch, index, count)
-                kl = numbers[self.losses.index("policy/kl")]
+            shuffled = valid.index_select(1, order).unflatten(1, (-1, size))
+            [counts] = self.collective.sum([shuffled.sum(dim=(0, 2))])
+            weight.index_copy_(1, order, (shuffled / counts.clamp_(min=1.0)[:, None]).flatten(1))
+            for index in order.split(size):
+                losses, norm, skip = self._gradient(batch, index)
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
-                if cfg.schedule_per == "minibatch" and totals is not None:
-                    self._adapt(kl)
-                self._step(numbers[-1], skip)
-                totals = numbers if totals is None else totals.add_(numbers)
-                skipped += skip
-                kls.append(kl)
+                if cfg.schedule_per == "minibatch" and steps:
+                    self._adapt(torch.add(losses[self._kl], norm, alpha=0.0))  # NaN where the step is left out
+                self._step(norm, skip)
+                steps.append((losses, norm))
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
-                self._adapt(torch.stack(kls).mean())
-        assert totals is not None
-        return totals, skipped, cfg.epochs * self.num_minibatches
+                self._adapt(self._numbers(steps[-self.num_minibatches :])[0][:, self._kl].mean())
+        return steps
 
     def _adapt(self, kl: Tensor) -> None:
         if self.cfg.schedule == "adaptive":
@@ -101,15 +101,15 @@ class PPO(OnPolicy):
         if self.cfg.value_clip:
             # value_loss = max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2)
             # Where the clipped value is the worse one, it is constant: it bounds the error, and has no gradient.
-            near = now.value.detach().clamp(old.value - clip, old.value + clip)
-            value_loss = value_loss.clamp(min=squared_distance(near, old.target))
+            near = now.value.detach().clamp(old.value_low, old.value_high)
+            value_loss = _at_least(value_loss, squared_distance(near, old.target))
 
         with torch.no_grad():
             before: Any = self.policy.head.stored(old.distribution)  # of the kind of the one now
             kl = now.distribution.kl_from(before)
-            clip_fraction = ((ratio - 1.0).abs() > clip).float()
+            clip_fraction = torch.ne(ratio, ratio.clamp(1.0 - clip, 1.0 + clip), out=torch.empty_like(ratio))
         return {
-            "loss/policy": clipped_loss(old.advantage, ratio, clip),
+            "loss/policy": clipped_loss(old, ratio),
             "loss/value": value_loss,
             "loss/bounds": now.distribution.excess(SOFT_BOUND),
             "policy/entropy": now.entropy,

@@ -59,9 +59,9 @@ def test_the_gradient_is_that_of_a_plain_policy_gradient() -> None:
     it = make_on_policy("a2c", RandomEnv(6), **RAW)  # the weights before the step
     distribution, _, _ = it.policy(batch.inputs)
     log_prob = Normal(distribution.mean, distribution.log_std.exp()).log_prob(samples.action).sum(dim=-1)
-    loss = -(log_prob * samples.advantage * samples.valid).sum() / samples.valid.sum()
+    loss = (log_prob * samples.cost * samples.weight).sum() / samples.weight.sum()
     loss.backward()
-    assert 0 < samples.valid.sum() < samples.valid.numel()
+    assert 0 < samples.weight.sum() < samples.weight.numel()
     for parameter, grad in gradients(it).items():
         torch.testing.assert_close(found[parameter], grad, atol=1e-6, rtol=1e-5)
 
@@ -93,10 +93,10 @@ def test_the_return_of_reinforce_is_summed_to_the_end_of_the_episode() -> None:
                     expected += weight * float(it.policy.value(now.final_obs if now.truncated[i] else now.obs, ())[i])
                     break
             at = t * env.num_envs + i
-            assert samples.valid[0, at] == (not steps[t].diverged[i])
-            if samples.valid[0, at]:
+            assert samples.weight[0, at] == (not steps[t].diverged[i])
+            if samples.weight[0, at]:
                 assert float(samples.target[0, at]) == pytest.approx(expected, abs=1e-5)
-                assert float(samples.advantage[0, at]) == pytest.approx(expected - float(value[t, i]), abs=1e-5)
+                assert -float(samples.cost[0, at]) == pytest.approx(expected - float(value[t, i]), abs=1e-5)
                 counted += 1
     assert counted > 80
 
@@ -142,7 +142,7 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(name: str) -> None:
     before = {parameter: value.clone() for parameter, value in it.policy.named_parameters()}
     collect(it, env)
     loss = it._loss
-    it._loss = lambda *args: (loss(*args)[0] * torch.inf, loss(*args)[1])
+    it._loss = lambda *args: loss(*args) * torch.inf
     stats = it.update()
     assert stats["check/learned"] == 0.0 and stats["policy/skipped_minibatches"] == 1.0
     assert all(value.isfinite() for value in stats.values()), stats

@@ -47,7 +47,7 @@ class Spy:
         ppo, loss, head = learner.ppo, learner.ppo._loss, learner.policy.head
 
         def spying(*args: Any) -> Any:
-            inputs, packed, hidden, is_first, _ = args
+            inputs, packed, hidden, is_first = args
             old = Samples.unpack(packed, learner.env.num_actions, head.num_parameters)
             before = DiagonalGaussian.stored(old.distribution)
             with torch.no_grad():
@@ -58,15 +58,15 @@ class Spy:
                     "ratio": (now.log_prob - old.log_prob).exp(),
                     "kl": now.distribution.kl_from(before),
                     "reverse kl": before.kl_from(now.distribution),
-                    "advantage": old.advantage.clone(),
-                    "value change": now.value - old.value,
+                    "advantage": -old.cost,
+                    "value change": now.value - 0.5 * (old.value_low + old.value_high),
                     "target": old.target.clone(),
-                    "valid": old.valid.bool(),
+                    "valid": old.weight.bool(),
                 }
             )
             self.rates.append(ppo.learning_rate.item())
             out = loss(*args)
-            self.minibatches[-1]["reported"] = out[1][4:6]
+            self.minibatches[-1]["reported"] = out[4:6].detach()
             return out
 
         ppo._loss = spying
@@ -169,7 +169,7 @@ def crafted(
         leaves["value"],
     )
     it.policy.evaluate = lambda *args: now  # type: ignore[method-assign]
-    packed = Samples(
+    packed = Samples.of(
         action=torch.zeros(1, count, 1),
         distribution=torch.zeros(1, count, 2),
         log_prob=column(None),
@@ -177,10 +177,15 @@ def crafted(
         advantage=column(advantage),
         target=column(target),
         valid=column(valid, [1.0] * count),
+        clip=it.cfg.clip,
     ).pack()
-    loss, losses = it.ppo._chunk_loss({}, packed, (), None, Samples.valid_of(packed).sum().clamp(min=1.0))
+    weight = Samples.weight_of(packed)
+    weight /= weight.sum().clamp(min=1.0)
+    losses = it.ppo._chunk_loss({}, packed, (), None)
+    loss = losses.dot(it.ppo._coefficients)
     loss.backward()
-    return {name: leaf.grad.flatten() for name, leaf in leaves.items()}, loss.detach(), losses
+    grads = {name: torch.zeros(count) if leaf.grad is None else leaf.grad.flatten() for name, leaf in leaves.items()}
+    return grads, loss.detach(), losses.detach()
 
 
 def test_clip_gradients() -> None:
@@ -342,8 +347,8 @@ def poison(it: Learner, *minibatches: int) -> None:
     loss, calls = it.ppo._loss, iter(range(1000))
 
     def poisoned(*args: Any) -> Any:
-        total, parts = loss(*args)
-        return (total * 3e38 * 3e38, parts * torch.inf) if next(calls) in minibatches else (total, parts)
+        parts = loss(*args)
+        return parts * 3e38 * 3e38 if next(calls) in minibatches else parts
 
     it.ppo._loss = poisoned  # type: ignore[method-assign]
 
@@ -567,8 +572,8 @@ def test_schedule_follows_a_scripted_kl(per: str) -> None:
 
     def scripted(*args: Any) -> Any:
         rates.append(it.ppo.learning_rate.item())
-        total, losses = loss(*args)
-        return total, torch.cat([losses[:4], torch.tensor([next(kls)]), losses[5:]])
+        losses = loss(*args)
+        return torch.cat([losses[:4], torch.tensor([next(kls)]), losses[5:]])
 
     it.ppo._loss = scripted
     it.collect()

@@ -689,8 +689,8 @@ def overflowing(trainer: Trainer, *iterations: int) -> None:
     loss = trainer.algorithm._loss
 
     def poisoned(*args: Any) -> Any:
-        total, parts = loss(*args)
-        return (total * 3e38 * 3e38 if trainer.iteration + 1 in iterations else total), parts
+        parts = loss(*args)
+        return parts * 3e38 * 3e38 if trainer.iteration + 1 in iterations else parts
 
     trainer.algorithm._loss = poisoned  # type: ignore[method-assign]
 
