@@ -10,6 +10,7 @@ import inspect
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from gpusim_rl.errors import ConfigError, closest, did_you_mean
@@ -176,10 +177,9 @@ def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] =
     """Checks `node` against the fields of a dataclass; returns the converted values."""
     prefix = f"{path}." if path else ""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in skip}
-    known = [f"{prefix}{name}" for name in fields] if path else known_keys()
     for key in node:
         if key not in fields:
-            raise unknown_key(f"{prefix}{key}", known)
+            raise unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in fields] if path else known_keys())
     values, hints = {}, _hints(cls)
     for name, field in fields.items():
         if name in node:
@@ -203,7 +203,8 @@ def _section(node: Any, path: str) -> Mapping[str, Any]:
     return node
 
 
-def _hints(cls: type) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def _hints(cls: type) -> Mapping[str, Any]:
     # With locals given, names are looked up in the modules of the class and of its bases.
     return typing.get_type_hints(cls, localns={}, include_extras=True)
 

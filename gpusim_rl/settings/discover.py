@@ -203,9 +203,16 @@ def _description(target: str) -> str:
     file = paths.tasks_dir() / f"{name}.py" if package == "gpusim_rl.tasks" else package_path(module)
     if file is None or not file.is_file():
         return ""
+    state = file.stat()
+    return _first_lines(file, state.st_mtime_ns, state.st_ino, state.st_size).get(class_name, "")
+
+
+@lru_cache(maxsize=256)
+def _first_lines(file: Path, *state: int) -> dict[str, str]:
+    """Reads the first line of the docstring of each class in a file, once for each of its states."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except SyntaxError:
-        return ""
-    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
-    return next((ast.get_docstring(node) or "" for node in classes), "").partition("\n")[0]
+        return {}
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in reversed(classes)}
