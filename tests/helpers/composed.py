@@ -11,15 +11,17 @@ from typing import Any
 from gpusim_rl.files import paths
 from gpusim_rl.settings import compose as composing
 from gpusim_rl.settings import discover
+from helpers import kept_yaml
 
 FOLDER = "log.dir="  # differs from test to test, and goes through as it is
 
 
 def compose_once() -> None:
     """Keep what `compose` and `tasks` answer, for all who import them later; with a folder of the user's, ask again."""
+    kept_yaml.keep()
     compose, tasks = composing.compose, discover.tasks
     configs: dict[tuple[Path | str, ...], dict[str, Any]] = {}
-    entries: dict[tuple[tuple[str, Path], ...], dict[str, discover.TaskEntry]] = {}
+    entries: dict[tuple[bool, tuple[tuple[str, Path], ...]], dict[str, discover.TaskEntry]] = {}
 
     def kept_compose(
         overrides: Sequence[str] = (), config_dir: str | Path | None = None, saved: Any = None
@@ -40,12 +42,12 @@ def compose_once() -> None:
         return config
 
     def kept_tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, discover.TaskEntry]:
-        if config_dir is not None or outside:
+        if config_dir is not None:
             return tasks(config_dir, outside=outside)
-        folders = tuple(discover.cfg_dirs())  # a test may announce a package's
-        if folders not in entries:
-            entries[folders] = tasks()
-        return dict(entries[folders])
+        key = (outside, tuple(discover.cfg_dirs()))  # a test may announce a package's
+        if key not in entries:
+            entries[key] = tasks(outside=outside)
+        return dict(entries[key])
 
     composing.compose, discover.tasks = kept_compose, kept_tasks
 

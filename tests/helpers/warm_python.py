@@ -69,6 +69,9 @@ if __name__ == "__main__":
     import torch
     import torch._dynamo  # noqa: F401  # every optimiser imports it
 
+    import kept_yaml
+
+    kept_yaml.keep()
     for module in sys.argv[1:]:
         importlib.import_module(module)
     gc.freeze()
