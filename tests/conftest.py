@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import shape_check  # noqa: F401  # --jaxtyping-packages names it, and finds it only where it is imported
-from helpers.commands import ROOT, Finished, run_command
+from helpers.commands import ROOT, Finished, run_command, run_here
 from helpers.serial import Turns, is_serial
 
 MAX_WORKERS = 16  # each takes 1.5 GB; with more, all would wait for the longest file
@@ -37,6 +38,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let configs be composed once, and tests that measure time run alone."""
+    gc.disable()  # while files are imported it would go through a million objects again and again, and free none
     from helpers.composed import compose_once
 
     compose_once()
@@ -48,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the serial tests of a file behind each other: the other workers wait for them once."""
     files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: (files[item.path], is_serial(item)))
+
+
+def pytest_collection_finish() -> None:
+    """Let Python's collector look at what tests make, and no more at what was imported for them."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +70,16 @@ def train_cli(tmp_path: Path):
 
     def train(*arguments: str, cwd: Path = tmp_path, **options) -> Finished:
         return run_command(sys.executable, ROOT / "train.py", *arguments, cwd=cwd, **options)
+
+    return train
+
+
+@pytest.fixture
+def train_here(tmp_path: Path):
+    """Run `train.py` in an empty folder and in this process: for words that it refuses."""
+
+    def train(*arguments: str, cwd: Path = tmp_path) -> Finished:
+        return run_here(ROOT / "train.py", *arguments, cwd=cwd)
 
     return train
 
