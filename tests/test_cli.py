@@ -91,8 +91,8 @@ BAD_OVERRIDES = [
     ("arguments", "line"),
     [pytest.param(*row, marks=() if number % 3 == 0 else pytest.mark.slow) for number, row in enumerate(BAD_OVERRIDES)],
 )
-def test_a_bad_override_is_one_line_and_leaves_nothing(train_cli, tmp_path, arguments, line):
-    done = train_cli(*arguments.split(), check=False)
+def test_a_bad_override_is_one_line_and_leaves_nothing(train_here, tmp_path, arguments, line):
+    done = train_here(*arguments.split())
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {line}"), done.stderr
     assert done.stderr.count("\n") == 1
@@ -136,8 +136,8 @@ def test_a_typo_is_answered_at_once(train_cli, arguments):
         ("task._target_=no_such.Hopper", "task._target_=no_such.Hopper: no module named 'no_such'"),
     ],
 )
-def test_a_bad_task_setting_is_one_line_and_leaves_nothing(train_cli, tmp_path, arguments, line):
-    done = train_cli(*arguments.split(), check=False)
+def test_a_bad_task_setting_is_one_line_and_leaves_nothing(train_here, tmp_path, arguments, line):
+    done = train_here(*arguments.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {line}"), done.stderr
     assert done.stderr.count("\n") == 1
@@ -191,8 +191,8 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "words"), BROKEN)
-def test_a_yaml_that_cannot_be_composed_is_one_line(train_cli, broken, tmp_path, name, words):
-    done = train_cli("-cd", "my_cfg", f"task={name}", check=False)
+def test_a_yaml_that_cannot_be_composed_is_one_line(train_here, broken, tmp_path, name, words):
+    done = train_here("-cd", "my_cfg", f"task={name}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ") and f"/{words}" in done.stderr and done.stderr.count("\n") == 1
     with pytest.raises(ConfigError) as info:

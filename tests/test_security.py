@@ -292,17 +292,16 @@ def stranger(runs_folder: Path, tmp_path: Path) -> Stranger:
         for number, kind in enumerate(STRANGE)
     ],
 )
-def test_a_hostile_run_folder_is_refused_in_one_line(stranger: Stranger, train_cli, tool, kind: str) -> None:
+def test_a_hostile_run_folder_is_refused_in_one_line(stranger: Stranger, train_cli, tool_here, kind: str) -> None:
     make, words = STRANGE[kind]
     make(stranger)
     secret = os.urandom(8).hex()  # not a word that could stand in git.diff
     env = {"EXECUTED": str(stranger.executed), "SECRET": secret}
-    options: dict[str, Any] = {"cwd": stranger.here, "env": env, "check": False, "timeout_s": 30}
-    done = train_cli("checkpoint=downloaded", "max_iterations=8", **options)
+    done = train_cli("checkpoint=downloaded", "max_iterations=8", cwd=stranger.here, env=env, check=False, timeout_s=30)
     assert done.returncode == 2, done
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr
     if kind not in OF_THE_SETTINGS:
-        played = tool("play", "downloaded", "--viewer", "none", "--steps", "2", **options)
+        played = tool_here("play", "downloaded", "--viewer", "none", "--steps", "2", cwd=stranger.here, env=env)
         assert played.returncode == 2, played
         assert played.stderr.startswith("error: ") and played.stderr.count("\n") == 1, played.stderr
         assert words in played.stderr, played.stderr

@@ -30,7 +30,7 @@ from gpusim_rl.learn.collective import ALONE
 from gpusim_rl.run import start
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.spaces import Box
-from helpers.commands import ROOT, Finished, run_command
+from helpers.commands import ROOT, Finished, run_command, run_here
 from helpers.training import read_csv, the_run
 
 NETWORK = "impala.network.hidden=[16,16]"
@@ -429,14 +429,14 @@ def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) ->
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, typed: list[str], told: str) -> None:
-    done = train(tmp_path, "task=Cartpole", *typed, check=False)
+    done = run_here(ROOT / "train.py", "task=Cartpole", *typed, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and told in done.stderr, done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_ray_one_line_has_the_command(tmp_path: Path) -> None:
-    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError(\"No module named 'ray'\", name='ray')\n")
-    done = train(tmp_path, *SMALL, "actors=ray", check=False, env={"PYTHONPATH": str(tmp_path)})
+def test_without_ray_one_line_has_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if there were none
+    done = run_here(ROOT / "train.py", *SMALL, "actors=ray", cwd=tmp_path)
     assert done.returncode == 2 and "actors=ray needs ray: pip install 'gpusim-rl[ray]'" in done.stderr, done.stderr
 
 

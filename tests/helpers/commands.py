@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import resource
+import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,6 +56,28 @@ def run_command(
     if check:
         assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done
+
+
+def run_here(script: Path, *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> Finished:
+    """Run a script in this process, to its end: for words that it refuses before it does anything."""
+    root = logging.getLogger()
+    kept = list(sys.argv), list(sys.path), dict(os.environ), Path.cwd(), list(root.handlers), root.level
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    sys.argv = [str(script), *map(str, arguments)]
+    os.environ.update({"NO_COLOR": "1", "COLUMNS": "200", **(env or {})})
+    os.chdir(cwd)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else end.code is not None
+    finally:
+        sys.argv[:], sys.path[:], variables, here, root.handlers[:], level = kept
+        root.setLevel(level)
+        os.environ.clear()
+        os.environ.update(variables)
+        os.chdir(here)
+    return Finished(int(code), out.getvalue(), err.getvalue(), 0.0)
 
 
 def _run_cold(words: list[str], cwd: Path, variables: dict[str, str], timeout_s: float) -> Finished:

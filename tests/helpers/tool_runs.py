@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from helpers.commands import ROOT, Finished, run_command
+from helpers.commands import ROOT, Finished, run_command, run_here
 
 SMALL = ("device=cpu", "ppo.horizon=32", "ppo.minibatch_size=256", "ppo.precision=fp32")
 
@@ -46,6 +46,16 @@ def tool(runs_folder: Path):
 
     def run(name: str, *arguments: str | Path, cwd: Path = runs_folder, **options) -> Finished:
         return run_command(sys.executable, ROOT / "tools" / f"{name}.py", *arguments, cwd=cwd, **options)
+
+    return run
+
+
+@pytest.fixture
+def tool_here(runs_folder: Path):
+    """Run a tool in this process: for words that it refuses."""
+
+    def run(name: str, *arguments: str | Path, cwd: Path = runs_folder, **options) -> Finished:
+        return run_here(ROOT / "tools" / f"{name}.py", *arguments, cwd=cwd, **options)
 
     return run
 

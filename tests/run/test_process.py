@@ -134,6 +134,7 @@ def test_a_killed_run_leaves_nothing_in_the_temporary_folder(tmp_path, start):
     assert list(temporary.glob("gpusim-rl*")) == []  # torch has a cache there
 
 
+@pytest.mark.slow  # test_trainer has signals in this process, test_console a Ctrl-C in another one
 def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path, start):
     process = start("max_iterations=100000", "log.console=plain")
     process.wait_for(lambda: process.rows() > 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpusim_rl.testing.conformance import TaskConformance
-from helpers.commands import ROOT, Finished, run_command
+from helpers.commands import ROOT, Finished, run_command, run_here
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -75,6 +75,6 @@ def test_every_check_has_its_advice(load_tool):
     ],
 )
 def test_bad_input_is_one_line(folder, arguments, said):
-    done = check_task(folder, *arguments)
+    done = run_here(ROOT / "tools" / "check_task.py", *arguments, cwd=folder)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and said in done.stderr

@@ -80,8 +80,8 @@ def test_one_row_is_still_warming_up(tool):
         (["scaling", "task=Ant", "num_envs=3"], "scaling sets num_envs itself: try --num-envs and --devices"),
     ],
 )
-def test_bad_input_is_one_line(tool, arguments, line):
-    done = tool("doctor", *arguments, check=False)
+def test_bad_input_is_one_line(tool_here, arguments, line):
+    done = tool_here("doctor", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert line in done.stderr

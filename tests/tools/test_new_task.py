@@ -11,7 +11,7 @@ import torch
 
 from gpusim_rl import make_env
 from gpusim_rl.settings.compose import compose
-from helpers.commands import ROOT, Finished, run_command
+from helpers.commands import ROOT, Finished, run_command, run_here
 
 LEGS = (("FL", 0.18, 0.13), ("FR", 0.18, -0.13), ("RL", -0.18, 0.13), ("RR", -0.18, -0.13))
 ISAAC = """
@@ -158,7 +158,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
     (tmp_path / "my_tasks").mkdir()
     (tmp_path / "my_tasks" / "taken.py").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    done = new_task(tmp_path, *arguments)
+    done = run_here(ROOT / "tools" / "new_task.py", *arguments, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and said in done.stderr
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "my_tasks" / "taken.py").read_text() == "mine"

@@ -86,9 +86,9 @@ def test_a_damaged_file_is_drawn_up_to_the_damage(tool, runs_folder, tmp_path, j
         (["Cartpole", "--out", "x.bmp"], "--out must end in .png, .svg or .pdf, got x.bmp"),
     ],
 )
-def test_bad_input_is_one_line(tool, runs_folder, arguments, line):
+def test_bad_input_is_one_line(tool_here, runs_folder, arguments, line):
     (runs_folder / "runs" / "there.png").touch()
-    done = tool("plot", *arguments, check=False)
+    done = tool_here("plot", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert line in done.stderr
