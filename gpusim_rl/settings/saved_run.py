@@ -88,12 +88,12 @@ def continue_run(
 def _tell_left_out(checkpoint: Checkpoint, words: Sequence[str], typed: Mapping[str, str]) -> None:
     """Warns of settings of a run that this call goes on without: its actors, say."""
     known = {*typed, *(["actors"] if "actors.engine" in typed else []), *(["log.dir"] if checkpoint.continues else [])}
-    told = [shlex.quote(word) for word in words if key_of(word) not in known]
+    told = [word for word in words if key_of(word) not in known]
     if typed.get("actors") == "none":
         told = [word for word in told if not word.startswith(("actors", "num_actors"))]
     if told and typed.get("test", "").lower() != "true":  # an evaluation needs none of them
         reason = f"settings of a machine are not taken over from {checkpoint.run_dir or checkpoint.file}"
-        warn(f"{reason}: {' '.join(told)}. To have them, type them")
+        warn(f"{reason}: {shlex.join(told)}. To have them, type them")
 
 
 def _chosen(overrides: Sequence[str], group: str) -> str | None:
