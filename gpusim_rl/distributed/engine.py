@@ -120,7 +120,9 @@ class Engine(ABC):
             if answer.trace:
                 logger.error("%s", answer.trace.rstrip())
             raise answer.error
-        if isinstance(answer, (SentRollout, Stepped)):
+        if isinstance(answer, EnvDescription):
+            self._silence.begins(answer.actor)
+        elif isinstance(answer, (SentRollout, Stepped)):
             self._silence.answered(answer.actor)
             for template, text in answer.warnings:
                 if template not in self._told:  # by no other actor either

@@ -150,8 +150,9 @@ class ProcessEngine(Engine):
         self._actors: list[_Process] = []
 
     def start(self) -> None:
-        for job in self._jobs:
+        for actor, job in enumerate(self._jobs):
             self._actors.append(_Process(job, self._weights_memory))
+            self._silence.asked(actor)  # for its envs
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         if self._weights is None:
@@ -195,6 +196,7 @@ class ProcessEngine(Engine):
         lost = self._died(actor, last_words, silent_s)
         process.close()
         self._actors[actor] = _Process(replace(process.job, attempt=process.job.attempt + 1), self._weights_memory)
+        self._silence.asked(actor)
         return lost
 
     def close(self) -> None:

@@ -80,8 +80,7 @@ class RayEngine(Engine):
             runtime_env={"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
         )
         self._actors = [remote.remote(job) for job in self._jobs]  # each as soon as the cluster has room for it
-        for actor in range(self.num_actors):
-            self._ask(actor, "describe", None)
+        self._calls = {actor.is_up.remote(): (number, 0) for number, actor in enumerate(self._actors)}
 
     def _ask(self, actor: int, request: str, argument: Any) -> None:
         attempt = self._attempts[actor]
@@ -112,7 +111,8 @@ class RayEngine(Engine):
             return self._lost(actor, attempt, "")
         if answer is None or attempt != self._attempts[actor]:
             return None
-        if answer == UP:
+        if answer == UP:  # the cluster has room for it: from here on it makes its envs
+            self._silence.asked(actor)
             self._ask(actor, "describe", None)
             return None
         if isinstance(answer, SentRollout):

@@ -7,7 +7,7 @@ import time
 PATIENT = 4.0
 """Time that an actor has, as a multiple of the longest of the actors' last answers. Envs may be slow."""
 FIRST = 10.0
-"""Factor of the time for its first answer after a start, before which kernels are compiled."""
+"""Factor of the time for its envs, and for its first answer after that: kernels are compiled before both."""
 LOOK_S = 1.0
 """Time between two looks, at least [s]: answers of steps come by the thousand."""
 
@@ -31,7 +31,7 @@ class Silence:
         self._took_s = [0.0] * num_actors  # the last answer; a long one counts for some more
 
     def begins(self, actor: int) -> None:
-        """Notes that an actor is started again, and owes nothing."""
+        """Notes that an actor is started again, or has made its envs: it owes nothing, and a first answer follows."""
         self._owed[actor], self._silent_s[actor], self._first[actor] = 0, 0.0, True
 
     def asked(self, actor: int) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from gpusim_rl.distributed import silence
-from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout
+from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout, Stepped
 from gpusim_rl.distributed.engine import MOST_DEATHS, Answer, Engine, Lost
 from gpusim_rl.distributed.process_engine import ProcessEngine
 from gpusim_rl.distributed.silence import Silence
@@ -24,6 +25,23 @@ from gpusim_rl.settings.compose import compose
 PATIENCE_S = 120.0
 ENGINES = ["process", pytest.param("ray", marks=pytest.mark.slow)]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of processes")
+
+
+class Clock:
+    """Time that a test tells."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(silence, "time", clock)
+    return clock
 
 
 @contextmanager
@@ -144,14 +162,86 @@ def test_an_actor_that_hangs_is_replaced(kind: str) -> None:
         make_rollout(engine)
 
 
+STOPS_AT_ITS_START = """
+import os, pathlib, signal
+import gymnasium, numpy, torch
+
+class Tells(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        return numpy.float32([torch.are_deterministic_algorithms_enabled()]), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+def make(num_envs, marker):
+    if marker and os.getpid() != int(os.environ["PID_OF_TESTS"]) and not pathlib.Path(marker).exists():
+        pathlib.Path(marker).write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return gymnasium.vector.SyncVectorEnv([Tells] * num_envs)
+"""
+
+
+def of_tells(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, marker: Path | str = "") -> list[str]:
+    """A command line with these envs."""
+    (folder / "tells_envs.py").write_text(STOPS_AT_ITS_START)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PID_OF_TESTS", str(os.getpid()))
+    words = ["task=Gymnasium", "env._target_=tells_envs.make", f"+env.kwargs.marker='{marker}'", "num_envs=1"]
+    return [*words, "env.max_episode_steps=100", "algo=impala", "impala.horizon=4", f"actors={kind}"]
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_an_actor_that_hangs_while_it_makes_its_envs_is_replaced(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    marker = tmp_path / "marker"
+    with engine_of(kind, *of_tells(tmp_path, monkeypatch, kind, marker)) as engine:
+        until = time.monotonic() + PATIENCE_S
+        while not marker.exists() and time.monotonic() < until:
+            assert engine.get(0.2) == []
+        pid = int(marker.read_text())
+        for _ in range(38):  # 10 x 60 s, 15 s at a look
+            clock.now += 15.0
+            assert engine.get(0.0) == []
+        clock.now += 30.0
+        assert engine.get(0.0) == []
+        clock.now += 15.0
+        [lost] = engine.get(0.0)
+        assert isinstance(lost, Lost) and lost.silent_s == 600.0
+        assert isinstance(next(answers(engine)), EnvDescription)
+        assert pid not in actor_processes(kind)
+        engine.ask_for_rollout(0)
+        clock.now += 15.0
+        assert isinstance(next(answers(engine)), SentRollout), "its first answer has as long again"
+
+
+@pytest.mark.parametrize("only", [True, False])
+def test_an_actor_has_deterministic_kernels_where_the_learner_has(
+    only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*of_tells(tmp_path, monkeypatch, "process"), f"torch_deterministic={str(only).lower()}"]
+    try:
+        with engine_of("process", *words) as engine:
+            next(answers(engine))
+            engine.ask_for_step(0, None)
+            stepped = next(answers(engine))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert isinstance(stepped, Stepped) and stepped.obs is not None
+    assert stepped.obs["policy"].tolist() == [[only]]
+
+
 @pytest.mark.slow
 def test_an_actor_that_waits_for_the_learner_does_not_hang() -> None:
     cartpole = ["task=Cartpole", "algo=impala", "num_envs=2", "impala.horizon=4", "actors=process"]
-    with engine_of("process", *cartpole, "actors.timeout_s=0.5") as engine:
+    with engine_of("process", *cartpole, "actors.timeout_s=2") as engine:
         next(answers(engine))
         make_rollout(engine)
         began = time.monotonic()
-        while time.monotonic() - began < 3.0:
+        while time.monotonic() - began < 5.0:
             assert engine.get(0.2) == []
         make_rollout(engine)
 
@@ -184,7 +274,7 @@ def test_an_actor_that_hangs_while_it_sends_is_replaced(tmp_path: Path, monkeypa
     (tmp_path / "stops_envs.py").write_text(SENDS_A_PART)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["task=Gymnasium", "env._target_=stops_envs.make", "env.max_episode_steps=100", "num_envs=1"]
-    words += ["algo=impala", "impala.horizon=4", "actors=process", "actors.timeout_s=1"]
+    words += ["algo=impala", "impala.horizon=4", "actors=process", "actors.timeout_s=2"]
     with engine_of("process", *words) as engine:
         assert isinstance(next(answers(engine)), EnvDescription)
         make_rollout(engine)
@@ -192,23 +282,6 @@ def test_an_actor_that_hangs_while_it_sends_is_replaced(tmp_path: Path, monkeypa
         assert isinstance(next(answers(engine)), Lost)
         assert isinstance(next(answers(engine)), EnvDescription)
         make_rollout(engine)
-
-
-class Clock:
-    """Time that a test tells."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(silence, "time", clock)
-    return clock
 
 
 def looks(watch: Silence, clock: Clock, seconds: int) -> list[int]:
