@@ -76,7 +76,7 @@ class DQN(OffPolicy):
     def __init__(self, cfg: DQNConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
         self._counts = torch.tensor(self.policy.critic.counts, device=device)
-        self._last = self._counts - 1
+        self._last, self._later = self._counts - 1, torch.arange(self.horizon, device=device)
         last = (env.all_envs or env.num_envs) - 1
         rungs = (env.first_env + torch.arange(env.num_envs, device=device))[:, None] / max(last, 1)
         self._ladder = 1.0 + cfg.epsilon_ladder * rungs
@@ -84,11 +84,22 @@ class DQN(OffPolicy):
     def _make_policy(self, env: EnvSpec) -> DQNPolicy:
         return DQNPolicy(self.cfg, env)
 
-    def epsilon(self) -> Tensor:
-        """Returns the probability of a random action in each env now, [num_envs, 1]."""
+    def epsilon(self, steps: Tensor) -> Tensor:
+        """Returns the probability of a random action in each env after so many steps, [*steps, num_envs, 1]."""
         start, end = self.cfg.epsilon_start, self.cfg.epsilon_end
-        progress = (self.steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
+        progress = (steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
         return (start + (end - start) * progress) ** self._ladder
+
+    def _draw_noise(self, numbers: Tensor) -> None:
+        """Draws random options for all steps; -1 where the best one is to be taken."""
+        super()._draw_noise(numbers)
+        uniform = torch.erf(numbers * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
+        random = torch.minimum((uniform[..., : self.num_actions] * self._counts).long(), self._last)
+        steps = (self.steps + self._later)[:, None, None]
+        explores = (uniform[..., self.num_actions :] < self.epsilon(steps)) | (
+            steps * self.num_envs < self.cfg.learning_starts
+        )
+        numbers[..., : self.num_actions] = torch.where(explores, random, -1)
 
     def outputs(self, obs: Observation) -> Tensor:
         """Returns the options with the largest Q value."""
@@ -96,11 +107,8 @@ class DQN(OffPolicy):
 
     def choose(self, outputs: Tensor) -> Tensor:
         """Returns actions: random ones at first, and with probability `epsilon`."""
-        uniform = torch.erf(self.noise.now * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
-        random = torch.minimum((uniform[:, : self.num_actions] * self._counts).long(), self._last)
-        starts = self.steps * self.num_envs < self.cfg.learning_starts
-        explores = (uniform[:, self.num_actions :] < self.epsilon()) | starts
-        return self.policy.action(torch.where(explores, random, outputs))
+        random = self.noise.now[:, : self.num_actions].long()
+        return self.policy.action(torch.where(random < 0, outputs, random))
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the replay memory, with the indices of the options."""
@@ -114,4 +122,4 @@ class DQN(OffPolicy):
 
     def update(self) -> dict[str, Tensor]:
         """Learns from the replay memory."""
-        return super().update() | {"policy/epsilon": self.epsilon().mean()}
+        return super().update() | {"policy/epsilon": self.epsilon(self.steps).mean()}

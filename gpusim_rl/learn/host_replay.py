@@ -13,8 +13,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gpusim_rl.learn.algorithm import (
     EnvSpec,
-    Observation,
-    Outcome,
     RecordedTensor,
     make_generator,
     recorded_steps,
@@ -44,8 +42,8 @@ class HostReplay:
     the next update, while the device does this update and the next rollout. So the device waits for the host only
     where drawing takes longer than both. An update learns from what was stored before its own rollout.
 
-    On CUDA the transitions come through pinned memory, on a stream of their own. CUDA graphs may hold `write`,
-    `sample` and `latest`; `exchange` is called between graphs.
+    On CUDA the transitions come through pinned memory, on a stream of their own. CUDA graphs may hold writes
+    to `steps`, `sample` and `latest`; `exchange` is called between graphs.
 
     Args:
         memory: Replay memory, on the CPU.
@@ -56,6 +54,7 @@ class HostReplay:
         seed: Seed of the draws.
 
     Attributes:
+        steps: Rollout under way, on the device.
         fill: Steps that were stored when the transitions of this update were drawn, int64 [], on the device.
     """
 
@@ -69,7 +68,7 @@ class HostReplay:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
         self._pending: Future[None] | None = None
 
-        self._steps = Trajectory.empty(horizon, env, memory.obs, device)
+        self.steps = Trajectory.empty(horizon, env, memory.obs, device)
         drawn, fill = memory.sample(size, self._generator), torch.zeros((), dtype=torch.int64)
         self._drawn, self._arriving = (tree_map(lambda x: x.to(device, copy=True), drawn) for _ in range(2))
         self.fill, self._arriving_fill = (fill.to(device, copy=True) for _ in range(2))
@@ -79,20 +78,15 @@ class HostReplay:
             return torch.empty(x.shape, dtype=x.dtype, device=CPU, pin_memory=self._cuda)
 
         state = make_generator(CPU, seed).get_state()
-        self._pinned = _Pinned(tree_map(host, self._steps), tree_map(host, drawn), host(fill), state)
+        self._pinned = _Pinned(tree_map(host, self.steps), tree_map(host, drawn), host(fill), state)
         if self._cuda:
             self._stream = torch.cuda.Stream(device)
             self._recorded, self._arrived, self._taken = (torch.cuda.Event() for _ in range(3))
 
     # On the device
 
-    def begin_rollout(self) -> None:
-        """Makes the next step the first one of a rollout, also where the last one was left in the middle."""
-        self._steps.begin_rollout()
-
-    def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Keeps a control step of this rollout; takes what `Replay.write` takes."""
-        self._steps.write(obs, action, step)
+    def extend(self, steps: Trajectory) -> None:
+        """Does nothing: `exchange` has taken `steps`."""
 
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
         """Returns the transitions that were drawn for this update; the host has a generator of its own."""
@@ -102,11 +96,11 @@ class HostReplay:
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
         """Returns this rollout: observations [steps, N, size], which of them did not diverge, and rewards."""
         assert steps == self._horizon
-        return self._steps.latest()
+        return self.steps.latest()
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
         """Returns observations and rewards of this rollout."""
-        return recorded_steps(self._steps.acted_on, self._steps.reward)
+        return recorded_steps(self.steps.acted_on, self.steps.reward)
 
     # Between device and host
 
@@ -119,7 +113,7 @@ class HostReplay:
             stream.wait_event(self._arrived)
         _copy(self._arriving, self._drawn)
         self.fill.copy_(self._arriving_fill)
-        _copy(self._steps, self._pinned.steps)
+        _copy(self.steps, self._pinned.steps)
         if stream is not None:
             self._taken.record(stream)
             self._recorded.record(stream)
@@ -134,9 +128,7 @@ class HostReplay:
     def _store_and_draw(self) -> None:
         if self._cuda:
             self._recorded.synchronize()
-        for t in range(self._horizon):
-            step = self._pinned.steps.at(t)
-            self.memory.write(step.acted_on, step.action, step)
+        self.memory.extend(self._pinned.steps)
         self._draw()
 
     @torch.no_grad()

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._pytree import tree_map
 
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.learn import demonstrations
@@ -19,7 +18,6 @@ from gpusim_rl.learn.algorithm import (
     Algorithm,
     EnvSpec,
     Observation,
-    Outcome,
     Transition,
     make_generator,
     restore_generator,
@@ -58,8 +56,8 @@ class OffPolicy(Algorithm):
     processes, so that they keep the same weights.
 
     Attributes:
-        memory: Memory that `record` writes to: the replay memory, or that of a rollout in an actor.
-        replay: Replay memory; an actor has none, and nothing else that only learning needs.
+        memory: Rollout under way, which `record` writes to.
+        replay: Replay memory; None in an actor, which has nothing else that only learning needs either.
         priorities: Priorities of the transitions; None where all are equally likely.
         demonstrations: Transitions that are a part of every batch, last in it; None without.
         noise: Random numbers of the actions.
@@ -100,9 +98,9 @@ class OffPolicy(Algorithm):
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
 
         self.priorities: Priorities | None = None
+        self.replay: Any = None
         if env.role == "acts":
-            rollout = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
-            self.memory: Replay | HostReplay | Trajectory = rollout
+            self.memory = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
             return
 
         # Learning
@@ -111,7 +109,9 @@ class OffPolicy(Algorithm):
         self._num_shown, self._imitates = 0, False  # transitions of a batch that are demonstrations
         self.demonstrations = self._load_demonstrations(env)
         drawn = cfg.horizon * cfg.updates * (cfg.batch_size - self._num_shown)
-        self.memory = self.replay = make_replay(cfg, env, self.policy.groups, device=device, seed=seed + 3, drawn=drawn)
+        self.replay = make_replay(cfg, env, self.policy.groups, device=device, seed=seed + 3, drawn=drawn)
+        on_host = isinstance(self.replay, HostReplay)
+        self.memory = self.replay.steps if on_host else Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
         if cfg.replay.alpha > 0.0:
             assert isinstance(self.replay, Replay)
             self.priorities = Priorities(self.replay, cfg.replay.alpha)
@@ -147,7 +147,11 @@ class OffPolicy(Algorithm):
         """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
         self._t = 0  # also after a rollout that was broken off
         self.memory.begin_rollout()
-        self.noise.begin_rollout(lambda numbers: numbers.normal_(generator=self._act_generator))
+        self.noise.begin_rollout(self._draw_noise)
+
+    def _draw_noise(self, numbers: Tensor) -> None:
+        """Fills the random numbers of all steps, [horizon, num_envs, columns]."""
+        numbers.normal_(generator=self._act_generator)
 
     @torch.no_grad()
     def act(self, obs: Observation) -> Tensor:
@@ -172,21 +176,24 @@ class OffPolicy(Algorithm):
         raise NotImplementedError
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Writes the step into the memory."""
-        self.store(self.acted_on, action, step)
+        """Writes the step into the rollout, and at its end that into the replay memory."""
+        self.memory.write(self.acted_on, action, step)
+        self.steps += 1
         self._t = (self._t + 1) % self.horizon
+        if self._t == 0 and self.replay is not None:
+            self.store()
         self.noise.advance(self._t, step.done)
 
-    def store(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Writes a control step into the memory: observations before it, actions as the memory keeps them, outcome."""
-        self.memory.write(obs, action, step)
+    def store(self) -> None:
+        """Writes the rollout into the replay memory."""
+        self.replay.extend(self.memory)
         if self.priorities is not None:
-            self.priorities.after_write()
-        self.steps += 1
+            self.priorities.after_write(self.horizon)
 
     def begin_episodes(self) -> None:
         """Begins new episodes in all envs: no window goes on beyond the last step in the memory."""
-        self.memory.cut()
+        if self.replay is not None:
+            self.replay.cut()
         self.noise.begin_episodes()
 
     # Learning
@@ -200,24 +207,20 @@ class OffPolicy(Algorithm):
         cfg, number = self.cfg, self.horizon * self.cfg.updates
         stored = self.replay.fill * self.num_envs
         waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one whole window
-        critic, actor, rejected = [], [], []
-        for index, batch in enumerate(self._draw(number)):
-            numbers, bad = self._critic_step(batch, waits)
-            critic.append(numbers)
-            rejected.append(bad)
+        critic, actor, batches = [], [], self._draw(number)
+        for index, batch in enumerate(batches):
+            critic.append(self._critic_step(batch, waits))
             if self.actor_optimizer is not None and (index + 1) % cfg.policy_delay == 0:
-                numbers, bad = self._actor_step(batch, waits)
-                actor.append(numbers)
-                rejected.append(bad)
+                actor.append(self._actor_step(batch, waits))
             torch._foreach_lerp_(self._targets, self._online, cfg.tau)  # type: ignore[reportPrivateImportUsage]
-        skipped = torch.stack(rejected).sum()
+        skipped = torch.stack([bad for *_, bad in critic + actor]).sum()
         self.skipped += skipped
         stats = {
-            **_means(("loss/critic", "value/q", "value/q_target", "policy/critic_grad_norm"), critic),
-            **(_means((*self.actor_losses, "policy/grad_norm"), actor) if actor else {}),
+            **self._critic_numbers(critic, torch.stack([batch.weight for batch in batches])),
+            **self._actor_numbers(actor),
             "policy/skipped_minibatches": self.skipped.clone(),
             "replay/transitions": stored.float(),
-            "check/learned": (waits | (skipped < len(rejected))).float(),
+            "check/learned": (waits | (skipped < len(critic) + len(actor))).float(),
         }
         return stats | self._look_at_new_frames()
 
@@ -243,12 +246,24 @@ class OffPolicy(Algorithm):
         reward = drawn.reward if cfg.reward_scale == 1.0 else drawn.reward * cfg.reward_scale
         shape = number, 2, cfg.batch_size, self.num_actions
         noise = torch.randn(shape, device=self.device, generator=self._sample_generator)
-        fields = obs, drawn.action, reward, next_obs, drawn.discount, weight.flatten(), drawn.index
-        starts = range(0, size, cfg.batch_size)
-        batches = [tree_map(lambda x, i=i: x.narrow(0, i, cfg.batch_size), fields) for i in starts]
-        return [Batch(*batch, noise=z) for batch, z in zip(batches, noise.unbind(), strict=True)]
 
-    def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
+        def split(x: Tensor) -> tuple[Tensor, ...]:
+            return x.split(cfg.batch_size)
+
+        def split_groups(obs: Observation) -> list[dict[str, Tensor]]:
+            return [dict(zip(obs, parts, strict=True)) for parts in zip(*map(split, obs.values()), strict=True)]
+
+        columns = split_groups(obs), split(drawn.action), split(reward), split_groups(next_obs), split(drawn.discount)
+        rows = zip(*columns, weight.unbind(), split(drawn.index), noise.unbind(), strict=True)
+        return [Batch(*row) for row in rows]
+
+    def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Makes a step of the critics.
+
+        Returns:
+            The sum of their losses; Q values, [members, batch]; expected returns, [batch]; the norm of the gradient;
+            whether that is not finite.
+        """
         with torch.no_grad():
             target, expected = self._target(batch)
         policy = self.policy
@@ -258,24 +273,26 @@ class OffPolicy(Algorithm):
         else:
             each = -(target * outputs.log_softmax(dim=-1)).sum(dim=-1)
         loss = (each @ batch.weight).sum()  # of all critics: each learns as if it were alone
-        with torch.no_grad():
-            q = (policy.critic.value(outputs) @ batch.weight).mean()
-        numbers, bad = self._optimize(self.critic_optimizer, [loss, q, expected @ batch.weight], waits)
+        gradients = torch.autograd.grad(loss, self.critic_optimizer.parameters)
+        norm, bad = self._step(self.critic_optimizer, self.collective.sum(gradients), waits)
         if self.priorities is not None:
             self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
-        return numbers, bad
+        return loss.detach(), policy.critic.value(outputs.detach()), expected, norm, bad
 
-    def _optimize(self, optimizer: MaskedAdamW, numbers: list[Tensor], waits: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes a step by the gradient of the first number, a loss, over all processes.
+    @torch.no_grad()
+    def _critic_numbers(self, steps: list[tuple[Tensor, ...]], weight: Tensor) -> Mapping[str, Tensor]:
+        """Returns means over updates and processes, by name, for the weights of their samples, [updates, batch]."""
+        loss, q, expected, norm, bad = (torch.stack(column) for column in zip(*steps, strict=True))
+        q, expected = (q * weight[:, None]).sum(dim=2).mean(dim=1), (expected * weight).sum(dim=1)
+        numbers = torch.stack([*self.collective.sum([loss, q, expected]), norm], dim=1)
+        names = "loss/critic", "value/q", "value/q_target", "policy/critic_grad_norm"
+        return dict(zip(names, numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind(), strict=True))
 
-        Returns:
-            Numbers over all processes and the norm of the gradient, 0 where that is not finite; whether it is not.
-        """
-        gradients = torch.autograd.grad(numbers[0], optimizer.parameters)
-        sums = self.collective.sum([*(number.detach() for number in numbers), *gradients])
-        norm, bad = optimizer.set_gradients(sums[len(numbers) :])
+    def _step(self, optimizer: MaskedAdamW, gradients: list[Tensor], waits: Tensor) -> tuple[Tensor, Tensor]:
+        """Makes a step by gradients over all processes; returns their norm, and whether it is not finite."""
+        norm, bad = optimizer.set_gradients(gradients)
         optimizer.masked_step(norm, waits | bad)
-        return torch.stack([*sums[: len(numbers)], norm]).masked_fill_(bad, 0.0), bad
+        return norm, bad
 
     def _error(self, each: Tensor, target: Tensor) -> Tensor:
         """Returns |y - Q|, or KL(y || Q), in the mean of the critics, from their losses and targets, [batch]."""
@@ -335,8 +352,24 @@ class OffPolicy(Algorithm):
         return self.cfg.demonstrations.imitation / self.collective.size * q.detach().abs().mean() * mean
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
+        """Makes a step of the actor; returns its numbers and the norm of the gradient, and whether that is not finite.
+
+        The numbers are sums over all processes.
+        """
         assert self.actor_optimizer is not None
-        return self._optimize(self.actor_optimizer, self._actor_loss(batch), waits)
+        numbers = self._actor_loss(batch)
+        gradients = torch.autograd.grad(numbers[0], self.actor_optimizer.parameters)
+        sums = self.collective.sum([*(number.detach() for number in numbers), *gradients])
+        norm, bad = self._step(self.actor_optimizer, sums[len(numbers) :], waits)
+        return torch.stack([*sums[: len(numbers)], norm]), bad
+
+    def _actor_numbers(self, steps: list[tuple[Tensor, Tensor]]) -> Mapping[str, Tensor]:
+        """Returns means over the updates of the actor, by name."""
+        if not steps:
+            return {}
+        numbers, bad = (torch.stack(column) for column in zip(*steps, strict=True))
+        means = numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind()
+        return dict(zip((*self.actor_losses, "policy/grad_norm"), means, strict=True))
 
     @torch.no_grad()
     def _look_at_new_frames(self) -> dict[str, Tensor]:
@@ -408,8 +441,3 @@ class OffPolicy(Algorithm):
             self.begin_episodes()
         else:
             self.noise.load_state_dict(state["episodes"]["noise"])
-
-
-def _means(names: tuple[str, ...], numbers: list[Tensor]) -> Mapping[str, Tensor]:
-    """Returns means of numbers that several updates returned, by name."""
-    return dict(zip(names, torch.stack(numbers).mean(dim=0).unbind(), strict=True))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks  # type: ignore[reportPrivateUsage]
 
 _KERNELS: Any = torch
 """Operations on lists of tensors, which torch's own optimisers are made of; it exports no names of them."""
@@ -46,6 +47,7 @@ class MaskedAdamW(torch.optim.AdamW):
             capturable=kind == "cuda",
         )
         self.param_groups[0]["lr"] = learning_rate  # whose value the constructor would read
+        self._lists: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # on the CPU: moments, one count of steps
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Takes the gradients for the next step, in the order of the parameters.
@@ -65,24 +67,30 @@ class MaskedAdamW(torch.optim.AdamW):
         relative = norm if self._max_norm in (None, 1.0) else norm / self._max_norm
         self.grad_scale = None if self._max_norm is None else relative.clamp(min=1.0)
         self.found_inf = hold.float()
-        self.step()
+        states = [self.state[parameter] for parameter in self.parameters] if self._lists is None else []
+        if states and self.parameters[0].device.type == "cpu" and all(states):
+            for state in states:
+                state["step"] = states[0]["step"]
+            self._lists = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], states[0]["step"]
+        if self._lists is None:  # the first step makes the state
+            self.step()
+            return
+        self._step_on_cpu(*self._lists)
+        for hook in _global_optimizer_post_hooks.values():
+            hook(self, (), {})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Makes a step: on the CPU by the same three operations, without what torch does around them each time."""
-        states = [self.state[parameter] for parameter in self.parameters]
-        if self.parameters[0].device.type != "cpu" or not all(states):  # the first step makes the state
-            super().step()
-            return
-        group, counts = self.param_groups[0], [state["step"] for state in states]
-        _KERNELS._foreach_add_(counts, 1)
+    def _step_on_cpu(self, means: list[Tensor], squares: list[Tensor], count: Tensor) -> None:
+        """Makes a step by the same three operations, without what torch does around them each time."""
+        group = self.param_groups[0]
+        count += 1
         _KERNELS._fused_adamw_(
             self.parameters,
             [parameter.grad for parameter in self.parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            means,
+            squares,
             [],
-            counts,
+            [count] * len(means),
             lr=group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -93,7 +101,7 @@ class MaskedAdamW(torch.optim.AdamW):
             grad_scale=self.grad_scale,
             found_inf=self.found_inf,
         )
-        _KERNELS._foreach_sub_(counts, [self.found_inf] * len(counts))
+        count -= self.found_inf
 
     def moments(self) -> list[dict[str, Tensor]]:
         """Returns the state of each parameter; empty before the first step."""

@@ -40,14 +40,14 @@ class Priorities:
         self.values = torch.zeros(-(-slots // BLOCK) * BLOCK, device=device)
         self.largest = torch.ones((), device=device)
         self._steps = self.values[:slots].view(replay.num_steps, replay.num_envs)
-        # After a write two rows change: that of the step, and that of the step whose window is whole now.
-        self._back = torch.arange(2, device=device) * replay.n_step
 
-    def after_write(self) -> None:
-        """Sets the priorities that a write to the memory changes."""
-        step = self.replay.total - 1 - self._back
-        fresh = self.largest * ((self._back > 0) & (step >= 0))
-        self._steps.index_copy_(0, step % self.replay.num_steps, fresh[:, None].expand(-1, self.replay.num_envs))
+    def after_write(self, number: int) -> None:
+        """Sets the priorities that the last so many steps change: theirs, and those of windows that are whole now."""
+        replay = self.replay
+        back = torch.arange(min(number + replay.n_step, replay.num_steps), device=self.largest.device)
+        step = replay.total - 1 - back
+        fresh = self.largest * ((back >= replay.n_step) & (step >= 0))
+        self._steps.index_copy_(0, step % replay.num_steps, fresh[:, None].expand(-1, replay.num_envs))
 
     def clear(self) -> None:
         """Forgets everything, as the memory does."""

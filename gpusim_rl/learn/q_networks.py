@@ -152,9 +152,10 @@ class DiscreteCritic(Critic):
         self, outputs: Float[Tensor, "members batch outputs options"], action: Shaped[Tensor, "batch choices"]
     ) -> Float[Tensor, "members batch outputs"]:
         """Returns the outputs of chosen options, the mean over the choices."""
-        index = (action.long() + self.offsets)[None, :, None].expand(*outputs.shape[:3], -1)
+        index, single = action.long(), len(self.counts) == 1
+        index = (index if single else index + self.offsets).view(1, len(index), 1, -1).expand(*outputs.shape[:3], -1)
         of_choices = outputs.gather(3, index)
-        return of_choices.squeeze(3) if len(self.counts) == 1 else of_choices.mean(dim=3)
+        return of_choices.squeeze(3) if single else of_choices.mean(dim=3)
 
     def best(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Int[Tensor, "batch choices"]:
         """Returns the option of each choice with the largest Q value, in the mean of the critics."""

@@ -14,7 +14,6 @@ from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation
 from gpusim_rl.learn.impala import Impala
 from gpusim_rl.learn.networks import SampledActions
 from gpusim_rl.learn.off_policy import OffPolicy
-from gpusim_rl.learn.replay import Trajectory
 
 TRANSITIONS = "transitions"
 """Name of the number of the learner's transitions, beside the weights that an actor takes over."""
@@ -107,8 +106,7 @@ class RemoteOffPolicy(Remote):
 
     def __init__(self, algorithm: OffPolicy, env: EnvSpec) -> None:
         super().__init__(algorithm, env)
-        memory, sizes = algorithm.memory, (algorithm.horizon, env, algorithm.policy.groups, algorithm.device)
-        self._rollout = memory if isinstance(memory, Trajectory) else Trajectory.empty(*sizes)
+        self._rollout = algorithm.memory
 
     def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over weights, and the number of transitions."""
@@ -139,13 +137,12 @@ class RemoteOffPolicy(Remote):
         return {**acting, TRANSITIONS: algorithm.steps * algorithm.num_envs}
 
     def end_receiving(self) -> None:
-        """Stores the rollouts, step by step."""
+        """Stores the rollouts."""
         rollout, last = self._rollout, self.algorithm.horizon - 1
         # What follows the last step is its `final_obs`: the next one in the place of an env is of another episode.
         rollout.truncated[last].logical_or_(~(rollout.terminated[last] | rollout.diverged[last]))
-        for t in range(self.algorithm.horizon):
-            step = rollout.at(t)
-            self.algorithm.store(step.acted_on, step.action, step)
+        self.algorithm.store()
+        self.algorithm.steps += self.algorithm.horizon
 
 
 REMOTES: dict[type[Algorithm], type[Remote]] = {Impala: RemoteImpala, OffPolicy: RemoteOffPolicy}

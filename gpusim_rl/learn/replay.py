@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils._pytree import register_dataclass, tree_map
+from torch.utils._pytree import register_dataclass, tree_leaves, tree_map
 
 from gpusim_rl.learn.algorithm import EnvSpec, Observation, Outcome, RecordedTensor, recorded_steps
 
@@ -53,7 +53,7 @@ register_dataclass(Transitions)
 class Trajectory:
     """Control steps, [T, N, ...] each, or one of them: what a `Replay` stores, and no more.
 
-    It is written as a `Replay` is, for one that is elsewhere: on the host, or with the learner of an actor.
+    A rollout is kept here until it is stored as a whole: so a step of few envs takes few operations.
     """
 
     acted_on: dict[str, Tensor]
@@ -65,6 +65,7 @@ class Trajectory:
     diverged: Tensor
     t: int = field(default=0, init=False)
     """Control step that is written next."""
+    _rows: list[list[Tensor]] = field(default_factory=list, init=False)
 
     @classmethod
     def empty(cls, horizon: int, env: EnvSpec, groups: Iterable[str], device: torch.device) -> Trajectory:
@@ -82,23 +83,20 @@ class Trajectory:
         """Returns step t."""
         return tree_map(lambda x: x[t], self)
 
-    def cut(self) -> None:
-        """Does nothing: no rollout follows from another one."""
-
     def begin_rollout(self) -> None:
         """Makes the next step the first one of a rollout, also where the last one was left in the middle."""
         self.t = 0
 
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Keeps a control step; takes what `Replay.write` takes."""
-        t, self.t = self.t, (self.t + 1) % len(self.reward)
-        for group, memory in self.acted_on.items():
-            memory[t].copy_(obs[group])
-            self.final_obs[group][t].copy_(step.final_obs[group])
-        self.action[t].copy_(action)
-        for name in ("reward", "terminated", "truncated", "diverged"):
-            getattr(self, name)[t].copy_(getattr(step, name))
+        """Keeps a control step: observations before it, actions, outcome."""
+        if not self._rows:
+            self._rows = [tree_leaves(self.at(t)) for t in range(len(self.reward))]
+        row, self.t = self._rows[self.t], (self.t + 1) % len(self._rows)
+        seen, final = ([groups[group] for group in self.acted_on] for groups in (obs, step.final_obs))
+        values = *seen, action, *final, step.reward, step.terminated, step.truncated, step.diverged
+        for memory, value in zip(row, values, strict=True):
+            memory.copy_(value)
 
     def latest(self) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
         """Returns observations [T, N, size], which of them did not diverge, and rewards."""
@@ -108,7 +106,7 @@ class Trajectory:
 register_dataclass(Trajectory)
 
 
-def ends_by_time(step: Outcome) -> Bool[Tensor, " envs"]:
+def ends_by_time(step: Outcome | Trajectory) -> Bool[Tensor, "*steps envs"]:
     """Returns where the time limit, and nothing else, ended an episode: what follows is `final_obs`."""
     return step.truncated & ~(step.terminated | step.diverged)
 
@@ -166,6 +164,7 @@ class Replay:
         self.total = zeros(dtype=torch.int64)
         self._powers = gamma ** torch.arange(n_step + 1, device=device)
         self._window = torch.arange(n_step, device=device)[:, None]
+        self._envs = torch.arange(envs, device=device)
         self._largest = torch.finfo(storage).max
 
     @property
@@ -184,9 +183,6 @@ class Replay:
         meta = torch.device("meta")
         return Replay(num_steps, env, groups, n_step=1, gamma=1.0, storage=storage, device=meta).num_bytes
 
-    def begin_rollout(self) -> None:
-        """Does nothing: a step follows the last one that was stored."""
-
     def exchange(self) -> None:
         """Does nothing: the memory is where the learner is."""
 
@@ -197,21 +193,32 @@ class Replay:
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
         """Stores a control step (observations before it, actions, outcome), in place of the oldest one if full."""
-        slot, row = self.next_place()
-        cut = ends_by_time(step)
+        flags = step.terminated, step.truncated, step.diverged
+        steps = Trajectory(dict(obs), action.to(self.action.dtype), dict(step.final_obs), step.reward, *flags)
+        self.extend(tree_map(lambda x: x[None], steps))
+
+    @torch.no_grad()
+    def extend(self, steps: Trajectory) -> None:
+        """Stores successive control steps, T at most, in place of the oldest ones if full."""
+        time = self.total + torch.arange(len(steps.reward), device=self.device)
+        slot, row, cut = time % self.num_steps, time // self._episode % self._rows, ends_by_time(steps)
+        place, behind = ((x * self.num_envs)[:, None] + self._envs for x in (slot, row))
+        # The last one of a row counts, where an env keeps no time limit.
+        self._final_step.view(-1).scatter_reduce_(
+            0, behind.flatten(), torch.where(cut, time[:, None], -1).flatten(), "amax"
+        )
+        cut &= self._final_step.take(behind) == time[:, None]
+        where = torch.where(cut, behind + self.num_steps * self.num_envs, place).flatten()
         for group, memory in self.obs.items():
-            memory.index_copy_(0, slot, self._stored(obs[group], memory)[None])
-            behind = row + self.num_steps
-            final = torch.where(cut[:, None], self._stored(step.final_obs[group], memory), memory[behind])
-            memory.index_copy_(0, behind, final)
-        self._final_step.index_copy_(0, row, torch.where(cut, self.total, self._final_step[row]))
+            seen, final = (self._stored(x[group], memory) for x in (steps.acted_on, steps.final_obs))
+            memory.index_copy_(0, slot, seen)
+            memory.flatten(0, 1).index_copy_(0, where, torch.where(cut[..., None], final, seen).flatten(0, 1))
         # Indices fit a float32. A bad action is not finite, and no weight makes that a 0.
-        kept = action.to(self.action.dtype).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        self.action.index_copy_(0, slot, kept[None])
-        self.reward.index_copy_(0, slot, step.reward.masked_fill(step.diverged, 0.0)[None])
-        ends = step.terminated * TERMINATED + step.truncated * TRUNCATED + step.diverged * DIVERGED
-        self.ends.index_copy_(0, slot, ends.to(torch.uint8)[None])
-        self.total += 1
+        self.action.index_copy_(0, slot, steps.action.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+        self.reward.index_copy_(0, slot, steps.reward.masked_fill(steps.diverged, 0.0))
+        ends = steps.terminated * TERMINATED + steps.truncated * TRUNCATED + steps.diverged * DIVERGED
+        self.ends.index_copy_(0, slot, ends.to(torch.uint8))
+        self.total += len(time)
 
     def _stored(self, value: Tensor, memory: Tensor) -> Tensor:
         if memory.dtype == torch.float32:

@@ -133,7 +133,9 @@ def test_each_actor_explores_by_its_own_rungs_of_the_ladder() -> None:
     actors = [
         make("dqn", RandomEnv(ENVS), "acts", first_env=number * ENVS, epsilon_ladder=7.0) for number in range(ACTORS)
     ]
-    assert torch.equal(whole.epsilon(), torch.cat([actor.algorithm.epsilon() for actor in actors]))
+    assert torch.equal(
+        whole.epsilon(whole.steps), torch.cat([actor.algorithm.epsilon(whole.steps) for actor in actors])
+    )
 
 
 def test_actors_count_the_transitions_of_the_learner() -> None:

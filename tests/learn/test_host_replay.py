@@ -44,7 +44,7 @@ def memory() -> HostReplay:
 
 def roll(replay: HostReplay | Replay, iteration: int) -> None:
     for t in range(iteration * HORIZON, (iteration + 1) * HORIZON):
-        replay.write(*random_step(t))
+        (replay.steps if isinstance(replay, HostReplay) else replay).write(*random_step(t))
 
 
 def sampled(replay: HostReplay) -> Transitions:
@@ -129,7 +129,7 @@ def test_what_fails_in_the_thread_is_raised_by_the_next_exchange() -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no room")
 
-    replay.memory.write = broken  # type: ignore[method-assign]
+    replay.memory.extend = broken  # type: ignore[method-assign]
     replay.exchange()
     with pytest.raises(RuntimeError, match="no room"):
         replay.exchange()

@@ -360,9 +360,7 @@ def test_a_memory_that_is_not_saved_is_filled_again_by_the_policy(name: str) -> 
     moved = differences(snapshot(other.algorithm)["policy"], before["policy"])
     assert all("target" in path for path in moved), "it waits, for 64"
     other.algorithm.begin_rollout()
-    other.algorithm.noise.now.zero_()
-    if name == "dqn":
-        other.algorithm.noise.now[:, -1] = 9.0  # no chance is as rare: it is not random
+    other.algorithm.noise.now.fill_(-1.0 if name == "dqn" else 0.0)  # none is random
     expected, _ = other.algorithm.policy.act(other.obs, ())
     assert torch.allclose(other.algorithm.act(other.obs), expected), "it acts by its policy meanwhile"
 

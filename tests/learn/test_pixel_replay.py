@@ -300,7 +300,7 @@ def test_priorities_draw_from_it() -> None:
     story = Story(replay)
     for _ in range(25):
         story.write(1)
-        priorities.after_write()
+        priorities.after_write(1)
     drawn = replay.with_frames(priorities.sample(300, torch.Generator().manual_seed(0), torch.tensor(0.0)))
     assert story.check(drawn)
 

@@ -36,7 +36,7 @@ class Memory:
         obs, zeros = {"policy": torch.zeros(envs, 1)}, torch.zeros(envs, dtype=torch.bool)
         step: Any = Outcome(obs, obs, torch.zeros(envs), zeros, zeros, mask)
         self.replay.write(obs, (torch.arange(envs) + self.written * envs)[:, None].float(), step)
-        self.priorities.after_write()
+        self.priorities.after_write(1)
         self.written += 1
 
     def starts(self) -> set[int]:
@@ -238,7 +238,7 @@ def test_no_host_sync_and_memory_stays_where_it_is() -> None:
         memory.write()
     with SyncCounter() as syncs:
         for _ in range(4):
-            memory.priorities.after_write()
+            memory.priorities.after_write(1)
             drawn = memory.priorities.sample(16, generator, 0.5 * ONE)
             memory.priorities.update(drawn.index, drawn.reward, drawn.weight, NO)
             memory.priorities.clear()

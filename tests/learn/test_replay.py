@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.learn.replay import STORAGE, Replay
+from gpusim_rl.learn.prioritized import Priorities
+from gpusim_rl.learn.replay import STORAGE, Replay, Trajectory
 from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import Outcome
 
@@ -307,3 +309,27 @@ def test_a_restored_replay_goes_on_as_the_original(written: int) -> None:
     for name in ("action", "reward", "discount", "weight"):
         assert torch.equal(getattr(a, name), getattr(b, name))
     assert torch.equal(a.obs["policy"], b.obs["policy"]) and torch.equal(a.next_obs["policy"], b.next_obs["policy"])
+
+
+def test_a_rollout_that_is_stored_at_once_is_its_steps() -> None:
+    torch.manual_seed(0)
+    sizes = {"policy": 2, "critic": 3}
+    spec, cpu = EnvSpec(3, sizes, Box(2), 4), torch.device("cpu")
+    memory: dict[str, Any] = {"n_step": 2, "gamma": 0.9, "storage": torch.float32, "device": cpu}
+    at_once, by_step = (Replay(10, spec, sizes, **memory) for _ in range(2))
+    priorities = [Priorities(replay, 0.6) for replay in (at_once, by_step)]
+    for rollout in range(5):  # the second one is full, and wraps
+        steps = Trajectory.empty(7, spec, sizes, cpu)
+        for t in range(7):
+            cut = (torch.arange(3) + 7 * rollout + t) % 4 == 0  # each env has a time limit of its own
+            obs, final = ({g: torch.randn(3, n) for g, n in sizes.items()} for _ in range(2))
+            ends = torch.rand(2, 3) < 0.2
+            step: Any = Outcome(obs, final, torch.randn(3), ends[0], cut, ends[1])
+            action = torch.randn(3, 2)
+            steps.write(obs, action, step)
+            by_step.write(obs, action, step)
+            priorities[1].after_write(1)
+        at_once.extend(steps)
+        priorities[0].after_write(7)
+        assert differences(at_once.state_dict(), by_step.state_dict()) == []
+        assert torch.equal(priorities[0].values, priorities[1].values)
