@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TextIO
+from typing import Protocol
 
 try:
     import resource
@@ -92,7 +92,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-def say(*lines: str, file: TextIO | None = None) -> None:
+class Writable(Protocol):
+    """What text can be printed to."""
+
+    def write(self, text: str, /) -> object:
+        """Writes it."""
+
+
+def say(*lines: str, file: Writable | None = None) -> None:
     """Prints lines to `file` or stdout, whatever names and settings they hold. All commands print by it."""
     print("".join(f"{on_one_line(line)}\n" for line in lines), end="", file=file)
 
