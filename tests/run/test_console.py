@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import rich.console
 
-from gpusim_rl.run import checkpoint
 from gpusim_rl.run.console import LINE_NUMBERS, Console
 
 ROOT = Path(__file__).parents[2]
@@ -431,6 +430,12 @@ def test_ctrl_c_leaves_the_panel_whole_and_its_notice_visible(columns):
     assert "^C" not in text
 
 
+def last_iteration(run: Path) -> int:
+    from gpusim_rl.run import checkpoint  # takes torch in, which a terminal of these tests can do without
+
+    return checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+
+
 def training(folder: Path) -> str:
     """A script that trains until it is stopped."""
     small = ["num_envs=8", "ppo.horizon=8", "ppo.epochs=1", "ppo.network.hidden=[16]", "max_iterations=100000"]
@@ -442,7 +447,7 @@ def training(folder: Path) -> str:
 def test_a_terminal_that_is_closed_leaves_a_checkpoint(tmp_path):
     in_terminal(training(tmp_path), close_at="reward/upright", code=129, PYTHONPATH=str(ROOT))
     (run,) = tmp_path.glob("Cartpole/2*")
-    saved = checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+    saved = last_iteration(run)
     assert len((run / "metrics.csv").read_text().splitlines()) == 1 + saved
     log = (run / "train.log").read_text()
     assert "  stopping after this iteration, with a checkpoint; once more stops at once\n" in log
@@ -461,7 +466,7 @@ def test_ctrl_c_in_a_real_training(tmp_path):
     shown = re.search(r"iteration (\S+)/100000", words(screen))
     assert shown is not None
     (run,) = tmp_path.glob("Cartpole/2*")
-    assert int(shown.group(1).replace(",", "")) == checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+    assert int(shown.group(1).replace(",", "")) == last_iteration(run)
 
 
 @pytest.mark.parametrize("mode", ["plain", "json", "quiet", "rich"])
