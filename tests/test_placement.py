@@ -6,10 +6,13 @@ docs/gpu.md tells what this proves and what it does not.
 from __future__ import annotations
 
 import json
+import operator
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,6 +154,34 @@ def test_steps_stay_within_their_budgets() -> None:
     assert [task for task, most in BUDGETS.items() if kernels[task]["control step"] > most] == []
     steps = {task: parts["minibatch step"] for task, parts in kernels.items()}
     assert {task: n for task, n in steps.items() if n > LARGER_STEPS.get(task, MINIBATCH_STEP)} == {}
+
+
+FIFTH = 0.2
+"""Share of an update with PPO in an iteration."""
+LARGER_SHARES = {
+    "AllegroHand": (0.35, FIFTH),
+    "BallBalance": (0.46, 0.38),
+    "FrankaCabinet": (0.33, FIFTH),
+    "Ingenuity": (0.31, 0.29),
+    "Quadcopter": (0.49, 0.37),
+    "ShadowHand": (0.49, FIFTH),
+    "Trifinger": (0.37, FIFTH),
+}
+"""Its share where physics takes the time of its launches, and where it takes that of all of its bytes."""
+
+
+def test_an_update_takes_a_fifth_of_an_iteration_at_most() -> None:
+    predicted_ms = json.loads(TABLE.read_text())["predicted_ms"]["ppo"]
+    shares = {task: (it["share of the update"], it["its least share"]) for task, it in predicted_ms.items()}
+    above = {task: found for task, found in shares.items() if max(found) > FIFTH}
+    assert above.keys() == LARGER_SHARES.keys()
+    assert [task for task, found in above.items() if any(map(operator.gt, found, LARGER_SHARES[task]))] == []
+
+
+def test_a_compiled_minibatch_step_stays_within_its_budget() -> None:
+    table = json.loads((Path(__file__).parents[1] / "benchmarks" / "fused_kernels.json").read_text())
+    compiled = {task: parts["minibatch_step"]["compiled"] for task, parts in table["tasks"].items()}
+    assert {task: n for task, n in compiled.items() if n > 60} == {"AnymalTerrain": 81, "Trifinger": 89}
 
 
 def test_a_kernel_takes_as_long_as_its_bytes() -> None:
@@ -368,6 +399,15 @@ def test_what_is_harmless_is_no_fault(what: str, cuda: None) -> None:
         call(given)
     assert placement.locations == []
     assert sum(work.kernels for work in placement.work.values()) == kernels
+
+
+def test_kernels_are_counted_by_the_line_that_asked_for_them(cuda: None) -> None:
+    x = nn.Parameter(torch.zeros(6, device=CUDA))
+    with torch.autograd.set_detect_anomaly(True, check_nan=False), Placement(by_line=True) as placement:
+        backward(x.exp().sum(), [x])
+    (lines,) = placement.lines.values()
+    asked = {re.sub(r"^tests/test_placement.py:\d+", "", line): number for line, number in lines.items()}
+    assert asked == {": exp": 1, ": sum": 1, ": ones_like": 1, " backward: mul": 1}
 
 
 PLACES: dict[str, Callable[[Any], tuple[object, str]]] = {

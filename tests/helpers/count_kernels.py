@@ -2,8 +2,9 @@
 
     python tests/helpers/count_kernels.py              all tasks, and the file
     python tests/helpers/count_kernels.py Ant Anymal   only these, and no file
+    python tests/helpers/count_kernels.py --lines Ant  kernels of PPO by part and line of code
 
-Prints a table in Markdown.
+Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ import torch
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.hydra_errors import unknown_choice
 from gpusim_rl.settings.schema import ALGORITHMS
-from helpers.fake_cuda import CONTROL_STEP, PARTS, Training, count, load_guard, why_not
+from helpers.fake_cuda import (
+    CONTROL_STEP,
+    NUM_ENVS,
+    PARTS,
+    Placement,
+    Training,
+    count,
+    fake_cuda,
+    iterate,
+    load_guard,
+    make_trainer,
+    why_not,
+)
 from helpers.gpu_kernels import Launches, count_launches, warp_versions
 
 TABLE = Path(__file__).parents[1] / "kernels.json"
@@ -34,15 +47,26 @@ def torch_version() -> str:
 
 
 def predicted(training: Training, launches: Launches) -> dict[str, float]:
-    """Returns times on an H100 [ms] of a control step, its physics and an update, and the update's largest share."""
+    """Returns times on an H100 [ms] of a control step, its physics and an update, and bounds of the update's share."""
     step, update, physics = training.seconds[CONTROL_STEP], training.seconds["update"], launches.seconds()
-    share = update / (training.horizon * (step + physics) + update)
-    times = {CONTROL_STEP: step, "physics": physics, "physics at most": launches.seconds(training.num_envs)}
-    times["update"] = update
+    at_most = launches.seconds(training.num_envs)
+    times = {CONTROL_STEP: step, "physics": physics, "physics at most": at_most, "update": update}
+    most, least = (update / (training.horizon * (step + each) + update) for each in (physics, at_most))
     return {
         **{part: round(1e3 * seconds, 3) for part, seconds in times.items()},
-        "share of the update": round(share, 3),
+        "share of the update": round(most, 3),
+        "its least share": round(least, 3),
     }
+
+
+def print_lines(task: str) -> None:
+    """Prints the kernels of a control step and of an update with two minibatches of PPO, by part and line."""
+    counter = Placement(by_line=True)
+    with fake_cuda(), torch.autograd.set_detect_anomaly(True, check_nan=False):
+        iterate(make_trainer(task, ppo={"epochs": 1, "horizon": 2, "minibatch_size": NUM_ENVS}), counter=counter)
+    for part, lines in counter.lines.items():
+        sys.stdout.write(f"{part}: {lines.total()}\n")
+        sys.stdout.writelines(f"  {number:4} {line}\n" for line, number in lines.items())
 
 
 def markdown(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
@@ -52,7 +76,8 @@ def markdown(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) ->
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    names = [name for name in arguments if name != "--lines"]
     unknown = [unknown_choice("task", name, list(tasks()), None) for name in names if name not in tasks()]
     problem = why_not() or next(map(str, unknown), None)
     if problem is not None:
@@ -60,6 +85,10 @@ def main(names: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         load_guard(Path(folder))
+    if len(names) < len(arguments):
+        for task in names:
+            print_lines(task)
+        return 0
     launches = {task: count_launches(task) for task in names or tasks()}
     warp = {task: found.numbers for task, found in launches.items()}
     sys.stdout.write(f"{warp_versions()}\n\n{markdown(warp, list(next(iter(warp.values()))))}")

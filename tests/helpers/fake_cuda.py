@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -49,6 +51,7 @@ NUM_ENVS = 8
 
 _GUARD = Path(__file__).with_name("cuda_guard.cpp")
 _COUNTERS = (__file__, sync_counter.__file__)
+_MADE_AT = re.compile(r'File "(.*)", line (\d+)')
 _loaded: list[ctypes.CDLL] = []
 
 
@@ -86,13 +89,19 @@ class Placement(SyncCounter):
     tensors of the host, and linear algebra that waits to check its result or that no graph can hold. An operator
     counts as one kernel, unless it is a view or only allocates.
 
+    Args:
+        by_line: Whether `lines` are wanted too.
+
     Attributes:
         costs: What each kernel moves and computes, by phase.
+        lines: Kernels by phase, and by operator and the line that asked for it; backward, the line of the forward pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_line: bool = False) -> None:
         super().__init__()
         self.costs: dict[str, list[Cost]] = {}
+        self.lines: dict[str, Counter[str]] = {}
+        self._by_line = by_line
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, view, before = func.overloadpacket.__name__, getattr(func, "is_view", False), self.total
@@ -101,6 +110,8 @@ class Placement(SyncCounter):
         kernel = not view and name not in _NO_KERNEL and func.namespace == "aten"
         if kernel:
             self._of_phase().kernels += 1
+        if kernel and self._by_line:
+            self.lines.setdefault(self._phase, Counter())[f"{_line()}: {name}"] += 1
         if name.startswith(_LINALG) and name not in _WITHOUT_CHECKS:
             self._record(f"linear algebra: {name}")
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -114,12 +125,21 @@ class Placement(SyncCounter):
         return result
 
     def _record(self, name: str) -> None:
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and (frame.f_code.co_filename in _COUNTERS or LIBRARY.search(frame.f_code.co_filename)):
-            frame = frame.f_back
         self._of_phase().syncs[name] += 1
-        where = f"{short(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
-        self.found.append(SourceLocation(self._phase, name, where))
+        self.found.append(SourceLocation(self._phase, name, _line()))
+
+
+def _line() -> str:
+    """`file:line` of who asks for an operator."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (frame.f_code.co_filename in _COUNTERS or LIBRARY.search(frame.f_code.co_filename)):
+        node = frame.f_locals.get("node") if frame.f_code is backward.__code__ else None
+        made = [_MADE_AT.search(line) for line in getattr(node, "metadata", {}).get("traceback_", ())]
+        ours = [found for found in made if found and not LIBRARY.search(found[1]) and found[1] not in _COUNTERS]
+        if ours:  # torch keeps it while it looks for anomalies
+            return f"{short(ours[-1][1])}:{ours[-1][2]} backward"
+        frame = frame.f_back
+    return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
 
 
 class _MissingKernels(TorchDispatchMode):
@@ -381,6 +401,7 @@ def iterate(trainer: Trainer, steps: int = 2, counter: Placement | None = None) 
         if done == steps - 1:
             counter.work.clear()
             counter.costs.clear()
+            counter.lines.clear()
 
     horizon, algorithm.horizon = algorithm.horizon, steps
     with _say_where(), counter:
@@ -474,6 +495,7 @@ def _update_again(trainer: Trainer, counter: Placement, changes: dict[str, int])
     algorithm: Any = trainer.algorithm
     counter.work.clear()
     counter.costs.clear()
+    counter.lines.clear()
     minibatches = changes.pop("num_minibatches", None)
     if minibatches is not None:
         algorithm.num_minibatches = minibatches
