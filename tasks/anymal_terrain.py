@@ -149,9 +149,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.passed = torch.zeros(num, dtype=torch.bool, device=device)  # further than half a patch from its centre
 
         self.air_time = torch.zeros(num, len(FEET), device=device)  # since each foot touched the ground [s]
-        self.on_ground = torch.zeros(
-            num, len(FEET), dtype=torch.bool, device=device
-        )  # each foot; rewards() has it of this step
+        self.on_ground = torch.zeros(num, len(FEET), dtype=torch.bool, device=device)  # each foot; of rewards()
         self.last_joint_vel = torch.zeros_like(self.robot.joint_vel)
         self.last_actions = torch.zeros(num, self.num_actions, device=device)
         weights = {
