@@ -60,9 +60,11 @@ def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
     """Finds the newest checkpoint in the run folders of a trial from which something is left to train."""
     from gpusim_rl.files.checkpoint_file import is_whole  # torch
 
-    files = sorted(trial.glob("2*/checkpoints/[0-9]*.pt"), key=lambda file: file.lstat().st_mtime_ns, reverse=True)
-    for file in files:
-        if re.fullmatch("[0-9]{1,18}", file.stem) and int(file.stem) < iterations:
+    files = [file for file in trial.glob("2*/checkpoints/[0-9]*.pt") if re.fullmatch("[0-9]{1,18}", file.stem)]
+    for file in sorted(
+        files, key=lambda file: (file.parts[-3], int(file.stem)), reverse=True
+    ):  # runs begin with a time
+        if int(file.stem) < iterations:
             if is_whole(file):
                 return file
             warn(f"{file} is left out: it is damaged")

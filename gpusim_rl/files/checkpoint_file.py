@@ -21,6 +21,7 @@ from typing import IO, Any
 import torch
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import newest_first
 from gpusim_rl.files.safe_open import open_file, replacing
 from gpusim_rl.public import __version__
 
@@ -155,12 +156,7 @@ def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
 
 def newest_intact(folder: Path) -> Path | None:
     """Returns the newest checkpoint in a folder whose digest is right; None without one."""
-    intact = []
-    for path in folder.glob("*.pt"):
-        with suppress(OSError):
-            if is_whole(path):
-                intact.append((path.stat().st_mtime_ns, path.name == "last.pt", path))
-    return max(intact)[-1] if intact else None
+    return next(filter(is_whole, newest_first(folder.glob("*.pt"))), None)
 
 
 def is_whole(path: Path) -> bool:

@@ -6,7 +6,7 @@ import glob
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,11 +137,19 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
     raise ConfigError(f"{folder} is not a run folder: it has no config.yaml, there is {_contents(folder)}")
 
 
+def newest_first(checkpoints: Iterable[Path]) -> list[Path]:
+    """Sorts checkpoints of a run by their names: a copy has other times. The iteration of best.pt is not known."""
+    ranks = {"last": sys.maxsize, "best": -1}
+    return sorted(checkpoints, key=lambda file: ranks.get(file.stem, int(re.sub("[^0-9]", "", file.stem)[:18] or 0)))[
+        ::-1
+    ]
+
+
 def _without_last(run: Path) -> ConfigError:
     """Returns the error for a folder without checkpoints/last.pt."""
     checkpoints = [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]
     if checkpoints:
-        newest = max(checkpoints, key=lambda file: file.stat().st_mtime_ns)
+        newest = newest_first(checkpoints)[0]
         return ConfigError(
             f"no checkpoints/last.pt in {run}: it is gone. The newest checkpoint there is {newest.name}: try"
             f" checkpoint={newest} (tools: only the path; a training from it begins a new run folder)"

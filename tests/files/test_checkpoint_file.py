@@ -103,7 +103,7 @@ def test_another_format_names_the_version_that_wrote_it(tmp_path, version):
 def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
     for name in ("000001.pt", "000002.pt", "000003.pt", "last.pt"):
         save(tmp_path / name, PAYLOAD)
-        os.utime(tmp_path / name, ns=(0, int(name == "000002.pt")))
+        os.utime(tmp_path / name, ns=(0, int(name == "000001.pt")))
     for name in ("000003.pt", "last.pt"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-100])
     with pytest.raises(ConfigError, match=rf"newest good checkpoint there is 000002\.pt: try checkpoint={tmp_path}/0"):

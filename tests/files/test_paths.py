@@ -112,11 +112,11 @@ def test_where_only_last_pt_is_gone_the_newest_other_checkpoint_is_named(run_dir
     folder = without_checkpoints(run_dir) / "checkpoints"
     shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")  # an older run, which is not taken in its place
     (run_dir.parent / "2026-01-30_12-00-00" / "checkpoints" / "last.pt").write_bytes(b"x")
-    for name in ("000050.pt", "best.pt"):
+    for name in ("000050.pt", "000040.pt", "best.pt"):
         (folder / name).write_bytes(b"x")
-    os.utime(folder / "000050.pt", (0, 0))
+    os.utime(folder / "000050.pt", (0, 0))  # as a copy may have it
     for name in (str(run_dir), "Cartpole"):
-        with pytest.raises(ConfigError, match=r"last.pt in \S+: it is gone.* try checkpoint=\S+/best.pt \(tools"):
+        with pytest.raises(ConfigError, match=r"last.pt in \S+: it is gone.* try checkpoint=\S+/000050.pt \(tools"):
             paths.find_checkpoint(name)
 
 
