@@ -180,7 +180,9 @@ class Study:
         with replacing(search.folder / "trials.csv") as file:
             file.write(text.getvalue().encode())
         counts = Counter(map(_state, trials))
-        lines = [f"{search.cfg.study}: " + ", ".join(f"{count} {state}" for state, count in counts.items())]
+        unknown = {"running": "running or killed"}  # by other commands
+        told = (f"{count} {unknown.get(state, state)}" for state, count in counts.items())
+        lines = [f"{search.cfg.study}: {', '.join(told)}"]
         complete = [trial for trial in trials if _state(trial) == "complete"]
         if not complete:
             return [*lines, f"no trial was completed; {paths.from_here(search.folder)} has what each printed"]
