@@ -154,7 +154,9 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         raise ConfigError(f"env.id={name}: Gymnasium has no such env.{hint}") from None
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError) as error:
         kwargs_text = f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else ""
-        raise ConfigError(f"env.id={name}{kwargs_text}: {first_line(error)}") from None
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        advice = f". Try pip install {missing}, or the extra of Gymnasium for it" if missing else ""
+        raise ConfigError(f"env.id={name}{kwargs_text}: {first_line(error)}{advice}") from None
     if envs.spec is None:
         envs.spec = spec
     return envs
