@@ -94,7 +94,10 @@ Device = Annotated[
 ]
 FolderName = Annotated[
     str,
-    Rule("a folder name", lambda value: re.fullmatch(r"[\w.-]+", value) is not None and value not in (".", "..")),
+    Rule(
+        "a folder name of letters, digits and . _ -",
+        lambda value: re.fullmatch(r"[\w.-]+", value) is not None and value not in (".", ".."),
+    ),
 ]
 
 
