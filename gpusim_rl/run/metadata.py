@@ -41,7 +41,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     if start.resumed:
         checkpoint = start.spec.checkpoint
         branch = "" if continues or checkpoint is None else f" of {checkpoint.file}, in a new run folder"
-        episodes = "" if env.resumable else "; its envs cannot be saved, so new episodes begin"
+        episodes = "" if env.resumable else "; new episodes begin, for these envs cannot be restored"
         lines.append(("resumed", f"at iteration {run.iteration}{branch}{episodes}"))
     lines.append(("run", str(run_dir)))
     return lines
