@@ -90,7 +90,8 @@ def free_port() -> int:
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[Head]:
     pytest.importorskip("ray")
-    pytest.importorskip("aiohttp", reason="needs ray[default], the job server")
+    server = "ray.dashboard.optional_deps"  # all that Ray itself asks for before it starts one
+    pytest.importorskip(server, reason="no job server: pip install 'ray[default]'", exc_type=ImportError)
     temporary = Path(tempfile.mkdtemp(prefix="r"))  # a short name: Ray makes sockets below it
     head = Head(tmp_path, temporary)
     below: list[psutil.Process] = []

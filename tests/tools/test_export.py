@@ -410,7 +410,9 @@ def test_the_example_earns_what_the_evaluation_does(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_policy_that_is_not_finite_is_one_line_to_all_that_act_by_it(tool, runs_folder, tmp_path, value):
+def test_a_policy_that_is_not_finite_is_one_line_to_all_that_act_by_it(
+    tool_here, train_here, runs_folder, tmp_path, value
+):
     run = shutil.copytree((runs_folder / "runs" / "Cartpole" / "latest").resolve(), tmp_path / "run")
     state = checkpoint_file.load(run / "checkpoints" / "last.pt")
     name, weights = next((name, value) for name, value in state["policy"].items() if value.is_floating_point())
@@ -418,10 +420,10 @@ def test_a_policy_that_is_not_finite_is_one_line_to_all_that_act_by_it(tool, run
     checkpoint_file.save(run / "checkpoints" / "last.pt", state)
     expected = f"run/checkpoints/last.pt: the policy ({name}) is NaN or infinite. Try another checkpoint of the run\n"
     for done in (
-        tool("export", run, check=False),
-        tool("play", run, "--viewer", "none", "--steps", "2", check=False),
-        run_command(sys.executable, ROOT / "train.py", f"checkpoint={run}", "test=true", cwd=tmp_path, check=False),
-        run_command(sys.executable, ROOT / "train.py", f"checkpoint={run}", cwd=tmp_path, check=False),
+        tool_here("export", run),
+        tool_here("play", run, "--viewer", "none", "--steps", "2"),
+        train_here(f"checkpoint={run}", "test=true"),
+        train_here(f"checkpoint={run}"),
     ):
         assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.endswith(expected), done.stderr
     assert not (run / "export").exists()
