@@ -552,7 +552,7 @@ FOREIGN_FLAGS = {
     "--capture-range-end",
     "--report",
 }
-COMMANDS = ("tools", "benchmarks", "docs", "docs/examples")
+COMMANDS = ("tools", "benchmarks", "docs", "docs/examples", "tests/helpers")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -585,7 +585,7 @@ def test_flags_that_are_named_exist(document):
     text = (ROOT / document).read_text()
     for flag in re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", text):
         assert flag in anywhere, flag
-    for script, rest in re.findall(r"python3? ((?:tools|benchmarks|docs)/\w+\.py)([^`#\n]*)", text):
+    for script, rest in re.findall(r"python3? ((?:tools|benchmarks|docs|tests/helpers)/\w+\.py)([^`#\n]*)", text):
         for flag in re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", rest):
             assert flag in scripts[script] | shared, f"{script} {flag}"
 
