@@ -58,6 +58,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def logs_of_sb3(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Stable-Baselines3 makes a log folder for each model, by default in the temporary folder."""
+    os.environ["SB3_LOGDIR"] = str(tmp_path_factory.mktemp("sb3"))
+
+
 @pytest.fixture(scope="session")
 def checkout() -> Path:
     """Root of the source checkout."""
