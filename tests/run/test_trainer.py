@@ -481,7 +481,7 @@ def slow_down(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, where: str, ite
 
     The clock of `stop_signal` is put forward, so that the load of the machine does not count.
     """
-    owner, name = (trainer.algorithm.optimizer, "step") if where == "update" else (trainer.algorithm, "act")
+    owner, name = (trainer.algorithm.optimizer, "masked_step") if where == "update" else (trainer.algorithm, "act")
     method = getattr(owner, name)
     parts = [0] * 10
     now_s = 0.0
