@@ -201,8 +201,8 @@ def measure(case: Case, rounds: int, seconds: float, core: int) -> dict[str, Any
     }
 
 
-def main() -> None:
-    """Measures and writes."""
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
     parser.add_argument("--seconds", type=float, default=1.5, help="CPU seconds of each in a round (default: 1.5)")
@@ -210,7 +210,12 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="CPU core of the trainings")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"), help="file to write")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Measures and writes."""
+    arguments = parse()
     if arguments.serve:
         library, case = arguments.serve
         serve(library, Case(**json.loads(case)))
