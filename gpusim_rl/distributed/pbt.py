@@ -61,9 +61,8 @@ def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
     from gpusim_rl.files.checkpoint_file import is_whole  # torch
 
     files = [file for file in trial.glob("2*/checkpoints/[0-9]*.pt") if re.fullmatch("[0-9]{1,18}", file.stem)]
-    for file in sorted(
-        files, key=lambda file: (file.parts[-3], int(file.stem)), reverse=True
-    ):  # runs begin with a time
+    # The names of run folders begin with a time.
+    for file in sorted(files, key=lambda file: (file.parts[-3], int(file.stem)), reverse=True):
         if int(file.stem) < iterations:
             if is_whole(file):
                 return file

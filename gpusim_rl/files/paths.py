@@ -140,9 +140,11 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
 def newest_first(checkpoints: Iterable[Path]) -> list[Path]:
     """Sorts checkpoints of a run by their names: a copy has other times. The iteration of best.pt is not known."""
     ranks = {"last": sys.maxsize, "best": -1}
-    return sorted(checkpoints, key=lambda file: ranks.get(file.stem, int(re.sub("[^0-9]", "", file.stem)[:18] or 0)))[
-        ::-1
-    ]
+
+    def rank(file: Path) -> int:
+        return ranks.get(file.stem, int(re.sub("[^0-9]", "", file.stem)[:18] or 0))
+
+    return sorted(checkpoints, key=rank, reverse=True)
 
 
 def _without_last(run: Path) -> ConfigError:
