@@ -559,10 +559,12 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def front_page(others: Mapping[str, Sequence[Other]]) -> list[str]:
-    """Markdown: the tasks, what each learns, and the best result with the settings that make it."""
+    """Markdown: tasks whose training is recorded, what each learns, and the best result with its settings."""
     lines = ["|task|what it learns|best result, settings|", "|---|---|---|"]
     results = learned()
     for name, entry in tasks().items():
+        if name not in results:
+            continue
         result, settings = results[name].result, results[name].overrides
         if results[name].seconds is None and (other := _first_to_succeed(name, others.get(name, ()))) is not None:
             result, settings = other

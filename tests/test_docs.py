@@ -624,7 +624,7 @@ def test_the_tasks_of_the_readme_are_the_data():
         "try python benchmarks/bench.py learn --table"
     )
     known = learned()
-    assert known.keys() == tasks().keys()
+    assert known.keys() <= tasks().keys()
     times = [entry.seconds for entry in known.values() if entry.seconds is not None]
     minutes = max(times) / 60
     assert f"{len(times)} of {len(known)} tasks reach their threshold in {minutes:.0f} minutes or less" in text

@@ -145,7 +145,7 @@ BUDGETS = {"Ant": 173, "AnymalTerrain": 350, "ShadowHand": 250}
 """Kernels of a control step with PPO, besides Warp's."""
 MINIBATCH_STEP = 100
 """Kernels of a minibatch step with PPO."""
-LARGER_STEPS = {"ShadowHand": 101, "AnymalTerrain": 120, "Hopper": 108, "Trifinger": 129}
+LARGER_STEPS = {"ShadowHand": 101, "AnymalTerrain": 120, "Go1Velocity": 121, "Hopper": 108, "Trifinger": 129}
 """Those of a network with four layers, and of actors and critics with a network each."""
 
 
