@@ -29,6 +29,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 
 from gpusim_rl.errors import ConfigError, friendly_errors, on_one_line, say
 from gpusim_rl.files import paths
@@ -170,6 +171,19 @@ def compose(
     return _finished(config, arguments, saved)
 
 
+def by_device(cpu: Any, cuda: Any, *, _root_: Any) -> Any:
+    """Returns one of two values of a yaml, `num_envs: ${by_device:256,4096}`: the setting `device` decides.
+
+    A GPU needs thousands of envs to be busy, which a CPU cannot step often enough to learn.
+    """
+    device = str(_root_.device)
+    if device == "auto":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return cuda if device.startswith("cuda") else cpu
+
+
 def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun | None) -> dict[str, Any]:
     """Checks that all of a composed config is in its place, and chooses the length of the training.
 
@@ -254,6 +268,7 @@ def _prepare_hydra(config_dir: str | Path | None = None) -> None:
     # Hydra 1.3 wants version_base, 1.4 warns on it; we support both.
     warnings.filterwarnings("ignore", message="The version_base parameter is deprecated")
     Plugins.instance().register(TaskFolders)
+    OmegaConf.register_new_resolver("by_device", by_device, replace=True)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # tasks in the user's folder; last, so that it hides nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError
@@ -74,3 +75,21 @@ def test_a_key_that_exists_is_not_compared_with_itself():
 )
 def test_the_length_of_a_training_is_that_of_the_algorithm_where_it_has_one(arguments, iterations):
     assert composing.compose(arguments)["max_iterations"] == iterations
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_envs", "hidden"),
+    [
+        (["device=cpu"], 16, [64, 32]),
+        (["device=cuda:1"], 4096, [512]),
+        (["device=auto"], 4096 if torch.cuda.is_available() else 16, [512] if torch.cuda.is_available() else [64, 32]),
+        (["device=cuda", "num_envs=8"], 8, [512]),
+    ],
+)
+def test_a_value_of_a_yaml_depends_on_the_device_and_what_is_typed_wins(tmp_path, arguments, num_envs, hidden):
+    (tmp_path / "task").mkdir()
+    lines = ["# @package _global_", "defaults: [Ant]", "num_envs: ${by_device:16,4096}"]
+    lines += ["ppo: {network: {hidden: '${by_device:[64,32],[512]}'}}"]
+    (tmp_path / "task" / "MyAnt.yaml").write_text("\n".join(lines))
+    config = composing.compose(["task=MyAnt", *arguments], tmp_path)
+    assert config["num_envs"] == num_envs and config["ppo"]["network"]["hidden"] == hidden
