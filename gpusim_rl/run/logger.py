@@ -47,6 +47,13 @@ ONCE = {
 }
 """Warning at the first time that a number is not 0."""
 
+PAYS_TO_FAIL = (
+    "the mean return is {loss:.3g}, and episodes end after {steps:.0f} of {limit} steps: each further step costs, so a"
+    " policy gains by failing early. If the early ends are failures, pay for every step that is survived, or lower the"
+    " costs: the reward/ columns of metrics.csv show them"
+)
+"""Warning where the first 100 whole episodes say so."""
+
 CAUSES = {
     "physics": "its physics",
     "action": "its action, which is NaN or infinite",
@@ -134,6 +141,17 @@ class Logger:
                 if numbers.get(name) and name not in self._reported and not self._silent:
                     self._reported.add(name)
                     self.console.warn(text.format(number=numbers[name]))
+            self._look_at_rewards(numbers)
+
+    def _look_at_rewards(self, numbers: Row) -> None:
+        """Warns where the first 100 whole episodes lost reward and ended before their time limit, if that is known."""
+        limit, count = getattr(self._cfg.task, "episode_length", None), numbers.get("episode/count") or 0.0
+        if self._silent or limit is None or count < 100 or PAYS_TO_FAIL in self._reported:
+            return
+        self._reported.add(PAYS_TO_FAIL)
+        loss, steps = numbers["episode/return"], numbers["episode/length"]
+        if loss is not None and steps is not None and loss < 0.0 and steps < 0.9 * limit:
+            self.console.warn(PAYS_TO_FAIL.format(loss=loss, steps=steps, limit=limit))
 
     def write_diverged(self, state: Mapping[str, Any]) -> None:
         """Writes the state before the first divergence for a replay, if no earlier start did."""

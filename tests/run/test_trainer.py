@@ -550,6 +550,21 @@ def test_before_the_first_episode_ends_its_return_is_empty(tmp_path):
     assert line["episode/return"] == line["episode/length"] == line["episode/best_return"] == ""
 
 
+@pytest.mark.parametrize(
+    ("rewards", "ends", "warned"),
+    [
+        ({"alive_reward": -1.0, "forward_weight": 0.0}, {}, True),
+        ({"alive_reward": 1.0, "forward_weight": 0.0}, {}, False),
+        ({"alive_reward": -1.0}, {"min_height": -9.0, "max_angle": 99.0, "episode_length": 20}, False),
+    ],
+    ids=["it costs to live", "it pays to live", "only the time limit ends"],
+)
+def test_rewards_that_make_it_pay_to_fail_are_told_once(tmp_path, capfd, rewards, ends, warned):
+    more = {"randomize_episode_start": False, "max_state": 1e6, **rewards, **ends}
+    make_trainer("Hopper", tmp_path, num_envs=64, max_iterations=3, task=more, ppo={"horizon": 64}).train()
+    assert capfd.readouterr().err.count("a policy gains by failing early") == warned
+
+
 # 8 control steps per iteration: step 11 is the third one of iteration 2. What is observed after step 16, the last one
 # of iteration 2, is acted on in iteration 3, but valued in iteration 2.
 @pytest.mark.parametrize(
