@@ -1,8 +1,9 @@
-"""Action spaces: which actions an environment takes. Algorithms read them; no torch is needed here."""
+"""Action spaces, and maps of actions and observations. Algorithms read them; no torch is needed here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +33,10 @@ class MultiDiscrete:
 
 
 ActionSpace = Box | MultiDiscrete
+
+
+class SignedPermutation(NamedTuple):
+    """A map of vectors: number i of the result is `signs[i]` times number `sources[i]` of the vector."""
+
+    sources: list[int]
+    signs: list[float]

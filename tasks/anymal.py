@@ -74,6 +74,16 @@ class Anymal(Task[AnymalConfig]):
         "joint_vel": "rad/s",
         "actions": "-",
     }
+    mirrors: ClassVar = {
+        "lin_vel": "vector",
+        "ang_vel": "pseudovector",
+        "gravity": "vector",
+        "command": "planar",
+        "command_yaw": "turn",
+        "joint_pos": "joints",
+        "joint_vel": "joints",
+        "actions": "actuators",
+    }
 
     @classmethod
     def scene(cls, cfg: AnymalConfig) -> Scene:

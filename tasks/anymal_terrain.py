@@ -25,6 +25,7 @@ FOOT_RADIUS = 0.04  # m; smaller feet get caught inside the steps of a height fi
 STIFFNESS = 80.0  # of the servos [N m/rad]; IsaacGymEnvs' Anymal on flat ground has 85
 SCAN_X = [0.1 * x for x in (-8, -7, -6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7, 8)]  # m ahead of the base
 SCAN_Y = [0.1 * y for y in (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)]  # m to its left
+SCAN = torch.cartesian_prod(torch.tensor(SCAN_X), torch.tensor(SCAN_Y))
 BASE_HEIGHT = 0.5  # above the ground, when standing [m]
 LEAST_SPEED = 0.25  # slower commands count as 0 [m/s]
 TURN_RATE = 0.5  # commanded yaw rate / angle to the heading [1/s]
@@ -112,6 +113,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     Config = AnymalTerrainConfig
     units: ClassVar = {**Anymal.units, "heights": "m"}
+    mirrors: ClassVar = {**Anymal.mirrors, "heights": SCAN}
 
     @classmethod
     def scene(cls, cfg: AnymalTerrainConfig) -> Scene:
@@ -141,7 +143,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.down = torch.tensor([0.0, 0.0, -1.0], device=device).expand(num, 3)
 
         self.terrain = Terrain(cfg.terrain, device)
-        self.scan_points = torch.cartesian_prod(torch.tensor(SCAN_X), torch.tensor(SCAN_Y)).to(device)
+        self.scan_points = SCAN.to(device)
         self.column = torch.arange(num, device=device) % len(self.terrain.kinds)
         self.levels = Levels(self, cfg.terrain.levels, initial=torch.zeros(num, dtype=torch.int64))
         self.origin = torch.zeros(num, 3, device=device)  # centre of the episode's patch [m]

@@ -226,6 +226,19 @@ def test_every_setting_of_the_learner_stays_on_the_device(variant: str, cuda: No
     assert all(parameter.grad is not None and parameter.grad.device == CUDA for parameter in policy.parameters())
 
 
+MIRRORED = {"augment": True, "mirror_loss": 0.5}
+
+
+def test_symmetry_stays_on_the_device(cuda: None) -> None:
+    counts = {}
+    for name, symmetry in (("off", {}), ("on", {"symmetry": MIRRORED})):
+        training = iterate(fake.make_trainer("Anymal", ppo={**SMALL, **symmetry}), steps=4)
+        assert training.faults == []
+        counts[name] = training.kernels
+    more = {part: counts["on"][part] - number for part, number in counts["off"].items()}
+    assert {part: number for part, number in more.items() if number} == {"minibatch step": 4 * 20, "update": 6}
+
+
 OFF_POLICY: dict[str, tuple[str, dict[str, Any]]] = {
     "rainbow": ("dqn", {"network": C51, "n_step": 3, "replay": {"alpha": 0.5, "storage": "bf16"}}),
     "plain dqn": ("dqn", {"double": False, "epsilon_ladder": 7.0, "network": {"dueling": False, "layer_norm": True}}),

@@ -60,6 +60,10 @@ MEND = {
         "compute each env from its own row: no mean, sum or max over the first dimension"
     ),
     "its_envs_can_differ": "read masses and sizes from the sim in each step, not once from the scene",
+    "its_mirror_image_moves_as_it_does": (
+        "correct the kind of the part in the task's mirrors; a pose that the joint positions are relative to must be"
+        " symmetric"
+    ),
     "an_iteration_waits_for_nothing": (
         "remove .item(), .cpu(), float(tensor), 'if tensor', nonzero and x[mask]; torch.where does it all"
     ),
@@ -148,7 +152,7 @@ class Report:
             say(f"skipped  {words}")
         elif report.passed:
             self._passed += 1
-            say(f"ok       {words}")
+            say(f"ok       {words}", *(f"         {key}: {value}" for key, value in report.user_properties if value))
         else:
             self._failed += 1
             say(f"FAILED   {words}")

@@ -2,6 +2,7 @@
 
 from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels
 from gpusim_rl.env.environment import Environment, Parts, Step
+from gpusim_rl.env.mirrors import PerBody
 from gpusim_rl.env.ray_sensors import RayCaster
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.env.task import Task, TaskConfig, control_steps
@@ -14,6 +15,7 @@ __all__ = [
     "Environment",
     "Levels",
     "Parts",
+    "PerBody",
     "RayCaster",
     "Stateful",
     "Step",

@@ -128,6 +128,8 @@ class Task(ABC, Generic[Cfg]):
     """Units of the named parts of the observation, before `scales`; `-` where a part has none."""
     scales: Mapping[str, float] = {}
     """Factors by which named parts of the observation are multiplied; 1 for the others. Set in `__init__`."""
+    mirrors: ClassVar[Mapping[str, Any]] = {}
+    """Kinds of the named parts of the observation, for their mirror images: docs/add_a_task.md#mirror-images."""
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
         """Makes what every task has. Subclasses call it first, then look up bodies and joints by name."""

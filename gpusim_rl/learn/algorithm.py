@@ -10,7 +10,7 @@ A yaml in cfg/algo, or in a user's folder (`-cd`), registers one: its `algo._tar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.settings.schema import RunConfig
-from gpusim_rl.spaces import ActionSpace
+from gpusim_rl.spaces import ActionSpace, SignedPermutation
 
 Observation = Mapping[str, Tensor]
 """Observation groups by name, [num_envs, size] each: `policy`, and `critic` where the task has one."""
@@ -53,6 +53,9 @@ class EnvSpec:
     """Processes that learn together."""
     compile: bool = False
     """Whether torch.compile is to make the update faster, where the algorithm can use it."""
+    mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = None
+    """Returns the mirror images of the observation groups and of `actions`, by name, and how far the robot is from its
+    own (`gpusim_rl.env.mirrors`). It raises TaskError where there are none."""
 
 
 class Outcome(Protocol):

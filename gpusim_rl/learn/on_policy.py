@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class OnPolicy(Algorithm):
         num_minibatches: Minibatches that the sequences are shared out to, one for each step of the optimiser.
     """
 
-    losses: ClassVar[tuple[str, ...]] = ("loss/policy", "loss/value", "loss/bounds", "policy/entropy")
+    losses: tuple[str, ...] = ("loss/policy", "loss/value", "loss/bounds", "policy/entropy")
     """Names of the statistics of a step, in the order in which its chunks are added up."""
 
     cfg: Any
@@ -107,12 +107,7 @@ class OnPolicy(Algorithm):
         self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=cfg.max_grad_norm, eps=1e-5)
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # minibatches, since the training began
-        weights = {
-            "loss/policy": 1.0,
-            "loss/value": 0.5 * cfg.value_coef,
-            "loss/bounds": cfg.bounds_coef,
-            "policy/entropy": -cfg.entropy_coef,
-        }
+        weights = self._weights()
         self._coefficients = torch.tensor([weights.get(name, 0.0) for name in self.losses], device=device)
         self._watched = {name for name in self.losses[2:] if not weights.get(name)}  # which need no gradient
         self._chunks = Chunks(device, chunk_samples(samples // self.num_minibatches) // length, threads=not env.compile)
@@ -123,6 +118,13 @@ class OnPolicy(Algorithm):
     def _make_policy(self, env: EnvSpec) -> ActorCritic:
         """Makes actor and critic, float32, on the CPU."""
         return ActorCritic(self.cfg, env)
+
+    def _weights(self) -> dict[str, float]:
+        """Returns the weights of the `losses` that are learned from."""
+        cfg = self.cfg
+        bounds, entropy = cfg.bounds_coef, -cfg.entropy_coef
+        weights = {"loss/policy": 1.0, "loss/value": 0.5 * cfg.value_coef}
+        return {**weights, "loss/bounds": bounds, "policy/entropy": entropy}
 
     # Acting
 
@@ -210,7 +212,7 @@ class OnPolicy(Algorithm):
         if cfg.normalize_advantage:
             advantage = (advantage - mean) / (variance.sqrt() + 1e-8)
 
-        inputs = policy.normalize(rollout.obs)
+        inputs = self._inputs()
         if policy.bf16 and not policy.recurrent:
             # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
             inputs = {group: x.bfloat16() for group, x in inputs.items()}
@@ -225,6 +227,10 @@ class OnPolicy(Algorithm):
             clip=self._clip,
         )
         return Sequences.of(rollout, inputs, samples.pack()), stats
+
+    def _inputs(self) -> dict[str, Tensor]:
+        """Returns what the loss needs of the observations, normalised, [T, N, size] each."""
+        return self.policy.normalize(self.rollout.obs)
 
     def _next_value(self) -> Tensor:
         """Returns V of the observation after each step, as the network gives it, [T, N]."""
@@ -281,9 +287,13 @@ class OnPolicy(Algorithm):
     def _chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Hidden, is_first: Tensor | None) -> Tensor:
         """Returns the `losses` of a chunk, each a weighted sum over its samples."""
         old = Samples.unpack(packed, self.rollout.action.shape[-1], self.policy.head.num_parameters)
-        terms = self._sample_losses(old, self.policy.evaluate(inputs, old.action, hidden, is_first))
+        terms = self._evaluate(old, inputs, hidden, is_first)
         rows = [terms[name].detach() if name in self._watched else terms[name] for name in self.losses]
         return (torch.stack(rows) * old.weight).flatten(1).sum(dim=1)
+
+    def _evaluate(self, old: Samples, inputs: dict[str, Tensor], *state: Any) -> dict[str, Tensor]:
+        """Returns the `losses` of each sample by name, from the policy of now; `state` is the recurrent one."""
+        return self._sample_losses(old, self.policy.evaluate(inputs, old.action, *state))
 
     def _sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         """Returns the `losses` of each sample by name, from the rollout and from the policy of now."""

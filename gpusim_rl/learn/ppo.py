@@ -12,6 +12,7 @@ from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.minibatch import Samples, Sequences, fit_minibatches
 from gpusim_rl.learn.networks import EvaluatedActions
 from gpusim_rl.learn.on_policy import SOFT_BOUND, OnPolicy
+from gpusim_rl.learn.symmetry import SYMMETRY_LOSS, Symmetry
 from gpusim_rl.settings.schema import PPOConfig
 
 
@@ -65,10 +66,20 @@ class PPO(OnPolicy):
     cfg: PPOConfig
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
+        self._symmetry = Symmetry.of(cfg, env, device)
+        if self._symmetry is not None:
+            self.losses = (*self.losses, SYMMETRY_LOSS)
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
         rates = cfg.learning_rate_min, cfg.learning_rate_max
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, *rates, device)
         self._clip, self._kl = cfg.clip, self.losses.index("policy/kl")
+
+    def _weights(self) -> dict[str, float]:
+        return {**super()._weights(), SYMMETRY_LOSS: self.cfg.symmetry.mirror_loss}
+
+    def _inputs(self) -> dict[str, Tensor]:
+        inputs = super()._inputs()
+        return inputs if self._symmetry is None else inputs | self._symmetry.images(self.policy, self.rollout.obs)
 
     def _learn(self, batch: Sequences) -> list[tuple[Tensor, Tensor]]:
         cfg, steps = self.cfg, []
@@ -93,6 +104,13 @@ class PPO(OnPolicy):
     def _adapt(self, kl: Tensor) -> None:
         if self.cfg.schedule == "adaptive":
             self._adaptive_rate.adapt(self.learning_rate, kl)
+
+    def _evaluate(self, old: Samples, inputs: dict[str, Tensor], *state: Any) -> dict[str, Tensor]:
+        if self._symmetry is None:
+            return super()._evaluate(old, inputs, *state)
+        both = self._symmetry.with_images(old, inputs)
+        now = self.policy.evaluate(both.inputs, both.old.action)
+        return self._symmetry.fold(self._sample_losses(both.old, now), now)
 
     def _sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         clip = self.cfg.clip
@@ -119,6 +137,10 @@ class PPO(OnPolicy):
 
     def _fit_minibatches(self, samples: int) -> int:
         return fit_minibatches(self.num_sequences, samples / self.cfg.minibatch_size)
+
+    def describe(self) -> dict[str, str]:
+        """Returns network, batch and what is added to the loss."""
+        return super().describe() | ({} if self._symmetry is None else self._symmetry.describe())
 
     def _describe_steps(self) -> str:
         number = self.num_minibatches

@@ -7,11 +7,13 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from gpusim_rl.env import Environment, VecEnv
+from gpusim_rl.env.mirrors import mirrored
 from gpusim_rl.errors import import_extra, one_line_if_out_of_memory, warn
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
@@ -172,6 +174,7 @@ def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
         section=start.cfg.algo,
         collective=start.collective,
         compile=start.compile.mode != "off",
+        mirrored=partial(mirrored, env),
     )
     return dataclasses.replace(spec, **role)
 

@@ -200,6 +200,14 @@ class OnPolicyConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SymmetryConfig:
+    """Left-right symmetry of the robot: what is learned holds for the mirror image too."""
+
+    augment: bool
+    mirror_loss: NotNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
     """Proximal policy optimisation."""
 
@@ -211,6 +219,7 @@ class PPOConfig(OnPolicyConfig):
     learning_rate_max: Positive
     clip: Positive
     value_clip: bool
+    symmetry: SymmetryConfig
 
     def __post_init__(self) -> None:
         _check_order(self, "learning_rate_min", "learning_rate_max")

@@ -16,7 +16,7 @@ import functools
 import inspect
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +39,7 @@ from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS, SimConfig
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.sim.choose import choose_sim, make_sim
 from gpusim_rl.sim.scene import Scene
+from gpusim_rl.testing.mirror_check import WRONG, differences_by_part
 from gpusim_rl.testing.sync_counter import SyncCounter
 
 NUM = 4  # envs, where a check needs no other number
@@ -328,6 +329,15 @@ class TaskConformance:
         for actor in masses:
             mass = env.sim.param("body_mass", actor).value
             assert (mass.amax(dim=0) > mass.amin(dim=0)).any(), actor
+
+    def test_its_mirror_image_moves_as_it_does(self, name: str, record_property: Callable[[str, object], None]) -> None:
+        env = self.started_env(name, num_envs=16, observations={}, clip_actions=1e6, clip_observations=None)
+        if not env.task.mirrors:
+            pytest.skip("the task does not say what its mirror image is")
+        found = differences_by_part(env)
+        record_property("differs by", ", ".join(f"{part} {x:.1g}" for part, x in found.items() if x is not None))
+        record_property("cannot be compared", ", ".join(part for part, x in found.items() if x is None))
+        assert {part: x for part, x in found.items() if x is not None and x > WRONG} == {}, "of a wrong kind or sign"
 
     # The run
 

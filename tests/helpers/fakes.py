@@ -102,13 +102,14 @@ class Learner:
     bf16: bool = False
     device: str = "cpu"
     compile: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict)  # of the description of the envs
     ppo: PPO = field(init=False)
 
     def __post_init__(self) -> None:
         env = self.env
         torch.manual_seed(self.seed)
         space, longest = Box(env.num_actions), self.max_episode_length
-        spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest, section="ppo", compile=self.compile)
+        spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest, section="ppo", compile=self.compile, **self.more)
         device = torch.device(self.device)
         self.ppo = PPO(self.cfg, spec, device=device, seed=self.seed, max_iterations=self.max_iterations)
         self.policy.bf16 = self.bf16

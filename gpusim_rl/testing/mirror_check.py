@@ -1,0 +1,101 @@
+"""A check of mirror images by the simulator: the image of a state, stepped with the image of an action."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.env.mirrors import mirrored
+from gpusim_rl.env.vec_env import VecEnv
+from gpusim_rl.sim.mirror_image import PSEUDOVECTOR, QUATERNION, VECTOR, MirrorImage
+from gpusim_rl.spaces import SignedPermutation
+
+WRONG = 0.5
+"""A difference of a part from its image, relative to its largest number, that no robot has: a wrong kind or sign."""
+LEAST = 1e-5  # a part that changes by less says nothing
+
+
+def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
+    """Returns the mirror image of vectors [*batch, size]."""
+    return values[..., swap.sources] * values.new_tensor(swap.signs)
+
+
+def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> dict[str, float | None]:
+    """Steps random states and their mirror images, and compares what the task observes of both.
+
+    States are in the air, so that the ground does not matter. The task's memory is as after its `__init__`, so what is
+    observed of it alone (a command) cannot be compared.
+
+    Args:
+        env: Envs after `reset`, without noise, delay and history. They are left in another state.
+        height: Height above the start [m].
+        seed: Seed of states and actions.
+
+    Returns:
+        Difference by `<group>/<part>`, before or after the step, whichever is larger, relative to the largest number of
+        the part; None where it says nothing.
+
+    Raises:
+        TaskError: There is no mirror image.
+    """
+    maps = mirrored(env).maps
+    name = env.sim.scene.articulation_names[0]
+    joints, random = MirrorImage(env.sim.scene, name).joints, torch.Generator().manual_seed(seed)
+    robot, num = env.sim.articulation(name), env.num_envs
+    low, high = robot.joint_limits.cpu().unbind(dim=1)
+    spread = 0.4 * torch.rand(num, len(low), generator=random) - 0.2
+    state = {
+        "joint_pos": torch.minimum(torch.maximum(robot.default_joint_pos.cpu() + spread, low), high),
+        "joint_vel": torch.randn(num, len(low), generator=random),
+    }
+    images = {"joint_pos": joints, "joint_vel": joints}
+    if robot.free_root:
+        turn = torch.cat([torch.ones(num, 1), 0.2 * torch.randn(num, 3, generator=random)], dim=1)
+        above = torch.tensor([0.0, 0.0, height])
+        state |= {
+            "root_pos": robot.default_root_pos.cpu() + above + 0.1 * torch.randn(num, 3, generator=random),
+            "root_quat": turn / turn.norm(dim=1, keepdim=True),
+            "root_lin_vel": torch.randn(num, 3, generator=random),
+            "root_ang_vel": torch.randn(num, 3, generator=random),
+        }
+        signs = {"root_pos": VECTOR, "root_quat": QUATERNION, "root_lin_vel": VECTOR, "root_ang_vel": PSEUDOVECTOR}
+        images |= {key: SignedPermutation(list(range(len(x))), x.tolist()) for key, x in signs.items()}
+    action = 2.0 * torch.rand(num, env.num_actions, generator=random) - 1.0
+
+    seen = _observe(env, robot, state, action)
+    of_image = _observe(
+        env, robot, {key: image_of(x, images[key]) for key, x in state.items()}, image_of(action, maps["actions"])
+    )
+    found: dict[str, float | None] = {}
+    for group, parts in env.obs_parts.items():
+        sizes = [part.size for part in parts]
+        # what the parts are, and how the step changed them: a wrong sign of an action shows only in that
+        pairs = zip(seen[group], of_image[group], strict=True)
+        columns = [
+            (image_of(x, maps[group]).split(sizes, dim=1), y.split(sizes, dim=1), x.split(sizes, dim=1))
+            for x, y in pairs
+        ]
+        for k, part in enumerate(parts):
+            worst: float | None = None
+            for expected, got, original in columns:
+                size = float(original[k].abs().max())
+                if float((original[k] - original[k][:1]).abs().max()) > LEAST:
+                    worst = max(worst or 0.0, float((expected[k] - got[k]).abs().max()) / size)
+            found[f"{group}/{part.name}"] = worst
+    return found
+
+
+def _observe(env: VecEnv, robot: Any, state: dict[str, Tensor], action: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns of each group what is observed of a state, and its change in a control step."""
+    everywhere = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    env.task.load_state_dict({**env.task.state_dict(), "tensors": env._initial})  # pyright: ignore[reportPrivateUsage]
+    env.sim.reset(everywhere)
+    robot.set_state(everywhere, **{key: value.to(env.device) for key, value in state.items()})
+    env.put_action(action.to(env.device))
+    env.task.apply_action(env.task.actions)
+    env.sim.refresh()
+    before = {group: value.cpu().clone() for group, value in env.clean_obs().items()}
+    env.sim.step(env.cfg.decimation)
+    return {group: (before[group], value.cpu() - before[group]) for group, value in env.clean_obs().items()}

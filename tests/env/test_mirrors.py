@@ -1,0 +1,147 @@
+"""Mirror images of observations: kinds of their parts, and what a task must say."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from gpusim_rl.tasks.anymal import Anymal
+from gpusim_rl.tasks.anymal_terrain import FEET, SCAN
+
+from gpusim_rl.api import prepare
+from gpusim_rl.env import PerBody, VecEnv
+from gpusim_rl.env.mirrors import mirrored
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import SimChoice
+from gpusim_rl.testing.mirror_check import WRONG, differences_by_part, image_of
+
+
+def make(task: str | type = Anymal, **settings: Any) -> VecEnv:
+    name = task if isinstance(task, str) else "Anymal"
+    spec = prepare(name, num_envs=6, device="cpu", task={"clip_actions": 1e6, **settings})
+    choice = SimChoice("mujoco", torch.device("cpu"), "test")
+    task_class = spec.task_class if isinstance(task, str) else task
+    env = VecEnv.make(task_class, spec.cfg.task, num_envs=6, choice=choice, sim=spec.cfg.sim, seed=1)
+    env.reset()
+    return env
+
+
+class Feet(Anymal):
+    """Observes more kinds of quantities."""
+
+    mirrors: ClassVar = {
+        **Anymal.mirrors,
+        "foot_height": PerBody(FEET),
+        "foot_velocity": PerBody(FEET, "vector"),
+        "quat": "quaternion",
+        "scan": SCAN,
+    }
+
+    def __init__(self, cfg, sim):
+        super().__init__(cfg, sim)
+        self.feet = self.robot.bodies(FEET)
+
+    def observe(self):
+        height = self.robot.root_pos[:, 2:]
+        more = {
+            "foot_height": self.feet.pos[..., 2],
+            "foot_velocity": self.feet.lin_vel.flatten(1),
+            "quat": self.robot.root_quat,
+            # a ground that rises to the left, on which the image of the robot sees one that rises to the right
+            "scan": height + self.robot.root_pos[:, 1:2] * SCAN[:, 1],
+        }
+        return {"policy": {**super().observe()["policy"], **more}}
+
+
+@pytest.mark.parametrize("task", ["Anymal", "AnymalTerrain", Feet])
+def test_a_step_of_the_image_is_the_image_of_the_step(task):
+    found = differences_by_part(make(task))
+    assert {part: x for part, x in found.items() if x is not None and x > 1e-5} == {}
+    alone = {"policy/command", "policy/command_yaw", "policy/heights"}  # the air has no ground below
+    assert {part for part, x in found.items() if x is None} <= alone
+
+
+def test_on_the_ground_too():
+    found = differences_by_part(make(Feet), height=-0.05)
+    assert {part: x for part, x in found.items() if x is not None and x > 1e-3} == {}
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ("lin_vel", "pseudovector"),
+        ("ang_vel", "vector"),
+        ("gravity", "scalar"),
+        ("joint_vel", "scalar"),
+        ("foot_height", "scalar"),
+        ("foot_velocity", PerBody(FEET)),
+        ("quat", "scalar"),
+        ("scan", "scalar"),
+    ],
+)
+def test_a_wrong_kind_is_found_by_its_part(part, kind, monkeypatch):
+    monkeypatch.setattr(Feet, "mirrors", {**Feet.mirrors, part: kind})
+    found = differences_by_part(make(Feet))
+    assert [name for name, x in found.items() if x is not None and x > WRONG] == [f"policy/{part}"]
+
+
+def test_an_action_that_does_not_follow_the_robot_is_found(monkeypatch):
+    monkeypatch.setattr(Feet, "mirrors", {**Feet.mirrors, "actions": "scalar"})
+    found = differences_by_part(make(Feet))
+    assert (found["policy/joint_vel"] or 0.0) > WRONG
+
+
+def test_a_pose_that_is_not_symmetric_is_found():
+    class Leaning(Anymal):
+        def __init__(self, cfg, sim):
+            super().__init__(cfg, sim)
+            self.stance = self.stance + 0.5
+
+    found = differences_by_part(make(Leaning))
+    assert (found["policy/joint_pos"] or 0.0) > WRONG
+
+
+def test_a_history_repeats_the_map():
+    plain = mirrored(make()).maps["policy"]
+    settings = {"joint_pos": {"history": 3, "delay": 2}, "gravity": {"history": 2}}
+    late = mirrored(make(observations=settings)).maps["policy"]
+    values = torch.randn(4, 48)
+    pieces = values.split([6, 3, 3, 12, 24], dim=1)
+    now = image_of(values, plain).split([6, 3, 3, 12, 24], dim=1)
+    repeated = [1, 2, 1, 3, 1]
+    longer = torch.cat([piece.repeat(1, times) for piece, times in zip(pieces, repeated, strict=True)], dim=1)
+    expected = torch.cat([piece.repeat(1, times) for piece, times in zip(now, repeated, strict=True)], dim=1)
+    assert torch.equal(image_of(longer, late), expected)
+
+
+def test_the_image_of_the_image_is_the_original():
+    for task in ("Anymal", "AnymalTerrain", Feet):
+        maps = mirrored(make(task)).maps
+        assert maps.keys() == {"policy", "actions"}
+        for swap in maps.values():
+            values = torch.randn(3, len(swap.sources))
+            assert torch.equal(image_of(image_of(values, swap), swap), values)
+            assert not torch.equal(image_of(values, swap), values)
+
+
+@pytest.mark.parametrize(
+    ("mirrors", "problem"),
+    [
+        ({"lin_vel": None}, r"Feet\.mirrors\['lin_vel'\]: the task does not say which kind of quantity it is: scalar,"),
+        ({"lin_vel": "vectr"}, r"Feet\.mirrors\['lin_vel'\]='vectr' is no kind\. Did you mean 'vector'\?"),
+        ({"quat": "vector"}, "expected a multiple of 3 numbers, got 4"),
+        ({"quat": "joints"}, "the part has 4 numbers, and its kind 12"),
+        ({"foot_height": PerBody(FEET[:3])}, "the image of 'LH_SHANK' is 'RH_SHANK', which is not among"),
+        ({"scan": SCAN + 0.05}, r"the point \[.*\] of the scan has no counterpart on the other side"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(mirrors, problem, monkeypatch):
+    monkeypatch.setattr(Feet, "mirrors", {**Feet.mirrors, **mirrors})
+    with pytest.raises(TaskError, match=problem):
+        mirrored(make(Feet))
+
+
+def test_tasks_that_have_no_image_say_why():
+    with pytest.raises(TaskError, match=r"has \['franka', 'cabinet'\]: mirror images are known of one robot alone"):
+        mirrored(make("FrankaCabinet"))

@@ -1,0 +1,170 @@
+"""Symmetry of PPO: its losses are rsl_rl's, and a policy becomes symmetric by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.learn.minibatch import Samples
+from gpusim_rl.learn.symmetry import IMAGE
+from gpusim_rl.spaces import SignedPermutation
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.fakes import Learner, RandomEnv, ppo_config
+from helpers.training import differences, make_trainer
+
+MAPS = {
+    "policy": SignedPermutation([1, 0, 2, 3, 4], [1.0, 1.0, -1.0, 1.0, -1.0]),
+    "critic": SignedPermutation([0, 2, 1, 3], [1.0, -1.0, -1.0, 1.0]),
+    "actions": SignedPermutation([1, 0, 2], [-1.0, -1.0, 1.0]),
+}
+
+
+def image(name: str, x: Tensor) -> Tensor:
+    index, signs = MAPS[name]
+    return x[..., index] * torch.tensor(signs)
+
+
+def learner(augment: bool, mirror_loss: float, *, critic: bool = False, device: str = "cpu", **changes: Any) -> Learner:
+    sizes = {"policy": 5, "critic": 4} if critic else {"policy": 5}
+    settings = {"minibatch_size": 32, "epochs": 2, "symmetry": {"augment": augment, "mirror_loss": mirror_loss}}
+    net = changes.pop("network", {})
+    more = {"mirrored": lambda: (MAPS, 0.01)}
+    return Learner(RandomEnv(8, sizes, device=device), ppo_config(net, **settings, **changes), device=device, more=more)
+
+
+@pytest.mark.parametrize(("augment", "mirror_loss"), [(True, 0.0), (False, 0.7), (True, 0.7)])
+@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, critic, state_dependent_std):
+    network = {"state_dependent_std": state_dependent_std}
+    it = learner(augment, mirror_loss, critic=critic, network=network, bounds_coef=0.1)
+    it.train(2)  # statistics of observations are no longer those of the start, and not symmetric
+    it.collect()
+    ppo, policy, rollout = it.ppo, it.policy, it.rollout
+    batch, _ = ppo._prepare()
+    index = torch.randperm(64)[:32]
+    chunk = batch.select(index)
+    got = ppo._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
+    old = Samples.unpack(chunk.packed, 3, policy.head.num_parameters)
+    raw = {group: value.flatten(0, 1)[index] for group, value in rollout.obs.items()}
+    batches = [raw, {group: image(group, value) for group, value in raw.items()}]  # raw, then normalised
+    weight, samples, means = old.weight[0], [], []
+    for obs, action in zip(batches, (old.action[0], image("actions", old.action[0])), strict=True):
+        now = policy.evaluate({group: x[None] for group, x in policy.normalize(obs).items()}, action[None])
+        means.append(now.distribution.mean[0])
+        samples.append({name: x[0] for name, x in ppo._sample_losses(old, now).items()})
+    both = samples if augment else samples[:1]
+    expected = {}
+    for name in ("loss/policy", "loss/value", "loss/bounds"):  # means over the samples and their images
+        expected[name] = torch.stack([(x[name] * weight).sum() for x in both]).mean()
+    for name in ("policy/entropy", "policy/kl", "policy/clip_fraction"):  # of the originals
+        expected[name] = (samples[0][name] * weight).sum()
+    distance = (means[1] - image("actions", means[0]).detach()).square().mean(dim=-1)
+    expected["loss/symmetry"] = (distance * weight).sum()
+    torch.testing.assert_close(dict(zip(ppo.losses, got, strict=True)), expected)
+
+    cfg = ppo.cfg
+    total = expected["loss/policy"] + 0.5 * cfg.value_coef * expected["loss/value"]
+    total = total + 0.1 * expected["loss/bounds"] + mirror_loss * expected["loss/symmetry"]
+    parameters = ppo.optimizer.parameters
+    wanted = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+    gradients = torch.autograd.grad(got, parameters, ppo._coefficients)
+    torch.testing.assert_close(gradients, wanted)
+
+
+def asymmetry(it: Learner, x: Tensor) -> float:
+    act = it.policy.act_without_critic
+    with torch.no_grad():
+        mean, of_image = act(x, ())[0], act(image("policy", x), ())[0]
+    return float((of_image - image("actions", mean)).square().mean() / mean.square().mean())
+
+
+@pytest.mark.parametrize(("augment", "mirror_loss"), [(True, 0.0), (False, 5.0)])
+def test_a_policy_becomes_symmetric(augment, mirror_loss):
+    x = 3.0 + 2.0 * torch.randn(64, 5, generator=torch.Generator().manual_seed(1))
+    found = {}
+    for name, settings in {"with": (augment, mirror_loss), "without": (False, 1e-30)}.items():
+        it = learner(*settings, horizon=16, learning_rate=1e-3, schedule="constant")
+        for _ in range(60):
+            it.collect()
+            it.rollout.reward.copy_(-(it.rollout.action - 0.3).square().sum(dim=-1))  # of a task that is not symmetric
+            it.update()
+        found[name] = asymmetry(it, x)
+    assert found["with"] < 0.5 * found["without"], found
+
+
+def test_samples_that_are_their_own_images_learn_as_without():
+    """The average of two equal losses is one of them."""
+    own = {name: SignedPermutation(list(range(len(x.sources))), [1.0] * len(x.sources)) for name, x in MAPS.items()}
+    one, two = learner(True, 0.0), learner(False, 0.0)
+    env = RandomEnv(8)
+    one = Learner(env, one.cfg, more={"mirrored": lambda: (own, 0.0)})
+    for it in (one, two):
+        it.train(2)
+    for a, b in zip(one.policy.parameters(), two.policy.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_inputs_are_normalised_behind_the_mirror():
+    it = learner(True, 0.0)
+    it.train(3)
+    it.collect()
+    inputs = it.ppo._inputs()
+    seen, raw = it.policy.obs_norm["policy"], it.rollout.obs["policy"]
+    torch.testing.assert_close(inputs[f"{IMAGE}policy"], seen(image("policy", raw)))
+    assert not torch.allclose(inputs[f"{IMAGE}policy"], image("policy", seen(raw)), atol=1e-2)
+
+
+def test_only_what_was_seen_is_in_the_statistics_of_observations():
+    one, two = learner(True, 0.5), learner(False, 0.0)
+    for it in (one, two):
+        it.collect()
+        it.update()
+    assert torch.equal(one.policy.obs_norm["policy"].mean, two.policy.obs_norm["policy"].mean)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_it_waits_for_nothing_and_needs_no_values(device):
+    it = learner(True, 0.5, critic=True, device=device, horizon=4)
+    if device == "meta":
+        it.ppo.optimizer.step = lambda: None  # type: ignore[method-assign]
+    it.collect()
+    with SyncCounter() as syncs:
+        stats = it.update()
+    assert syncs.total == 0, syncs.locations
+    assert {"loss/symmetry"} <= stats.keys()
+
+
+def test_what_cannot_be_is_one_line_with_what_to_set():
+    def refused(more: dict[str, Any], **changes: Any) -> str:
+        with pytest.raises(ConfigError) as info:
+            symmetry = {"augment": True, "mirror_loss": 0.0}
+            Learner(RandomEnv(8), ppo_config(changes, symmetry=symmetry), more=more)
+        assert str(info.value).endswith("Try ppo.symmetry.augment=false ppo.symmetry.mirror_loss=0")
+        return str(info.value)
+
+    def none() -> Any:
+        raise TaskError("'arm' has no mirror image")
+
+    assert "ppo.symmetry with ppo.network.rnn=gru: the recurrent state" in refused({}, rnn="gru")
+    assert "ppo.symmetry: 'arm' has no mirror image. Try" in refused({"mirrored": none})
+    assert "the mirror images of these envs are not known" in refused({})
+
+
+def test_a_run_is_resumed_exactly_and_says_what_it_does(tmp_path):
+    settings = {"ppo": {"symmetry": {"augment": True, "mirror_loss": 0.5}}, "seed": 3}
+    whole = make_trainer("Anymal", tmp_path / "a", max_iterations=2, **settings)
+    whole.train()
+    assert whole.algorithm.describe()["symmetry"].startswith("samples and their mirror images, mirror loss 0.5; the")
+    half = make_trainer("Anymal", tmp_path / "b", max_iterations=1, **settings)
+    half.train()
+    [file] = (tmp_path / "b").glob("*/2*/checkpoints/last.pt")
+    rest = make_trainer("Anymal", tmp_path / "c", max_iterations=2, checkpoint=str(file))
+    rest.train()
+    assert differences(whole.algorithm.policy.state_dict(), rest.algorithm.policy.state_dict()) == []
+    evaluation = make_trainer("Anymal", tmp_path / "d", checkpoint=str(file), test=True)
+    assert "symmetry" not in evaluation.algorithm.describe()
