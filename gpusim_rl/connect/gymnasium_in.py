@@ -169,7 +169,7 @@ class GymnasiumEnv(Environment):
             )
         chosen = action.detach().cpu().numpy()
         bad_action = ~_finite({"action": chosen})
-        sent = self._to_library(np.where(bad_action[:, None], 0, chosen) if bad_action.any() else chosen)
+        sent = self._to_library(np.where(bad_action[:, None], 0, chosen) if _any(bad_action) else chosen)
         library_obs, rewards, terminations, truncations, infos = self._envs.step(sent)
         obs = self._flat(library_obs, "step()")
         reward = self._column(rewards, "rewards").astype(np.float32)
@@ -179,7 +179,7 @@ class GymnasiumEnv(Environment):
         final_obs = self._final_obs(obs, begun, infos)
 
         not_finite = ~(_finite(final_obs) & np.isfinite(reward))
-        if not_finite.any():
+        if _any(not_finite):
             self._warn_once(int(not_finite.argmax()), final_obs, reward)
         # A step in which the library resets an env, and ignores the action, is no sample.
         skipped = self._resetting.copy()
@@ -188,7 +188,7 @@ class GymnasiumEnv(Environment):
         terminated &= ~diverged
         done = terminated | truncated | diverged
         obs = self._begin_episodes(done & ~begun & ~skipped, obs)
-        if diverged.any():
+        if _any(diverged):
             for value in (reward, *final_obs.values()):
                 value[diverged] = 0.0
         return Step(
@@ -203,7 +203,7 @@ class GymnasiumEnv(Environment):
             bad_action=torch.from_numpy(bad_action),
             done=torch.from_numpy(done),
             incomplete=torch.from_numpy(diverged.copy()),
-            skipped=torch.from_numpy(skipped),
+            skipped=None if self._by_mask else torch.from_numpy(skipped),
         )
 
     def _final_obs(self, obs: FlatObservation, begun: Array, infos: Mapping[str, Any]) -> FlatObservation:
@@ -223,7 +223,7 @@ class GymnasiumEnv(Environment):
     def _begin_episodes(self, where: Array, obs: FlatObservation) -> FlatObservation:
         """Begins an episode in some envs, now or, where the library can only do that, with the next step."""
         self._resetting[:] = where & (not self._by_mask)
-        if self._by_mask and where.any():
+        if self._by_mask and _any(where):
             first_obs = self._flat(self._envs.reset(options={"reset_mask": where})[0], "reset()")
             for group, value in first_obs.items():
                 obs[group][where] = value[where]
@@ -313,8 +313,13 @@ def _of_env(infos: Any, env: int) -> Any:
 
 def _finite(obs: FlatObservation) -> Array:
     """Returns which envs have finite observations, bool [num_envs]."""
-    finite = [np.asarray(np.isfinite(value).all(axis=1)) for value in obs.values()]
-    return finite[0] if len(finite) == 1 else np.all(finite, axis=0)
+    finite = [np.logical_and.reduce(np.isfinite(value), axis=1) for value in obs.values()]
+    return finite[0] if len(finite) == 1 else np.logical_and.reduce(finite)
+
+
+def _any(mask: Array) -> bool:
+    """Returns whether a mask holds anywhere; `any` takes six times as long for few envs."""
+    return bool(np.count_nonzero(mask))
 
 
 def _tensors(obs: FlatObservation) -> Observation:

@@ -117,7 +117,9 @@ class DQN(OffPolicy):
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, None]:
         policy, obs = self.policy, batch.next_obs["policy"]
         options = policy.target_critic.options(obs, bf16=policy.bf16)
-        choosing = policy.critic.options(obs, bf16=policy.bf16) if self.cfg.double else options
+        if not self.cfg.double:
+            return policy.target_critic.highest(options), None
+        choosing = policy.critic.options(obs, bf16=policy.bf16)
         return policy.target_critic.chosen(options, policy.critic.largest(choosing)), None
 
     def update(self) -> dict[str, Tensor]:

@@ -253,7 +253,8 @@ class OffPolicy(Algorithm):
         def split_groups(obs: Observation) -> list[dict[str, Tensor]]:
             return [dict(zip(obs, parts, strict=True)) for parts in zip(*map(split, obs.values()), strict=True)]
 
-        columns = split_groups(obs), split(drawn.action), split(reward), split_groups(next_obs), split(drawn.discount)
+        action = drawn.action.long() if self.discrete else drawn.action  # indices of options, once for all updates
+        columns = split_groups(obs), split(action), split(reward), split_groups(next_obs), split(drawn.discount)
         rows = zip(*columns, weight.unbind(), split(drawn.index), noise.unbind(), strict=True)
         return [Batch(*row) for row in rows]
 
@@ -261,8 +262,8 @@ class OffPolicy(Algorithm):
         """Makes a step of the critics.
 
         Returns:
-            The sum of their losses; Q values, [members, batch]; expected returns, [batch]; the norm of the gradient;
-            whether that is not finite.
+            Their losses and Q values, [members, batch]; expected returns, [batch]; the norm of the gradient; whether
+            that is not finite.
         """
         with torch.no_grad():
             target, expected = self._target(batch)
@@ -272,18 +273,20 @@ class OffPolicy(Algorithm):
             each = functional.mse_loss(outputs.squeeze(-1), target.expand(policy.critic.members, -1), reduction="none")
         else:
             each = -(target * outputs.log_softmax(dim=-1)).sum(dim=-1)
-        loss = (each @ batch.weight).sum()  # of all critics: each learns as if it were alone
-        gradients = torch.autograd.grad(loss, self.critic_optimizer.parameters)
+        # of the weighted sum over all critics: each learns as if it were alone
+        gradients = torch.autograd.grad(each, self.critic_optimizer.parameters, batch.weight.expand_as(each))
         norm, bad = self._step(self.critic_optimizer, self.collective.sum(gradients), waits)
         if self.priorities is not None:
             self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
-        return loss.detach(), policy.critic.value(outputs.detach()), expected, norm, bad
+        return each.detach(), policy.critic.value(outputs.detach()), expected, norm, bad
 
     @torch.no_grad()
     def _critic_numbers(self, steps: list[tuple[Tensor, ...]], weight: Tensor) -> Mapping[str, Tensor]:
         """Returns means over updates and processes, by name, for the weights of their samples, [updates, batch]."""
-        loss, q, expected, norm, bad = (torch.stack(column) for column in zip(*steps, strict=True))
-        q, expected = (q * weight[:, None]).sum(dim=2).mean(dim=1), (expected * weight).sum(dim=1)
+        each, q, expected, norm, bad = (torch.stack(column) for column in zip(*steps, strict=True))
+        of_critics = weight[:, None]
+        loss, q = (each * of_critics).sum(dim=(1, 2)), (q * of_critics).sum(dim=2).mean(dim=1)
+        expected = (expected * weight).sum(dim=1)
         numbers = torch.stack([*self.collective.sum([loss, q, expected]), norm], dim=1)
         names = "loss/critic", "value/q", "value/q_target", "policy/critic_grad_norm"
         return dict(zip(names, numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind(), strict=True))
@@ -316,7 +319,7 @@ class OffPolicy(Algorithm):
         critic = self.policy.target_critic
         value = critic.value(outputs)
         if critic.support is None:
-            value = value.amin(dim=0) if self.cfg.clipped else value.mean(dim=0)
+            value = self._of_members(value)
             value = value if bonus is None else value + bonus
             target = torch.addcmul(batch.reward, batch.discount, value)
             return target, target
@@ -335,6 +338,12 @@ class OffPolicy(Algorithm):
         """Returns the Q values of actions that the actor is to raise, [batch]."""
         critic, policy = self.policy.critic, self.policy
         value = critic.value(critic(batch.obs[policy.critic_group], action, bf16=policy.bf16))
+        return self._of_members(value)
+
+    def _of_members(self, value: Tensor) -> Tensor:
+        """Returns the Q values that count of those of the critics, [members, batch]."""
+        if self.policy.critic.members == 1:
+            return value[0]
         return value.amin(dim=0) if self.cfg.clipped else value.mean(dim=0)
 
     def _actor_loss(self, batch: Batch) -> list[Tensor]:

@@ -29,9 +29,10 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch out"]:
         """Applies the layer of each member."""
-        if self.weight.shape[2] == 1 and x.device.type == "cpu":  # there a product with one column is 3 times as slow
-            return torch.add((x * self.weight.mT).sum(dim=2, keepdim=True), self.bias)
-        return torch.baddbmm(self.bias, x, self.weight)
+        weight, bias = self.weight, self.bias
+        if weight.shape[2] == 1 and x.device.type == "cpu":  # there a product with one column is 3 times as slow
+            return torch.add((x * weight.mT).sum(dim=2, keepdim=True), bias)
+        return torch.baddbmm(bias, x, weight)
 
 
 class EnsembleNorm(nn.Module):
@@ -157,13 +158,21 @@ class DiscreteCritic(Critic):
         of_choices = outputs.gather(3, index)
         return of_choices.squeeze(3) if single else of_choices.mean(dim=3)
 
+    def highest(
+        self, outputs: Float[Tensor, "members batch outputs options"]
+    ) -> Float[Tensor, "members batch outputs"]:
+        """Returns the outputs of the options with the largest value."""
+        if self.support is None and self.members == len(self.counts) == 1:  # in one operation
+            return outputs.amax(dim=3)
+        return self.chosen(outputs, self.largest(outputs))
+
     def best(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Int[Tensor, "batch choices"]:
         """Returns the option of each choice with the largest Q value, in the mean of the critics."""
         return self.largest(self.options(obs, bf16=bf16))
 
     def largest(self, outputs: Float[Tensor, "members batch outputs options"]) -> Int[Tensor, "batch choices"]:
         """Returns the option of each choice with the largest value that these outputs of all options stand for."""
-        value = self.value(outputs.mT)
+        value = outputs.squeeze(2) if self.support is None else self.value(outputs.mT)
         value = value[0] if self.members == 1 else value.mean(dim=0)
         if len(self.counts) == 1:
             return value.argmax(dim=1, keepdim=True)

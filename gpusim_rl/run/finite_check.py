@@ -7,7 +7,7 @@ it. So is a gradient that is not finite: `learn/optimizer.py` skips it. A run en
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -51,11 +51,11 @@ class FiniteCheck:
             among = f" of process {', '.join(map(str, row.processes))}" if row.processes else ""
             raise self._error(f"{place or FLAGS.get(first, first)}{among}", row.iterations)
 
-    def check_samples(self, row: LogRow, num_envs: int, replay: str) -> None:
+    def check_samples(self, row: LogRow, num_envs: int, replay: Callable[[], str]) -> None:
         """Stops the run where every env diverged in every step of a log interval.
 
         Raises:
-            TaskError: Nothing is left to learn from. The message has `replay`, the command that shows the first one.
+            TaskError: Nothing is left to learn from. The message has the command that `replay` returns.
         """
         if row.flags.get("check/valid", 1.0):
             return
@@ -64,7 +64,7 @@ class FiniteCheck:
         advice = "debug.check_task=true to name them" if bad else "a higher task.physics_hz"
         raise TaskError(
             f"{self._task_name}: {num_envs} of {num_envs} envs failed in every step of {_when(row.iterations)}, and"
-            f" nothing is left to learn from: {cause}. Try {advice}; {replay} shows the first one"
+            f" nothing is left to learn from: {cause}. Try {advice}; {replay()} shows the first one"
         )
 
     @property

@@ -60,11 +60,12 @@ class EpisodeWindow:
         # Return and length of the episode up to each step, [time, 2, envs]. A product forgets in one operation; an
         # infinite reward stays in the rollout.
         sums = torch.stack([reward, torch.ones_like(reward)], dim=1)
-        goes_on = (~done).to(sums.dtype)[:, None]
-        sums[0].add_(self._running)
-        for t in range(1, len(sums)):
-            sums[t].addcmul_(goes_on[t - 1], sums[t - 1])
-        self._running.copy_(sums[-1].masked_fill(done[-1], 0.0))
+        goes_on = (~done).to(sums.dtype)[:, None].unbind()
+        first, *later = now = sums.unbind()
+        first.add_(self._running)
+        for going, before, after in zip(goes_on, now, later, strict=False):
+            after.addcmul_(going, before)
+        self._running.copy_(now[-1].masked_fill(done[-1], 0.0))
 
         ended = (done & counts).flatten()
         rank = ended.cumsum(dim=0)

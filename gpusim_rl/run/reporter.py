@@ -39,7 +39,7 @@ class Reporter:
             self._report_divergence(run, log)
         idle = None
         for row in rows:
-            self.finite_check.check_samples(row, run.cfg.num_envs, log.replay(DIVERGED))
+            self.finite_check.check_samples(row, run.cfg.num_envs, lambda: log.replay(DIVERGED))
             if not self.finite_check.learns(row):
                 idle = row
         return idle

@@ -216,7 +216,8 @@ class CsvWriter(Writer):
         return {"columns": self._columns, "iteration": self._iteration, "sha256": self._sha256.hexdigest()}
 
     def _flush(self) -> None:
-        known = all(name in self._columns for row in self._waiting for name in row)
+        columns = set(self._columns)
+        known = all(columns.issuperset(row) for row in self._waiting)
         if not (known and self._cut_at is None and self._append(self._lines(self._columns))):
             self._rewrite()
         self._waiting.clear()
