@@ -38,20 +38,25 @@ class Chunks:
     (benchmarks/update_chunks.json has what it saves). Sums are taken in the order of the chunks, so the result does not
     depend on which thread was faster, or on how many there are, up to MOST_WORKERS.
 
-    On other devices there is one chunk. Without `threads` all stay in one thread, as a compiled function must.
+    On other devices there is one chunk. A `compiled` function is compiled in its first calls, for each shape of a chunk
+    and for the number of torch's threads: one worker makes these, and the others find its code.
     """
 
-    def __init__(self, device: torch.device, size: int, *, threads: bool = True) -> None:
+    def __init__(self, device: torch.device, size: int, *, compiled: bool = False) -> None:
         self._size = max(1, size) if device.type == "cpu" else None
-        self._threads = threads
+        self._cold = compiled
         self._pool: ThreadPoolExecutor | None = None
 
     def sum(self, function: Callable[[Tensor], Sequence[Tensor]], index: Tensor) -> list[Tensor]:
         """Calls `function` with each chunk of `index` and adds up the results, tensor by tensor."""
         parts = index.split(self._size) if self._size is not None else (index,)
         # A dispatch mode, such as one that counts operations, sees its own thread only.
-        alone = len(parts) == 1 or not self._threads or _get_current_dispatch_mode() is not None
-        results = map(function, parts) if alone else self._workers().map(function, parts)
+        if len(parts) == 1 or _get_current_dispatch_mode() is not None:
+            results = map(function, parts)
+        elif self._cold:
+            results, self._cold = self._workers().submit(lambda: [*map(function, parts)]).result(), False
+        else:
+            results = self._workers().map(function, parts)
         total, *others = results
         for result in others:
             total = [a + b for a, b in zip(total, result, strict=True)]

@@ -110,7 +110,8 @@ class OnPolicy(Algorithm):
         weights = self._weights()
         self._coefficients = torch.tensor([weights.get(name, 0.0) for name in self.losses], device=device)
         self._watched = {name for name in self.losses[2:] if not weights.get(name)}  # which need no gradient
-        self._chunks = Chunks(device, chunk_samples(samples // self.num_minibatches) // length, threads=not env.compile)
+        chunk = chunk_samples(samples // self.num_minibatches) // length
+        self._chunks = Chunks(device, chunk, compiled=env.compile)
         self._loss = self._chunk_loss
         if env.compile:
             self._loss = Compiled(self._chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)

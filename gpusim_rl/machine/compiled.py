@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ class Compiled(Generic[P, R]):
 
     Where it cannot be compiled, it runs as it is from then on, and one warning says why. With `one_shape` this is so
     too where it cannot be traced as a whole, or would have to be compiled again. The compiler runs no line before it
-    has all, so nothing is done twice.
+    has all, so nothing is done twice. Threads may call it at a time, once it is compiled.
 
     Args:
         function: Function to compile.
@@ -48,16 +49,17 @@ class Compiled(Generic[P, R]):
         self._function = function
         self._name = name
         self._error = TorchDynamoException
-        self._once = config.patch(error_on_recompile=one_shape)
+        self._once = config.patch(error_on_recompile=True) if one_shape else nullcontext()
         shapes: dict[str, Any] = {"fullgraph": True, "dynamic": False} if one_shape else {}
         self._compiled: Callable[P, R] | None = torch.compile(region, **shapes, backend=backend)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the function."""
-        if self._compiled is not None:
+        compiled = self._compiled  # another thread may give it up
+        if compiled is not None:
             try:
                 with self._once:
-                    return self._compiled(*args, **kwargs)
+                    return compiled(*args, **kwargs)
             except self._error as error:
                 logger.warning("%s runs uncompiled: %s", self._name, reason_of(error))
                 self._compiled = None

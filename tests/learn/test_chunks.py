@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +74,62 @@ def test_an_error_in_a_chunk_is_raised(two_threads: None) -> None:
 def test_the_callers_threads_are_left_alone(two_threads: None) -> None:
     Chunks(CPU, 2).sum(lambda index: [index], torch.arange(6).repeat(1))
     assert torch.get_num_threads() == 2
+
+
+def test_the_first_chunks_of_a_compiled_function_share_a_thread(two_threads: None) -> None:
+    seen: list[str] = []
+    both = threading.Barrier(2)
+
+    def function(index: Tensor) -> list[Tensor]:
+        seen.append(threading.current_thread().name)
+        if len(seen) > 3:
+            both.wait(timeout=30)
+        return [index.sum()]
+
+    compiled = Chunks(CPU, 2, compiled=True)
+    for length in (6, 4):
+        assert compiled.sum(function, torch.arange(length)) == [length * (length - 1) // 2]
+    assert [len(set(names)) for names in (seen[:3], seen[3:])] == [1, 2]
+    assert threading.main_thread().name not in seen
+
+
+@pytest.mark.slow
+def test_compiled_chunks_are_computed_at_a_time_and_compiled_once() -> None:
+    # in a process of its own: the shape checks of the test run are no code for the compiler
+    script = """
+import threading
+import torch
+from torch._dynamo.utils import counters
+from gpusim_rl.learn import chunks
+from test_ppo import learner
+
+torch.set_num_threads(2)
+chunks.CPU_CHUNK = 8
+trained = []
+for workers in (1, 2):
+    chunks.most_workers = lambda: workers
+    it = learner("feed-forward", compile=True)
+    it.train(1)
+    compiled, loss, together = counters["frames"].copy(), it.ppo._loss, threading.Barrier(workers)
+    names = set()
+
+    def meeting(*args):
+        names.add(threading.current_thread().name)
+        together.wait(timeout=30)  # only passed when so many chunks are under way at a time
+        return loss(*args)
+
+    it.ppo._loss = meeting
+    it.train(2)
+    assert counters["frames"] == compiled and compiled["ok"] > 0, counters["frames"]
+    assert len(names) == workers and threading.main_thread().name not in names
+    trained.append([*it.policy.parameters()])
+assert all(map(torch.equal, *trained))
+"""
+    here = Path(__file__).resolve()
+    paths = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", pytest.param("lstm", marks=pytest.mark.slow)])
