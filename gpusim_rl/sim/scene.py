@@ -428,14 +428,8 @@ class Scene:
         add_sensor(self.spec, name, self.prefix(name), sensor, kind, of, cutoff)
         self._model = None
 
-    def add_contact_sensor(self, name: str, bodies: Sequence[str], *, fixed_only: bool = False) -> None:
+    def add_contact_sensor(self, name: str, bodies: Sequence[str]) -> None:
         """Makes `articulation.contacts(bodies)` available: the net contact wrench on each of its bodies.
-
-        Args:
-            name: Name of the articulation.
-            bodies: Its bodies; what has a sensor already keeps it.
-            fixed_only: Whether only contacts with shapes of the world count, such as the ground, and not those with
-                other bodies. Newton counts all.
 
         Raises:
             TaskError: A body does not exist.
@@ -449,8 +443,6 @@ class Scene:
             self.spec.add_sensor(
                 name=f"{body}/contact",
                 type=mujoco.mjtSensor.mjSENS_CONTACT,
-                objtype=mujoco.mjtObj.mjOBJ_BODY if fixed_only else mujoco.mjtObj.mjOBJ_UNKNOWN,
-                objname="world" if fixed_only else "",
                 reftype=mujoco.mjtObj.mjOBJ_BODY,  # as the second body: the sensor reports what acts on it
                 refname=body,
                 intprm=[_CONTACT_FORCE | _CONTACT_TORQUE | _CONTACT_POS, _REDUCE_NETFORCE, 1],

@@ -334,24 +334,6 @@ def test_contacts_are_those_of_the_last_step_and_zero_after_a_reset(backend):
     torch.testing.assert_close(contact.force[0], resting[0], atol=0.05, rtol=0.0)
 
 
-@pytest.mark.parametrize(("fixed_only", "carried"), [(False, 2.0), (True, 4.0)])
-def test_contacts_with_what_is_fixed_can_be_told_from_those_with_bodies(backend, fixed_only, carried):
-    if backend == "newton" and fixed_only:
-        pytest.skip("Newton counts all")
-    scene = Scene(physics_hz=200)
-    scene.add_ground()
-    for name in ("low", "high"):  # 2 kg each, one upon the other
-        scene.add(name, mujoco.MjSpec.from_string(BALL))
-        scene.add_contact_sensor(name, ["ball"], fixed_only=fixed_only)
-    sim = make(backend, scene, 2)
-    low, high = (sim.articulation(name) for name in ("low", "high"))
-    for ball, height in ((low, 0.1), (high, 0.3)):
-        ball.set_state(everywhere(sim), root_pos=torch.tensor([[0.0, 0.0, height]]).expand(2, 3))
-    advance(sim, 100)
-    assert low.contacts(["ball"]).force[:, 0, 2] == pytest.approx(carried * 9.81, rel=0.02)
-    assert high.contacts(["ball"]).force[:, 0, 2] == pytest.approx(0.0 if fixed_only else 2.0 * 9.81, rel=0.02)
-
-
 def test_refresh_alone_changes_nothing(backend):
     once, often = (make(backend, ant_scene(), 4) for _ in range(2))
     for sim in (once, often):
