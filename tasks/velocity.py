@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Levels, Parts, Task, TaskConfig
+from gpusim_rl.env import Levels, Parts, PerBody, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate, quat_rotate_inverse, quat_yaw, wrap_angle
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.files.paths import assets_dir
@@ -229,6 +229,23 @@ class VelocityTask(Task[VelocityConfig]):
         "contact": "-",
         "contact_force": "log(1 + N)",
     }
+
+    def __init_subclass__(cls) -> None:
+        feet, soles = cls.robot.feet, cls.robot.soles
+        cls.mirrors = {
+            "lin_vel": "vector",
+            "ang_vel": "pseudovector",
+            "gravity": "vector",
+            "joint_pos": "joints",
+            "joint_vel": "joints",
+            "actions": "actuators",
+            "command": "planar_velocity",
+            "heights": SCAN,
+            "foot_height": PerBody(soles),
+            "air_time": PerBody(feet),
+            "contact": PerBody(feet),
+            "contact_force": PerBody(feet, "vector"),
+        }
 
     @classmethod
     def scene(cls, cfg: VelocityConfig) -> Scene:

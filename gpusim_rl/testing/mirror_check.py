@@ -13,7 +13,7 @@ from gpusim_rl.sim.mirror_image import PSEUDOVECTOR, QUATERNION, VECTOR, MirrorI
 from gpusim_rl.spaces import SignedPermutation
 
 WRONG = 0.5
-"""A difference of a part from its image, relative to its largest number, that no robot has: a wrong kind or sign."""
+"""Difference of a number from its image, relative to how far it varies, that no robot has: a wrong kind or sign."""
 LEAST = 1e-5  # a part that changes by less says nothing
 
 
@@ -34,8 +34,8 @@ def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
         seed: Seed of states and actions.
 
     Returns:
-        Difference by `<group>/<part>`, before or after the step, whichever is larger, relative to the largest number of
-        the part; None where it says nothing.
+        Difference by `<group>/<part>`, before or after the step, whichever is larger, relative to how far the number
+        varies; None where it says nothing.
 
     Raises:
         TaskError: There is no mirror image.
@@ -48,7 +48,7 @@ def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
     spread = 0.4 * torch.rand(num, len(low), generator=random) - 0.2
     state = {
         "joint_pos": torch.minimum(torch.maximum(robot.default_joint_pos.cpu() + spread, low), high),
-        "joint_vel": torch.randn(num, len(low), generator=random),
+        "joint_vel": 0.3 * torch.randn(num, len(low), generator=random),
     }
     images = {"joint_pos": joints, "joint_vel": joints}
     if robot.free_root:
@@ -58,7 +58,7 @@ def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
             "root_pos": robot.default_root_pos.cpu() + above + 0.1 * torch.randn(num, 3, generator=random),
             "root_quat": turn / turn.norm(dim=1, keepdim=True),
             "root_lin_vel": torch.randn(num, 3, generator=random),
-            "root_ang_vel": torch.randn(num, 3, generator=random),
+            "root_ang_vel": 0.3 * torch.randn(num, 3, generator=random),
         }
         signs = {"root_pos": VECTOR, "root_quat": QUATERNION, "root_lin_vel": VECTOR, "root_ang_vel": PSEUDOVECTOR}
         images |= {key: SignedPermutation(list(range(len(x))), x.tolist()) for key, x in signs.items()}
@@ -71,24 +71,26 @@ def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
     found: dict[str, float | None] = {}
     for group, parts in env.obs_parts.items():
         sizes = [part.size for part in parts]
-        # what the parts are, and how the step changed them: a wrong sign of an action shows only in that
-        pairs = zip(seen[group], of_image[group], strict=True)
-        columns = [
-            (image_of(x, maps[group]).split(sizes, dim=1), y.split(sizes, dim=1), x.split(sizes, dim=1))
-            for x, y in pairs
+        pairs = [  # of each part, before and after the step
+            (image_of(x, maps[group]).split(sizes, dim=1), y.split(sizes, dim=1))
+            for x, y in zip(seen[group], of_image[group], strict=True)
         ]
         for k, part in enumerate(parts):
-            worst: float | None = None
-            for expected, got, original in columns:
-                size = float(original[k].abs().max())
-                if float((original[k] - original[k][:1]).abs().max()) > LEAST:
-                    worst = max(worst or 0.0, float((expected[k] - got[k]).abs().max()) / size)
-            found[f"{group}/{part.name}"] = worst
+            differences = [_difference(expected[k], got[k]) for expected, got in pairs]
+            found[f"{group}/{part.name}"] = max((x for x in differences if x is not None), default=None)
     return found
 
 
+def _difference(expected: Tensor, got: Tensor) -> float | None:
+    """Returns the largest difference, relative to how far the number varies; None where all envs are alike."""
+    if float((expected - expected[:1]).abs().max()) < LEAST:
+        return None
+    sizes = (expected - expected.mean(dim=0)).abs().amax(dim=0)
+    return float(((expected - got).abs().amax(dim=0) / sizes.clamp(min=0.05 * float(sizes.max()))).max())
+
+
 def _observe(env: VecEnv, robot: Any, state: dict[str, Tensor], action: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns of each group what is observed of a state, and its change in a control step."""
+    """Returns of each group what is observed of a state, and of the state a control step later."""
     everywhere = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     env.task.load_state_dict({**env.task.state_dict(), "tensors": env._initial})  # pyright: ignore[reportPrivateUsage]
     env.sim.reset(everywhere)
@@ -98,4 +100,4 @@ def _observe(env: VecEnv, robot: Any, state: dict[str, Tensor], action: Tensor) 
     env.sim.refresh()
     before = {group: value.cpu().clone() for group, value in env.clean_obs().items()}
     env.sim.step(env.cfg.decimation)
-    return {group: (before[group], value.cpu() - before[group]) for group, value in env.clean_obs().items()}
+    return {group: (before[group], value.cpu()) for group, value in env.clean_obs().items()}
