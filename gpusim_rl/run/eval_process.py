@@ -166,7 +166,7 @@ class Evaluation:
         env.load_state_dict(self._start)
         obs = env.begin_from(state["env"])  # on the levels, say, that the training has reached
         moved: dict[str, Tensor] = {group: value.to(self._device) for group, value in obs.items()}
-        result = evaluate(env, policy.eval(), moved, cfg.eval.episodes)
+        result, _ = evaluate(env, policy.eval(), moved, cfg.eval.episodes)
         names = {"return_mean": "return", "return_std": "return_std", "length_mean": "length", "diverged": "diverged"}
         names |= {name: name.removeprefix("task/") for name in result if name.startswith("task/")}
         return {f"eval/{new}": result[name] for name, new in names.items()}

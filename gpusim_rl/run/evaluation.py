@@ -17,7 +17,9 @@ from gpusim_rl.run.run_view import RunView
 
 
 @torch.no_grad()
-def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor], episodes: int = 1) -> dict[str, float]:
+def evaluate(
+    env: Environment, policy: Policy, obs: dict[str, Tensor], episodes: int = 1
+) -> tuple[dict[str, float], Tensor]:
     """Runs the same number of episodes in every env.
 
     It reads from the device at every step whether episodes are left.
@@ -30,7 +32,7 @@ def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor], episodes:
 
     Returns:
         Number of episodes; mean, deviation and extremes of their returns; mean length [control steps]; steps in which
-        an env diverged; `task/<name>`: means over these steps and envs of the task's `stats()`.
+        an env diverged; `task/<name>`: means over them of the task's `stats()`. And the returns [episodes, num_envs].
     """
     num_envs, device = env.num_envs, next(iter(obs.values())).device
     hidden = policy.initial_state(num_envs)
@@ -67,7 +69,7 @@ def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor], episodes:
         "length_mean": float(lengths.mean()),
         "diverged": float(diverged),
         **{f"task/{name}": float(total / count) for name, (total, count) in sums.items()},
-    }
+    }, returns
 
 
 def report(run: RunView, result: Mapping[str, float]) -> None:

@@ -158,7 +158,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Runs one whole episode in every env without exploration; prints, writes and returns the result."""
         try:
-            result = evaluate(self.env, self.algorithm.policy, self.collector.obs)
+            result, _ = evaluate(self.env, self.algorithm.policy, self.collector.obs)
         finally:
             self.close()
         report(self.view(), result)

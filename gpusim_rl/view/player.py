@@ -66,6 +66,7 @@ class Player:
         trust: bool = False,
         config_dir: str | None = None,
         render_mode: str | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> Player:
         """Rebuilds the task of a run from what the run saved, and its policy.
 
@@ -81,6 +82,7 @@ class Player:
             config_dir: Folder of the user's with more tasks (`-cd`), whose code is trusted.
             render_mode: How envs of another library draw themselves: `rgb_array` for pictures, `human` for a window;
                 None for not at all.
+            changes: Settings in place of the run's, by full key, such as `task.physics_hz` or `seed`.
 
         Raises:
             ConfigError: There is no such run, or it does not fit this version's task.
@@ -95,16 +97,19 @@ class Player:
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = check_training(load(file), file, NEEDED)
         config = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
+        for key, value in {"seed": state["seed"], **(changes or {})}.items():
+            section, _, last = key.rpartition(".")
+            (config[section] if section else config)[last] = value
         spec = load_spec(config, [], Checkpoint(file, run.path))
         if issubclass(spec.task_class, Environment):
             if sim is not None:
                 raise ConfigError(f"--sim={sim} has no effect on envs of another library")
             drawn = {} if render_mode is None else {"render_mode": render_mode}
             env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn}, overlap=False)
-            env: Environment = spec.task_class.from_settings(env_cfg, num_envs=num_envs, seed=state["seed"])
+            env: Environment = spec.task_class.from_settings(env_cfg, num_envs=num_envs, seed=spec.cfg.seed)
         else:
-            env = _whole_episodes(spec, sim or plays_on or SIMULATORS[state["sim"]].plays_on, num_envs, state["seed"])
-        player = cls(env, seed=state["seed"], act=act)
+            env = _whole_episodes(spec, sim or plays_on or SIMULATORS[state["sim"]].plays_on, num_envs, spec.cfg.seed)
+        player = cls(env, seed=spec.cfg.seed, act=act)
         player.run_dir, player.settings = run.path, config
         if act == "trained":
             player._spec = spec

@@ -275,7 +275,7 @@ class Idle(Policy):
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_every_env_plays_as_many_whole_episodes(mode):
     env = GymnasiumEnv(SyncVectorEnv([Limited] * 3, autoreset_mode=mode), seed=0, max_episode_steps=50)
-    result = evaluate(env, Idle(), env.reset(), episodes=2)
+    result, _ = evaluate(env, Idle(), env.reset(), episodes=2)
     lengths = [2, 3, 4, 3, 4, 5]
     returns = [n * (n + 1) / 2 for n in lengths]
     assert result["episodes"] == 6 and result["diverged"] == 0
