@@ -164,10 +164,10 @@ def list_tasks(argv: list[str]) -> None:
         values = [row["name"], *(row[key] for key in sizes), tuned, row["learns"], row["source"], row["description"]]
         table.append(["–" if value is None else str(value) for value in values])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    say(*_lines(table, right=sizes, width=width))
+    say(*table_lines(table, right=sizes, width=width))
 
 
-def _lines(table: list[list[str]], right: Sequence[str], width: int | None) -> list[str]:
+def table_lines(table: list[list[str]], right: Sequence[str], width: int | None) -> list[str]:
     """Returns a table as lines. Where a row does not fit, its last columns are cut or left out, never the first.
 
     Columns in `right` are flush right; without a `width` [characters] everything fits.

@@ -332,6 +332,7 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
                 "plot ",
                 "record ",
                 "snapshot ",
+                "transfer ",
                 "tune ",
             ],
         ),

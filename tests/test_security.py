@@ -338,6 +338,7 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
         "record": ("--steps", "2", "--num-envs", "1", *small),
         "snapshot": ("--policy", "trained", *small),
         "export": (),
+        "transfer": ("--only", "trained", "--num-envs", "1", "--seconds", "0.1"),
         "plot": (),
         "doctor": (),
     }

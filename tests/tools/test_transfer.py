@@ -1,0 +1,159 @@
+"""The policy of a run in other simulators and in changed physics: what differs, and what does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from argparse import Namespace
+from contextlib import closing
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+
+from gpusim_rl.env import VecEnv
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.export import files
+from gpusim_rl.sim import SimChoice
+from gpusim_rl.sim.params import GROUND
+from gpusim_rl.view import player
+from helpers.training import make_trainer, the_run
+
+pytest_plugins = ["helpers.tool_runs"]
+
+SMALL = ["--num-envs", "3", "--seconds", "0.5"]
+
+
+@pytest.fixture
+def transfer(load_tool, runs_folder, tmp_path, monkeypatch):
+    """The tool as a module, in a folder with runs."""
+    shutil.copytree(runs_folder / "runs", tmp_path / "runs", symlinks=True)
+    monkeypatch.chdir(tmp_path)
+    return load_tool("transfer")
+
+
+def rows_of(transfer, *arguments: str) -> dict[str, dict]:
+    """What the tool returns, by the names of the variants."""
+    return {row["variant"]: row for row in transfer.transfer(transfer.parse([*arguments]))}
+
+
+def env_of(transfer, args: Namespace, name: str) -> closing[VecEnv]:
+    """The envs of a variant, for a `with` block."""
+    with closing(transfer.open_player(args, "mujoco", 1, {})) as probe:
+        plain, variants = transfer.plan(probe, args.seconds)
+    [variant] = [variant for variant in variants if variant.name == name]
+    return closing(transfer.open_player(args, variant.sim, args.num_envs, {**plain, **variant.changes}).env)
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+def test_a_run_is_compared_with_itself_in_changed_physics(transfer, capsys):
+    rows = rows_of(transfer, "Cartpole", *SMALL, "--only", "step,friction,gains,effort,delay")
+    printed = capsys.readouterr().out.splitlines()
+    run = Path("runs/Cartpole/latest")
+    table = json.loads((run / "transfer.json").read_text())
+    assert table["task"] == "Cartpole" and [row["variant"] for row in table["rows"]] == list(rows)
+    assert matplotlib.image.imread(run / "transfer.png").shape[2] == 4
+    shown = [line for line in printed if "  " in line][1:]
+    names = sorted((name for name in rows if "error" not in rows[name]), key=lambda name: rows[name]["difference"])
+    assert [line.partition("  ")[0] for line in shown] == names and "delay 3 (50 ms)" in names
+    assert max(rows[name]["length_mean"] for name in names) == 30.0
+    same = {name for name in names if rows[name]["difference"] == 0.0}
+    assert same == {"plain", "friction x0.4", "friction x0.6", "friction x0.8", "friction x1.2"}  # it touches nothing
+    assert "gains x1.1: 'cartpole' has no servos" in printed
+
+
+def test_the_same_seed_is_the_same_starts(transfer):
+    first, second = (rows_of(transfer, "Cartpole", *SMALL, "--only", "trained")["plain"] for _ in range(2))
+    other = rows_of(transfer, "Cartpole", *SMALL, "--only", "trained", "--seed", "1")["plain"]
+    assert first == second and first["return_mean"] != other["return_mean"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["Cartpole", "--only", "frictoin"], "--only frictoin: no such variants. Did you mean 'friction'?"),
+        (["Nothing"], "no checkpoint 'Nothing'"),
+        (["Cartpole", "--seconds", "0"], "--seconds must be positive, got 0"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(transfer, capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        transfer.main(arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith(f"error: {words}") and error.count("\n") == 1
+
+
+def test_a_simulator_that_refuses_is_a_row(transfer, monkeypatch):
+    def refuse(name: str, device: torch.device) -> SimChoice:
+        if name != "mujoco":
+            raise ConfigError(f"{name} has no such joints")
+        return choose(name, device)
+
+    choose = player.choose_sim
+    monkeypatch.setattr(player, "choose_sim", refuse)
+    rows = rows_of(transfer, "Cartpole", *SMALL, "--only", "simulator,step")
+    assert rows["newton"]["error"] == "newton has no such joints" and "return_mean" in rows["half time step"]
+
+
+# -- what a variant changes -------------------------------------------------------------------
+
+
+def test_variants_reach_the_physics(transfer):
+    args = transfer.parse(["Ant", *SMALL])
+    for name, actor, field, factor in (
+        ("friction x0.4", "ant", "geom_friction", 0.4),
+        ("friction x0.4", GROUND, "geom_friction", 0.4),
+        ("mass x1.1", "ant", "body_mass", 1.1),
+        ("mass x1.1", "ant", "body_inertia", 1.1),
+        ("effort x0.9", "ant", "actuator_gear", 0.9),
+    ):
+        with env_of(transfer, args, name) as env:
+            param = env.sim.param(field, actor)
+            changed = param.value[..., 0] if param.value.ndim > 2 else param.value
+            default = param.default[..., 0] if param.default.ndim > 1 else param.default
+            torch.testing.assert_close(changed, (factor * default).expand_as(changed))
+    with env_of(transfer, args, "half time step") as env:
+        assert (env.sim.dt, env.task.dt) == pytest.approx((1 / 240, 1 / 60))
+    with env_of(transfer, args, "rk4") as env:
+        assert env.sim.scene.evaluations == 4
+    with env_of(transfer, args, "delay 2 (33 ms)") as env:
+        assert env.randomizer is not None and env.randomizer.latency is not None
+        assert env.randomizer.latency.delay.tolist() == [2, 2, 2]
+    with env_of(transfer, args, "noise 10%") as env:
+        obs = env.reset()["policy"]
+        clean = env.clean_obs()["policy"]
+        assert 0.05 < float((obs / clean - 1.0)[clean.abs() > 1e-3].std()) < 0.15
+    with closing(transfer.open_player(args, "mujoco", 1, {})) as probe:
+        reasons = {variant.group: variant.reason for variant in transfer.plan(probe, None)[1]}
+    assert reasons["gains"] == "'ant' has no servos" and reasons["trained"].startswith("the run has no noise")
+
+
+@pytest.mark.slow
+def test_an_exported_policy_is_the_policy_by_the_names_on_its_card(transfer, monkeypatch):
+    arguments = ("Ant", *SMALL, "--only", "exported")
+    rows = rows_of(transfer, *arguments)
+    assert abs(rows["exported"]["difference"]) < 1e-4 * abs(rows["plain"]["return_mean"])
+
+    def shuffled(*arguments, **options):
+        folder, card = write_all(*arguments, **options)
+        card["actuators"].reverse()
+        return folder, card
+
+    write_all = files.write_all
+    monkeypatch.setattr(files, "write_all", shuffled)
+    wrong = rows_of(transfer, *arguments)
+    assert abs(wrong["exported"]["difference"]) > 1e-3 * abs(rows["plain"]["return_mean"])
+
+
+@pytest.mark.slow
+def test_simulators_agree_on_a_walking_robot(load_tool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_trainer("Go1Velocity", tmp_path, max_iterations=1).train()
+    rows = rows_of(load_tool("transfer"), str(the_run(tmp_path)), *SMALL, "--only", "simulator,gains,trained,exported")
+    plain = rows.pop("plain")
+    assert "gains x0.9" in rows and rows["as trained"]["return_mean"] != plain["return_mean"]
+    for name in ("mjwarp", "newton", "exported"):
+        assert rows[name]["task/lin_vel_error"] == pytest.approx(plain["task/lin_vel_error"], rel=0.1), name

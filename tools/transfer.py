@@ -1,0 +1,396 @@
+"""Evaluate a run in other simulators and in changed physics: what its policy would meet outside of its training.
+
+python tools/transfer.py Go1Velocity                               the latest run of a task, in all variants
+python tools/transfer.py Go1Velocity --only simulator,friction     some of them
+python tools/transfer.py Go1Velocity --num-envs 64 --seconds 10    64 episodes each, of 10 s at most
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.env.properties import ActorProperties
+    from gpusim_rl.view.player import Player
+
+GROUPS = {
+    "simulator": "the other simulators",
+    "step": "half and double physics time step",
+    "integrator": "the other integrators",
+    "cone": "the other friction cones",
+    "friction": "all friction x 0.4 to 1.2",
+    "mass": "all masses and inertias +-10 %",
+    "gains": "stiffness and damping of servos +-10 %",
+    "effort": "largest force of actuators +-10 %",
+    "delay": "actions 1 to 3 control steps late",
+    "noise": "observations with 5 and 10 % of Gaussian noise",
+    "trained": "the run's own noise and randomisation",
+    "exported": "the ONNX file, whose controls reach the actuators by the names on its card",
+}
+PLAIN = "plain"  # the run's settings in mujoco, without noise and randomisation
+LIKELY = 2.0  # standard errors, above which a difference is unlikely to be chance
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Something that differs from the plain evaluation."""
+
+    name: str
+    group: str
+    changes: Mapping[str, Any] = field(default_factory=dict)  # settings by full key, as for `Player.open`
+    sim: str = "mujoco"
+    reason: str = ""  # why it cannot be
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the table, and the files that it wrote."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        transfer(parse(argv))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    from gpusim_rl.settings.trust import add_trust_arguments
+    from gpusim_rl.view.arguments import positive
+
+    parser = argparse.ArgumentParser(
+        prog="transfer",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="\n".join(["variants:", *(f"  {name:<11} {meaning}" for name, meaning in GROUPS.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
+    parser.add_argument("--only", metavar="A,B", help="some variants (default: all of the list below)")
+    parser.add_argument("--num-envs", type=positive, default=32, help="envs, with an episode each (default: 32)")
+    parser.add_argument("--seconds", type=float, help="time limit of episodes (default: the task's)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of starts and commands, the same in all variants")
+    add_trust_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Evaluates all variants, prints and writes the result; returns its rows, the plain one first."""
+    from gpusim_rl.machine.hardware import limit_openmp_spin
+
+    limit_openmp_spin()  # before torch is imported
+    from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, first_line, import_extra, say
+
+    wanted = list(GROUPS) if args.only is None else args.only.split(",")
+    for name in wanted:
+        if name not in GROUPS:
+            raise ConfigError(f"--only {name}: no such variants.{did_you_mean(name, GROUPS)} There are {list(GROUPS)}")
+    if args.seconds is not None and not args.seconds > 0.0:
+        raise ConfigError(f"--seconds must be positive, got {args.seconds:g}")
+    import_extra("matplotlib", "plot", "transfer")  # said before the work, not after it
+    with closing(open_player(args, "mujoco", 1, {})) as probe:
+        plain, variants = plan(probe, args.seconds)
+        run_dir = probe.run_dir
+        about = {"checkpoint": str(probe.checkpoint), "iteration": probe.iteration, "task": probe.name}
+    assert run_dir is not None
+    say(f"{about['checkpoint']}, iteration {about['iteration']}: {args.num_envs} episodes in each variant")
+    result, returns = measure(args, Variant(PLAIN, PLAIN), plain)
+    rows: list[dict[str, Any]] = [{"variant": PLAIN, "group": PLAIN, **result, "difference": 0.0}]
+    for number, variant in enumerate(chosen := [variant for variant in variants if variant.group in wanted], start=1):
+        say(f"{number}/{len(chosen)} {variant.name}", file=sys.stderr)
+        try:
+            if variant.reason:
+                raise TaskError(variant.reason)
+            result, others = measure(args, variant, plain)
+            row = {**result, **difference(others.cpu() - returns.cpu())}
+        except Exception as error:  # one that cannot be played must not hide the others
+            row = {"error": first_line(error)}
+        rows.append({"variant": variant.name, "group": variant.group, **row})
+    say(*table(rows))
+    about |= {"seed": args.seed, "num_envs": args.num_envs, "seconds": args.seconds}
+    write(run_dir, {**about, "rows": rows}, draw(rows, f"{about['task']}, iteration {about['iteration']}"))
+    return rows
+
+
+def open_player(args: argparse.Namespace, sim: str, num_envs: int, changes: Mapping[str, Any]) -> Player:
+    """Opens the run; raises ConfigError for envs of another library, which have one physics."""
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.view.player import Player
+
+    player = Player.open(
+        args.run,
+        num_envs=num_envs,
+        plays_on=sim,
+        trust=args.trust,
+        config_dir=args.config_dir,
+        changes={"seed": args.seed, **changes},
+    )
+    if not isinstance(player.env, VecEnv):
+        player.close()
+        raise ConfigError(f"{player.name}: envs of another library have one physics, there is nothing to vary")
+    return player
+
+
+def measure(args: argparse.Namespace, variant: Variant, plain: Mapping[str, Any]) -> tuple[dict[str, float], Tensor]:
+    """Plays a whole episode in every env; returns what `gpusim_rl.run.evaluation.evaluate` does."""
+    from gpusim_rl.run.evaluation import evaluate
+
+    with closing(open_player(args, variant.sim, args.num_envs, {**plain, **variant.changes})) as player:
+        if variant.group != "exported":
+            assert player.policy is not None
+            return evaluate(player.env, player.policy, player.obs)
+        with tempfile.TemporaryDirectory() as folder:
+            return evaluate(player.env, exported(args, player.env, Path(folder) / "export"), player.obs)
+
+
+# What there is to vary
+
+
+def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Variant]]:
+    """Returns the settings of the plain evaluation, and all variants of the run's task."""
+    from gpusim_rl.env.task import control_steps
+    from gpusim_rl.settings.simulators import SIMULATORS
+
+    env: Any = probe.env
+    cfg, task = env.cfg, probe.settings["task"]
+    sensors = {part: {k: v for k, v in keys.items() if k != "noise"} for part, keys in cfg.observations.items()}
+    plain = {"task.randomize": False, "task.randomization_params": {}, "task.observations": sensors}
+    as_trained = {key: task.get(key.removeprefix("task."), value) for key, value in plain.items()}
+    if seconds is not None:
+        plain["task.episode_length"] = min(cfg.episode_length, control_steps(seconds, 1.0 / cfg.control_hz))
+
+    variants = [Variant(name, "simulator", sim=name) for name in SIMULATORS if name != "mujoco"]
+    for name, factor in (("half time step", 2.0), ("double time step", 0.5)):
+        variants.append(Variant(name, "step", {"task.physics_hz": factor * cfg.physics_hz}))
+    option = env.sim.scene.model.opt
+    for group, names, now in (
+        ("integrator", ("euler", "rk4", "implicit", "implicitfast"), option.integrator),
+        ("cone", ("pyramidal", "elliptic"), option.cone),
+    ):
+        variants += [Variant(name, group, {f"sim.{group}": name}) for i, name in enumerate(names) if i != now]
+    for group, section, properties, of, factors in (
+        ("friction", "rigid_shape_properties", ("friction",), everything, (0.4, 0.6, 0.8, 1.2)),
+        ("mass", "rigid_body_properties", ("mass",), everything, (0.9, 1.1)),
+        ("gains", "dof_properties", ("stiffness", "damping"), servos, (0.9, 1.1)),
+        ("effort", "dof_properties", ("effort",), everything, (0.9, 1.1)),
+    ):
+        for factor in factors:
+            params, reason = scaled(env, section, properties, of, factor)
+            variants.append(Variant(f"{group} x{factor:g}", group, randomized(actor_params=params), reason=reason))
+    for steps in (1, 2, 3):
+        name = f"delay {steps} ({1000.0 * steps / cfg.control_hz:.0f} ms)"
+        variants.append(Variant(name, "delay", randomized(latency={"range": [steps, steps]})))
+    for share in (0.05, 0.1):
+        noise = {"range": [1.0, share], "operation": "scaling", "distribution": "gaussian"}
+        variants.append(Variant(f"noise {share:.0%}", "noise", randomized(observations=noise)))
+    same = not as_trained["task.randomize"] and as_trained["task.observations"] == sensors
+    reason = "the run has no noise and no randomisation of its own" if same else ""
+    variants.append(Variant("as trained", "trained", as_trained, reason=reason))
+    variants.append(Variant("exported", "exported"))
+    return plain, variants
+
+
+def randomized(**params: Any) -> dict[str, Any]:
+    """Returns settings with which only this is random; a range of one number is fixed."""
+    return {"task.randomize": True, "task.randomization_params": params}
+
+
+def scaled(
+    env: VecEnv,
+    section: str,
+    properties: Sequence[str],
+    of: Callable[[ActorProperties], list[str] | None],
+    factor: float,
+) -> tuple[dict[str, Any], str]:
+    """Returns `actor_params` that scale properties of all that has them; and why not, where nothing does."""
+    from gpusim_rl.env.properties import ActorProperties
+    from gpusim_rl.errors import TaskError, first_line
+    from gpusim_rl.sim.params import GROUND
+
+    params: dict[str, Any] = {}
+    reasons = []
+    for actor in (*env.sim.scene.articulation_names, *([GROUND] if section == "rigid_shape_properties" else [])):
+        found = ActorProperties(env.sim, actor)
+        for name in properties:
+            try:
+                names = of(found)
+                if not any(quantity.default.any() for quantity in found.quantities(section, name, names)):
+                    raise TaskError(f"{name} of {actor!r} is 0")
+            except TaskError as error:
+                reasons.append(first_line(error))
+                continue
+            draw = {"range": [factor, factor], "operation": "scaling", "distribution": "uniform", "setup_only": True}
+            draw |= {} if names is None else {"names": names}
+            params.setdefault(actor, {}).setdefault(section, {})[name] = draw
+    return params, "" if params else reasons[0]
+
+
+def everything(_: ActorProperties) -> None:
+    """Selects all that an articulation has."""
+
+
+def servos(actor: ActorProperties) -> list[str]:
+    """Selects the joints on which an actuator has feedback: its force depends on their position or velocity."""
+    import mujoco
+
+    from gpusim_rl.errors import TaskError
+
+    without = mujoco.mjtBias.mjBIAS_NONE.value
+    joints = [drive.joint for drive in actor.drives(None) if actor.model.actuator_biastype[drive.index] != without]
+    if not joints:
+        raise TaskError(f"{actor.name!r} has no servos")
+    return list(dict.fromkeys(joints))
+
+
+class Exported:
+    """The policy in an ONNX file, in place of the run's."""
+
+    def __init__(self, function: Callable[..., Any], states: Sequence[Sequence[int | str]]) -> None:
+        self._function, self._states = function, states
+        self.control: Any = None  # of the last action, [num_envs, actuators]; None where the file has none
+
+    def initial_state(self, batch: int) -> tuple[Tensor, ...]:
+        """Returns zeros, [layers, batch, units] each."""
+        import torch
+
+        return tuple(torch.zeros([batch if size == "batch" else int(size) for size in shape]) for shape in self._states)
+
+    def act(
+        self, obs: dict[str, Tensor], hidden: tuple[Tensor, ...], *, deterministic: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Returns the actions, and the next state."""
+        import torch
+
+        inputs = [value.contiguous().numpy() for value in (obs["policy"], *hidden)]
+        action, *rest = (torch.from_numpy(output) for output in self._function(*inputs))
+        if len(rest) > len(hidden):
+            self.control = rest.pop(0)
+        return action, tuple(rest)
+
+
+def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
+    """Exports the policy; where the card has controls, they act in place of the task's `apply_action`."""
+    from gpusim_rl.errors import import_extra
+
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        import_extra(package, "export", "exported")
+    from gpusim_rl.export import files, parity
+
+    _, card = files.write_all(args.run, folder, int8=False, trust=args.trust, config_dir=args.config_dir)
+    policy = Exported(parity.onnx_function(folder / files.ONNX), [row["shape"] for row in card["recurrent_state"]])
+    if "control" in card:
+        columns = [env.sim.scene.model.actuator(row["name"]).id for row in card["actuators"]]
+
+        def apply(_: Tensor) -> None:
+            if policy.control is not None:
+                env.sim.ctrl[:, columns] = policy.control
+
+        env.task.apply_action = apply
+    return policy
+
+
+# What came out
+
+
+def difference(returns: Tensor) -> dict[str, float]:
+    """Returns the mean difference of the returns of episodes with the same starts, and its standard error."""
+    count = returns.numel()
+    error = float(returns.std()) / math.sqrt(count) if count > 1 else math.nan
+    return {"difference": float(returns.mean()), "standard_error": error}
+
+
+def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows that have numbers; a return that is not finite is the worst."""
+    played = [row for row in rows if "error" not in row]
+    return sorted(played, key=lambda row: row["difference"] if math.isfinite(row["difference"]) else -math.inf)
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns names of the numbers beside the return: length, the task's own, and divergences where there are some."""
+    own = [name for name in rows[0] if name.startswith("task/")]
+    return ["length_mean", *own, *(["diverged"] if any(row.get("diverged") for row in rows) else [])]
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns the lines of the table, the worst variant first, and of what could not be played."""
+    from gpusim_rl.cli import table_lines
+
+    plain, names = rows[0], numbers(rows)
+    head = ["variant", "return", "difference", "chance?", *(name.removeprefix("task/") for name in names)]
+    cells = [head]
+    for row in worst_first(rows):
+        cell = [row["variant"], _cell(row, "return_mean", plain), "", ""]
+        if row is not plain:
+            cell[2] = f"{row['difference']:+.3g} +- {row['standard_error']:.2g}"
+            cell[3] = "" if abs(row["difference"]) > LIKELY * row["standard_error"] else "yes"
+        cells.append([*cell, *(_cell(row, name, plain) for name in names)])
+    lines = table_lines(cells, right=head[1:], width=None)
+    return [*lines, *(f"{row['variant']}: {row['error']}" for row in rows if "error" in row)]
+
+
+def _cell(row: Mapping[str, Any], name: str, plain: Mapping[str, Any]) -> str:
+    if row is plain or not plain[name] or not math.isfinite(row[name]):
+        return f"{row[name]:.3g}"
+    percent = 100.0 * (row[name] - plain[name]) / abs(plain[name])
+    return f"{row[name]:.3g} {percent:+.0f}%" if percent < 1000.0 else f"{row[name]:.3g} x{percent / 100.0 + 1.0:.0f}"
+
+
+def draw(rows: list[dict[str, Any]], title: str) -> Figure:
+    """Returns the picture: a panel for each number, a row for each variant, the worst return at the top."""
+    from matplotlib.figure import Figure
+
+    plain, played = rows[0], worst_first(rows)[::-1]
+    names = ["return_mean", *numbers(rows)]
+    figure = Figure(layout="constrained", figsize=(3.0 + 2.4 * len(names), 1.6 + 0.25 * len(played)))
+    places = range(len(played))
+    for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
+        errors = [row.get("standard_error", 0.0) for row in played] if name == "return_mean" else None
+        colours = ["black" if row is plain else "tab:blue" for row in played]
+        values = [row[name] for row in played]
+        axes.hlines(places, plain[name], values, colors=colours, linewidth=1)
+        axes.errorbar(values, places, xerr=errors, fmt="none", ecolor="tab:gray")
+        axes.scatter(values, places, c=colours, s=20, zorder=3)
+        axes.axvline(plain[name], color="black", linewidth=0.8, linestyle=":")
+        axes.axvspan(0.9 * plain[name], 1.1 * plain[name], color="tab:gray", alpha=0.15, linewidth=0)
+        axes.set_title(name.removeprefix("task/").removesuffix("_mean"), fontsize="medium")
+        axes.set_yticks(places, [row["variant"] for row in played])
+        axes.grid(axis="x", alpha=0.3)
+    words = f"{plain['episodes']:.0f} episodes each; grey: within 10 % of plain; bars: standard error of the difference"
+    figure.suptitle(f"{title}: {words}", fontsize="medium")
+    return figure
+
+
+def write(run_dir: Path, result: Mapping[str, Any], figure: Figure) -> None:
+    """Writes transfer.json and transfer.png into the run folder, over earlier ones."""
+    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.run.console import finite
+
+    result = {**result, "rows": [finite(row) for row in result["rows"]]}
+    for name in ("transfer.json", "transfer.png"):
+        try:
+            with replacing(run_dir / name) as file:
+                if name.endswith(".png"):
+                    figure.savefig(file, format="png", dpi=150)
+                else:
+                    file.write((json.dumps(result, indent=2) + "\n").encode())
+        except OSError as error:
+            raise ConfigError(f"cannot write {run_dir / name}: {error.strerror}") from None
+        say(str(run_dir / name))
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
