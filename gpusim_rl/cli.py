@@ -145,13 +145,8 @@ def list_tasks(argv: list[str]) -> None:
         if entry.problem:  # one broken task must not hide the others
             warn(f"left out {entry.name}: {entry.problem}")
             continue
-        row = {
-            "name": entry.name,
-            "description": entry.description,
-            "source": entry.source,
-            "file": str(entry.file),
-            **_learning(outcomes.get(entry.name) if entry.source == "gpusim_rl" else None),
-        }
+        row = {"name": entry.name, "description": entry.description, "source": entry.source, "file": str(entry.file)}
+        row |= _learning(outcomes.get(entry.name) if entry.source == "gpusim_rl" else None)
         rows.append(row if args.no_sizes else {**row, **_sizes(entry.name, args.config_dir)})
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
@@ -176,12 +171,10 @@ def table_lines(table: list[list[str]], right: Sequence[str], width: int | None)
     if width is not None:
         while len(columns) > 1 and sum(max(map(len, column)) + 2 for column in columns[:-1]) + LEAST > width:
             columns.pop()
-    lines = [""] * len(table)
-    for column in columns:
+    for number, column in enumerate(columns):
         size = max(map(len, column))
-        for number, cell in enumerate(column):
-            lines[number] += cell.rjust(size) + "  " if column[0] in right else cell.ljust(size) + "  "
-    lines = [line.rstrip() for line in lines]
+        columns[number] = tuple(cell.rjust(size) if column[0] in right else cell.ljust(size) for cell in column)
+    lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
     return [line if width is None or len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
