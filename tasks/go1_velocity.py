@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from .velocity import Motor, Robot, VelocityTask
 
+LEGS = ("FR", "FL", "RR", "RL")
 ROTOR = 1.11842e-4  # inertia of the rotor, before the gear [kg m^2]
 
 
 class Go1Velocity(VelocityTask):
     """Go1Velocity: walk with the commanded velocities, forward, sideways and turning.
 
-    Commands, observations, rewards, randomisation and curriculum are those of mjlab 1.6's velocity task of Go1.
-    Differences: it starts 1 cm higher, for at mjlab's height feet begin up to 6.5 mm in the ground; a foot that touches
-    another leg is in contact too; friction, encoder bias and the trunk's centre of mass are random with `randomize`.
+    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of Go1, with what
+    `VelocityTask` does otherwise. It starts 1 cm higher: at mjlab's height feet begin up to 6.5 mm in the ground.
 
-    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose / 0.373 rad (hip and thigh) or
-    0.249 rad (calf): hip, thigh and calf of the legs front right, front left, rear right, rear left.
+    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose / 0.373 rad (hip and thigh)
+    or 0.249 rad (calf): hip, thigh and calf of the legs front right, front left, rear right, rear left.
 
     Observation space: (uniform noise is added to all of the policy's but commands and last action)
 
@@ -40,29 +40,35 @@ class Go1Velocity(VelocityTask):
     | 21-32 | joint_vel     | joint velocities                                     | rad/s           |
     | 33-44 | actions       | last action                                          | -               |
     | 45-47 | command       | commanded x, y velocity and yaw rate                 | m/s, m/s, rad/s |
-    | 48-51 | foot_height   | middle of each foot above the ground                 | m               |
+    | 48-51 | foot_height   | each foot above the ground                           | m               |
     | 52-55 | air_time      | time since each foot left the ground                 | s               |
-    | 56-59 | contact       | 1 for feet on the ground, else 0                     | -               |
+    | 56-59 | contact       | 1 for feet that touch, else 0                        | -               |
     | 60-71 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N)      |
 
-    With `terrain=rough` both have a part more, at the end of the policy's: 187 heights of the trunk above the ground.
+    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
 
-    Reward terms, x the control step: `VelocityTask.rewards`.
+    Reward terms, x the control step: see `VelocityTask`.
 
-    Start: the pose, 2 to 6 cm above the ground, any yaw; a random command, anew every 3 to 8 s. Termination: a tilt of
-    more than 70 degrees.
+    Start: the pose, 2 to 6 cm above mjlab's height, any yaw; a random command, anew every 3 to 8 s. Termination: a
+    tilt of more than 70 degrees; on rough ground a thigh that touches something.
     """
 
     robot = Robot(
         name="go1",
+        root="trunk",
+        torso="trunk",
+        imu="imu",
+        feet=tuple(f"geom:{leg}_foot_collision" for leg in LEGS),
+        soles=LEGS,
         height=0.278,
         pose={"*R_hip_joint": 0.1, "*L_hip_joint": -0.1, "*_thigh_joint": 0.9, "*_calf_joint": -1.8},
-        motors=(
-            Motor(joints=("*_hip_joint", "*_thigh_joint"), armature=ROTOR * 6.0**2, effort=23.7),
-            Motor(joints=("*_calf_joint",), armature=ROTOR * 9.0**2, effort=35.55),
-        ),
-        feet=("FR_foot", "FL_foot", "RR_foot", "RL_foot"),
-        soles=("FR", "FL", "RR", "RL"),
-        imu="imu",
+        motors={
+            "*_hip_joint": Motor.tuned(armature=ROTOR * 6.0**2, effort=23.7),
+            "*_thigh_joint": Motor.tuned(armature=ROTOR * 6.0**2, effort=23.7),
+            "*_calf_joint": Motor.tuned(armature=ROTOR * 9.0**2, effort=35.55),
+        },
         widths={"*_calf_joint": (0.1, 0.6, 0.6), "*": (0.05, 0.3, 0.3)},
+        thighs=tuple(f"body:{leg}_thigh" for leg in LEGS),
+        shanks=tuple(f"geom:{leg}_calf_collision{i}" for leg in LEGS for i in (1, 2)),
+        elliptic=True,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
@@ -13,81 +13,96 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Levels, Parts, PerBody, Task, TaskConfig
-from gpusim_rl.env.math import quat_rotate, quat_rotate_inverse, quat_yaw, wrap_angle
+from gpusim_rl.env.math import quat_rotate_inverse, wrap_angle
 from gpusim_rl.env.stateful import Stateful
+from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.files.paths import assets_dir
-from gpusim_rl.sim import Scene, Sim
+from gpusim_rl.sim import Scene, Sensor, Sim
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 
 SERVO_HZ = 10.0  # natural frequency of the servos, whatever inertia the motor has
 DAMPING_RATIO = 2.0
 ACTION_SHARE = 0.25  # of the largest torque: what an action of 1 asks for, at the start
-SCAN = torch.cartesian_prod(0.1 * torch.arange(-8, 9), 0.1 * torch.arange(-5, 6))  # m ahead of the base, m to its left
+SCAN = 0.1 * torch.cartesian_prod(torch.arange(-5, 6), torch.arange(-8, 9)).flip(1)  # m ahead of the base, to its left
+PLANE = torch.linspace(0, len(SCAN) - 1, 32).long()  # points of the scan that tell how the ground slopes
 SCAN_RANGE = 5.0  # m
 MOVING, RUNNING = 0.05, 1.5  # commanded speed [m/s] plus yaw rate [rad/s]
 FORWARD = 0.3  # least speed of a command that is forward only [m/s]
 SOFT_LIMIT = 0.9  # share of a joint's range that costs nothing
+HIT = 10.0  # least force of a contact that costs [N]
+AIR_TIMES = 0.05, 0.5  # of a foot, that are rewarded [s]
+
+TERMS = ("lin_vel", "ang_vel", "upright", "pose", "joint_limits", "action_rate")
+FOOT_TERMS = ("foot_clearance", "swing_height", "foot_slip", "soft_landing")
+OPTIONAL_TERMS = ("air_time", "torso_ang_vel", "angular_momentum", "self_contact", "shank_contact", "trunk_contact")
+"""Not computed where their weight is 0 or not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Motor:
-    """A type of motor with its gear.
-
-    Its servo has the stiffness and damping of a second-order system of 10 Hz that is overdamped, as mjlab's robots
-    have: they follow from the inertia of the rotor behind the gear.
+    """A type of motor with its gear, and its servo.
 
     Attributes:
-        joints: Patterns of the joints that it drives.
         armature: Inertia of the rotor behind the gear [kg m^2].
         effort: Largest torque [N m].
+        stiffness: Stiffness of the servo [N m/rad].
+        damping: Damping of the servo [N m s/rad].
+        scale: Offset of the joint's target for an action of 1 [rad].
     """
 
-    joints: tuple[str, ...]
     armature: float
     effort: float
+    stiffness: float
+    damping: float
+    scale: float
 
-    @property
-    def stiffness(self) -> float:
-        """Stiffness of the servo [N m/rad]."""
-        return self.armature * (2.0 * math.pi * SERVO_HZ) ** 2
-
-    @property
-    def damping(self) -> float:
-        """Damping of the servo [N m s/rad]."""
-        return 2.0 * DAMPING_RATIO * self.armature * (2.0 * math.pi * SERVO_HZ)
-
-    @property
-    def scale(self) -> float:
-        """Offset of the joint's target for an action of 1 [rad]."""
-        return ACTION_SHARE * self.effort / self.stiffness
+    @classmethod
+    def tuned(cls, armature: float, effort: float) -> Motor:
+        """Returns a motor whose servo is an overdamped second-order system of 10 Hz, as those of mjlab's robots."""
+        omega = 2.0 * math.pi * SERVO_HZ
+        stiffness, damping = armature * omega**2, 2.0 * DAMPING_RATIO * armature * omega
+        scale = ACTION_SHARE * effort / stiffness
+        return cls(armature=armature, effort=effort, stiffness=stiffness, damping=damping, scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """What a task must know of a walking robot.
+    """What a task must know of a walking robot. Patterns are of names of joints; the first that fits counts.
 
     Attributes:
         name: Folder and file in tasks/assets.
+        root: Its root body.
+        torso: Body that is to be upright.
+        imu: Site of the IMU.
+        feet: What stands on the ground: `body:<name>`, or `geom:<name>` of a shape.
+        soles: Sites at the feet, in the same order: their heights and velocities are rewarded.
         height: Height of the root at the start [m], to which `start_height` is added.
         pose: Joint angles of the pose [rad], by pattern; 0 for the others.
-        motors: Its motors.
-        feet: Bodies that stand on the ground.
-        soles: Sites at the feet, in the same order: their heights and velocities are rewarded.
-        imu: Site of the IMU.
+        motors: Motors, by pattern.
         widths: Deviation from the pose that divides its reward by e [rad]: standing, walking, running; by pattern.
+        foot_ring: Radius of a ring around each sole [m] and its points, where the sole looks at rough ground.
+        thighs: What must not touch rough ground, as `feet`; without it a tilt ends an episode there too.
+        shanks: What `shank_contact` is of, as `feet`.
+        elliptic: Whether friction cones are elliptic, and friction stiffer than the normal of a contact.
     """
 
     name: str
-    height: float
-    pose: Mapping[str, float]
-    motors: tuple[Motor, ...]
+    root: str
+    torso: str
+    imu: str
     feet: tuple[str, ...]
     soles: tuple[str, ...]
-    imu: str
-    widths: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    height: float
+    pose: Mapping[str, float]
+    motors: Mapping[str, Motor]
+    widths: Mapping[str, tuple[float, float, float]]
+    foot_ring: tuple[float, int] = (0.04, 4)
+    thighs: tuple[str, ...] = ()
+    shanks: tuple[str, ...] = ()
+    elliptic: bool = False
 
 
-def by_joint(names: list[str], values: Mapping[str, Any], default: Any) -> list[Any]:
+def by_joint(names: list[str], values: Mapping[str, Any], default: Any = None) -> list[Any]:
     """Returns a value for each joint: that of the first pattern that fits."""
     return [next((value for key, value in values.items() if fnmatchcase(name, key)), default) for name in names]
 
@@ -104,7 +119,15 @@ class CommandConfig:
     heading: float  # share of commands that turn to a heading
     forward: float  # share of commands straight ahead
     heading_gain: float  # yaw rate / angle to the heading [1/s]
-    stages: list[dict[str, Any]]  # wider ranges from a number of control steps on: {steps, x, yaw}
+    stages: list[dict[str, Any]]  # other ranges from a number of control steps on: {steps, x, y, yaw}
+
+    def __post_init__(self) -> None:
+        steps = [stage.get("steps", 0) for stage in self.stages]
+        if steps != sorted(steps) or any(not stage.keys() <= {"steps", "x", "y", "yaw"} for stage in self.stages):
+            raise ConfigError(
+                "task.command.stages must be {steps, x, y, yaw} with growing steps, got"
+                f" {self.stages}; try {{steps: 120000, x: [-1.5, 2.0]}}"
+            )
 
 
 class VelocityCommand(Stateful):
@@ -114,74 +137,69 @@ class VelocityCommand(Stateful):
         value: x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
     """
 
-    def __init__(self, task: Task[Any], cfg: CommandConfig) -> None:
-        num, device = task.num_envs, task.device
-        self._cfg, self._random, self._dt = cfg, task.random, task.dt
-        stages = [{"steps": 0}, *cfg.stages]
-        first = {"x": cfg.x, "y": cfg.y, "yaw": cfg.yaw}
-        ranges = []
-        for stage in stages:
-            first = {name: stage.get(name, limits) for name, limits in first.items()}
-            ranges.append(list(first.values()))
-        self._ranges = torch.tensor(ranges, device=device)  # of the stages
-        self._begins = torch.tensor([stage["steps"] for stage in stages], device=device)
-        self._steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps since the training began
+    draws = 8
+    """Random numbers that a new command needs."""
+
+    def __init__(self, cfg: CommandConfig, num: int, dt: float, device: torch.device) -> None:
+        self._gain, self._dt = cfg.heading_gain, dt
+        ranges = {"x": cfg.x, "y": cfg.y, "yaw": cfg.yaw, "heading": [-math.pi, math.pi], "left": cfg.interval}
+        rows = []
+        for stage in ({}, *cfg.stages):
+            ranges |= {name: limits for name, limits in stage.items() if name != "steps"}
+            rows.append([*ranges.values()])
+        self._stages = torch.tensor(rows, device=device).transpose(1, 2)  # low and high of each stage
+        self._begins = torch.tensor([stage["steps"] for stage in cfg.stages], dtype=torch.int64, device=device)
+        self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps since the training began
+        self.limits = self._stages[0].clone()
+        self._shares = torch.tensor([cfg.standing, cfg.heading, cfg.forward], device=device)
+        self._drawn = torch.zeros(num, 5, device=device)  # x, y, yaw rate, heading [rad, world], time left [s]
+        self._kinds = torch.zeros(num, 3, dtype=torch.bool, device=device)  # standing, turning to the heading, forward
+        self._yaw = torch.zeros(num, device=device)  # of the robot [rad]
         self.value = torch.zeros(num, 3, device=device)
-        self._heading = torch.zeros(num, device=device)  # rad, world frame
-        self._kinds = torch.zeros(num, 2, dtype=torch.bool, device=device)  # standing; turning to the heading
-        self._left = torch.zeros(num, device=device)  # time until the next draw [s]
 
-    @property
-    def limits(self) -> Float[Tensor, "3 2"]:
-        """Range of the commands in this stage of the training."""
-        stage = (self._begins <= self._steps).sum() - 1
-        return self._ranges.index_select(0, stage[None])[0]
-
-    @property
-    def moves(self) -> Bool[Tensor, " envs"]:
-        """Whether anything but standing is commanded."""
-        return self.speed > MOVING
-
-    @property
     def speed(self) -> Float[Tensor, " envs"]:
-        """Commanded speed [m/s] plus yaw rate [rad/s]."""
+        """Returns the commanded speed [m/s] plus yaw rate [rad/s]."""
         return torch.linalg.vector_norm(self.value[:, :2], dim=1) + self.value[:, 2].abs()
 
-    def resample(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draws new commands in the envs of a mask."""
-        cfg, unit = self._cfg, self._random.uniform(0.0, 1.0, 8)
-        low, high = self.limits.unbind(dim=1)
-        new = torch.lerp(low, high, unit[:, :3])
-        ahead = new.new_tensor([1.0, 0.0, 0.0]) * new.abs().clamp(min=FORWARD)
-        new = torch.where(unit[:, 3:4] < cfg.forward, ahead, new)
-        kinds = torch.stack([unit[:, 4] < cfg.standing, unit[:, 5] < cfg.heading], dim=1)
-        shortest, longest = cfg.interval
-        for memory, value in (
-            (self.value, new),
-            (self._kinds, kinds),
-            (self._heading, (2.0 * math.pi) * unit[:, 6] - math.pi),
-            (self._left, shortest + (longest - shortest) * unit[:, 7]),
-        ):
-            torch.where(where.view(-1, *[1] * (value.ndim - 1)), value, memory, out=memory)
+    def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"], yaw: Float[Tensor, " envs"]) -> None:
+        """Draws new commands in the envs of a mask, from numbers in [0, 1), for robots of a yaw [rad]."""
+        self._draw(where, unit)
+        torch.where(where, yaw, self._yaw, out=self._yaw)
+        self._follow()
 
-    def advance(self) -> None:
-        """Counts a control step, and draws new commands where their time is over."""
+    def advance(self, unit: Float[Tensor, "envs 8"], ahead: Float[Tensor, "envs 3"]) -> None:
+        """Counts a control step, draws new commands where their time is over, and follows where the robots look to."""
         self._steps += 1
-        self._left -= self._dt
-        self.resample(self._left <= 0.0)
+        stage = torch.bucketize(self._steps, self._begins, right=True)
+        self.limits.copy_(self._stages.index_select(0, stage)[0])
+        left = self._drawn[:, 4]
+        left -= self._dt
+        self._draw(left <= 0.0, unit)
+        torch.atan2(ahead[:, 1], ahead[:, 0], out=self._yaw)
+        self._follow()
 
-    def turn(self, yaw: Float[Tensor, " envs"]) -> None:
-        """Lets commands of a heading follow the robot's yaw [rad], and those to stand stand."""
-        standing, turning = self._kinds.unbind(dim=1)
-        low, high = self.limits[2]
-        rate = (self._cfg.heading_gain * wrap_angle(self._heading - yaw)).clamp(low, high)
-        self.value[:, 2].copy_(torch.where(turning, rate, self.value[:, 2]))
-        self.value.masked_fill_(standing[:, None], 0.0)
+    def _draw(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"]) -> None:
+        low, high = self.limits
+        new, kinds = torch.lerp(low, high, unit[:, :5]), unit[:, 5:] < self._shares
+        forward = kinds[:, 2:]
+        ahead = new[:, :1].abs().clamp_(min=FORWARD)
+        torch.where(forward, ahead, new[:, :1], out=new[:, :1])
+        new[:, 1:3].masked_fill_(forward, 0.0)
+        torch.where(where[:, None], new, self._drawn, out=self._drawn)
+        torch.where(where[:, None], kinds, self._kinds, out=self._kinds)
+
+    def _follow(self) -> None:
+        """Lets commands of a heading follow the robot's yaw, and those to stand stand."""
+        low, high = self.limits[:, 2]
+        rate = wrap_angle(self._drawn[:, 3] - self._yaw).mul_(self._gain).clamp_(low, high)
+        self.value[:, :2].copy_(self._drawn[:, :2])
+        torch.where(self._kinds[:, 1], rate, self._drawn[:, 2], out=self.value[:, 2])
+        self.value.masked_fill_(self._kinds[:, :1], 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushConfig:
-    """Pushes: changes of the root's velocity."""
+    """Pushes: changes of the root's velocity, world frame."""
 
     interval: list[float]  # s between two pushes
     lin_vel: list[float]  # m/s along x, y and z, at most
@@ -195,8 +213,10 @@ class VelocityConfig(TaskConfig):
     terrain: Literal["flat", "rough"]
     rough: TerrainConfig
     command: CommandConfig
+    pushes: bool
     push: PushConfig
     weights: dict[str, float]
+    rough_weights: dict[str, float]
     lin_vel_width: float
     ang_vel_width: float
     upright_width: float
@@ -204,13 +224,52 @@ class VelocityConfig(TaskConfig):
     encoder_bias: float
     tilt_limit: float
     start_height: list[float]
-    pushes: bool
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        known = (*TERMS, *FOOT_TERMS, *OPTIONAL_TERMS)
+        for name in (*self.weights, *self.rough_weights):
+            if name not in known:
+                raise ConfigError(f"task.weights: no term {name!r}.{did_you_mean(name, known)} There are {list(known)}")
+
+    @property
+    def all_weights(self) -> dict[str, float]:
+        """Weight of each term that is computed, in the order of `VelocityTask.rewards`."""
+        weights = {**self.weights, **(self.rough_weights if self.terrain == "rough" else {})}
+        always = {name: weights.get(name, 0.0) for name in (*TERMS, *FOOT_TERMS)}
+        return always | {name: weights[name] for name in OPTIONAL_TERMS if weights.get(name, 0.0) != 0.0}
 
 
 class VelocityTask(Task[VelocityConfig]):
     """A robot follows commanded velocities. Subclasses say which: `robot`.
 
-    Commands, observations, rewards, randomisation and curriculum are those of mjlab 1.6's velocity task.
+    Commands, observations, rewards, pushes and curriculum are those of mjlab 1.6's velocity tasks. Differences:
+    contacts are looked at once in a control step, not in every physics step; a hit is one of the last physics step,
+    and counts for all of the control step; contact forces act on the feet, not on the ground; the bias of the
+    encoders is anew in each episode; the slope of rough ground is a least-squares fit.
+
+    Reward terms, x weight x control step; c is 1 if more than 0.05 m/s + rad/s are commanded, else 0:
+
+    - `lin_vel`, `ang_vel`: exp(-squared error / width), errors of the root's velocity with that along z, and of its
+      yaw rate with roll and pitch rate;
+    - `upright`: exp(-squared sine of the torso's tilt / width); on rough ground, of robots whose thighs must not touch
+      it, the tilt from the ground's normal;
+    - `pose`: exp(-mean over joints of the squared deviation / squared width); the widths follow the commanded speed;
+    - `joint_limits`: sum of what joints are beyond the middle 90 % of their range; `action_rate`: squared change of the
+      actions;
+    - `foot_clearance`: c x sum over feet of |height - swing_height| x horizontal speed; `swing_height`: c x sum over
+      landing feet of (highest point of the swing / swing_height - 1) squared; `foot_slip`: c x sum over feet on the
+      ground of the squared horizontal speed; `soft_landing`: c x sum of the forces on landing feet;
+    - `air_time`: c x feet that have been in the air for 0.05 to 0.5 s; `torso_ang_vel`: squared roll and pitch rate
+      of the torso, world frame; `angular_momentum`: its square, of all of the robot; `self_contact`,
+      `shank_contact`, `trunk_contact`: physics steps with a force of more than 10 N between bodies of the robot, on
+      shanks or on the trunk.
+
+    On rough ground each env has its own kind of patch. At the end of an episode it goes one level up if the robot is
+    further than half a patch from its middle, and one level down if it is nearer than half of the commanded distance.
+
+    The log has, beside the return: mean error of velocity [m/s] and yaw rate [rad/s] over all control steps,
+    `falls_per_minute`, and the `distance` [m] of episodes that end, in a straight line.
     """
 
     Config = VelocityConfig
@@ -231,7 +290,7 @@ class VelocityTask(Task[VelocityConfig]):
     }
 
     def __init_subclass__(cls) -> None:
-        feet, soles = cls.robot.feet, cls.robot.soles
+        soles = cls.robot.soles
         cls.mirrors = {
             "lin_vel": "vector",
             "ang_vel": "pseudovector",
@@ -242,199 +301,279 @@ class VelocityTask(Task[VelocityConfig]):
             "command": "planar_velocity",
             "heights": SCAN,
             "foot_height": PerBody(soles),
-            "air_time": PerBody(feet),
-            "contact": PerBody(feet),
-            "contact_force": PerBody(feet, "vector"),
+            "air_time": PerBody(soles),
+            "contact": PerBody(soles),
+            "contact_force": PerBody(soles, "vector"),
         }
 
     @classmethod
     def scene(cls, cfg: VelocityConfig) -> Scene:
         robot = cls.robot
-        scene = Scene(cfg.physics_hz, integrator="implicitfast", cone="elliptic", impratio=10.0)
-        scene.option.iterations, scene.option.ls_iterations = 10, 20
+        scene = Scene(cfg.physics_hz, integrator="implicitfast")
+        if robot.elliptic:
+            scene.choose(None, "elliptic")
+            scene.option.impratio = 10.0
+        scene.option.iterations, scene.option.ls_iterations, scene.option.ccd_iterations = 10, 20, 50
         if cfg.terrain == "rough":
+            scene.option.ccd_iterations = 500
             scene.add_terrain(Terrain(cfg.rough))
         else:
             scene.add_ground()
         scene.add("robot", assets_dir() / robot.name / f"{robot.name}.xml")
-        for motor in robot.motors:
-            scene.add_actuators(
-                "robot",
-                list(motor.joints),
-                kind="position",
-                stiffness=motor.stiffness,
-                damping=motor.damping,
-                effort_limit=motor.effort,
-                armature=motor.armature,
-            )
-        scene.add_contact_sensor("robot", list(robot.feet))
+        values = {
+            name: {pattern: getattr(motor, name) for pattern, motor in robot.motors.items()}
+            for name in ("stiffness", "damping", "armature")
+        }
+        effort = {pattern: motor.effort for pattern, motor in robot.motors.items()}
+        scene.add_actuators("robot", list(robot.motors), kind="position", effort_limit=effort, **values)
+        for name, axis in (("ahead", "framexaxis"), ("left", "frameyaxis"), ("up", "framezaxis")):
+            scene.add_sensor("robot", name, axis, body=robot.root)
+        scene.add_sensor("robot", "torso_up", "framezaxis", body=robot.torso)
         scene.add_sensor("robot", "lin_vel", "velocimeter", site=robot.imu)
         scene.add_sensor("robot", "ang_vel", "gyro", site=robot.imu)
+        scene.add_sensor("robot", "root_lin_vel", "velocimeter", body=robot.root)
+        for sole in robot.soles:
+            scene.add_sensor("robot", f"{sole}_pos", "framepos", site=sole)
+            scene.add_sensor("robot", f"{sole}_vel", "framelinvel", site=sole)
+            if cfg.terrain == "rough":
+                scene.add_sensor("robot", f"{sole}_ahead", "framexaxis", site=sole)
+        for item in dict.fromkeys([*robot.feet, *(name for names in cls._hits(cfg).values() for name in names)]):
+            kind, name = item.split(":")
+            of = {"geom": name} if kind == "geom" else {"body": name}
+            scene.add_sensor("robot", f"{item}/ground", "contact", cutoff=0.0, against="ground", **of)
+        weights = cfg.all_weights
+        if "torso_ang_vel" in weights:
+            scene.add_sensor("robot", "torso_ang_vel", "frameangvel", body=robot.torso)
+        if "angular_momentum" in weights:
+            scene.add_sensor("robot", "angular_momentum", "subtreeangmom", body=robot.root)
+        if "self_contact" in weights:
+            scene.add_sensor("robot", "self_contact", "contact", against="self", body=robot.root)
         return scene
+
+    @classmethod
+    def _hits(cls, cfg: VelocityConfig) -> dict[str, tuple[str, ...]]:
+        """Returns what must not touch the ground, by what it counts for."""
+        robot, weights = cls.robot, cfg.all_weights
+        hits = {"shank_contact": robot.shanks, "trunk_contact": (f"body:{robot.root}",)}
+        return {
+            **{name: items for name, items in hits.items() if name in weights},
+            **({"fall": robot.thighs} if cfg.terrain == "rough" and robot.thighs else {}),
+        }
 
     def __init__(self, cfg: VelocityConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
         robot, num, device = self.robot, self.num_envs, self.device
-        self.body = sim.articulation("robot")
-        self.num_actions = len(self.body.actuator_names)
-        self.feet, self.soles = self.body.contacts(robot.feet), self.body.sites(robot.soles)
-        self.imu_lin_vel, self.imu_ang_vel = self.body.sensor("lin_vel"), self.body.sensor("ang_vel")
-        names, driven = self.body.joint_names, self.body.actuator_names
-        self.pose = torch.tensor(by_joint(names, robot.pose, 0.0), device=device)
-        scales = {key: motor.scale for motor in robot.motors for key in motor.joints}
-        self.scale = torch.tensor(by_joint(driven, scales, 1.0), device=device)
-        self.centre = torch.tensor(by_joint(driven, robot.pose, 0.0), device=device)
-        widths = torch.tensor(by_joint(names, robot.widths, (0.3, 0.3, 0.3)), device=device)
-        self.tightness = widths.T.pow(-2.0)  # standing, walking, running
-        low, high = self.body.joint_limits.unbind(dim=1)
-        slack = 0.5 * (1.0 - SOFT_LIMIT) * (high - low)
-        self.joint_limits = low + slack, high - slack
+        self.body = body = sim.articulation("robot")
+        self.num_actions = len(body.actuator_names)
+        names, weights, rough = body.joint_names, cfg.all_weights, cfg.terrain == "rough"
+        if body.actuator_names != names:
+            raise TaskError(f"{type(self).__name__}: joints without a motor: {set(names) - set(body.actuator_names)}")
+        self.feet = [body.sensor(f"{foot}/ground") for foot in robot.feet]
+        self.lin_vel, self.ang_vel, self.root_lin_vel = map(body.sensor, ("lin_vel", "ang_vel", "root_lin_vel"))
+        self.axes = [body.sensor(name) for name in ("ahead", "left", "up")]
+        self.torso_up = body.sensor("torso_up")
+        self.sole_pos = [body.sensor(f"{sole}_pos") for sole in robot.soles]
+        self.sole_vel = [body.sensor(f"{sole}_vel") for sole in robot.soles]
+        hits = {name: [body.sensor(f"{item}/ground") for item in items] for name, items in self._hits(cfg).items()}
+        self.thighs = hits.pop("fall", None)
+        if "self_contact" in weights:
+            hits["self_contact"] = [body.sensor("self_contact")]
+        self.hits = hits
+        self.sensors = {name: body.sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
 
-        self.command = VelocityCommand(self, cfg.command)
-        self.down = torch.tensor([0.0, 0.0, -1.0], device=device).expand(num, 3)
+        self.pose = torch.tensor(by_joint(names, robot.pose, 0.0), device=device)
+        self.scale = torch.tensor([motor.scale for motor in by_joint(names, robot.motors)], device=device)
+        widths = torch.tensor(by_joint(names, robot.widths), device=device)
+        self.tightness = widths.T.pow(-2.0) / len(names)  # standing, walking, running
+        self.gaits = torch.tensor([MOVING, RUNNING], device=device)
+        low, high = body.joint_limits.unbind(dim=1)
+        self.mid, self.half_range = 0.5 * (low + high), 0.5 * SOFT_LIMIT * (high - low)
+        widths = [cfg.lin_vel_width, cfg.ang_vel_width, cfg.upright_width, 1.0]
+        self.sharpness = -torch.tensor(widths, device=device).reciprocal()[:, None]
+        self.terms = tuple(weights)
+        self.weights = self.dt * torch.tensor([*weights.values()], device=device)[:, None]
+
+        self.command = VelocityCommand(cfg.command, num, self.dt, device)
+        bias, (least, most) = cfg.encoder_bias, cfg.start_height
+        starts = [[-0.5, 0.5], [-0.5, 0.5], [robot.height + least, robot.height + most], [-math.pi / 2, math.pi / 2]]
+        starts += [cfg.push.interval, *[[-bias, bias]] * len(names)]
+        self.starts = torch.tensor(starts, device=device).T.contiguous()  # x, y, z, yaw / 2, time to a push, bias
+        push = torch.tensor([*cfg.push.lin_vel, *cfg.push.ang_vel, 0.0], device=device)
+        self.push_range = torch.stack([-push, push])  # and the time to the next one
+        self.push_range[:, 6].copy_(self.starts[:, 4])
+        self.until_push = torch.zeros(num, 1, device=device)  # s
+        self.zeros = torch.zeros(num, 3, device=device)
         self.encoder_bias = torch.zeros(num, len(names), device=device)
         self.last_actions = torch.zeros(num, self.num_actions, device=device)
         self.air_time = torch.zeros(num, len(robot.feet), device=device)  # since each foot left the ground [s]
-        self.touched = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # a control step ago
+        self.touches = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # of rewards()
+        self.touched = torch.zeros_like(self.touches)  # a control step before
         self.peak = torch.zeros(num, len(robot.feet), device=device)  # height of each foot since it left the ground [m]
-        self.until_push = torch.zeros(num, device=device)  # s
-        self.push_range = torch.tensor([*cfg.push.lin_vel, *cfg.push.ang_vel], device=device)
         self.errors = torch.zeros(2, num, device=device)  # of the velocity [m/s] and the yaw rate [rad/s]
-        self.fell = torch.zeros(num, device=device)
-        self.terms = tuple(cfg.weights)
-        self.weights = torch.tensor([*cfg.weights.values()], device=device)[:, None] * self.dt
-        self.origin = torch.zeros(num, 3, device=device)  # where the episode began [m]
+        self.fell = torch.zeros(num, dtype=torch.bool, device=device)
+        self.origin = torch.zeros(num, 3, device=device)  # where the episode began, or the middle of its patch [m]
         self.walked = torch.zeros(num, device=device)  # distance from there [m]
         self.ended = torch.zeros(num, dtype=torch.bool, device=device)
-        self.ground = Terrain(cfg.rough, device) if cfg.terrain == "rough" else None
+        self.ground = Terrain(cfg.rough, device) if rough else None
         if self.ground is not None:
             self.scan_points = SCAN.to(device)
+            self.plane_points = SCAN[PLANE].to(device)
+            plane = torch.cat([SCAN[PLANE], torch.ones(len(PLANE), 1)], dim=1)
+            self.plane = torch.linalg.pinv(plane)[:2].T.contiguous().to(device)  # slopes ahead and to the left
+            self.sole_ahead = [body.sensor(f"{sole}_ahead") for sole in robot.soles]
+            radius, points = robot.foot_ring
+            angle = torch.arange(points, device=device) * (2.0 * math.pi / points)
+            ring = radius * torch.stack([angle.cos(), angle.sin()], dim=1)
+            self.ring = torch.cat([ring, torch.zeros(1, 2, device=device)])  # m, and the middle
             self.column = torch.arange(num, device=device) % len(self.ground.kinds)
             self.levels = Levels(self, cfg.rough.levels, initial=torch.arange(num) % max(1, cfg.rough.levels // 2))
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        cfg, everyone = self.cfg, where[:, None]
-        joints = self.pose.shape[0]
-        unit = self.random.uniform(0.0, 1.0, 5 + joints)
-        beside, (up, yaw, push), bias = unit[:, :2] - 0.5, unit[:, 2:5].unbind(dim=1), unit[:, 5:]
-        pos = torch.zeros_like(self.origin)
-        if self.ground is not None:
-            level = self.levels.value.clamp(max=self.levels.count - 1)
-            pos = self.ground.origins[level, self.column].clone()
-        torch.where(everyone, pos, self.origin, out=self.origin)
-        pos[:, :2] += beside
-        low, high = cfg.start_height
-        pos[:, 2] += self.robot.height + low + (high - low) * up
-        half = math.pi * yaw - 0.5 * math.pi
-        zero = torch.zeros_like(half)
+        everyone, joints, num = where[:, None], len(self.pose), self.num_envs
+        unit = self.random.uniform(0.0, 1.0, 5 + joints + VelocityCommand.draws)
+        low, high = self.starts
+        drawn = torch.lerp(low, high, unit[:, : 5 + joints])
+        pos, half_yaw, push, bias = drawn.split([3, 1, 1, joints], dim=1)
+        if self.ground is None:
+            torch.where(everyone, pos, self.origin, out=self.origin)
+        else:
+            level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
+            torch.where(everyone, self.ground.origins[level, self.column], self.origin, out=self.origin)
+            pos = pos + self.origin
         self.body.set_state(
             where,
             root_pos=pos,
-            root_quat=torch.stack([half.cos(), zero, zero, half.sin()], dim=1),
-            joint_pos=self.pose.expand(self.num_envs, joints),
+            root_quat=torch.cat([half_yaw.cos(), self.zeros[:, :2], half_yaw.sin()], dim=1),
+            root_ang_vel=self.zeros,
+            joint_pos=self.pose.expand(num, joints),
         )
-        torch.where(everyone, (2.0 * bias - 1.0) * cfg.encoder_bias, self.encoder_bias, out=self.encoder_bias)
-        first, last = cfg.push.interval
-        torch.where(where, first + (last - first) * push, self.until_push, out=self.until_push)
-        for memory in (self.last_actions, self.air_time, self.peak):
-            memory.masked_fill_(everyone, 0.0)
-        self.touched.masked_fill_(everyone, False)
-        self.command.resample(where)
-        self.command.turn(quat_yaw(self.body.root_quat))
+        torch.where(everyone, bias, self.encoder_bias, out=self.encoder_bias)
+        torch.where(everyone, push, self.until_push, out=self.until_push)
+        for memory in (self.last_actions, self.air_time, self.peak, self.touched):
+            memory.masked_fill_(everyone, 0)
+        self.command.begin(where, unit[:, 5 + joints :], 2.0 * half_yaw[:, 0])
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
-        self.body.actuate(torch.addcmul(self.centre, action, self.scale))
+        # A servo turns the joint until its encoder, with its bias, shows the target.
+        self.body.actuate(torch.addcmul(self.pose, action, self.scale) - self.encoder_bias)
 
     def observe(self) -> dict[str, Parts]:
-        body = self.body
-        height, force = self._foot_height(), self.feet.force
+        body, force = self.body, _stacked(self.feet)[..., 1:]
         parts = {
-            "lin_vel": self.imu_lin_vel.data,
-            "ang_vel": self.imu_ang_vel.data,
-            "gravity": quat_rotate_inverse(body.root_quat, self.down),
+            "lin_vel": self.lin_vel.data,
+            "ang_vel": self.ang_vel.data,
+            "gravity": torch.stack([axis.data[:, 2] for axis in self.axes], dim=1).neg_(),
             "joint_pos": body.joint_pos - self.pose,
             "joint_vel": body.joint_vel,
             "actions": self.actions,
             "command": self.command.value,
         }
         if self.ground is not None:
-            parts["heights"] = self._heights() / SCAN_RANGE
+            parts["heights"] = (body.root_pos[:, 2:] - self._scan(self.scan_points)).clamp_(
+                -SCAN_RANGE, SCAN_RANGE
+            ) / SCAN_RANGE
         privileged = {
-            "foot_height": height,
+            "foot_height": self._foot_height(),
             "air_time": self.air_time,
             "contact": self.touched.float(),
-            "contact_force": (force.sign() * force.abs().log1p()).flatten(1),
+            "contact_force": torch.copysign(force.abs().log1p(), force).flatten(1),
         }
         seen = {**parts, "joint_pos": parts["joint_pos"] + self.encoder_bias}
         return {"policy": seen, "critic": {**parts, **privileged}}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        cfg, body, command = self.cfg, self.body, self.command.value
-        vectors = torch.stack([body.root_lin_vel, self.down], dim=1)
-        lin_vel, gravity = quat_rotate_inverse(body.root_quat[:, None], vectors).unbind(dim=1)
-        ang_vel = body.root_ang_vel_local
-        lin_error, yaw_error = command[:, :2] - lin_vel[:, :2], command[:, 2] - ang_vel[:, 2]
-        torch.stack([torch.linalg.vector_norm(lin_error, dim=1), yaw_error.abs()], out=self.errors)
-        moves, speed = self.command.moves, self.command.speed
-        height, foot_vel = self._foot_height(), self.soles.lin_vel[..., :2]
-        foot_speed2 = foot_vel.square().sum(dim=-1)
-        force = torch.linalg.vector_norm(self.feet.force, dim=-1)
-        touches = force > 0.0
-        lands = touches & ~self.touched
+        body, command = self.body, self.command
+        error = torch.stack([self.root_lin_vel.data, body.root_ang_vel_local], dim=1)
+        error[:, 0, :2] -= command.value[:, :2]
+        error[:, 1, 2] -= command.value[:, 2]
+        torch.linalg.vector_norm(error[:, 0, :2], dim=1, out=self.errors[0])
+        torch.abs(error[:, 1, 2], out=self.errors[1])
+        velocity, spin = error.square().sum(dim=2).unbind(dim=1)
+        speed = command.speed()
+        gait = torch.bucketize(speed, self.gaits, right=True)
+        deviation = ((body.joint_pos - self.pose).square() * self.tightness.index_select(0, gait)).sum(dim=1)
+        near = torch.exp(torch.stack([velocity, spin, self._tilt(), deviation]) * self.sharpness)
+        beyond = ((body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0).sum(dim=1)
+        action_rate = (self.actions - self.last_actions).square().sum(dim=1)
+        values = [near, torch.stack([beyond, action_rate]), self._feet() * (speed > MOVING)]
+        if optional := self._optional(speed > MOVING):
+            values.append(torch.stack(optional))
+        return dict(zip(self.terms, torch.cat(values) * self.weights, strict=True))
+
+    def _feet(self) -> Float[Tensor, "terms envs"]:
+        """Returns `FOOT_TERMS`."""
+        height = self._foot_height()
+        speed = torch.linalg.vector_norm(_stacked(self.sole_vel)[..., :2], dim=-1)
+        contact = _stacked(self.feet)
+        force = torch.linalg.vector_norm(contact[..., 1:], dim=-1)
+        touches = torch.gt(contact[..., 0], 0.0, out=self.touches)
+        lands = touches > self.touched  # of masks: and not
         torch.where(touches, self.peak, torch.maximum(self.peak, height), out=self.peak)
-        gait = (speed >= MOVING).int() + (speed >= RUNNING).int()
-        deviation = (body.joint_pos - self.pose).square() * self.tightness.index_select(0, gait)
-        low, high = self.joint_limits
-        beyond = (low - body.joint_pos).clamp(min=0.0) + (body.joint_pos - high).clamp(min=0.0)
-        swing = (self.peak / cfg.swing_height - 1.0).square() * lands
+        target = self.cfg.swing_height
+        terms = [
+            (height - target).abs() * speed,
+            (self.peak / target - 1.0).square() * lands,
+            speed.square() * touches,
+            force * lands,
+        ]
         self.peak.masked_fill_(lands, 0.0)
-        terms = {
-            "lin_vel": torch.exp(-(lin_error.square().sum(dim=1) + lin_vel[:, 2].square()) / cfg.lin_vel_width),
-            "ang_vel": torch.exp(-(yaw_error.square() + ang_vel[:, :2].square().sum(dim=1)) / cfg.ang_vel_width),
-            "upright": torch.exp(-gravity[:, :2].square().sum(dim=1) / cfg.upright_width),
-            "pose": torch.exp(-deviation.mean(dim=1)),
-            "joint_limits": beyond.sum(dim=1),
-            "action_rate": (self.actions - self.last_actions).square().sum(dim=1),
-            "foot_clearance": ((height - cfg.swing_height).abs() * foot_speed2.sqrt()).sum(dim=1) * moves,
-            "swing_height": swing.sum(dim=1) * moves,
-            "foot_slip": (foot_speed2 * touches).sum(dim=1) * moves,
-            "soft_landing": (force * lands).sum(dim=1) * moves,
-        }
-        values = torch.stack([terms[name] for name in self.terms]) * self.weights
-        return dict(zip(self.terms, values, strict=True))
+        return torch.stack(terms).sum(dim=-1)
+
+    def _optional(self, moves: Bool[Tensor, " envs"]) -> list[Float[Tensor, " envs"]]:
+        """Returns those of `OPTIONAL_TERMS` that have a weight, in their order."""
+        found = []
+        for name in self.terms[len(TERMS) + len(FOOT_TERMS) :]:
+            if name == "air_time":
+                least, most = AIR_TIMES
+                air_time = (self.air_time + self.dt).masked_fill_(self.touches, 0.0)
+                found.append(((air_time > least) & (air_time < most)).sum(dim=1) * moves)
+            elif name == "torso_ang_vel":
+                found.append(self.sensors[name].data[:, :2].square().sum(dim=1))
+            elif name == "angular_momentum":
+                found.append(self.sensors[name].data.square().sum(dim=1))
+            else:  # a hit in the last physics step counts for all of the control step
+                found.append(self.cfg.decimation * _hit(self.hits[name]))
+        return found
+
+    def _tilt(self) -> Float[Tensor, " envs"]:
+        """Returns the squared sine of the angle between torso and vertical, or the ground's normal on rough ground."""
+        if self.thighs is None:
+            return 1.0 - self.torso_up.data[:, 2].square()
+        a, b = (self._scan(self.plane_points) @ self.plane).unbind(dim=1)  # slopes, ahead and to the left
+        x, y = torch.nn.functional.normalize(self.axes[0].data[:, :2]).unbind(dim=1)
+        normal = torch.stack([b * y - a * x, -a * y - b * x, torch.ones_like(a)], dim=1)
+        up = quat_rotate_inverse(self.body.root_quat, torch.nn.functional.normalize(normal))
+        return up[:, :2].square().sum(dim=1)
 
     def terminated(self) -> Bool[Tensor, " envs"]:
-        up = quat_rotate(self.body.root_quat, -self.down)[:, 2]
-        fallen = up < math.cos(self.cfg.tilt_limit)
-        self.fell.copy_(fallen)
-        return fallen
+        if self.thighs is not None:
+            return self.fell.copy_(_hit(self.thighs))
+        return torch.lt(self.axes[2].data[:, 2], math.cos(self.cfg.tilt_limit), out=self.fell)
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         cfg, body = self.cfg, self.body
-        touches = torch.linalg.vector_norm(self.feet.force, dim=-1) > 0.0
-        self.touched.copy_(touches)
-        self.air_time.add_(self.dt).masked_fill_(touches, 0.0)
+        self.touched.copy_(self.touches)
+        self.air_time.add_(self.dt).masked_fill_(self.touches, 0.0)
         self.last_actions.copy_(self.actions)
-        self.ended.copy_(done)
         torch.linalg.vector_norm(body.root_pos[:, :2] - self.origin[:, :2], dim=1, out=self.walked)
+        self.ended.copy_(done)
         if self.ground is not None:
             needed = torch.linalg.vector_norm(self.command.value[:, :2], dim=1) * (0.5 * cfg.episode_length * self.dt)
             up = done & (self.walked > 0.5 * cfg.rough.patch_size)
             self.levels.move(up=up, down=done & ~up & (self.walked < needed))
-        self.command.advance()
-        self.command.turn(quat_yaw(body.root_quat))
+        unit = self.random.uniform(0.0, 1.0, VelocityCommand.draws + 7)
+        self.command.advance(unit[:, 7:], self.axes[0].data)
         if cfg.pushes:
-            self._push()
+            self._push(unit[:, :7])
 
-    def _push(self) -> None:
-        cfg, body = self.cfg.push, self.body
-        first, last = cfg.interval
-        unit = self.random.uniform(0.0, 1.0, 7)
+    def _push(self, unit: Float[Tensor, "envs 7"]) -> None:
+        body = self.body
+        low, high = self.push_range
+        lin_vel, ang_vel, interval = torch.lerp(low, high, unit).split([3, 3, 1], dim=1)
         self.until_push -= self.dt
         due = self.until_push <= 0.0
-        torch.where(due, first + (last - first) * unit[:, 6], self.until_push, out=self.until_push)
-        lin_vel, ang_vel = ((2.0 * unit[:, :6] - 1.0) * self.push_range).split(3, dim=1)
-        body.set_state(due, root_lin_vel=body.root_lin_vel + lin_vel, root_ang_vel=body.root_ang_vel + ang_vel)
+        torch.where(due, interval, self.until_push, out=self.until_push)
+        body.set_state(due[:, 0], root_lin_vel=body.root_lin_vel + lin_vel, root_ang_vel=body.root_ang_vel + ang_vel)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         stats = {
@@ -448,13 +587,26 @@ class VelocityTask(Task[VelocityConfig]):
         return stats
 
     def _foot_height(self) -> Float[Tensor, "envs feet"]:
-        """Returns the height of the soles above the ground [m]."""
-        pos = self.soles.pos
-        return pos[..., 2] if self.ground is None else pos[..., 2] - self.ground.height(pos[..., 0], pos[..., 1])
+        """Returns the height of the soles above the highest ground around them [m], between 0 and 1 m."""
+        if self.ground is None:
+            return torch.stack([sole.data[:, 2] for sole in self.sole_pos], dim=1).clamp_(0.0, 1.0)
+        pos = _stacked(self.sole_pos)
+        c, s = torch.nn.functional.normalize(_stacked(self.sole_ahead)[..., :2], dim=-1)[..., None, :].unbind(dim=-1)
+        x, y = self.ring.unbind(dim=1)
+        ground = self.ground.height(pos[..., :1] + c * x - s * y, pos[..., 1:2] + s * x + c * y)
+        return (pos[..., 2] - ground.amax(dim=-1)).clamp_(0.0, 1.0)
 
-    def _heights(self) -> Float[Tensor, "envs points"]:
-        """Returns the height of the root above points of the ground [m]."""
+    def _scan(self, points: Float[Tensor, "points 2"]) -> Float[Tensor, "envs points"]:
+        """Returns heights of the ground [m] at points ahead and to the left of the root [m]."""
         assert self.ground is not None
-        body = self.body
-        ground = self.ground.scan(body.root_pos, quat_yaw(body.root_quat), self.scan_points)
-        return (body.root_pos[:, 2:] - ground).clamp(-SCAN_RANGE, SCAN_RANGE)
+        ahead = self.axes[0].data
+        return self.ground.scan(self.body.root_pos, torch.atan2(ahead[:, 1], ahead[:, 0]), points)
+
+
+def _stacked(sensors: list[Sensor]) -> Float[Tensor, "envs sensors size"]:
+    return torch.stack([sensor.data for sensor in sensors], dim=1)
+
+
+def _hit(sensors: list[Sensor]) -> Bool[Tensor, " envs"]:
+    """Returns where the force of any of some contact sensors is large."""
+    return (torch.linalg.vector_norm(_stacked(sensors)[..., 1:], dim=-1) > HIT).any(dim=1)

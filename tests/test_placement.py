@@ -141,11 +141,12 @@ def test_more_and_fewer_kernels_are_told_with_the_command() -> None:
     assert complaints({"physics step": 98}, "Ant", {"physics step": 196}, OTHER_WARP) != []
 
 
-BUDGETS = {"Ant": 173, "AnymalTerrain": 350, "ShadowHand": 250}
+BUDGETS = {"Ant": 173, "AnymalTerrain": 350, "Go1Velocity": 306, "ShadowHand": 250}
 """Kernels of a control step with PPO, besides Warp's."""
 MINIBATCH_STEP = 100
 """Kernels of a minibatch step with PPO."""
-LARGER_STEPS = {"ShadowHand": 101, "AnymalTerrain": 120, "Go1Velocity": 121, "Hopper": 108, "Trifinger": 129}
+ROBOTS = ("Go1Velocity", "Go2Velocity", "G1Velocity", "T1Velocity")
+LARGER_STEPS = {"ShadowHand": 101, "AnymalTerrain": 120, "Hopper": 108, "Trifinger": 129, **dict.fromkeys(ROBOTS, 121)}
 """Those of a network with four layers, and of actors and critics with a network each."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import mujoco
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -16,6 +17,7 @@ from gpusim_rl.sim.scene import Scene
 class MujocoTensors(Protocol):
     """What a backend offers to an articulation: float32 tensors of MuJoCo's arrays."""
 
+    name: str
     num_envs: int
     device: torch.device
     scene: Scene
@@ -189,13 +191,19 @@ class Sensor:
         self._sim, self._stage = sim, int(model.sensor_needstage[sensor])
         columns = sim.scene.sensor_columns(model.sensor(sensor).name)
         self.size, self._columns = len(columns), slice(columns.start, columns.stop)
-        sim.current_sensors(self._stage)
+        # What touches is known of the last physics step: for the current state it would cost one more. Newton's steps
+        # know no such sensor.
+        self._late = model.sensor_type[sensor] == mujoco.mjtSensor.mjSENS_CONTACT and sim.name != "newton"
+        if not self._late:
+            sim.current_sensors(self._stage)
 
     @property
     def data(self) -> Float[Tensor, "envs size"]:
         """What it reads in the current state, under the controls and forces of the last step.
 
         In MuJoCo's units: m, m/s, m/s^2, rad/s, N, N m; orientations wxyz. An accelerometer at rest reads 9.81 m/s^2
-        upwards, and in free fall 0. A rangefinder that meets nothing reads -1.
+        upwards, and in free fall 0. A rangefinder that meets nothing reads -1. A contact sensor tells of the last
+        physics step; it reads 0 after a reset.
         """
-        return self._sim.current_sensors(self._stage)[:, self._columns]
+        sensors = self._sim.sensordata if self._late else self._sim.current_sensors(self._stage)
+        return sensors[:, self._columns]

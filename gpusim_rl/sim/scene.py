@@ -406,7 +406,9 @@ class Scene:
             raise TaskError(f"Scene.add_actuators({name!r}): {error}") from None
         self._model = None
 
-    def add_sensor(self, name: str, sensor: str, kind: str, *, cutoff: float = 0.0, **of: str) -> None:
+    def add_sensor(
+        self, name: str, sensor: str, kind: str, *, cutoff: float = 0.0, against: str | None = None, **of: str
+    ) -> None:
         """Makes `articulation.sensor(sensor)` available, where the articulation's own file has no such sensor.
 
             scene.add_sensor("go1", "imu_gyro", "gyro", body="trunk")
@@ -418,6 +420,9 @@ class Scene:
             kind: Kind as MuJoCo's XML calls it: `gyro`, `accelerometer`, `force`, `touch`, `framelinacc`,
                 `rangefinder`, ... See https://mujoco.readthedocs.io/en/stable/XMLreference.html#sensor.
             cutoff: Largest absolute value that it reads, in its unit; 0 = no limit.
+            against: Other side of a `contact` sensor of a body or geom. `ground`: what is fixed to the env; it reads
+                the number of contacts and their net force on the element [N], world frame. `self`: the body and all
+                that hangs on it, among themselves; it reads the number, and the largest force, in its contact's frame.
             **of: Element that it is on: one of `site`, `body`, `joint`, `actuator`, `tendon` and `geom`, by its name in
                 the articulation's file. A body stands for its frame: a gyro of a body has the body's axes.
 
@@ -425,7 +430,7 @@ class Scene:
             TaskError: There is no such kind or element, or the name is taken.
         """
         self._check_name("add_sensor", name)
-        add_sensor(self.spec, name, self.prefix(name), sensor, kind, of, cutoff)
+        add_sensor(self.spec, name, self.prefix(name), sensor, kind, of, cutoff, against)
         self._model = None
 
     def add_contact_sensor(self, name: str, bodies: Sequence[str]) -> None:

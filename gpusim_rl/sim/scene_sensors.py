@@ -12,6 +12,11 @@ _SITE_AXES = ("gyro", "accelerometer", "velocimeter", "magnetometer", "force", "
 """Kinds of sensors that sit on a site, and need no more of it than its place and axes."""
 _SUBTREE = ("subtreecom", "subtreelinvel", "subtreeangmom")
 """Kinds that are of a body with all that hangs on it; MuJoCo knows them by the body, not by its frame."""
+_FOUND_AND_FORCE = 1 << 0 | 1 << 1  # MuJoCo's contact sensor: bits of its data specification,
+_REDUCTION = {
+    "ground": 3,
+    "self": 2,
+}  # and what it tells of many contacts: the net force, or the contact of the largest
 _OF = {
     "site": mujoco.mjtObj.mjOBJ_SITE,
     "body": mujoco.mjtObj.mjOBJ_XBODY,  # the frame of the body; mjOBJ_BODY would be that of its inertia
@@ -23,12 +28,19 @@ _OF = {
 _KINDS = {
     kind.name.removeprefix("mjSENS_").lower(): kind
     for kind in mujoco.mjtSensor.__members__.values()
-    if kind not in (mujoco.mjtSensor.mjSENS_PLUGIN, mujoco.mjtSensor.mjSENS_CONTACT)
+    if kind != mujoco.mjtSensor.mjSENS_PLUGIN
 }
 
 
 def add_sensor(
-    spec: mujoco.MjSpec, articulation: str, prefix: str, name: str, kind: str, of: dict[str, str], cutoff: float
+    spec: mujoco.MjSpec,
+    articulation: str,
+    prefix: str,
+    name: str,
+    kind: str,
+    of: dict[str, str],
+    cutoff: float,
+    against: str | None,
 ) -> None:
     """Adds a sensor to the spec of a scene; see `Scene.add_sensor`."""
     call = f"Scene.add_sensor({articulation!r}, {name!r})"
@@ -36,6 +48,11 @@ def add_sensor(
         raise TaskError(f"{call}: there is no kind {kind!r}.{did_you_mean(kind, _KINDS)}")
     if any(sensor.name == prefix + name for sensor in spec.sensors):
         raise TaskError(f"{call}: {articulation!r} already has a sensor {name!r}")
+    if (kind == "contact") != (against in _REDUCTION) or (kind == "contact" and not of.keys() <= {"body", "geom"}):
+        raise TaskError(
+            f"{call}: a contact sensor, and no other, is of a body or geom, against='ground' or 'self'; got"
+            f" against={against!r} and {' and '.join(of) or 'no element'}"
+        )
     if len(of) > 1 or not of.keys() <= _OF.keys():
         raise TaskError(f"{call}: expected one of {', '.join(_OF)}, got {' and '.join(of)}")
     arguments: dict[str, Any] = {}
@@ -51,6 +68,12 @@ def add_sensor(
             element, its_name = "site", name
         of_type = mujoco.mjtObj.mjOBJ_BODY if element == "body" and kind in _SUBTREE else _OF[element]
         arguments = {"objtype": of_type, "objname": prefix + its_name}
+    if kind == "contact":  # the second of two tells what acts on it; a subtree against itself is named by its frame
+        of_type = {"ground": mujoco.mjtObj.mjOBJ_BODY, "self": mujoco.mjtObj.mjOBJ_XBODY}[str(against)]
+        its_type = arguments["objtype"] if "geom" in of else of_type
+        other = arguments["objname"] if against == "self" else "world"
+        arguments = {"objtype": of_type, "objname": other, "reftype": its_type, "refname": arguments["objname"]}
+        arguments["intprm"] = [_FOUND_AND_FORCE, _REDUCTION[str(against)], 1]
     if kind == "rangefinder":  # a file's reads distances, if it does not say what
         arguments["intprm"] = [1 << mujoco.mjtRayDataField.mjRAYDATA_DIST.value, 0, 0]
     spec.add_sensor(name=prefix + name, type=_KINDS[kind], cutoff=cutoff, **arguments)

@@ -57,6 +57,24 @@ def assert_close(value: torch.Tensor, expected: list[float] | float, atol: float
     torch.testing.assert_close(value, torch.tensor(expected).expand_as(value), atol=atol, rtol=0)
 
 
+def test_a_contact_sensor_counts_and_weighs_what_touches_the_ground(backend):
+    scene = box_scene()
+    scene.add_sensor("box", "ground", "contact", geom="box", against="ground")
+    scene.add_sensor("box", "itself", "contact", body="box", against="self")
+    sim = make(backend, scene, 2)
+    ground, itself = (sim.articulation("box").sensor(name) for name in ("ground", "itself"))
+    advance(sim, 500)
+    assert (ground.data[:, 0] >= 1.0).all()
+    assert_close(ground.data[:, 1:], [0.0, 0.0, 2.0 * 9.81], atol=0.05)
+    assert_close(itself.data, 0.0)
+
+
+@pytest.mark.parametrize("of", [{"kind": "contact", "geom": "box"}, {"kind": "gyro", "site": "imu", "against": "self"}])
+def test_only_a_contact_sensor_has_another_side(of):
+    with pytest.raises(TaskError, match="a contact sensor, and no other, is of a body or geom, against='ground'"):
+        box_scene().add_sensor("box", "new", **of)
+
+
 def test_sensors_of_a_box_at_rest(backend):
     sim = make(backend, box_scene(), 3)
     box = sim.articulation("box")

