@@ -240,6 +240,12 @@ def test_symmetry_stays_on_the_device(cuda: None) -> None:
     assert {part: number for part, number in more.items() if number} == {"minibatch step": 4 * 20, "update": 6}
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_rewards_for_new_states_stay_on_the_device(normalize: bool, cuda: None) -> None:
+    rnd = {"weight": 1.0, "schedule": "linear", "end": 100, "normalize": normalize}
+    assert iterate(fake.make_trainer("Anymal", ppo={**SMALL, "rnd": rnd}), steps=4).faults == []
+
+
 OFF_POLICY: dict[str, tuple[str, dict[str, Any]]] = {
     "rainbow": ("dqn", {"network": C51, "n_step": 3, "replay": {"alpha": 0.5, "storage": "bf16"}}),
     "plain dqn": ("dqn", {"double": False, "epsilon_ladder": 7.0, "network": {"dueling": False, "layer_norm": True}}),

@@ -53,6 +53,8 @@ class EnvSpec:
     """Processes that learn together."""
     compile: bool = False
     """Whether torch.compile is to make the update faster, where the algorithm can use it."""
+    dt: float = 1.0
+    """Control step [s]; 1 where it is not known."""
     mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = None
     """Returns the mirror images of the observation groups and of `actions`, by name, and how far the robot is from its
     own (`gpusim_rl.env.mirrors`). It raises TaskError where there are none."""

@@ -21,7 +21,7 @@ from gpusim_rl.learn.distributions import Distribution, make_head
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.machine.source_location import describe
 from gpusim_rl.settings.load_class import load_class
-from gpusim_rl.settings.schema import CriticConfig, NetworkConfig, OnPolicyConfig
+from gpusim_rl.settings.schema import CriticConfig, NetworkConfig, OnPolicyConfig, RNDConfig
 
 # In place where the gradient can be had from the output alone: less memory traffic.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -73,7 +73,7 @@ class Features(Protocol):
 class MLP(nn.Sequential):
     """A multi-layer perceptron: linear layers of `cfg.hidden` units, and the activation behind each."""
 
-    def __init__(self, size: int, cfg: NetworkConfig | CriticConfig) -> None:
+    def __init__(self, size: int, cfg: NetworkConfig | CriticConfig | RNDConfig) -> None:
         layers: list[nn.Module] = []
         for width in cfg.hidden:
             layers += [nn.Linear(size, width), ACTIVATIONS[cfg.activation]()]

@@ -196,7 +196,7 @@ class OnPolicy(Algorithm):
         policy, cfg, rollout = self.policy, self.cfg, self.rollout
         counts, valid = rollout.valid, rollout.valid.float()
         value, next_value = (policy.denormalize_value(x) for x in (rollout.value, self._next_value()))
-        reward = rollout.reward * cfg.reward_scale
+        reward = self._reward()
         advantage, returns = self._advantages(reward, value, next_value, rollout.terminated, rollout.done, counts)
         policy.update_value_norm(returns.flatten(), counts.flatten(), self.collective)
         (mean, mean_return), (variance, return_variance) = moments(
@@ -228,6 +228,10 @@ class OnPolicy(Algorithm):
             clip=self._clip,
         )
         return Sequences.of(rollout, inputs, samples.pack()), stats
+
+    def _reward(self) -> Tensor:
+        """Returns the rewards to learn from, [T, N]."""
+        return self.rollout.reward * self.cfg.reward_scale
 
     def _inputs(self) -> dict[str, Tensor]:
         """Returns what the loss needs of the observations, normalised, [T, N, size] each."""

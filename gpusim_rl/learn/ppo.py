@@ -12,6 +12,7 @@ from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.minibatch import Samples, Sequences, fit_minibatches
 from gpusim_rl.learn.networks import EvaluatedActions
 from gpusim_rl.learn.on_policy import SOFT_BOUND, OnPolicy
+from gpusim_rl.learn.rnd import RandomDistillation
 from gpusim_rl.learn.symmetry import SYMMETRY_LOSS, Symmetry
 from gpusim_rl.settings.schema import PPOConfig
 
@@ -70,12 +71,24 @@ class PPO(OnPolicy):
         if self._symmetry is not None:
             self.losses = (*self.losses, SYMMETRY_LOSS)
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
+        self._rnd: RandomDistillation | None = None
+        if env.role != "acts" and (cfg.rnd.weight or cfg.rnd.final_weight):
+            self._rnd = RandomDistillation(cfg, env, self.policy.critic_group, device)
         rates = cfg.learning_rate_min, cfg.learning_rate_max
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, *rates, device)
         self._clip, self._kl = cfg.clip, self.losses.index("policy/kl")
 
     def _weights(self) -> dict[str, float]:
         return {**super()._weights(), SYMMETRY_LOSS: self.cfg.symmetry.mirror_loss}
+
+    def update(self) -> dict[str, Tensor]:
+        """Learns from the rollout; returns numbers for the log."""
+        stats = super().update()
+        return stats if self._rnd is None else stats | self._rnd.end_update(self.rollout)
+
+    def _reward(self) -> Tensor:
+        reward = super()._reward()
+        return reward if self._rnd is None else reward + self._rnd.reward(self.rollout) * self.cfg.reward_scale
 
     def _inputs(self) -> dict[str, Tensor]:
         inputs = super()._inputs()
@@ -96,6 +109,8 @@ class PPO(OnPolicy):
                 if cfg.schedule_per == "minibatch" and steps:
                     self._adapt(torch.add(losses[self._kl], norm, alpha=0.0))  # NaN where the step is left out
                 self._step(norm, skip)
+                if self._rnd is not None:
+                    self._rnd.learn(index, weight.index_select(1, index))
                 steps.append((losses, norm))
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
                 self._adapt(self._numbers(steps[-self.num_minibatches :])[0][:, self._kl].mean())
@@ -140,7 +155,18 @@ class PPO(OnPolicy):
 
     def describe(self) -> dict[str, str]:
         """Returns network, batch and what is added to the loss."""
-        return super().describe() | ({} if self._symmetry is None else self._symmetry.describe())
+        added = [it.describe() for it in (self._symmetry, self._rnd) if it is not None]
+        return {**super().describe(), **{label: text for lines in added for label, text in lines.items()}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what all on-policy algorithms have, and what tells new states."""
+        return super().state_dict() | ({} if self._rnd is None else {"rnd": self._rnd.state_dict()})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`; with the state of a run without it, all states are new."""
+        super().load_state_dict(state)
+        if self._rnd is not None and "rnd" in state:
+            self._rnd.load_state_dict(state["rnd"])
 
     def _describe_steps(self) -> str:
         number = self.num_minibatches

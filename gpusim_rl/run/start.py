@@ -174,6 +174,7 @@ def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
         section=start.cfg.algo,
         collective=start.collective,
         compile=start.compile.mode != "off",
+        dt=env.task.dt if isinstance(env, VecEnv) else 1.0,
         mirrored=partial(mirrored, env),
     )
     return dataclasses.replace(spec, **role)

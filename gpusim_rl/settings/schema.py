@@ -50,6 +50,7 @@ TRAVELS = (
     "task.terrain.columns",  # names of kinds of ground
     "task.randomization_params",  # names of its parts, and numbers
     "task.observations",  # likewise
+    "*.rnd.group",  # name of an observation group
     "wandb_project",  # names on a server, without effect where the call does not say wandb_activate=true
     "wandb_entity",
     "wandb_group",
@@ -208,6 +209,26 @@ class SymmetryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RNDConfig:
+    """Random network distillation: a reward for states that are new."""
+
+    weight: NotNegative
+    schedule: Literal["constant", "step", "linear"]
+    final_weight: NotNegative
+    begin: Natural
+    end: Natural
+    group: str | None
+    normalize: bool
+    learning_rate: Positive
+    hidden: Units
+    activation: Activation
+    outputs: Count
+
+    def __post_init__(self) -> None:
+        _check_order(self, "begin", "end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
     """Proximal policy optimisation."""
 
@@ -220,6 +241,7 @@ class PPOConfig(OnPolicyConfig):
     clip: Positive
     value_clip: bool
     symmetry: SymmetryConfig
+    rnd: RNDConfig
 
     def __post_init__(self) -> None:
         _check_order(self, "learning_rate_min", "learning_rate_max")

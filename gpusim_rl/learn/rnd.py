@@ -1,0 +1,126 @@
+"""Random network distillation: a reward for states that are new (Burda et al. 2018, arXiv 1810.12894)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.distributions import squared_distance
+from gpusim_rl.learn.minibatch import by_sequence
+from gpusim_rl.learn.networks import MLP
+from gpusim_rl.learn.normalize import RunningNormalizer
+from gpusim_rl.learn.optimizer import MaskedAdamW
+from gpusim_rl.learn.rollout import Rollout
+from gpusim_rl.settings.schema import PPOConfig
+
+DISCOUNT = 0.99
+"""Discount per step of the sums of rewards by whose deviation rewards are divided, with `normalize`."""
+
+
+class RandomDistillation:
+    """Rewards states whose features a predictor does not know yet: features of a network with random, fixed weights.
+
+    The reward of a step is the distance of the predictor's features from the true ones, of the observation to act on
+    next: where an episode ended, of the next one. It is multiplied by the weight and the control step [s].
+
+    Args:
+        cfg: Settings of PPO.
+        env: Environments.
+        group: Observation group, where the settings name none.
+        device: Device of networks and memory.
+
+    Raises:
+        ConfigError: There is no such observation group.
+    """
+
+    def __init__(self, cfg: PPOConfig, env: EnvSpec, group: str, device: torch.device) -> None:
+        rnd, sizes = cfg.rnd, env.obs_sizes
+        self._cfg, self._dt, self._collective, self.group = rnd, env.dt, env.collective, rnd.group or group
+        if self.group not in sizes:
+            hint = did_you_mean(self.group, sizes)
+            raise ConfigError(f"{env.section}.rnd.group={self.group}: the groups are {', '.join(sizes)}.{hint}")
+        size = sizes[self.group]
+        with device:
+            pair = [nn.Sequential(net := MLP(size, rnd), nn.Linear(net.out_size, rnd.outputs)) for _ in range(2)]
+            self.seen, self.sums = RunningNormalizer(size, clip=cfg.clip_obs), RunningNormalizer(1)
+        self.target, self.predictor = pair[0].requires_grad_(False), pair[1]
+        if env.collective.size > 1:
+            for net in pair:
+                net.load_state_dict(env.collective.share({name: x.cpu() for name, x in net.state_dict().items()}))
+        self.optimizer = MaskedAdamW([*self.predictor.parameters()], rnd.learning_rate)
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the training
+        self.discounted = torch.zeros(env.num_envs, device=device)  # sum of rewards of each env
+        self.loss, self.mean = torch.zeros(2, device=device).unbind()  # of the last minibatch; reward of a step
+        self._time = torch.arange(cfg.horizon, device=device)
+        self._states: Tensor | None = None
+
+    @staticmethod
+    def _next(rollout: Rollout, group: str) -> Float[Tensor, "time envs size"]:
+        return torch.cat([rollout.obs[group][1:], rollout.last_obs[group][None]])
+
+    def weights(self) -> Float[Tensor, " time"]:
+        """Returns the weight of each step of the rollout [1/s], by the schedule."""
+        cfg, now = self._cfg, self.steps + self._time
+        share = {
+            "constant": torch.zeros_like(now),
+            "step": now >= cfg.end,
+            "linear": ((now - cfg.begin) / max(1, cfg.end - cfg.begin)).clamp(0.0, 1.0),
+        }[cfg.schedule]
+        return cfg.weight + (cfg.final_weight - cfg.weight) * share.float()
+
+    @torch.no_grad()
+    def reward(self, rollout: Rollout) -> Float[Tensor, "time envs"]:
+        """Returns the rewards of a rollout, once; `learn` learns from its states then."""
+        states = self.seen(self._next(rollout, self.group))
+        self._states = by_sequence(states, rollout.sequence_length)
+        reward = torch.linalg.vector_norm(self.predictor(states) - self.target(states), dim=-1)
+        if self._cfg.normalize:
+            sums = [self.discounted.mul_(DISCOUNT).add_(row).clone() for row in reward]
+            self.sums.update(torch.stack(sums).flatten()[:, None], rollout.valid.flatten(), self._collective)
+            reward = reward / self.sums.scale
+        reward = reward * (self.weights() * self._dt)[:, None]
+        self.steps += len(reward)
+        self.mean.copy_(reward.mean())
+        return reward
+
+    def learn(self, index: Tensor, weight: Float[Tensor, "time batch"]) -> None:
+        """Makes a step of the predictor on the states of a minibatch, each with its weight in the mean."""
+        assert self._states is not None, "reward() comes before learn()"
+        states = self._states.index_select(1, index)
+        error = squared_distance(self.predictor(states), self.target(states)).mean(dim=-1)
+        loss = (error * weight).sum()
+        gradients = torch.autograd.grad(loss, self.optimizer.parameters)
+        loss, *gradients = self._collective.sum([loss.detach(), *gradients])
+        self.optimizer.masked_step(*self.optimizer.set_gradients(gradients))
+        self.loss.copy_(loss)
+
+    def end_update(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Takes the states into the statistics; returns numbers for the log."""
+        self._states = None
+        self.seen.update(self._next(rollout, self.group).flatten(0, 1), rollout.valid.flatten(), self._collective)
+        return {"loss/rnd": self.loss.clone(), "rnd/reward": self.mean.clone()}
+
+    def describe(self) -> dict[str, str]:
+        """Returns what is rewarded."""
+        cfg = self._cfg
+        course = "" if cfg.schedule == "constant" else f", {cfg.schedule} to {cfg.final_weight:g} at step {cfg.end}"
+        return {"rnd": f"new states of {self.group}, weight {cfg.weight:g}/s{course}"}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns networks, optimiser, statistics and counters."""
+        modules = {name: getattr(self, name).state_dict() for name in ("target", "predictor", "seen", "sums")}
+        numbers = {name: getattr(self, name).clone() for name in ("steps", "discounted")}
+        return {**modules, **numbers, "optimizer": self.optimizer.moments()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        for name in ("target", "predictor", "seen", "sums"):
+            getattr(self, name).load_state_dict(state[name])
+        for name in ("steps", "discounted"):
+            getattr(self, name).copy_(state[name])
+        self.optimizer.load_moments(state["optimizer"])

@@ -1,0 +1,188 @@
+"""Rewards for new states: what is new, and what it is worth when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.rnd import RandomDistillation
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.composed import algorithm_defaults
+from helpers.fakes import Learner, RandomEnv, ppo_config
+from helpers.training import differences, make_trainer
+
+
+def learner(env: Any = None, *, device: str = "cpu", more: Any = None, **rnd: Any) -> Learner:
+    changes = {key: rnd.pop(key) for key in list(rnd) if key not in algorithm_defaults("ppo")["rnd"]}
+    settings = {"minibatch_size": 32, "epochs": 2, **changes}
+    cfg = ppo_config(
+        settings.pop("network", None), rnd={**algorithm_defaults("ppo")["rnd"], "weight": 1.0, **rnd}, **settings
+    )
+    return Learner(env or RandomEnv(8, device=device), cfg, device=device, more=more or {})
+
+
+def rnd_of(it: Learner) -> RandomDistillation:
+    assert it.ppo._rnd is not None
+    return it.ppo._rnd
+
+
+def test_the_reward_is_the_distance_times_weight_and_control_step():
+    it = learner(more={"dt": 0.02}, weight=3.0)
+    it.train(2)
+    it.collect()
+    rnd, rollout = rnd_of(it), it.rollout
+    states = [*rollout.obs["policy"][1:], rollout.last_obs["policy"]]  # those after each step
+    with torch.no_grad():
+        seen = rnd.seen(torch.stack(states))
+        squares = (rnd.predictor(seen) - rnd.target(seen)).square().sum(dim=-1)
+    torch.testing.assert_close(rnd.reward(rollout), 0.06 * squares.sqrt())
+
+
+def test_it_is_added_to_the_reward_that_is_learned_from_and_nowhere_else():
+    it = learner(reward_scale=0.5)
+    it.collect()
+    before = it.rollout.reward.clone()
+    expected = rnd_of(it).reward(it.rollout)
+    torch.testing.assert_close(it.ppo._reward(), 0.5 * (before + expected))
+    it.update()
+    assert torch.equal(it.rollout.reward, before)
+
+
+class Rooms(RandomEnv):
+    """Observations of one room, until the door is opened."""
+
+    open = False
+
+    def _obs(self) -> dict[str, Tensor]:
+        obs = super()._obs()["policy"]
+        return {"policy": 6.0 - obs if self.open else obs.clamp(max=3.0)}
+
+
+def test_states_that_come_again_are_worth_less_and_new_ones_more():
+    env = Rooms(16)
+    it = learner(env, learning_rate=3e-3, clip_obs=100.0)
+    rewards = []
+    for _ in range(150):
+        it.collect()
+        rewards.append(float(it.update()["rnd/reward"]))
+    assert rewards[-1] < 0.1 * rewards[0]
+    env.open = True
+    it.collect()
+    assert float(it.update()["rnd/reward"]) > 3.0 * rewards[-1]
+
+
+def test_the_target_stays_and_the_predictor_learns_with_its_own_optimiser():
+    it = learner()
+    rnd = rnd_of(it)
+    target, predictor = ([x.clone() for x in net.parameters()] for net in (rnd.target, rnd.predictor))
+    loss = [float(it.update()["loss/rnd"]) for _ in range(20) if it.collect() is None]
+    assert all(torch.equal(a, b) for a, b in zip(target, rnd.target.parameters(), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(predictor, rnd.predictor.parameters(), strict=True))
+    assert loss[-1] < 0.5 * loss[0]
+    assert not {*map(id, it.ppo.optimizer.parameters)} & {*map(id, rnd.predictor.parameters())}
+
+
+def test_statistics_of_states_follow_the_update():
+    it = learner()
+    it.collect()
+    assert not rnd_of(it).seen.mean.any()
+    rnd_of(it).reward(it.rollout)
+    assert not rnd_of(it).seen.mean.any()
+    it.update()
+    assert rnd_of(it).seen.mean.all()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [2.0] * 8),
+        ("step", [2.0] * 5 + [1.0] * 3),
+        ("linear", [2.0, 2.0, 2.0, 2.0 - 1.0 / 3.0, 2.0 - 2.0 / 3.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_schedules_count_control_steps(schedule, expected):
+    it = learner(horizon=4, weight=2.0, final_weight=1.0, begin=2, end=5, schedule=schedule)
+    weights = []
+    for _ in range(2):
+        weights.append(rnd_of(it).weights())
+        it.train(1)
+    torch.testing.assert_close(torch.cat(weights), torch.tensor(expected))
+
+
+def test_normalised_rewards_are_divided_by_the_deviation_of_their_sums():
+    it = learner(normalize=True)
+    it.collect()
+    rnd = rnd_of(it)
+    plain = learner()
+    rnd.predictor.load_state_dict(rnd_of(plain).predictor.state_dict())
+    rnd.target.load_state_dict(rnd_of(plain).target.state_dict())
+    raw, got = rnd_of(plain).reward(it.rollout), rnd.reward(it.rollout)
+    sums, total = [], torch.zeros(8)
+    for row in raw:
+        total = 0.99 * total + row
+        sums.append(total)
+    valid = torch.stack(sums)[it.rollout.valid]
+    torch.testing.assert_close(got, raw / torch.sqrt(valid.var(unbiased=False) + 1e-5))
+
+
+@pytest.mark.parametrize(("device", "rnn"), [("cpu", None), ("cpu", "gru"), ("meta", None)])
+def test_it_waits_for_nothing_and_needs_no_values(device, rnn):
+    it = learner(device=device, normalize=True, horizon=4, sequence_length=2, network={"rnn": rnn})
+    if device == "meta":
+        it.ppo.optimizer.step = rnd_of(it).optimizer.step = lambda: None  # type: ignore[method-assign]
+    it.collect()
+    with SyncCounter() as syncs:
+        stats = it.update()
+    assert syncs.total == 0, syncs.locations
+    assert {"loss/rnd", "rnd/reward"} <= stats.keys()
+
+
+def test_memory_stays_where_it_is():
+    it = learner()
+    it.train(1)
+    state = rnd_of(it).state_dict()
+
+    def places() -> list[int]:
+        rnd = rnd_of(it)
+        tensors = [*rnd.predictor.parameters(), *rnd.seen.buffers(), rnd.steps, rnd.discounted, rnd.loss, rnd.mean]
+        return [x.data_ptr() for x in tensors]
+
+    before = places()
+    it.train(2)
+    rnd_of(it).load_state_dict(state)
+    it.train(1)
+    assert places() == before
+
+
+def test_a_group_that_there_is_not_is_one_line():
+    env = RandomEnv(8, {"policy": 5, "critic": 7})
+    assert rnd_of(learner(env)).group == "critic"
+    assert rnd_of(learner(env, group="policy")).group == "policy"
+    with pytest.raises(
+        ConfigError, match=r"^ppo\.rnd\.group=polcy: the groups are policy, critic\. Did you mean 'policy'"
+    ):
+        learner(env, group="polcy")
+
+
+def test_a_run_is_resumed_exactly(tmp_path):
+    settings = {"ppo": {"rnd": {"weight": 1.0, "normalize": True, "schedule": "linear", "end": 20}}, "seed": 3}
+    whole = make_trainer("Cartpole", tmp_path / "a", max_iterations=3, **settings)
+    whole.train()
+    assert whole.algorithm.describe()["rnd"] == "new states of policy, weight 1/s, linear to 0 at step 20"
+    half = make_trainer("Cartpole", tmp_path / "b", max_iterations=2, **settings)
+    half.train()
+    [file] = (tmp_path / "b").glob("*/2*/checkpoints/last.pt")
+    rest = make_trainer("Cartpole", tmp_path / "c", max_iterations=3, checkpoint=str(file))
+    rest.train()
+    assert differences(whole.algorithm.policy.state_dict(), rest.algorithm.policy.state_dict()) == []
+    assert differences(whole.algorithm.state_dict(), rest.algorithm.state_dict()) == []
+    evaluation = make_trainer("Cartpole", tmp_path / "d", checkpoint=str(file), test=True)
+    assert "rnd" not in evaluation.algorithm.describe()
+    plain = make_trainer("Cartpole", tmp_path / "e", max_iterations=1, seed=3)
+    plain.train()
+    [file] = (tmp_path / "e").glob("*/2*/checkpoints/last.pt")
+    make_trainer("Cartpole", tmp_path / "f", max_iterations=2, checkpoint=str(file), **settings).train()
