@@ -48,7 +48,7 @@ def add_sensor(
         raise TaskError(f"{call}: there is no kind {kind!r}.{did_you_mean(kind, _KINDS)}")
     if any(sensor.name == prefix + name for sensor in spec.sensors):
         raise TaskError(f"{call}: {articulation!r} already has a sensor {name!r}")
-    if (kind == "contact") != (against in _REDUCTION) or (kind == "contact" and not of.keys() <= {"body", "geom"}):
+    if (kind == "contact") != (against in _REDUCTION) or (kind == "contact" and [*of] not in (["body"], ["geom"])):
         raise TaskError(
             f"{call}: a contact sensor, and no other, is of a body or geom, against='ground' or 'self'; got"
             f" against={against!r} and {' and '.join(of) or 'no element'}"

@@ -69,7 +69,14 @@ def test_a_contact_sensor_counts_and_weighs_what_touches_the_ground(backend):
     assert_close(itself.data, 0.0)
 
 
-@pytest.mark.parametrize("of", [{"kind": "contact", "geom": "box"}, {"kind": "gyro", "site": "imu", "against": "self"}])
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"kind": "contact", "against": "ground"},
+        {"kind": "contact", "geom": "box"},
+        {"kind": "gyro", "site": "imu", "against": "self"},
+    ],
+)
 def test_only_a_contact_sensor_has_another_side(of):
     with pytest.raises(TaskError, match="a contact sensor, and no other, is of a body or geom, against='ground'"):
         box_scene().add_sensor("box", "new", **of)
