@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -55,7 +55,7 @@ class EnvSpec:
     """Whether torch.compile is to make the update faster, where the algorithm can use it."""
     dt: float = 1.0
     """Control step [s]; 1 where it is not known."""
-    mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = None
+    mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = field(default=None, compare=False)
     """Returns the mirror images of the observation groups and of `actions`, by name, and how far the robot is from its
     own (`gpusim_rl.env.mirrors`). It raises TaskError where there are none."""
 

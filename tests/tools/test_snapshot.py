@@ -17,7 +17,7 @@ from gpusim_rl.settings import compose as composing
 from gpusim_rl.settings import discover
 from gpusim_rl.settings.checks import build, settings_class
 from gpusim_rl.settings.compose import compose
-from gpusim_rl.settings.discover import read_yaml, tasks
+from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim import Scene
 from gpusim_rl.view import snapshot
 from gpusim_rl.view.player import Player
@@ -243,7 +243,7 @@ def test_the_gallery_shows_every_task_and_no_other():
 def test_what_the_gallery_says_of_a_task_is_true(name):
     entry = tasks()[name]
     section = GALLERY.read_text().partition(f"\n### {name}\n")[2].partition("\n#")[0]
-    settings = read_yaml(entry.file)["task"]
+    settings = composing.compose([f"task={name}"])["task"]
     docstring = inspect.getdoc(load_task_class(entry.target)) or ""
     sizes: list[int] = []  # of the groups of observations
     for line in docstring.splitlines():
