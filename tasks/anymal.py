@@ -85,6 +85,17 @@ class Anymal(Task[AnymalConfig]):
         "actions": "actuators",
     }
 
+    sources: ClassVar = {
+        "lin_vel": "base velocity",
+        "ang_vel": "base angular velocity",
+        "gravity": "gravity",
+        "command": "command x y",
+        "command_yaw": "command yaw",
+        "joint_pos": "joint positions from the pose",
+        "joint_vel": "joint velocities",
+        "actions": "last action",
+    }
+
     @classmethod
     def scene(cls, cfg: AnymalConfig) -> Scene:
         scene = Scene(cfg.physics_hz)

@@ -50,6 +50,12 @@ class Cartpole(Task[CartpoleConfig]):
 
     Config = CartpoleConfig
     units: ClassVar = {"cart_pos": "m", "cart_vel": "m/s", "pole_angle": "rad", "pole_vel": "rad/s"}
+    sources: ClassVar = {
+        "cart_pos": "position of cartpole/slider",
+        "cart_vel": "velocity of cartpole/slider",
+        "pole_angle": "position of cartpole/hinge",
+        "pole_vel": "velocity of cartpole/hinge",
+    }
 
     @classmethod
     def scene(cls, cfg: CartpoleConfig) -> Scene:

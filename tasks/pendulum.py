@@ -48,6 +48,11 @@ class Pendulum(Task[PendulumConfig]):
 
     Config = PendulumConfig
     units: ClassVar = {"cos": "-", "sin": "-", "ang_vel": "rad/s"}
+    sources: ClassVar = {
+        "cos": "cosine of pendulum/hinge",
+        "sin": "sine of pendulum/hinge",
+        "ang_vel": "velocity of pendulum/hinge",
+    }
 
     @classmethod
     def scene(cls, cfg: PendulumConfig) -> Scene:

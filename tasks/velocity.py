@@ -288,6 +288,16 @@ class VelocityTask(Task[VelocityConfig]):
         "contact": "-",
         "contact_force": "log(1 + N)",
     }
+    sources: ClassVar = {
+        "lin_vel": "sensor robot/lin_vel",
+        "ang_vel": "sensor robot/ang_vel",
+        "gravity": "gravity",
+        "joint_pos": "joint positions from the pose",
+        "joint_vel": "joint velocities",
+        "actions": "last action",
+        "command": "command x y yaw",
+    }
+    errors_of_envs: ClassVar = ("encoder_bias",)
 
     def __init_subclass__(cls) -> None:
         soles = cls.robot.soles

@@ -52,6 +52,8 @@ def export(args: argparse.Namespace) -> Path:
     folder, card = write_all(args.run, args.out, int8=not args.no_int8, **options)
     for line in summary(card):
         say(line)
+    if version := card.get("scene_needs_mujoco"):
+        say(f"scene.xml needs MuJoCo {version} or newer: its actuators have delays or torque-speed lines")
     say(str(folder))
     return folder
 

@@ -1,202 +1,232 @@
-"""Run an exported policy of Ant in plain MuJoCo: no torch, no gpusim_rl.
+"""Run an exported policy in plain MuJoCo: no torch, no gpusim_rl.
 
-python tools/export.py Ant
-python docs/examples/deploy.py runs/Ant/latest/export --episodes 100
+python tools/export.py Go1Velocity
+python docs/examples/deploy.py runs/Go1Velocity/latest/export --command 0.5 0 0
+python docs/examples/deploy.py runs/Go1Velocity/latest/export --square 1.0
 
-It reads the files that tools/export.py wrote. Observation and reward are those of tasks/ant.py, one env, in numpy.
+It knows no robot and no task: `policy.json` tells joints, rates, and where each part of the observation comes from. On
+a robot `Robot` reads encoders and IMU in place of MuJoCo, and the rest is the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
-import onnxruntime
-
-FEET = ("front_left_foot", "front_right_foot", "back_left_foot", "back_right_foot")
-TARGET = np.array([1000.0, 0.0])  # m
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="what tools/export.py wrote")
-    parser.add_argument("--episodes", type=int, default=100, help="whole episodes (default: 100)")
-    parser.add_argument("--seed", type=int, default=0, help="of the starts (default: 0)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="simulated time (default: 10)")
+    parser.add_argument("--command", type=float, nargs="+", help="in the order of the card: x [m/s], y, yaw [rad/s]")
+    parser.add_argument("--square", type=float, metavar="SIDE", help="walk a square with sides of so many metres")
+    parser.add_argument("--video", type=Path, help="mp4 to write; needs imageio-ffmpeg")
     return parser.parse_args(argv)
 
 
-class Policy:
-    """An exported policy: raw observation to controls, with its recurrent state if it has one."""
-
-    def __init__(self, folder: Path, card: dict[str, Any]) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1  # such a small network is slower on more
-        self.session = onnxruntime.InferenceSession(folder / card["files"]["onnx"], options)
-        self.states = card["recurrent_state"]
-        self.reset()
-
-    def reset(self) -> None:
-        """An episode begins: the state is zero."""
-        self.state = {}
-        for state in self.states:
-            shape = [1 if size == "batch" else size for size in state["shape"]]
-            self.state[state["input"]] = np.zeros(shape, dtype=np.float32)
-
-    def act(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Action, which an observation may show, and controls of the actuators."""
-        action, control, *states = self.session.run(None, {"obs": obs[None].astype(np.float32), **self.state})
-        self.state = dict(zip(self.state, states, strict=True))
-        return action[0], control[0]
-
-
-class Ant:
-    """One ant: tasks/ant.py and tasks/locomotion.py in numpy.
+class Robot:
+    """The scene of the export in MuJoCo.
 
     Args:
         folder: What tools/export.py wrote.
         card: Its policy.json.
-        seed: Of the starts.
     """
 
-    def __init__(self, folder: Path, card: dict[str, Any], seed: int) -> None:
-        self.card, self.cfg = card, card["settings"]
-        self.parts = card["observation"]["parts"]
-        self.model = load_scene(folder, card)
+    def __init__(self, folder: Path, card: dict[str, Any]) -> None:
+        self.card, self.parts = card, card["observation"].get("parts", [])
+        self.model = mujoco.MjModel.from_xml_path(str(folder / card["files"]["scene"]))
+        self.model.opt.timestep = 1.0 / card["physics_hz"]
         self.data = mujoco.MjData(self.model)
-        self.random = np.random.default_rng(seed)
-        self.dt = 1.0 / card["control_hz"]
         self.substeps = round(card["physics_hz"] / card["control_hz"])
-        joints = card["joints"]
-        self.qpos = [joint["qpos"] for joint in joints]
-        self.qvel = [joint["qvel"] for joint in joints]
-        self.low, self.high = np.array([joint["range"] for joint in joints]).T
-        self.middle, self.half = (self.low + self.high) / 2, (self.high - self.low) / 2
-        self.start = np.clip([joint["default"] for joint in joints], self.low, self.high)
-        self.action = np.zeros(card["action"]["size"])
-        self.progress, self.potential = 0, 0.0
-
-    def reset(self) -> np.ndarray:
-        """A new episode; returns its first observation."""
-        data, joints = self.data, len(self.qpos)
-        mujoco.mj_resetData(self.model, data)  # sensors read zero until the first step
-        noise = self.random.uniform(-1.0, 1.0, (2, joints))
-        data.qpos[self.qpos] = np.clip(self.start + 0.2 * noise[0], self.low, self.high)
-        data.qvel[self.qvel] = 0.1 * noise[1]
-        self.action = np.zeros_like(self.action)
-        self.progress, self.potential = 0, self._potential()
-        return self.observe()
-
-    def step(self, action: np.ndarray, control: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        """One control step.
-
-        Returns:
-            The observation after it, its reward, and whether the episode ended.
-        """
-        self.action = action.astype(float)
-        self.data.ctrl[:] = control
-        mujoco.mj_step(self.model, self.data, self.substeps)
-        speed, limit = np.linalg.norm(self.data.qvel[3:6]), self.card["max_angular_velocity"]
-        if limit is not None and speed > limit:  # what no MuJoCo model holds, and Ant's scene has
-            self.data.qvel[3:6] *= limit / speed
-        self.progress += 1
-        fell = self.data.qpos[2] < self.cfg["termination_height"]
-        reward = self._reward(fell)
-        return self.observe(), reward, bool(fell or self.progress >= self.card["episode_length"])
-
-    def observe(self) -> np.ndarray:
-        """The observation, [60]."""
-        data = self.data
-        forward, left, up = axes = self._axes()
-        way = TARGET - data.qpos[:2]
-        ahead, aside = forward[:2] @ way, forward[0] * way[1] - forward[1] * way[0]
-        parts = {
-            "height": data.qpos[2:3],
-            "lin_vel": axes @ data.qvel[:3],
-            "ang_vel": data.qvel[3:6],  # of a free joint MuJoCo has the angular velocity in the body's frame
-            "angles": [np.arctan2(forward[1], forward[0]), np.arctan2(left[2], up[2]), np.arctan2(aside, ahead)],
-            "directions": [up[2], ahead / np.linalg.norm(way)],
-            "joint_pos": (data.qpos[self.qpos] - self.middle) / self.half,
-            "joint_vel": data.qvel[self.qvel],
-            "foot_wrench": np.concatenate([self._contact(foot) for foot in FEET]),
-            "actions": self.action,
+        self.joints = {joint["name"]: (joint["qpos"], joint["qvel"]) for joint in card["joints"]}
+        self.qpos, self.qvel = np.array(list(self.joints.values())).T
+        self.pose = np.array([joint.get("pose", joint["default"]) for joint in card["joints"]])
+        floating = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
+        self.base = int(floating[0]) if len(floating) else None
+        self.controls = {  # columns of data.ctrl
+            name: self.model.actuator(actuator["name"]).id
+            for actuator in card["actuators"]
+            for name in (actuator["name"], actuator.get("joint"))
         }
-        # In the order and with the scales of the card.
-        return np.concatenate([np.multiply(parts[part["name"]], part["scale"]) for part in self.parts])
+        self.command = dict.fromkeys(card["commands"], 0.0)
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[:], self.data.qvel[:] = card["start"]["qpos"], card["start"]["qvel"]
+        wrong = []
+        for part in self.parts:
+            value = self.read(part["source"])
+            if value is None or np.size(value) != part["size"]:
+                wrong.append(part["name"])
+        if wrong or not self.parts:
+            raise SystemExit(f"{card['task']}: only the task computes {', '.join(wrong) or 'what it observes'}")
 
-    def _contact(self, foot: str) -> np.ndarray:
-        """Contact force and torque about the foot's origin in its frame, [6]; sensors are of the last physics step."""
-        sensors = [f"ant/{foot}/{name}" for name in ("contact", "contact_pos", "contact_quat")]
-        wrench, origin, quat = (self.data.sensor(name).data for name in sensors)
-        force, torque, point = wrench[:3], wrench[3:6], wrench[6:9]
-        rotation = np.zeros(9)
-        mujoco.mju_quat2Mat(rotation, quat)
-        torque = torque + np.cross(point - origin, force)
-        return np.concatenate([force @ rotation.reshape(3, 3), torque @ rotation.reshape(3, 3)])
+    def read(self, source: str) -> Any:
+        """What a source of the card gives now; None where it is none of a robot's."""
+        data = self.data
+        match source.split():
+            case ["sensor", name]:
+                return data.sensor(name).data
+            case ["joint", "positions"]:
+                return data.qpos[self.qpos]
+            case ["joint", "positions", "from", "the", "pose"]:
+                return data.qpos[self.qpos] - self.pose
+            case ["joint", "velocities"]:
+                return data.qvel[self.qvel]
+            case ["velocity", "of", joint] if joint in self.joints:
+                return data.qvel[self.joints[joint][1]]
+            case ["position" | "sine" | "cosine" as what, "of", joint] if joint in self.joints:
+                angle = data.qpos[self.joints[joint][0]]
+                return {"position": angle, "sine": np.sin(angle), "cosine": np.cos(angle)}[what]
+            case ["gravity"] if self.base is not None:
+                return -self.axes()[2]
+            case ["base", "velocity"] if self.base is not None:
+                return self.axes().T @ data.qvel[self.dof : self.dof + 3]
+            case ["base", "angular", "velocity"] if self.base is not None:
+                return data.qvel[self.dof + 3 : self.dof + 6]  # MuJoCo has it in the body's frame
+            case ["last", "action"]:
+                return np.zeros(self.card["action"]["size"])  # the policy knows better
+            case ["command", *names] if set(names) <= set(self.command):
+                return [self.command[name] for name in names]
+        return None
 
-    def _reward(self, fell: bool) -> float:
-        cfg = self.cfg
-        before, self.potential = self.potential, self._potential()
-        if fell:
-            return cfg["death_cost"]
-        forward, _, up = self._axes()
-        way = TARGET - self.data.qpos[:2]
-        heading = forward[:2] @ way / np.linalg.norm(way)
-        joint_pos, joint_vel = self.data.qpos[self.qpos], self.data.qvel[self.qvel]
-        energy = np.abs(self.action * joint_vel).sum() * cfg["joint_vel_scale"]
-        at_limit = (joint_pos > self.middle + 0.99 * self.half).sum()
-        return float(
-            self.potential
-            - before
-            + cfg["alive_reward"]
-            + cfg["up_weight"] * (up[2] > 0.93)
-            + cfg["heading_weight"] * min(heading / 0.8, 1.0)
-            - cfg["action_cost"] * np.square(self.action).sum()
-            - cfg["energy_cost"] * energy
-            - cfg["joint_limit_cost"] * at_limit
-        )
+    def observe(self) -> dict[str, Any]:
+        """The parts of the observation but the last action, in their units."""
+        return {part["name"]: self.read(part["source"]) for part in self.parts if part["source"] != "last action"}
 
-    def _potential(self) -> float:
-        """Minus the distance to the target per control step [m/s]."""
-        return -float(np.linalg.norm(TARGET - self.data.qpos[:2])) / self.dt
+    def step(self, targets: dict[str, float]) -> None:
+        """One control step."""
+        for name, value in targets.items():
+            self.data.ctrl[self.controls[name]] = value
+        mujoco.mj_step(self.model, self.data, self.substeps)
+        stages = (mujoco.mj_fwdPosition, mujoco.mj_sensorPos, mujoco.mj_fwdVelocity, mujoco.mj_sensorVel)
+        for stage in stages:  # MuJoCo leaves sensors at the state before its step
+            stage(self.model, self.data)
+        limit = self.card["max_angular_velocity"]  # what no MuJoCo model holds
+        for first in self.model.jnt_dofadr[self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE] if limit else []:
+            spin = self.data.qvel[first + 3 : first + 6]
+            spin *= min(1.0, limit / max(float(np.linalg.norm(spin)), 1e-9))
 
-    def _axes(self) -> np.ndarray:
-        """The torso's axes in the world frame, as rows: forward, left, up."""
-        rotation = np.zeros(9)
-        mujoco.mju_quat2Mat(rotation, self.data.qpos[3:7])
-        return rotation.reshape(3, 3).T
+    @property
+    def dof(self) -> int:
+        """Place of the base's velocity in qvel."""
+        return int(self.model.jnt_dofadr[self.base])
+
+    def axes(self) -> np.ndarray:
+        """The base's axes in the world frame, as columns: forward, left, up."""
+        rotation, first = np.zeros(9), self.model.jnt_qposadr[self.base]
+        mujoco.mju_quat2Mat(rotation, self.data.qpos[first + 3 : first + 7])
+        return rotation.reshape(3, 3)
+
+    def place(self) -> np.ndarray:
+        """Where the base is on the ground [m]."""
+        first = self.model.jnt_qposadr[self.base]
+        return self.data.qpos[first : first + 2].copy()
 
 
-def load_scene(folder: Path, card: dict[str, Any]) -> mujoco.MjModel:
-    """The model itself, where this is the MuJoCo that wrote it; else its XML, which has six digits."""
-    if card["versions"]["mujoco"] == mujoco.__version__:
-        return mujoco.MjModel.from_binary_path(str(folder / card["files"]["scene"]))
-    model = mujoco.MjModel.from_xml_path(str(folder / card["files"]["scene_xml"]))
-    model.opt.timestep = 1.0 / card["physics_hz"]
-    return model
+class Video:
+    """Pictures of the scene, 30 per second, into an mp4; without a file it does nothing."""
+
+    def __init__(self, file: Path | None, robot: Robot) -> None:
+        self.robot, self.writer, self.next = robot, None, 0.0
+        if file is None:
+            return
+        import imageio_ffmpeg
+
+        self.renderer = mujoco.Renderer(robot.model, 480, 640)
+        self.camera = mujoco.MjvCamera()
+        mujoco.mjv_defaultFreeCamera(robot.model, self.camera)
+        self.writer = imageio_ffmpeg.write_frames(str(file), (640, 480), fps=30)
+        self.writer.send(None)
+
+    def frame(self) -> None:
+        """Take a picture if it is time."""
+        if self.writer is None or self.robot.data.time < self.next:
+            return
+        self.next += 1.0 / 30.0
+        if self.robot.base is not None:
+            self.camera.lookat[:2], self.camera.distance = self.robot.place(), 2.5
+        self.renderer.update_scene(self.robot.data, self.camera)
+        self.writer.send(np.ascontiguousarray(self.renderer.render()))
+
+    def close(self) -> None:
+        """Finish the file."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+def load_policy(folder: Path) -> Any:
+    """The policy, by the `policy.py` that was exported with it."""
+    spec = importlib.util.spec_from_file_location("exported_policy", folder / "policy.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.DeployedPolicy(folder)
+
+
+def legs_of(args: argparse.Namespace, ranges: dict[str, list[float]]) -> list[tuple[float, dict[str, float]]]:
+    """What to command, and for how long [s]."""
+    if args.square is not None:
+        if not {"x", "y"} <= set(ranges):
+            raise SystemExit(f"--square needs commands x and y, and the policy takes {list(ranges) or 'none'}")
+        speed = min(0.5, *(abs(limit) for name in "xy" for limit in ranges[name])) or 0.5
+        ways = ({"x": speed}, {"y": speed}, {"x": -speed}, {"y": -speed})
+        return [(args.square / speed, {name: way.get(name, 0.0) for name in ranges}) for way in ways]
+    values = args.command or [0.0] * len(ranges)
+    if len(values) != len(ranges):
+        raise SystemExit(f"--command: the policy takes {list(ranges) or 'none'}, got {len(values)} numbers")
+    return [(args.seconds, dict(zip(ranges, values, strict=True)))]
+
+
+def run(robot: Robot, policy: Any, video: Video, seconds: float) -> np.ndarray:
+    """Run for some time; returns the base's velocity in its own frame and its yaw rate, [control steps, 3]."""
+    moved = np.zeros((round(seconds * robot.card["control_hz"]), 3))
+    for row in moved:
+        _, targets = policy.act(robot.observe())
+        robot.step(targets)
+        video.frame()
+        if robot.base is not None:
+            row[:] = [*robot.read("base velocity")[:2], robot.read("base angular velocity")[2]]
+    return moved
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Play whole episodes; print their mean return."""
+    """Run the policy; print how it does."""
     args = parse(argv)
-    card = json.loads((args.folder / "policy.json").read_text())
-    if card["task"] != "Ant":
-        raise SystemExit(f"this example knows Ant only, and {args.folder} is of {card['task']}")
-    policy, env = Policy(args.folder, card), Ant(args.folder, card, args.seed)
-    returns = []
-    for _ in range(args.episodes):
-        policy.reset()
-        obs, total, done = env.reset(), 0.0, False
-        while not done:
-            obs, reward, done = env.step(*policy.act(obs))
-            total += reward
-        returns.append(total)
-    error = np.std(returns) / np.sqrt(len(returns))
-    print(f"return {np.mean(returns):.1f} +- {error:.1f} (standard error of {len(returns)} episodes)")
+    policy = load_policy(args.folder)
+    card = policy.card
+    if not card.get("control"):
+        raise SystemExit(
+            f"{card.get('task')}: the card has no map to controls: only the task knows what an action does"
+        )
+    legs = legs_of(args, card["commands"])
+    for name, value in legs[0][1].items():
+        low, high = card["commands"][name]
+        if not low <= value <= high:
+            print(f"command {name} {value:g} is outside of the trained range [{low:g}, {high:g}]")
+    robot = Robot(args.folder, card)
+    video = Video(args.video, robot)
+    walks = robot.base is not None and {"x", "y"} <= set(card["commands"])
+    corner, frame = (robot.place(), robot.axes()[:2, :2]) if walks else (np.zeros(2), np.eye(2))
+    for seconds, robot.command in legs:
+        moved = run(robot, policy, video, seconds)
+        line = f"{seconds:g} s, command {robot.command or 'none'}"
+        if walks:
+            wanted = np.array([robot.command["x"], robot.command["y"]])
+            error = np.linalg.norm(moved[:, :2] - wanted, axis=1).mean()
+            line += f": mean velocity {np.round(moved.mean(axis=0), 2).tolist()}, mean error {error:.2f} m/s"
+            corner = corner + seconds * frame @ wanted
+            if args.square is not None:
+                line += f", {np.linalg.norm(robot.place() - corner):.2f} m from the corner"
+        print(line)
+    video.close()
+    if robot.base is not None and robot.axes()[2, 2] < 0.5:
+        print("it fell")
+    print(f"joints at the end: {np.round(robot.data.qpos[robot.qpos], 3).tolist()}")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,11 @@ class Commands(Stateful):
         self._age = torch.zeros(task.num_envs, dtype=torch.int64, device=task.device)  # control steps since drawn
         self.value: Float[Tensor, "envs commands"] = torch.zeros(task.num_envs, len(ranges), device=task.device)
 
+    @property
+    def limits(self) -> Float[Tensor, "2 commands"]:
+        """Lowest and highest of each command, in the order of their names."""
+        return torch.stack([self._low, self._low + self._span])
+
     def __getitem__(self, name: str) -> Float[Tensor, " envs"]:
         """Returns one command by its name, shape [num_envs]; a view of `value`."""
         return self.value[:, self.names.index(name)]

@@ -91,9 +91,11 @@ class ObservationGroups:
         task, name = self._task, type(self._task).__name__
         named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
         known = {part for parts in named.values() for part in parts} | task.units.keys()  # there may be other modes
-        for part in task.scales:
-            if part not in known:
-                raise TaskError(f"{name}.scales[{part!r}]: observe() has no such part.{did_you_mean(part, known)}")
+        for attribute in ("scales", "sources"):
+            for part in getattr(task, attribute):
+                if part not in known:
+                    hint = did_you_mean(part, known)
+                    raise TaskError(f"{name}.{attribute}[{part!r}]: observe() has no such part.{hint}")
         _check_names(self._settings, named.get("policy", {}))
         for group, parts in named.items():
             settings = self._settings if group == "policy" else {}

@@ -126,6 +126,11 @@ class Task(ABC, Generic[Cfg]):
     """Of discrete actions the options of each choice, `num_actions` counts; None where actions are continuous."""
     units: ClassVar[Mapping[str, str]] = {}
     """Units of the named parts of the observation, before `scales`; `-` where a part has none."""
+    sources: ClassVar[Mapping[str, str]] = {}
+    """Where a robot gets named parts from, in the words of `gpusim_rl.export.card.SOURCES`. Without them only the task
+    can compute a part."""
+    errors_of_envs: ClassVar[tuple[str, ...]] = ()
+    """Attributes with errors of sensors and drives that each env has for itself: controls are exported without them."""
     scales: Mapping[str, float] = {}
     """Factors by which named parts of the observation are multiplied; 1 for the others. Set in `__init__`."""
     mirrors: ClassVar[Mapping[str, Any]] = {}

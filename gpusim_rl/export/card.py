@@ -19,8 +19,22 @@ from gpusim_rl.sim.actuators import DAMPING, STIFFNESS, is_dc_motor
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 
-FORMAT = 1
+FORMAT = 2
 """Version of the card."""
+SOURCES = {
+    "sensor <name>": "reading of a sensor of the scene",
+    "joint positions": "of all joints, in the order of the card",
+    "joint positions from the pose": "less `pose` of each joint",
+    "joint velocities": "of all joints",
+    "position of <joint>": "of one joint; also velocity, sine and cosine",
+    "gravity": "direction of gravity in the frame of the base, length 1",
+    "base velocity": "in its own frame",
+    "base angular velocity": "in its own frame",
+    "last action": "what the policy returned a control step ago, 0 at the start",
+    "command <names>": "what the robot is to do, by the names in `commands`",
+    "task": "computed by the task alone",
+}
+"""Where parts of an observation come from. The base is the first body with a free joint."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 
@@ -41,6 +55,7 @@ def describe(player: Player, model: ExportedPolicy, control: ControlMap | None) 
     if not isinstance(env, VecEnv):
         return card
     compiled = env.sim.scene.model
+    joints = _joints(compiled)
     actuators = _actuators(compiled)
     if control is not None:
         if names := control.names([actuator["name"] for actuator in actuators], env.num_actions):
@@ -53,13 +68,16 @@ def describe(player: Player, model: ExportedPolicy, control: ControlMap | None) 
             "measured_on_control_steps": control.samples,
             "max_deviation": control.deviation,
         }
+        zero = {row.get("joint"): control.offset[i] for i, row in enumerate(actuators) if row.get("kp")}
+        joints = [{**joint, "pose": zero.get(joint["name"], joint["default"])} for joint in joints]
     return {
         **card,
+        "commands": _commands(env),
         "control_hz": env.cfg.control_hz,
         "physics_hz": env.cfg.physics_hz,
         "episode_length": env.cfg.episode_length,
         "max_angular_velocity": env.sim.scene.max_angular_velocity,
-        "joints": _joints(compiled),
+        "joints": joints,
         "actuators": actuators,
         "settings": _finite(player.settings["task"]),
     }
@@ -91,8 +109,22 @@ def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
     parts = env.obs_parts.get("policy", ()) if isinstance(env, VecEnv) else ()
     if parts:  # in their order; a part has `history` frames of `size` numbers, the oldest first, all times `scale`
         keys = ("name", "size", "unit", "scale", "history")
-        card["parts"] = [{key: getattr(part, key) for key in keys} for part in parts]
+        assert isinstance(env, VecEnv)
+        sources = env.task.sources
+        card["parts"] = [
+            {**{key: getattr(part, key) for key in keys}, "source": sources.get(part.name, "task")} for part in parts
+        ]
     return card
+
+
+def _commands(env: VecEnv) -> dict[str, list[float]]:
+    """Returns the range of each command that the sources name, at this stage of the training; none if not known."""
+    task: Any = env.task
+    sources = [task.sources.get(part.name, "") for part in env.obs_parts.get("policy", ())]
+    names = [name for source in sources if source.startswith("command ") for name in source.split()[1:]]
+    commands = getattr(task, "commands", getattr(task, "command", None))
+    limits = getattr(commands, "limits", None)
+    return {} if limits is None else dict(zip(names, limits[:, : len(names)].T.tolist(), strict=True))
 
 
 def _action(env: Environment, limit: float | None) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import mujoco
 import torch
 
 from gpusim_rl.env import VecEnv
@@ -17,18 +15,18 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.export import parity
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.controls import measure
-from gpusim_rl.export.model import ExportedPolicy, write_int8, write_onnx, write_torchscript
+from gpusim_rl.export.model import ExportedPolicy, write_int8, write_numpy, write_onnx, write_torchscript
+from gpusim_rl.export.scene_file import SCENE, needs, write_scene
 from gpusim_rl.files.paths import free_name
 from gpusim_rl.files.safe_open import temporary_name
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import SimConfig
-from gpusim_rl.sim import Scene
 from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 
 CARD, ONNX, INT8, TORCHSCRIPT = "policy.json", "policy.onnx", "policy.int8.onnx", "policy.ts"
-SCENE, SCENE_XML = "scene.mjb", "scene.xml"
+NUMPY, RUNTIME = "policy.npz", "policy.py"
 NUM_ENVS = 16
 """Envs in which controls are measured."""
 SEED = 0
@@ -70,7 +68,9 @@ def write_all(
             if not folder.exists():
                 temporary.rename(folder)
             else:
-                for file in temporary.iterdir():
+                for file in sorted(temporary.iterdir()):
+                    if file.is_dir():
+                        shutil.rmtree(folder / file.name, ignore_errors=True)
                     file.replace(folder / file.name)
         except OSError as error:
             raise ConfigError(f"--out {folder}: cannot write there: {error.strerror or error}") from None
@@ -84,7 +84,10 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
     env, policy = player.env, player.policy
     assert policy is not None
     control = clip_observations = clip_actions = None
+    start = {}
     if isinstance(env, VecEnv):
+        sim: Any = env.sim
+        start = {"start": {"qpos": sim.qpos[0].tolist(), "qvel": sim.qvel[0].tolist()}}  # one of those the task draws
         control, clip_observations = measure(env, SEED), env.cfg.clip_observations
         clip_actions = None if isinstance(env.action_space, MultiDiscrete) else env.cfg.clip_actions
     model = ExportedPolicy(policy.to("cpu"), clip_observations, clip_actions, control).eval()
@@ -95,32 +98,18 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
     if int8:
         write_int8(folder / ONNX, folder / INT8)
         files["int8"] = INT8
-    card = {**describe(player, model, control), "files": dict(files), **_compared(model, player, folder, files)}
+    if write_numpy(folder / ONNX, folder / NUMPY):
+        files["numpy"] = NUMPY
+    shutil.copy(Path(__file__).with_name(RUNTIME), folder)
+    compared = _compared(model, player, folder, files)
+    card = {**describe(player, model, control), **start, "files": {**files, "runtime": RUNTIME}, **compared}
     if isinstance(env, VecEnv):
-        scene = env.sim.scene
-        compiled = copy.copy(scene.model)
-        cfg = build(SimConfig, player.settings["sim"], "sim")
-        compiled.opt.iterations, compiled.opt.ls_iterations = solver_limits(compiled.opt, cfg)
-        card["files"] |= _write_scene(scene, compiled, folder)
+        spec, cfg = env.sim.scene.spec.copy(), build(SimConfig, player.settings["sim"], "sim")
+        spec.option.iterations, spec.option.ls_iterations = solver_limits(env.sim.scene.model.opt, cfg)
+        card["files"]["scene"] = SCENE
+        card["scene_needs_mujoco"] = needs(write_scene(spec, folder))
     (folder / CARD).write_text(json.dumps(card, indent=2, allow_nan=False) + "\n")
     return card
-
-
-def _write_scene(scene: Scene, model: mujoco.MjModel, folder: Path) -> dict[str, str]:
-    """Writes the compiled model, and its source where that needs no other file; returns the files by kind.
-
-    `scene.mjb` is the model itself, with meshes and all digits, but only the version of MuJoCo that wrote it loads it.
-    `scene.xml` can be read and is loaded by other versions, but it has six digits: 1/120 s is 0.00833333 s in it.
-    """
-    mujoco.mj_saveModel(model, str(folder / SCENE), None)
-    spec = scene.spec.copy()
-    spec.option.iterations, spec.option.ls_iterations = model.opt.iterations, model.opt.ls_iterations
-    spec.compile()
-    xml = spec.to_xml()
-    if 'file="' in xml:
-        return {"scene": SCENE}
-    (folder / SCENE_XML).write_text(xml)
-    return {"scene": SCENE, "scene_xml": SCENE_XML}
 
 
 def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[str, str]) -> dict[str, Any]:
@@ -133,8 +122,7 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
     torch.set_num_threads(1)
     try:
         for kind, file in files.items():
-            read = parity.torchscript_function if kind == "torchscript" else parity.onnx_function
-            function = read(folder / file)
+            function = parity.READ.get(kind, parity.onnx_function)(folder / file)
             result = parity.compare(exact, function, obs, state, parity.error_units(model))
             if kind != "int8":
                 parity.require(result, file)

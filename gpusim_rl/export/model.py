@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.controls import ControlMap
+from gpusim_rl.export.policy import OPERATIONS
 from gpusim_rl.learn.algorithm import Hidden, Policy
 from gpusim_rl.machine.source_location import describe
 
@@ -113,6 +118,26 @@ def write_int8(file: Path, quantized: Path) -> None:
 
     with _quiet():
         quantize_dynamic(file, quantized, weight_type=QuantType.QInt8)
+
+
+def write_numpy(file: Path, arrays: Path) -> bool:
+    """Writes what an ONNX file has as arrays and a list of operations; not where `policy.py` has no such operation."""
+    graph = onnx.load(file).graph
+    nodes = [
+        [
+            node.op_type,
+            list(node.input),
+            *node.output,
+            {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute},
+        ]
+        for node in graph.node
+    ]
+    if not all(len(node) == 4 and node[0] in OPERATIONS for node in nodes):
+        return False
+    values: dict[str, Any] = {item.name: onnx.numpy_helper.to_array(item) for item in graph.initializer}
+    text = json.dumps({"nodes": nodes, "outputs": [output.name for output in graph.output]})
+    np.savez(arrays, graph=np.array(text), **values)
+    return True
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.model import ExportedPolicy
+from gpusim_rl.export.policy import plain_function
 from gpusim_rl.learn.algorithm import Policy
 
 OBSERVATIONS = 10_000
@@ -63,6 +64,16 @@ def torchscript_function(file: Path) -> Function:
         return tuple(output.numpy() for output in module(*map(torch.from_numpy, inputs)))
 
     return run
+
+
+def numpy_function(file: Path) -> Function:
+    """Returns the function of a file of arrays and operations, as `policy.py` runs it."""
+    run = plain_function(file)
+    return lambda obs: tuple(map(np.asarray, run({"obs": obs})))
+
+
+READ = {"torchscript": torchscript_function, "numpy": numpy_function}
+"""Functions of files by their kind; the others are ONNX."""
 
 
 def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Function:

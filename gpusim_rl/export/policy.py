@@ -1,0 +1,126 @@
+"""Runs the exported policy beside this file, with numpy, and with onnxruntime where it is installed.
+
+    policy = DeployedPolicy()
+    policy.reset()  # where an episode begins
+    action, targets = policy.act({"joint_pos": [...], "command": [0.5, 0.0, 0.0], ...})
+
+`policy.json` tells the parts of the observation, with their units, and the order of the joints in all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+except ImportError:
+    onnxruntime = None
+
+OPERATIONS: dict[str, Callable[..., Any]] = {  # of ONNX, on its inputs and attributes
+    "Add": lambda x, y: x + y,
+    "Sub": lambda x, y: x - y,
+    "Mul": lambda x, y: x * y,
+    "Div": lambda x, y: x / y,
+    "Clip": lambda x, low, high: np.clip(x, low, high),
+    "Tanh": np.tanh,
+    "Relu": lambda x: np.maximum(x, 0),
+    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "Elu": lambda x, alpha=1.0: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
+    "MatMul": lambda x, y: x @ y,
+    "Gemm": lambda x, y, z, transB=0, **_: x @ (y.T if transB else y) + z,
+    "Gather": lambda x, index, axis=0: np.take(x, index, axis=axis),
+    "Reshape": lambda x, shape, **_: x.reshape(shape),
+    "Squeeze": lambda x, axes: np.squeeze(x, tuple(axes)),
+    "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes)),
+    "Concat": lambda *values, axis: np.concatenate(values, axis=axis),
+    "ArgMax": lambda x, axis=0, keepdims=1, **_: np.argmax(x, axis=axis, keepdims=bool(keepdims)),
+}
+
+
+class DeployedPolicy:
+    """An exported policy with what it remembers: its last action, past frames, and its recurrent state.
+
+    Args:
+        folder: Folder of the export.
+        plain: Whether to use numpy alone, although onnxruntime is there.
+    """
+
+    def __init__(self, folder: str | Path = Path(__file__).parent, plain: bool = False) -> None:
+        folder = Path(folder)
+        self.card = json.loads((folder / "policy.json").read_text())
+        self.parts = self.card["observation"].get("parts", [])
+        files = self.card["files"]
+        if onnxruntime is not None and not plain:
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = options.inter_op_num_threads = 1  # such a small network is slower on more
+            session = onnxruntime.InferenceSession(str(folder / files["onnx"]), options)
+            self._run: Callable[[dict[str, Any]], Any] = lambda inputs: session.run(None, inputs)
+        elif "numpy" in files:
+            self._run = plain_function(folder / files["numpy"])
+        else:
+            raise SystemExit("this network needs onnxruntime: pip install onnxruntime")
+        actuators = self.card.get("actuators", [])
+        joints = [actuator.get("joint") for actuator in actuators]
+        self.targets = [
+            joint if joint and joints.count(joint) == 1 else actuator["name"]
+            for joint, actuator in zip(joints, actuators, strict=True)
+        ]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what an episode leaves behind."""
+        self.action = np.zeros(self.card["action"]["size"], self.card["action"]["dtype"])
+        self._frames: dict[str, list[np.ndarray]] = {}
+        self._state = {
+            state["input"]: np.zeros([1 if n == "batch" else n for n in state["shape"]], np.float32)
+            for state in self.card["recurrent_state"]
+        }
+
+    def act(self, obs: Mapping[str, Any] | Any) -> tuple[np.ndarray, dict[str, float]]:
+        """Returns the action, and the control of each actuator by its joint: of servos the target [rad or m].
+
+        Args:
+            obs: Raw numbers of each part in its unit, without scale and history. The last action may be left out.
+                A policy without named parts takes all numbers, in their order.
+        """
+        numbers = self.observation(obs) if self.parts else np.asarray(obs, np.float32)
+        inputs = {"obs": numbers[None], **self._state}
+        action, *rest = self._run(inputs)
+        self._state = dict(zip(self._state, rest[len(rest) - len(self._state) :], strict=True))
+        self.action = action[0]
+        if "control" not in self.card:
+            return self.action, {}
+        return self.action, dict(zip(self.targets, rest[0][0].tolist(), strict=True))
+
+    def observation(self, obs: Mapping[str, Any]) -> np.ndarray:
+        """Returns what the network gets: all parts in their order, times their scales, each with its history."""
+        joined = []
+        for part in self.parts:
+            value = obs.get(part["name"], self.action if part["source"] == "last action" else None)
+            if value is None or np.size(value) != part["size"]:
+                got = "nothing" if value is None else f"{np.size(value)} numbers"
+                raise ValueError(f"observation part {part['name']!r}: expected {part['size']} numbers, got {got}")
+            frame = np.asarray(value, np.float32).ravel() * np.float32(part["scale"])
+            frames = self._frames.setdefault(part["name"], [frame] * part["history"])
+            frames[:] = [*frames[1:], frame]  # before an episode's first frame there is that frame
+            joined += frames
+        return np.concatenate(joined)
+
+
+def plain_function(file: Path) -> Callable[[dict[str, Any]], list[Any]]:
+    """Returns the function of a file that has an ONNX graph's arrays and operations."""
+    arrays = dict(np.load(file))
+    graph = json.loads(str(arrays.pop("graph")))
+
+    def run(inputs: dict[str, Any]) -> list[Any]:
+        values = {**arrays, **inputs}
+        for name, sources, result, attributes in graph["nodes"]:
+            values[result] = OPERATIONS[name](*(values[source] for source in sources), **attributes)
+        return [values[name] for name in graph["outputs"]]
+
+    return run

@@ -1,0 +1,102 @@
+"""The scene of an exported policy: MJCF that other versions of MuJoCo compile to the same model, and its files."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from xml.etree import ElementTree
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim.actuators import is_dc_motor
+
+SCENE, ASSETS = "scene.xml", "assets"
+DIGITS, ALL_DIGITS = 6, 17
+"""Digits that MuJoCo writes, and those that hold a double."""
+DC_MOTORS, DELAYS = "3.17", "3.5"
+"""First versions of MuJoCo with servos that follow a torque-speed line, and with delays, as MJCF says them today."""
+_FILES = {"mesh": "mesh", "hfield": "hfield", "tex": "texture", "skin": "skin"}  # names in the model, tags in the XML
+_CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange")
+
+
+def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
+    """Writes `scene.xml` with all digits, and beside it `assets` with meshes, pictures and height fields.
+
+    Args:
+        spec: The scene; it is compiled.
+        folder: Folder to write to.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: A file of the scene is gone, or the XML does not compile to the same model.
+    """
+    model = spec.compile()
+    xml, digits = _xml(spec)
+    root = ElementTree.fromstring(xml)
+    for kind, tag in _FILES.items():
+        for i, start in enumerate(getattr(model, f"{kind}_pathadr").tolist()):
+            name = mujoco.mj_id2name(model, getattr(mujoco.mjtObj, f"mjOBJ_{tag.upper()}"), i)
+            [element] = [item for item in root.iterfind(f"asset/{tag}") if item.get("name") == name] or [None]
+            if element is None or not (start >= 0 or "elevation" in element.attrib):
+                continue
+            if start < 0:
+                content, end = _height_field(model, i), ".hfield"
+                del element.attrib["elevation"]
+            else:
+                path = model.paths[start:].split(b"\0")[0].decode()
+                content, end = _content(spec, path), Path(path).suffix
+            file = folder / ASSETS / f"{tag}{i}{end}"
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
+            element.set("file", f"{ASSETS}/{file.name}")
+    if needs(model) != DC_MOTORS:  # of others the gains say it, and older versions do not know the word
+        for element in root.iter("general"):
+            element.attrib.pop("input", None)
+    ElementTree.indent(root)
+    (folder / SCENE).write_text(ElementTree.tostring(root, "unicode") + "\n")
+    read = mujoco.MjModel.from_xml_path(str(folder / SCENE))
+    for field in ("nq", "nv", "nu", "nsensordata", "body_mass", *(f"actuator_{name}" for name in _CONTROLLED)):
+        if not np.allclose(getattr(read, field), getattr(model, field), rtol=10.0 ** (3 - digits), atol=1e-12):
+            raise ConfigError(f"{SCENE}: its {field} is not that of the scene: nothing was written")
+    return model
+
+
+def needs(model: mujoco.MjModel) -> str | None:
+    """Returns the first version of MuJoCo that has all that the actuators do; None where any of 3.3 on has."""
+    if any(is_dc_motor(model, i) for i in range(model.nu)):
+        return DC_MOTORS
+    return DELAYS if (model.actuator_delay > 0.0).any() else None
+
+
+def _xml(spec: mujoco.MjSpec) -> tuple[str, int]:
+    """Returns MJCF, and its digits: 17 where MuJoCo has the setting for it that its Python package does not show."""
+    bindings = ctypes.CDLL(mujoco._specs.__file__)  # pyright: ignore[reportAttributeAccessIssue]
+    choose = getattr(bindings, "_mjPRIVATE__set_xml_precision", None)
+    if choose is None:
+        return spec.to_xml(), DIGITS
+    choose(ALL_DIGITS)
+    try:
+        return spec.to_xml(), ALL_DIGITS
+    finally:
+        choose(DIGITS)
+
+
+def _content(spec: mujoco.MjSpec, path: str) -> bytes:
+    """Returns a file that the scene names: from memory, or from the disk."""
+    held = {name: content for name, content in spec.assets.items() if path.endswith(name)}
+    try:
+        content = next(iter(held.values())) if held else Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"export: cannot read {path}, which the scene needs: {error.strerror or error}") from None
+    return content.encode() if isinstance(content, str) else content
+
+
+def _height_field(model: mujoco.MjModel, i: int) -> bytes:
+    """Returns a height field as MuJoCo's own format: rows, columns, heights as float32."""
+    rows, columns, start = (int(getattr(model, f"hfield_{name}")[i]) for name in ("nrow", "ncol", "adr"))
+    heights = model.hfield_data[start : start + rows * columns].astype(np.float32)
+    return np.array([rows, columns], dtype=np.int32).tobytes() + heights.tobytes()
