@@ -81,13 +81,13 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
         self.out_size = size
 
-    def forward(self, input: Float[Tensor, "batch size"]) -> Float[Tensor, "batch out"]:
+    def forward(self, input: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch out"]:
         """Returns features."""
         if input.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             return self.cast_together(input, torch.get_autocast_dtype("cuda"))
         return super().forward(input)
 
-    def cast_together(self, x: Float[Tensor, "batch size"], dtype: torch.dtype) -> Float[Tensor, "batch out"]:
+    def cast_together(self, x: Float[Tensor, "*batch size"], dtype: torch.dtype) -> Float[Tensor, "*batch out"]:
         """Does what autocast does, to the bit, with one cast of all weights and one of all their gradients.
 
         Autocast casts each of them: on CUDA a launch costs more than copying the weights. On the CPU it is dearer.
