@@ -53,6 +53,13 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
             keyframes.stand(spec, HOME)
     except TaskError as error:
         raise TaskError(f"{source}: {error}") from None
+    except package.DownloadError as error:
+        url, _, reason = str(error).partition(": ")
+        reason = getattr(error.__cause__, "reason", None) or reason  # in place of <urlopen error ...>
+        raise TaskError(
+            f"{source}: cannot download {url}: {' '.join(str(reason).split())}. Without a network: unpack that archive,"
+            f" or clone mujoco_menagerie, and set MENAGERIE_ROOT to the folder that has {robot_name}/ in it"
+        ) from None
     except (package.MenagerieError, OSError, ValueError) as error:
         raise TaskError(f"{source}: {' '.join(str(error).split())}") from None
     _strip(spec)
