@@ -27,6 +27,8 @@ from gpusim_rl.view.player import Player
 
 CARD, ONNX, INT8, TORCHSCRIPT = "policy.json", "policy.onnx", "policy.int8.onnx", "policy.ts"
 NUMPY, RUNTIME = "policy.npz", "policy.py"
+OPTIONAL = INT8, NUMPY, "scene.mjb"  # the last by versions that wrote no XML
+"""Files that not every export has."""
 NUM_ENVS = 16
 """Envs in which controls are measured."""
 SEED = 0
@@ -68,6 +70,8 @@ def write_all(
             if not folder.exists():
                 temporary.rename(folder)
             else:
+                for name in OPTIONAL:  # of an older export
+                    (folder / name).unlink(missing_ok=True)
                 for file in sorted(temporary.iterdir()):
                     if file.is_dir():
                         shutil.rmtree(folder / file.name, ignore_errors=True)

@@ -61,7 +61,7 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
     read = mujoco.MjModel.from_xml_path(str(folder / SCENE))
     for field in ("nq", "nv", "nu", "nsensordata", "body_mass", *(f"actuator_{name}" for name in _CONTROLLED)):
         if not np.allclose(getattr(read, field), getattr(model, field), rtol=10.0 ** (3 - digits), atol=1e-12):
-            raise ConfigError(f"{SCENE}: its {field} is not that of the scene: nothing was written")
+            raise ConfigError(f"{SCENE} is not the scene: MuJoCo {mujoco.__version__} reads another {field} from it")
     return model
 
 

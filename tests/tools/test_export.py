@@ -281,10 +281,11 @@ def test_a_second_export_leaves_the_first_one_unless_asked(runs_folder, load_too
 
     first, second = exported(), exported()
     assert (first.name, second.name) == ("export", "export-2") and first.parent == second.parent
-    (first / "policy.onnx").write_text("old")
+    for name in ("policy.onnx", "policy.int8.onnx", "scene.mjb"):
+        (first / name).write_text("old")
     assert exported("--overwrite") == first
     assert (first / "policy.onnx").read_bytes() == (second / "policy.onnx").read_bytes()
-    assert not (first / "policy.int8.onnx").exists()
+    assert not (first / "policy.int8.onnx").exists() and not (first / "scene.mjb").exists()
 
 
 # -- every kind of policy ---------------------------------------------------------------------
