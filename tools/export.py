@@ -3,6 +3,7 @@
 python tools/export.py Ant                              the latest Ant run, its last checkpoint
 python tools/export.py runs/Ant/2026-01-31_12-00-00     this run
 python tools/export.py Ant --out ant_policy --no-int8   to this folder, without 8-bit weights
+python tools/export.py Go1Velocity --order unitree      joints in the order of the vendor's SDK
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder to write (default: in the run's folder, export/)")
     parser.add_argument("--overwrite", action="store_true", help="replace the files of a folder that exists")
     parser.add_argument("--no-int8", action="store_true", help="no second ONNX file with 8-bit weights")
+    parser.add_argument("--order", choices=["unitree"], help="order of joints in all files (default: the scene's)")
     add_trust_arguments(parser)
     return parser.parse_args(argv)
 
@@ -48,7 +50,7 @@ def export(args: argparse.Namespace) -> Path:
     check_out(args.out, overwrite=args.overwrite)
     from gpusim_rl.export.files import write_all
 
-    options = {"overwrite": args.overwrite, "trust": args.trust, "config_dir": args.config_dir}
+    options = {"order": args.order, "overwrite": args.overwrite, "trust": args.trust, "config_dir": args.config_dir}
     folder, card = write_all(args.run, args.out, int8=not args.no_int8, **options)
     for line in summary(card):
         say(line)

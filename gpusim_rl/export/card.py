@@ -12,6 +12,7 @@ import numpy as np
 
 from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.export.controls import ControlMap
+from gpusim_rl.export.joint_order import JointOrder
 from gpusim_rl.export.model import ExportedPolicy
 from gpusim_rl.files.provenance import describe_environment
 from gpusim_rl.files.safe_open import load_json
@@ -39,7 +40,9 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 
 
-def describe(player: Player, model: ExportedPolicy, control: ControlMap | None) -> dict[str, Any]:
+def describe(
+    player: Player, model: ExportedPolicy, control: ControlMap | None, order: JointOrder | None
+) -> dict[str, Any]:
     """Returns the card, without files, errors and latencies, and without what a task does not declare."""
     env = player.env
     card: dict[str, Any] = {
@@ -57,6 +60,9 @@ def describe(player: Player, model: ExportedPolicy, control: ControlMap | None) 
     compiled = env.sim.scene.model
     joints = _joints(compiled)
     actuators = _actuators(compiled)
+    if order is not None:
+        card["order"] = order.vendor
+        joints, actuators = [joints[i] for i in order.joints], [actuators[i] for i in order.actuators]
     if control is not None:
         if names := control.names([actuator["name"] for actuator in actuators], env.num_actions):
             card["action"]["names"] = names

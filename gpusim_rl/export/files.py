@@ -15,6 +15,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.export import parity
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.controls import measure
+from gpusim_rl.export.joint_order import joint_order
 from gpusim_rl.export.model import ExportedPolicy, write_int8, write_numpy, write_onnx, write_torchscript
 from gpusim_rl.export.scene_file import SCENE, needs, write_scene
 from gpusim_rl.files.paths import free_name
@@ -40,6 +41,7 @@ def write_all(
     *,
     overwrite: bool = False,
     int8: bool = True,
+    order: str | None = None,
     trust: bool = False,
     config_dir: str | None = None,
 ) -> tuple[Path, dict[str, Any]]:
@@ -50,6 +52,7 @@ def write_all(
         out: Folder to write; None is `export` in the run's folder, or `export-2` where that exists.
         overwrite: Whether to replace the files of a folder that exists.
         int8: Whether to write a second ONNX file, with 8-bit weights.
+        order: Vendor whose order the joints have in all files, a key of `ORDERS`; None is the scene's order.
         trust: Whether to import the classes that the run names.
         config_dir: Folder of the user's with more tasks.
 
@@ -66,7 +69,7 @@ def write_all(
         temporary = temporary_name(folder)
         try:
             temporary.mkdir()
-            card = _write(player, temporary, int8=int8)
+            card = _write(player, temporary, int8, order)
             if not folder.exists():
                 temporary.rename(folder)
             else:
@@ -83,7 +86,7 @@ def write_all(
     return folder, card
 
 
-def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
+def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict[str, Any]:
     """Writes all files into an empty folder; returns the card."""
     env, policy = player.env, player.policy
     assert policy is not None
@@ -94,7 +97,10 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
         start = {"start": {"qpos": sim.qpos[0].tolist(), "qvel": sim.qvel[0].tolist()}}  # one of those the task draws
         control, clip_observations = measure(env, SEED), env.cfg.clip_observations
         clip_actions = None if isinstance(env.action_space, MultiDiscrete) else env.cfg.clip_actions
-    model = ExportedPolicy(policy.to("cpu"), clip_observations, clip_actions, control).eval()
+    order = None if vendor is None else joint_order(vendor, env, control)
+    if order is not None and control is not None:
+        control = order.control(control)
+    model = ExportedPolicy(policy.to("cpu"), clip_observations, clip_actions, control, order).eval()
     size = env.obs_sizes["policy"]
     write_onnx(model, size, folder / ONNX)
     write_torchscript(model, size, folder / TORCHSCRIPT)
@@ -106,7 +112,7 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
         files["numpy"] = NUMPY
     shutil.copy(Path(__file__).with_name(RUNTIME), folder)
     compared = _compared(model, player, folder, files)
-    card = {**describe(player, model, control), **start, "files": {**files, "runtime": RUNTIME}, **compared}
+    card = {**describe(player, model, control, order), **start, "files": {**files, "runtime": RUNTIME}, **compared}
     if isinstance(env, VecEnv):
         spec, cfg = env.sim.scene.spec.copy(), build(SimConfig, player.settings["sim"], "sim")
         spec.option.iterations, spec.option.ls_iterations = solver_limits(env.sim.scene.model.opt, cfg)
@@ -122,6 +128,8 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
     exact = parity.torch_function(model, sizes)
     state = tuple(layers.numpy() for layers in model.initial_state(1))
     obs = parity.random_observations(model.policy, sizes["policy"], SEED)
+    if model.has_order:
+        obs = obs[:, model.obs_order.numpy()]
     errors, times, threads = {}, {}, torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.controls import ControlMap
+from gpusim_rl.export.joint_order import JointOrder
 from gpusim_rl.export.policy import OPERATIONS
 from gpusim_rl.learn.algorithm import Hidden, Policy
 from gpusim_rl.machine.source_location import describe
@@ -32,20 +33,34 @@ class ExportedPolicy(nn.Module):
         clip_observations: Limit of raw observations, in their units; None for no limit.
         clip_actions: Limit of actions; None for no limit, and for indices.
         control: Map from actions to the task's controls; None where none is known.
+        order: Order of joints in observations and actions; None is the scene's.
     """
 
     offset: Tensor
     scale: Tensor
     source: Tensor
+    obs_order: Tensor
+    obs_place: Tensor
+    action_order: Tensor
 
     def __init__(
-        self, policy: Policy, clip_observations: float | None, clip_actions: float | None, control: ControlMap | None
+        self,
+        policy: Policy,
+        clip_observations: float | None,
+        clip_actions: float | None,
+        control: ControlMap | None,
+        order: JointOrder | None = None,
     ) -> None:
         super().__init__()
         self.policy = policy
         self.clip_observations = clip_observations
         self.clip_actions = clip_actions
         self.has_control = control is not None
+        self.has_order = order is not None
+        if order is not None:
+            self.register_buffer("obs_order", torch.tensor(order.obs))
+            self.register_buffer("obs_place", torch.tensor(order.obs).argsort())
+            self.register_buffer("action_order", torch.tensor(order.actions))
         if control is not None:
             for name in ("offset", "scale", "source"):
                 self.register_buffer(name, torch.tensor(getattr(control, name)))
@@ -57,7 +72,11 @@ class ExportedPolicy(nn.Module):
         """
         if self.clip_observations is not None:
             obs = obs.clamp(-self.clip_observations, self.clip_observations)
+        if self.has_order:
+            obs = obs.index_select(1, self.obs_place)
         action, state = self.policy.act_without_critic(obs, state)
+        if self.has_order:
+            action = action.index_select(1, self.action_order)
         if self.clip_actions is not None:
             action = action.clamp(-self.clip_actions, self.clip_actions)
         if not self.has_control:

@@ -88,9 +88,13 @@ def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Funct
         obs, *state = (torch.from_numpy(value) for value in inputs)
         if model.clip_observations is not None:
             obs = torch.clip(obs, -model.clip_observations, model.clip_observations)
+        if model.has_order:
+            obs = torch.empty_like(obs).index_copy_(1, model.obs_order, obs)
         groups = {group: torch.zeros(len(obs), size) for group, size in obs_sizes.items()}
         critic = tuple(layers.expand(-1, len(obs), -1) for layers in critic_state)
         action, next_state = model.policy.act({**groups, "policy": obs}, (*state, *critic), deterministic=True)
+        if model.has_order:
+            action = action[:, model.action_order]
         if model.clip_actions is not None:
             action = torch.clip(action, -model.clip_actions, model.clip_actions)
         control = [model.offset + model.scale * action[:, model.source]] if model.has_control else []

@@ -460,6 +460,41 @@ def test_the_policy_walks_in_plain_mujoco_as_in_its_task(tmp_path, monkeypatch, 
     assert steps >= 5
 
 
+def test_a_vendors_order_of_joints_moves_the_robot_alike(tmp_path, monkeypatch, deploy):
+    """Go2's model has the left leg first and Unitree's SDK the right one; so the numbers differ, and no motion."""
+    monkeypatch.chdir(tmp_path)
+    settings = {**ON_ROBOT["Go1Velocity"], "clip_observations": 3.0}
+    folders = [exported_run(tmp_path, "Go2Velocity", **settings)]
+    folders.append(files.write_all(str(folders[0].parent), tmp_path / "sdk", int8=False, order="unitree")[0])
+    policies = [deploy.load_policy(folder) for folder in folders]
+    robots = [deploy.Robot(folder, policy.card) for folder, policy in zip(folders, policies, strict=True)]
+    robots[1].data.qpos[:] = robots[0].data.qpos
+    names = [f"robot/{leg}_{part}_joint" for leg in ("FR", "FL", "RR", "RL") for part in ("hip", "thigh", "calf")]
+    card = policies[1].card
+    for listed in (card["action"]["names"], [joint["name"] for joint in card["joints"]]):
+        assert listed == names
+    order = [policies[0].card["action"]["names"].index(name) for name in names]
+    assert order[:3] == [3, 4, 5]
+    for _ in range(10):
+        for robot in robots:
+            robot.command |= {"x": 0.7, "yaw": 0.3}
+        (action, targets), (theirs, by_name) = (
+            policy.act(robot.observe()) for policy, robot in zip(policies, robots, strict=True)
+        )
+        np.testing.assert_allclose(theirs, action[order], atol=1e-5)
+        assert by_name == pytest.approx(targets, abs=1e-5)
+        robots[0].step(targets)
+        robots[1].step(by_name)
+    np.testing.assert_allclose(robots[1].data.qpos, robots[0].data.qpos, atol=1e-4)
+    assert (folders[0] / "policy.onnx").read_bytes() != (folders[1] / "policy.onnx").read_bytes()
+
+
+def test_a_vendor_has_an_order_of_its_own_robots_alone(tool_here, ant):
+    done = tool_here("export", ant[0].parent, "--order", "unitree", "--out", "none")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not Path("none").exists()
+    assert "--order unitree: the robot has joints ['ankle_1'" in done.stderr
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_the_runtime_acts_as_the_policy_does(tmp_path, monkeypatch, deploy, plain):
     """Named parts with a scale and a history, and the last action, which it remembers."""

@@ -1,0 +1,82 @@
+"""Joint orders of robots' vendors, and an exported policy in such an order: what it gets, does and controls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import mujoco
+
+from gpusim_rl.env import Environment, VecEnv
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.export.controls import ControlMap
+
+_HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
+_LEGS = ("hip_pitch", "hip_roll", "hip_yaw", "knee", "ankle_pitch", "ankle_roll")
+_ARMS = ("shoulder_pitch", "shoulder_roll", "shoulder_yaw", "elbow", "wrist_roll", "wrist_pitch", "wrist_yaw")
+ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "unitree": (  # LowState.motor_state and LowCmd.motor_cmd of unitree_sdk2: Go1, Go2 and B2; G1
+        tuple(f"{leg}_{part}" for leg in ("FR", "FL", "RR", "RL") for part in ("hip", "thigh", "calf")),
+        (
+            *(f"{side}_{part}" for side in ("left", "right") for part in _LEGS),
+            *("waist_yaw", "waist_roll", "waist_pitch"),
+            *(f"{side}_{part}" for side in ("left", "right") for part in _ARMS),
+        ),
+    )
+}
+"""Names of joints without `_joint`, of several robots by the vendor."""
+
+
+@dataclass(frozen=True)
+class JointOrder:
+    """A vendor's order: where each joint, actuator, action and number of the observation is in the scene's."""
+
+    vendor: str
+    joints: tuple[int, ...]
+    actuators: tuple[int, ...]
+    actions: tuple[int, ...]
+    obs: tuple[int, ...]
+
+    def control(self, control: ControlMap) -> ControlMap:
+        """Returns the map from actions to controls, both in this order."""
+        offset, scale = (tuple(values[i] for i in self.actuators) for values in (control.offset, control.scale))
+        source = tuple(self.actions.index(control.source[i]) for i in self.actuators)
+        return replace(control, offset=offset, scale=scale, source=source)
+
+
+def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> JointOrder:
+    """Returns the order of a vendor, a key of `ORDERS`, for a task's policy.
+
+    Raises:
+        ConfigError: The vendor has no robot with these joints, an action is not of one joint, or nobody knows whether
+            some numbers of the observation are of joints.
+    """
+    if not isinstance(env, VecEnv):
+        raise ConfigError(f"--order {vendor}: the joints of another library's envs are not known; leave it out")
+    model, sources = env.sim.scene.model, env.task.sources
+    joints = [j for j in range(model.njnt) if model.jnt_type[j] in (_HINGE, _SLIDE)]
+    names = [model.joint(j).name.rpartition("/")[2].removesuffix("_joint") for j in joints]
+    known = max(ORDERS[vendor], key=lambda order: len(set(order) & set(names)))
+    if sorted(known) != sorted(names):
+        raise ConfigError(
+            f"--order {vendor}: the robot has joints {sorted({*names} - {*known}) or 'fewer'} and lacks"
+            f" {sorted({*known} - {*names}) or 'none'} of this vendor's; leave it out: the card names the joints"
+        )
+    on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
+    driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for a in range(model.nu)]
+    parts = env.obs_parts.get("policy", ())
+    if unknown := [part.name for part in parts if part.name not in sources] or not parts:
+        raise ConfigError(f"--order {vendor}: the task does not say in `sources` where {unknown} of its parts are from")
+    columns = () if control is None else control.source
+    if control is None or sorted(driven) != joints or sorted(columns) != [*range(len(joints))]:
+        raise ConfigError(f"--order {vendor} needs a task whose actions are of one joint each; leave it out")
+    order = [names.index(name) for name in known]
+    actuators = [driven.index(joints[i]) for i in order]
+    actions = [columns[a] for a in actuators]
+    obs = list[int]()
+    for part in parts:
+        of_joints = sources[part.name].startswith(("joint positions", "joint velocities"))
+        frame = order if of_joints else actions if sources[part.name] == "last action" else range(part.size)
+        for _ in range(part.history):
+            first = len(obs)
+            obs += [first + i for i in frame]
+    return JointOrder(vendor, tuple(order), tuple(actuators), tuple(actions), tuple(obs))
