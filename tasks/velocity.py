@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -70,7 +71,7 @@ class Robot:
     """What a task must know of a walking robot. Patterns are of names of joints; the first that fits counts.
 
     Attributes:
-        name: Folder and file in tasks/assets.
+        name: Its folder and file in tasks/assets, where there is no `file`.
         root: Its root body.
         torso: Body that is to be upright.
         imu: Site of the IMU.
@@ -84,6 +85,9 @@ class Robot:
         thighs: What must not touch rough ground, as `feet`; without it a tilt ends an episode there too.
         shanks: What `shank_contact` is of, as `feet`.
         elliptic: Whether friction cones are elliptic, and friction stiffer than the normal of a contact.
+        file: MJCF or URDF, or `menagerie:<robot>`. Its motors, sensors and floor are left out.
+        fixed_base: False gives a file without floating base one.
+        sites: Body and place in it [m] of sites that the file lacks, by name.
     """
 
     name: str
@@ -100,6 +104,26 @@ class Robot:
     thighs: tuple[str, ...] = ()
     shanks: tuple[str, ...] = ()
     elliptic: bool = False
+    file: str | Path | None = None
+    fixed_base: bool | None = None
+    sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)
+
+    def add_to(self, scene: Scene) -> None:
+        """Adds the robot to a scene as "robot", without motors and sensors.
+
+        Raises:
+            TaskError: The file does not fit, or has not the body of a site.
+        """
+        spec, file = scene.spec, self.file or assets_dir() / self.name / f"{self.name}.xml"
+        ground = len(spec.worldbody.geoms)
+        scene.add("robot", file, fixed_base=self.fixed_base)
+        for element in [*spec.sensors, *spec.actuators, *spec.worldbody.geoms[ground:]]:
+            spec.delete(element)
+        for site, (body, pos) in self.sites.items():
+            if (place := spec.body(f"robot/{body}")) is None:
+                known = [each.name.removeprefix("robot/") for each in spec.bodies[1:]]
+                raise TaskError(f"{self.file}: no body {body!r} for the site {site!r}.{did_you_mean(body, known)}")
+            place.add_site(name=f"robot/{site}", pos=pos)
 
 
 def by_joint(names: list[str], values: Mapping[str, Any], default: Any = None) -> list[Any]:
@@ -301,6 +325,8 @@ class VelocityTask(Task[VelocityConfig]):
 
     def __init_subclass__(cls) -> None:
         soles = cls.robot.soles
+        if "mirrors" in vars(cls):
+            return
         cls.mirrors = {
             "lin_vel": "vector",
             "ang_vel": "pseudovector",
@@ -329,7 +355,7 @@ class VelocityTask(Task[VelocityConfig]):
             scene.add_terrain(Terrain(cfg.rough))
         else:
             scene.add_ground()
-        scene.add("robot", assets_dir() / robot.name / f"{robot.name}.xml")
+        robot.add_to(scene)
         values = {
             name: {pattern: getattr(motor, name) for pattern, motor in robot.motors.items()}
             for name in ("stiffness", "damping", "armature")

@@ -4,6 +4,7 @@ python tools/new_task.py Reach                                 with a small arm,
 python tools/new_task.py Reach --urdf robots/arm.urdf          with your robot; it gets drives if its file has none
 python tools/new_task.py Walk --urdf robots/dog.urdf --free-base
 python tools/new_task.py Walk --mjcf robots/dog.xml            a robot with a free base learns to walk forward
+python tools/new_task.py Trot --mjcf robots/dog.xml --velocity walks with commanded velocities, as Go1Velocity
 python tools/new_task.py MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml
 """
 
@@ -175,6 +176,60 @@ $controls        self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).
     def _gravity(self) -> Float[Tensor, "envs 3"]:
         return quat_rotate_inverse(self.robot.root_quat, self.down)
 '''
+VELOCITY = '''\
+"""$name: the robot follows commanded velocities."""
+
+from __future__ import annotations
+$import_path
+from gpusim_rl.tasks.velocity import Motor, Robot, VelocityTask
+
+
+class $name(VelocityTask):
+    """$name: walk with the commanded velocities, forward, sideways and turning.
+
+    The recipe is that of `Go1Velocity`. Motors are a first guess: each servo has 10 Hz, by its armature.
+
+    Action space: $actions numbers in [-100, 100], offset of the joint targets from the pose / a quarter of the
+    largest torque over the stiffness [rad], in the order of the joints.
+
+    Observation space:
+
+$table
+
+    The critic sees this:
+
+$critic_table
+
+    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
+
+    Reward terms, x the control step: see `VelocityTask`.
+
+    Start: the pose, a little above the ground, any yaw; a random command, anew every 3 to 8 s. Termination: a tilt
+    of more than 70 degrees.
+    """
+
+$mirrors    robot = Robot(
+        name="$robot_name",
+        file=$robot,
+$values
+    )
+'''
+VELOCITY_YAML = """\
+# @package _global_
+# $name: walk with the commanded velocities. What is not here is in cfg/task/$base.yaml.
+defaults: [$base]
+task:
+  _target_: my_tasks.$module.$name
+  rough_weights: {shank_contact: 0.0}
+  randomization_params:
+    actor_params:
+      robot:
+        rigid_shape_properties:
+          friction: {names: $feet}
+          torsion_friction: {names: $feet}
+          rolling_friction: {names: $feet}
+        rigid_body_properties: {com: {names: [$torso]}}
+"""
 YAML = """\
 # @package _global_
 # $name: $doing
@@ -272,6 +327,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     robot.add_argument("--urdf", metavar="FILE", help="the robot")
     robot.add_argument("--mjcf", metavar="FILE", help="the robot; or menagerie:unitree_go1")
     parser.add_argument("--free-base", action="store_true", help="give the robot's first body a free joint")
+    parser.add_argument("--velocity", action="store_true", help="a walking robot follows commanded velocities")
+    parser.add_argument("--feet", metavar="A,B", help="bodies or shapes that stand on the ground, for --velocity")
     parser.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="take the settings of a task of theirs")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for my_tasks and my_cfg (default: this one)")
     parser.add_argument("--overwrite", action="store_true", help="replace the files of a task that exists")
@@ -291,6 +348,10 @@ def new_task(args: argparse.Namespace) -> list[str]:
     if not args.out.is_dir():
         raise ConfigError(f"--out {args.out}: there is no such folder")
     draft = Draft(args.name, args.out, args.urdf or args.mjcf or "", args.free_base)
+    if args.velocity and (not draft.robot or args.from_isaacgymenvs is not None):
+        raise ConfigError("--velocity needs the robot, and takes no settings of IsaacGymEnvs; try --mjcf or --urdf")
+    if args.feet is not None and not args.velocity:
+        raise ConfigError("--feet is for --velocity; try both")
     if args.from_isaacgymenvs is not None:
         take_settings(draft, args.from_isaacgymenvs)
     source = draft.folder / "my_tasks" / f"{draft.module}.py"
@@ -304,9 +365,12 @@ def new_task(args: argparse.Namespace) -> list[str]:
     for file in (source, yaml, *files):
         if file.exists() and not args.overwrite:
             raise ConfigError(f"the file {file} exists already; try another name, or --overwrite")
-    robot = load_robot(draft, ARM if files else None)
-    values = own_settings(draft, robot)
-    files[source], files[yaml] = class_text(draft, robot, values), yaml_text(draft, robot, values)
+    if args.velocity:
+        files[source], files[yaml] = velocity_texts(draft, args.feet.split(",") if args.feet else [])
+    else:
+        robot = load_robot(draft, ARM if files else None)
+        values = own_settings(draft, robot)
+        files[source], files[yaml] = class_text(draft, robot, values), yaml_text(draft, robot, values)
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
@@ -619,11 +683,7 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
         kind = 'kind="position", stiffness=cfg.stiffness, damping=cfg.damping'
         drives = f'        scene.add_actuators("robot", DRIVEN, {kind})\n'
         draft.notes.append("the robot has no actuators: the yaml gives its joints position drives; tune their gains")
-    if draft.of_menagerie:
-        place, import_path = f'"{draft.robot}"', ""
-    else:
-        relative = os.path.relpath(Path(draft.robot).resolve(), (draft.folder / "my_tasks").resolve())
-        place, import_path = f'Path(__file__).parent / "{Path(relative).as_posix()}"', "from pathlib import Path\n"
+    place, import_path = robot_place(draft)
     if robot.servos:
         control, controls = f"self.pose + {'self.cfg.reach' if robot.free else 'self.reach'} * action", ""
         action_words = "targets of the joints in DRIVEN, `reach` around their start"
@@ -654,6 +714,14 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
     )
 
 
+def robot_place(draft: Draft) -> tuple[str, str]:
+    """Returns the expression that is the robot's file, and the import that it needs."""
+    if draft.of_menagerie:
+        return f'"{draft.robot}"', ""
+    relative = os.path.relpath(Path(draft.robot).resolve(), (draft.folder / "my_tasks").resolve())
+    return f'Path(__file__).parent / "{Path(relative).as_posix()}"', "from pathlib import Path\n"
+
+
 def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
     """Returns the content of the yaml."""
     common = draft.common
@@ -674,6 +742,130 @@ def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, s
         max_iterations=common.get("max_iterations", 300 if robot.free else 100),
         ppo="\n".join(f"  {key}: {text_of(value)}" for key, value in ppo.items()),
     )
+
+
+def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
+    """Returns the content of the py file and of the yaml of a robot that follows commanded velocities."""
+    import mujoco
+
+    from gpusim_rl.errors import TaskError
+    from gpusim_rl.sim import Scene
+    from gpusim_rl.sim.legged import read_legged
+    from gpusim_rl.sim.mirror_image import MirrorImage
+    from gpusim_rl.sim.urdf import is_urdf
+
+    scene, keys = Scene(200), []
+    free = draft.free_base or (not draft.of_menagerie and is_urdf(Path(draft.robot)))  # URDF has no free joints
+    try:
+        if not free and not draft.of_menagerie:
+            keys = [key.name for key in mujoco.MjSpec.from_file(draft.robot).keys if key.name]
+        stance = next((key for word in ("home", "stand", "") for key in keys if word in key), None)
+        scene.add("robot", draft.robot, keyframe=stance, fixed_base=False if free else None)
+        robot = read_legged(scene, "robot", feet)
+    except (TaskError, ValueError) as error:
+        raise TaskError(f"{draft.robot}: {' '.join(str(error).split())}") from None
+    draft.notes += robot.notes
+    mirrors = ""
+    try:
+        MirrorImage(scene, "robot")
+    except TaskError as error:
+        draft.notes.append(f"the task has no mirror images: {error}")
+        mirrors = "    mirrors: ClassVar = {}  # the robot has no mirror image\n"
+    joints, biped = list(robot.pose), len(robot.feet) == 2
+    sites = {f"{foot.item.partition(':')[2]}_sole": f"({json.dumps(foot.body)}, {foot.sole})" for foot in robot.feet}
+    soles = tuple(sites)
+    if robot.imu is None:
+        sites["imu"] = f"({json.dumps(robot.root)}, (0.0, 0.0, 0.0))"
+    pose = {joint: value for joint, value in robot.pose.items() if value}
+    motors = {
+        joint: f"Motor.tuned(armature={armature:g}, effort={effort:g})"
+        for joint, (armature, effort) in robot.motors.items()
+    }
+    widths = dict.fromkeys(robot.pitches, (0.05, 0.3, 0.5) if biped else (0.05, 0.3, 0.3))
+    widths |= dict.fromkeys(robot.knees, (0.05, 0.35, 0.6) if biped else (0.1, 0.6, 0.6))
+    others = {"*": (0.05, 0.15, 0.2) if biped else (0.05, 0.3, 0.3)}
+    values = {
+        "root": json.dumps(robot.root),
+        "torso": json.dumps(robot.torso),
+        "imu": json.dumps(robot.imu or "imu"),
+        "feet": repr(tuple(foot.item for foot in robot.feet)),
+        "soles": repr(soles),
+        "height": f"{robot.height:g}",
+        "pose": by_pattern(joints, pose),
+        "motors": by_pattern(joints, motors),
+        "widths": {**by_pattern(joints, widths), **others},
+        "elliptic": "True" if not biped else "",
+        "fixed_base": "False" if free else "",
+        "sites": sites,
+    }
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            items = [f"{json.dumps(name)}: {item}" for name, item in value.items()]
+            lines += [f"        {key}={{", *(f"            {item}," for item in items), "        },"]
+        elif value:
+            lines.append(f"        {key}={value.replace(chr(39), chr(34))},")
+    place, import_path = robot_place(draft)
+    imports = import_path + ("from typing import ClassVar\n" if mirrors else "")
+    seen = [
+        ("lin_vel", 3, "velocity of the IMU, its frame", "m/s"),
+        ("ang_vel", 3, "angular velocity of the IMU, its frame", "rad/s"),
+        ("gravity", 3, "direction of gravity in the frame of the root", "-"),
+        ("joint_pos", len(joints), "joint positions from the pose; the policy's with bias", "rad"),
+        ("joint_vel", len(joints), "joint velocities", "rad/s"),
+        ("actions", len(joints), "last action", "-"),
+        ("command", 3, "commanded x, y velocity and yaw rate", "m/s, m/s, rad/s"),
+    ]
+    of_feet = [
+        ("foot_height", len(soles), "each foot above the ground", "m"),
+        ("air_time", len(soles), "time since each foot left the ground", "s"),
+        ("contact", len(soles), "1 for feet that touch, else 0", "-"),
+        ("contact_force", 3 * len(soles), "sign(f) log(1 + abs(f)) of the forces on feet, world", "log(1 + N)"),
+    ]
+    source = Template(VELOCITY).substitute(
+        name=draft.name,
+        import_path=imports and f"\n{imports}",
+        actions=len(joints),
+        table=table(seen),
+        critic_table=table([*seen, *of_feet]),
+        mirrors=mirrors and f"{mirrors}\n",
+        robot_name=snake_case(draft.name),
+        robot=place,
+        values="\n".join(lines),
+    )
+    yaml = Template(VELOCITY_YAML).substitute(
+        name=draft.name,
+        base="G1Velocity" if biped else "Go1Velocity",
+        module=draft.module,
+        feet=f"[{', '.join(dict.fromkeys(foot.body for foot in robot.feet))}]",
+        torso=robot.torso,
+    )
+    return source, yaml
+
+
+SIDES = re.compile(
+    r"(?<![A-Za-z])(left|right|front|rear|hind|back|[lrfhb]|[frhbl][lrfh])(?![a-z])|(Left|Right)(?=[A-Z])",
+    re.IGNORECASE,
+)
+"""Words in the name of a joint that tell of which leg or arm it is."""
+
+
+def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values by pattern, where all joints that differ by their side alone have one; else by joint."""
+    from fnmatch import fnmatchcase
+
+    result: dict[str, Any] = {}
+    for joint, value in values.items():
+        pattern = re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", joint))
+        alike = [other for other in joints if fnmatchcase(other, pattern)]
+        same = all(nearly(values.get(other), value) for other in alike)
+        result.setdefault(pattern if same else joint, value)
+    return result
+
+
+def nearly(one: Any, two: Any) -> bool:
+    """Whether two values are equal, angles to the precision of a guess."""
+    return abs(one - two) <= 0.02 if isinstance(one, float) and isinstance(two, float) else one == two
 
 
 def wrapped(head: str, brackets: str, items: list[str]) -> str:

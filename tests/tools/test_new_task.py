@@ -110,6 +110,27 @@ def test_an_urdf_quadruped_gets_drives_and_stands_on_its_feet(tmp_path, monkeypa
     env.close()
 
 
+def test_a_robot_of_a_file_follows_commanded_velocities(tmp_path, monkeypatch):
+    """It gets a floating base, soles, an IMU and motors, and stands with its servos at the pose."""
+    (tmp_path / "dog.urdf").write_text(quadruped())
+    done = new_task(tmp_path, "Trotter", "--urdf", "dog.urdf", "--velocity")
+    assert done.returncode == 0, done.stderr
+    assert "the file has no IMU site" in done.stdout and "8 joints have no armature in the file" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = make_env("Trotter", num_envs=4, device="cpu", config_dir=tmp_path / "my_cfg", task={"pushes": False})
+    task, robot = env.task, env.sim.articulation("robot")
+    assert task.robot.feet == tuple(f"body:{leg}_calf" for leg, *_ in LEGS)  # type: ignore[attr-defined]
+    assert set(task.robot.motors) == {"*_hip", "*_knee"}  # type: ignore[attr-defined]
+    env.reset()
+    for _ in range(50):  # 1 s
+        step = env.step(torch.zeros(4, 8))
+        assert not step.terminated.any()
+    sag = task.robot.height - robot.root_pos[:, 2]  # type: ignore[attr-defined]
+    assert ((sag > 0.0) & (sag < 0.1)).all() and step.obs["critic"][:, -16:-12].all()  # contacts of the feet
+    env.close()
+
+
 def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
     theirs = tmp_path / "isaacgymenvs" / "cfg"
     for name, text in (("task/Doggo.yaml", ISAAC), ("train/DoggoPPO.yaml", ISAAC_PPO)):
@@ -146,6 +167,10 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
         (["Reach", "--urdf", "no.urdf"], "there is no robot file no.urdf"),
         (["Reach", "--out", "nowhere"], "--out nowhere: there is no such folder"),
         (["Reach", "--mjcf", "stone.xml"], "stone.xml: the robot has no joint"),
+        (["Trot", "--velocity"], "--velocity needs the robot"),
+        (["Trot", "--mjcf", "stone.xml", "--feet", "a"], "--feet is for --velocity"),
+        (["Trot", "--mjcf", "stone.xml", "--velocity"], "stone.xml: the robot has no floating base"),
+        (["Trot", "--mjcf", "stone.xml", "--velocity", "--free-base"], "stone.xml: found no feet"),
         (["Reach", "--from-isaacgymenvs", "broken.yaml"], "cannot read broken.yaml"),
         (["Reach", "--from-isaacgymenvs", "other.yaml"], "not a task of IsaacGymEnvs"),
         (["Taken"], "exists already; try another name, or --overwrite"),
@@ -165,12 +190,12 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("robot", ["arm", "dog"])
+@pytest.mark.parametrize("robot", ["arm", "dog", "velocity"])
 def test_from_nothing_to_an_exported_policy(tmp_path, robot):
     options = []
-    if robot == "dog":
+    if robot != "arm":
         (tmp_path / "dog.urdf").write_text(quadruped())
-        options = ["--urdf", "dog.urdf", "--free-base"]
+        options = ["--urdf", "dog.urdf", "--free-base" if robot == "dog" else "--velocity"]
     done = new_task(tmp_path, "Fresh", *options)
     assert done.returncode == 0, done.stderr
     python = (sys.executable,)

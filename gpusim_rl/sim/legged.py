@@ -1,0 +1,333 @@
+"""What a walking robot's model tells of it: its feet, a pose in which it stands, and a first guess of its motors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.sim.scene import Scene
+
+ARMATURE = 1.7e-4
+"""Guess of an armature per largest torque [kg m^2 / N m]: that of Go1, Go2 and G1 is 1.4e-4 to 3.3e-4."""
+FOOT = re.compile(r"foot|feet|toe|ankle|sole|paw|calf_?tip", re.IGNORECASE)
+TORSO = re.compile(r"torso|trunk|chest", re.IGNORECASE)
+LOW = 0.15  # share of the root's height within which the lowest ends of limbs are feet
+BENT = {True: 0.94, False: 0.7}  # height of the hips in a pose, as a share of the longest leg: of two legs, and of more
+_HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
+_JOINT, _NONE = mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtBias.mjBIAS_NONE.value
+_GEOM = mujoco.mjtGeom
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foot:
+    """What stands on the ground.
+
+    Attributes:
+        item: `body:<name>`, or `geom:<name>` of a shape.
+        body: Its body.
+        sole: Its lowest point in the pose, in the frame of the body [m].
+    """
+
+    item: str
+    body: str
+    sole: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeggedRobot:
+    """A robot with legs. All names are those of its file.
+
+    Attributes:
+        root: Its root body.
+        torso: Body that is to be upright.
+        imu: Site of the IMU; None if it has none.
+        feet: Its feet, in the order of its bodies or as they were given.
+        pose: Joint positions of the pose in which it stands [rad].
+        height: Height of the root in it [m].
+        motors: Armature [kg m^2] and largest torque [N m] of each joint.
+        knees: Knees, or what bends a leg most.
+        pitches: Other joints of legs that turn about the robot's y axis.
+        notes: What was guessed, a line each.
+    """
+
+    root: str
+    torso: str
+    imu: str | None
+    feet: list[Foot]
+    pose: dict[str, float]
+    height: float
+    motors: dict[str, tuple[float, float]]
+    knees: list[str]
+    pitches: list[str]
+    notes: list[str]
+
+
+def read_legged(scene: Scene, name: str, feet: Sequence[str] = ()) -> LeggedRobot:
+    """Finds out what a task must know of a walking robot.
+
+    Feet are the ends of limbs that are called so, or that are lowest. The pose is the scene's reference pose, if it
+    has joints off zero; otherwise legs are bent so that each foot is below its hip.
+
+    Args:
+        scene: Scene with the robot.
+        name: Its name in the scene.
+        feet: Names of bodies or shapes that are its feet; empty finds them.
+
+    Raises:
+        TaskError: It has no floating base, or no feet that can be found, or a joint that follows another one.
+    """
+    return _Reader(scene, name).read(feet)
+
+
+class _Reader:
+    def __init__(self, scene: Scene, name: str) -> None:
+        self.model = model = scene.model
+        self.prefix, self.bodies = scene.prefix(name), scene.bodies_of(name)
+        self.data, self.notes = mujoco.MjData(model), list[str]()
+        of_root = [j for j in range(model.njnt) if model.jnt_bodyid[j] in self.bodies[:1]]
+        if not of_root or model.jnt_type[of_root[0]] != mujoco.mjtJoint.mjJNT_FREE:
+            raise TaskError("the robot has no floating base: its first body has no free joint; try --free-base")
+        self.root, base = self.bodies[0], model.jnt_qposadr[of_root[0]]
+        self.data.qpos[base + 3 : base + 7] = 1.0, 0.0, 0.0, 0.0
+        moving = (_HINGE, _SLIDE)
+        self.joints = [
+            j for j in range(model.njnt) if model.jnt_bodyid[j] in self.bodies and model.jnt_type[j] in moving
+        ]
+        for first in model.eq_obj1id[model.eq_type == mujoco.mjtEq.mjEQ_JOINT]:
+            raise TaskError(
+                f"joint {self.name('joint', first)!r} follows another one, and a velocity task drives all joints; try"
+                " a file without it"
+            )
+        touches = (model.geom_contype | model.geom_conaffinity) > 0
+        self.shapes = [g for g in range(model.ngeom) if model.geom_bodyid[g] in self.bodies and touches[g]]
+
+    def name(self, kind: str, i: int) -> str:
+        """Returns the name of an element in the robot's file."""
+        return getattr(self.model, kind)(int(i)).name.removeprefix(self.prefix)
+
+    def read(self, names: Sequence[str]) -> LeggedRobot:
+        model, data = self.model, self.data
+        address = model.jnt_qposadr[self.joints]
+        stands = bool(model.qpos0[address].any())
+        for j in self.joints:
+            low, high = self.limits(j)
+            data.qpos[model.jnt_qposadr[j]] = min(max(model.qpos0[model.jnt_qposadr[j]], low), high)
+        mujoco.mj_kinematics(model, data)
+        shapes = self.named(names) if names else self.found()
+        legs = [self.pitches(model.geom_bodyid[of_foot[0]]) for of_foot in shapes.values()]
+        shared = {j for one, two in itertools.combinations(legs, 2) for j in set(one) & set(two)}  # of the waist
+        legs = [[j for j in leg if j not in shared] for leg in legs]
+        if not stands:
+            for leg, of_foot in zip(legs, shapes.values(), strict=True):
+                self.bend(leg, of_foot, BENT[len(shapes) == 2])
+        mujoco.mj_kinematics(model, data)
+        height = float(data.xpos[self.root, 2]) - min(map(self.bottom, self.shapes))
+        imus = [i for i in range(model.nsite) if "imu" in self.name("site", i).lower()]
+        imus.sort(key=lambda i: model.site_bodyid[i])  # the root's before the torso's
+        if not imus:
+            self.notes.append(
+                "the file has no IMU site: the task puts one at the root's origin; correct its place in `sites`"
+            )
+        upper = [i for i in self.bodies if TORSO.search(self.name("body", i))]
+        return LeggedRobot(
+            root=self.name("body", self.root),
+            torso=self.name("body", (upper or self.bodies)[0]),
+            imu=self.name("site", imus[0]) if imus else None,
+            feet=[self.foot(item, of_foot) for item, of_foot in shapes.items()],
+            pose={self.name("joint", j): round(float(data.qpos[model.jnt_qposadr[j]]), 3) for j in self.joints},
+            height=math.ceil(1000 * height) / 1000,
+            motors=self.motors(height, [self.above(model.geom_bodyid[of_foot[0]]) for of_foot in shapes.values()]),
+            knees=[self.name("joint", leg[1]) for leg in legs if len(leg) > 1],
+            pitches=[self.name("joint", j) for leg in legs for j in (*leg[:1], *leg[2:])],
+            notes=self.notes,
+        )
+
+    def limits(self, joint: int) -> tuple[float, float]:
+        """Returns the range of a joint [rad or m], at most a turn."""
+        low, high = self.model.jnt_range[joint] if self.model.jnt_limited[joint] else (-math.pi, math.pi)
+        return float(low), float(high)
+
+    # Feet
+
+    def named(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """Returns the shapes of feet that were given, by item."""
+        bodies = {self.name("body", i): i for i in self.bodies}
+        geoms = {name: g for g in self.shapes if (name := self.name("geom", g))}
+        found = {}
+        for name in names:
+            if name not in bodies and name not in geoms:
+                known = [*bodies, *geoms]
+                raise TaskError(f"--feet: no body or shape {name!r}.{did_you_mean(name, known)} There are {known}")
+            item = f"body:{name}" if name in bodies else f"geom:{name}"
+            found[item] = self.of_body(bodies[name]) if name in bodies else [geoms[name]]
+            if not found[item]:
+                raise TaskError(f"--feet: body {name!r} has no shape that could touch the ground")
+        return found
+
+    def found(self) -> dict[str, list[int]]:
+        """Returns the shapes of the feet, by item: of the ends of limbs those that are called so, or are lowest."""
+        model, weld = self.model, self.model.body_weldid
+        inner = {weld[model.body_parentid[i]] for i in self.bodies if weld[model.body_parentid[i]] != weld[i]}
+        ends: dict[int, list[int]] = {}  # the shapes of what is rigid, and moves nothing else
+        for g in self.shapes:
+            group = int(weld[model.geom_bodyid[g]])
+            if group not in inner and group != weld[self.root]:
+                ends.setdefault(group, []).append(g)
+        called = {
+            group: named for group, shapes in ends.items() if (named := [g for g in shapes if self.is_called_foot(g)])
+        }
+        if len(called) < 2:
+            heights = {group: min(map(self.bottom, shapes)) for group, shapes in ends.items()}
+            least = min(heights.values(), default=0.0)
+            limit = least + LOW * (self.data.xpos[self.root, 2] - least)
+            called = {group: shapes for group, shapes in ends.items() if heights[group] <= limit}
+        if len(called) < 2:
+            names = [self.name("body", group) for group in ends]
+            raise TaskError(
+                f"found no feet: of the ends of its limbs, {names}, no two are called foot, toe or ankle, or are"
+                " lowest; try --feet left_foot,right_foot"
+            )
+        feet = {}
+        for shapes in called.values():
+            lowest = min(shapes, key=self.bottom)
+            body, name = int(model.geom_bodyid[lowest]), self.name("geom", lowest)
+            alone = FOOT.search(self.name("body", body)) or not name or self.of_body(body) == [lowest]
+            feet |= {f"body:{self.name('body', body)}": self.of_body(body)} if alone else {f"geom:{name}": [lowest]}
+        return feet
+
+    def is_called_foot(self, geom: int) -> bool:
+        names = self.name("body", self.model.geom_bodyid[geom]), self.name("geom", geom)
+        return any(FOOT.search(name) for name in names)
+
+    def of_body(self, body: int) -> list[int]:
+        """Returns the shapes of a body, without those of its children."""
+        return [g for g in self.shapes if self.model.geom_bodyid[g] == body]
+
+    def bottom(self, geom: int) -> float:
+        """Returns the height of the lowest point of a shape [m]."""
+        model, size = self.model, self.model.geom_size[geom]
+        turned = self.data.geom_xmat[geom].reshape(3, 3)
+        up, middle = turned[2], float(self.data.geom_xpos[geom, 2])
+        match model.geom_type[geom]:
+            case _GEOM.mjGEOM_SPHERE.value:
+                half = size[0]
+            case _GEOM.mjGEOM_CAPSULE.value:
+                half = size[0] + abs(up[2]) * size[1]
+            case _GEOM.mjGEOM_CYLINDER.value:
+                half = size[0] * math.hypot(up[0], up[1]) + abs(up[2]) * size[1]
+            case _GEOM.mjGEOM_ELLIPSOID.value:
+                half = np.linalg.norm(up * size)
+            case _:
+                box = model.geom_aabb[geom]
+                half = np.abs(up) @ box[3:] - up @ box[:3]
+        return middle - float(half)
+
+    def foot(self, item: str, shapes: list[int]) -> Foot:
+        body = int(self.model.geom_bodyid[shapes[0]])
+        middle = self.data.geom_xpos[shapes].mean(axis=0)
+        middle[2] = min(map(self.bottom, shapes))
+        place = self.data.xmat[body].reshape(3, 3).T @ (middle - self.data.xpos[body])
+        return Foot(item=item, body=self.name("body", body), sole=tuple(round(float(x), 4) + 0.0 for x in place))
+
+    # The pose
+
+    def above(self, body: int) -> list[int]:
+        """Returns the joints between the root and a body, the upper ones first."""
+        chain = []
+        while body != self.root:
+            chain.append(body)
+            body = int(self.model.body_parentid[body])
+        return [j for j in self.joints if self.model.jnt_bodyid[j] in chain]
+
+    def pitches(self, body: int) -> list[int]:
+        """Returns those of them that are hinges about the y axis."""
+        turns = self.model.jnt_type == _HINGE
+        return [j for j in self.above(body) if turns[j] and abs(self.data.xaxis[j, 1]) > 0.7]
+
+    def bend(self, leg: list[int], shapes: list[int], share: float) -> None:
+        """Bends hip and knee so that the foot is below the hip, and as near to it as a share of the longest leg."""
+        model, data = self.model, self.data
+        if len(leg) < 2:
+            return
+        address = model.jnt_qposadr[leg]
+        ranges = np.array([self.limits(j) for j in leg])
+        signs = np.sign(data.xaxis[leg, 1])
+        start = data.qpos[address].copy()
+
+        def place(angles: np.ndarray) -> tuple[float, float]:
+            """Where the foot is: ahead of the hip, and below it [m]."""
+            data.qpos[address] = angles
+            mujoco.mj_kinematics(model, data)
+            x, _, z = data.geom_xpos[shapes].mean(axis=0) - data.xanchor[leg[0]]
+            return float(x), -float(z)
+
+        def level(hip: float, knee: float) -> np.ndarray:
+            """The angles of the leg; what is below the knee keeps the foot level."""
+            angles = np.array([hip, knee, *start[2:]])
+            if len(leg) > 2:
+                turned = signs[:2] @ (angles[:2] - start[:2])
+                angles[2] = np.clip(start[2] - signs[2] * turned, *ranges[2])
+            return angles
+
+        grid = [np.linspace(low, high, 31) for low, high in ranges[:2]]
+        reach = max(place(level(*angles))[1] for angles in itertools.product(*grid))
+
+        def cost(angles: tuple[float, float]) -> float:
+            x, z = place(level(*angles))
+            return x**2 + (z - share * reach) ** 2 + 1e-4 * reach**2 * float(np.square(angles).sum())
+
+        best = min(itertools.product(*grid), key=cost)
+        for _ in range(2):
+            grid = [
+                np.clip(np.linspace(angle - near[1] + near[0], angle + near[1] - near[0], 11), near.min(), near.max())
+                for angle, near in zip(best, grid, strict=True)
+            ]
+            best = min(itertools.product(*grid), key=cost)
+        data.qpos[address] = np.clip(np.round(level(*best), 2), *ranges.T)
+
+    # The motors
+
+    def motors(self, height: float, legs: list[list[int]]) -> dict[str, tuple[float, float]]:
+        """Returns armature and largest torque of each joint, and notes how many were guessed."""
+        model, data, motors = self.model, self.data, {}
+        mujoco.mj_comPos(model, data)
+        gravity = float(np.linalg.norm(model.opt.gravity))
+        of_legs = 0.5 * float(model.body_subtreemass[self.root]) * gravity * height
+        unknown = without = 0
+        for j in self.joints:
+            effort = self.effort(j)
+            if effort is None:
+                body, unknown = model.jnt_bodyid[j], unknown + 1
+                lever = float(np.linalg.norm(data.subtree_com[body] - data.xanchor[j]))
+                hangs = max(5.0 * float(model.body_subtreemass[body]) * gravity * lever, 0.05 * of_legs)
+                guess = of_legs if any(j in leg for leg in legs) else min(hangs, of_legs)
+                effort = float(f"{guess:.2g}")
+            armature = float(model.dof_armature[model.jnt_dofadr[j]])
+            if armature == 0.0:
+                armature, without = ARMATURE * effort, without + 1
+            motors[self.name("joint", j)] = float(f"{armature:.4g}"), float(f"{effort:.4g}")
+        if unknown:
+            self.notes.append(f"{unknown} joints have no largest torque in the file: guessed from what they carry")
+        if without:
+            self.notes.append(f"{without} joints have no armature in the file: guessed {ARMATURE:g} x largest torque")
+        return motors
+
+    def effort(self, joint: int) -> float | None:
+        """Returns the largest torque of a joint by its actuator, or by its own limit."""
+        model = self.model
+        for a in range(model.nu):
+            if model.actuator_trntype[a] != _JOINT or model.actuator_trnid[a, 0] != joint:
+                continue
+            gear = abs(float(model.actuator_gear[a, 0]))
+            if model.actuator_forcelimited[a]:
+                return gear * float(np.abs(model.actuator_forcerange[a]).max())
+            if model.actuator_biastype[a] == _NONE and model.actuator_ctrllimited[a]:
+                return gear * float(np.abs(model.actuator_ctrlrange[a] * model.actuator_gainprm[a, 0]).max())
+        return float(np.abs(model.jnt_actfrcrange[joint]).max()) if model.jnt_actfrclimited[joint] else None
