@@ -40,7 +40,7 @@ class HookChecks:
             if not isinstance(value, dict):
                 self._tensor(label, value, (self._num_envs, self._groups.sizes.get(group)), torch.float32)
                 continue
-            sizes = {part.name: part.size for part in self._groups.parts.get(group, ())}
+            sizes = {part.name: part.size for part in self._groups.observed.get(group, ())}
             if not value or (sizes and list(value) != list(sizes)):
                 raise TaskError(f"{label} returned the parts {list(value)}, expected {list(sizes) or 'at least one'}")
             for name, numbers in value.items():

@@ -28,6 +28,9 @@ from gpusim_rl.settings.schema import Count, Natural
 TaskObservation = Mapping[str, Tensor | Parts]
 """Observation groups of a task by name: a tensor [num_envs, size], or the named parts of one."""
 
+TEACHER = "teacher"
+"""Group with all parts of the policy's observation, where `task.observations` leaves out some."""
+
 _SEED_OFFSET = 1 << 33  # another stream than the task's and the randomizer's
 
 
@@ -41,6 +44,8 @@ class PartSettings:
     """Control steps by which the part is late: one number, or the range of draws."""
     history: Count = 1
     """Frames of the control steps up to this one."""
+    used: bool = True
+    """Whether the policy gets it; if not, only the group `teacher` has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +73,12 @@ class ObservationGroups:
     The task's `units` and `scales` describe the named parts, `settings` (`task.observations`) the policy's sensors, and
     `noise` is on the policy's whole observation.
 
+    Where settings leave out parts of the policy's observation, the group `teacher` has all of them.
+
     Attributes:
         sizes: Size of each group; empty until `describe`.
         parts: Named parts of those groups that have some, in their order; empty until `describe`.
+        observed: The same of what the task observes, with the parts that are left out.
         sensors: Noise, delay and history of the policy's observation; None where it has none, and until `describe`.
     """
 
@@ -79,6 +87,8 @@ class ObservationGroups:
         self._scales: dict[str, Tensor] = {}  # of the groups in which a part has one
         self.sizes: dict[str, int] = {}
         self.parts: dict[str, tuple[ObservationPart, ...]] = {}
+        self.observed: dict[str, tuple[ObservationPart, ...]] = {}
+        self._left_out: set[str] = set()
         self.sensors: SensorModel | None = None
 
     def describe(self, obs: TaskObservation) -> None:
@@ -99,15 +109,24 @@ class ObservationGroups:
         _check_names(self._settings, named.get("policy", {}))
         for group, parts in named.items():
             settings = self._settings if group == "policy" else {}
-            self.parts[group] = tuple(
+            self.observed[group] = tuple(
                 _described(task, part, value.shape[1], settings.get(part, {})) for part, value in parts.items()
             )
-            scales = [part.scale for part in self.parts[group] for _ in range(part.size)]
+            scales = [part.scale for part in self.observed[group] for _ in range(part.size)]
             if any(scale != 1.0 for scale in scales):
                 self._scales[group] = torch.tensor(scales, device=task.device)
+        self.parts.update(self.observed)
+        self._left_out = {part for part, settings in self._settings.items() if not settings.get("used", True)}
+        if self._left_out:
+            if TEACHER in obs:
+                raise TaskError(f"{name}.observe() has a group {TEACHER!r}, and task.observations leaves out parts")
+            if not named["policy"].keys() - self._left_out:
+                raise ConfigError("task.observations leaves out all parts of the policy's observation")
+            self.parts[TEACHER] = self.observed["policy"]
+            self.parts["policy"] = tuple(part for part in self.parts[TEACHER] if part.name not in self._left_out)
         if self._settings or self._noise is not None:
-            size = self.read({"policy": obs["policy"]})["policy"].shape[1]
-            parts = self.parts.get("policy", ())
+            size = self._join(obs["policy"]).shape[1]
+            parts = self.observed.get("policy", ())
             self.sensors = SensorModel(parts, size, self._noise, task.num_envs, task.device, self._seed)
         self.sizes.update({group: value.shape[1] for group, value in self.read(obs).items()})
 
@@ -118,14 +137,23 @@ class ObservationGroups:
         """
         joined = {}
         for group, value in obs.items():
-            frame = value if isinstance(value, Tensor) else torch.cat(list(value.values()), dim=1)
+            frame = self._join(value)
             scales = self._scales.get(group)
             if group == "policy" and self.sensors is not None and not clean:
                 frame = self.sensors.read(frame, scales)
             elif scales is not None:
                 frame *= scales
             joined[group] = frame
+        if self._left_out:
+            parts, joined[TEACHER] = self.observed["policy"], joined["policy"]
+            pieces = joined[TEACHER].split([part.size * (1 if clean else part.history) for part in parts], dim=1)
+            used = [piece for piece, part in zip(pieces, parts, strict=True) if part.name not in self._left_out]
+            joined["policy"] = torch.cat(used, dim=1)
         return joined
+
+    @staticmethod
+    def _join(value: Tensor | Parts) -> Tensor:
+        return value if isinstance(value, Tensor) else torch.cat(list(value.values()), dim=1)
 
 
 class SensorModel:

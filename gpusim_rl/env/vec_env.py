@@ -326,7 +326,7 @@ class VecEnv(Environment):
         obs, limit = self._groups.read(raw), self.cfg.clip_observations
         # Always new memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
         if limit is None:
-            return {group: value.clone() if value is raw[group] else value for group, value in obs.items()}
+            return {group: value.clone() if value is raw.get(group) else value for group, value in obs.items()}
         # 0 * inf is NaN: what is infinite must not look like the limit. What is finite keeps its bits.
         return {group: value.clamp(-limit, limit).add_(value, alpha=0) for group, value in obs.items()}
 

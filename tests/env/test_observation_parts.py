@@ -348,3 +348,22 @@ def test_parts_that_are_wrong(task_class, message):
     with pytest.raises(TaskError, match=re.escape(message)):
         env.reset()
         env.step(torch.zeros(N, 1))
+
+
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_a_part_that_is_not_used_is_in_the_group_of_a_teacher_only(clip):
+    settings = {"cart_pos": {"used": False}, "pole_angle": {"history": 3, "noise": 0.1}, "pole_vel": {"used": False}}
+    env = make(settings, clip_observations=clip)
+    every = make({"pole_angle": settings["pole_angle"]}, clip_observations=clip)
+    env.reset(), every.reset()
+    assert env.obs_sizes == {"policy": 4, "teacher": 6} and every.obs_sizes == {"policy": 6}
+    assert [part.name for part in env.obs_parts["policy"]] == ["cart_vel", "pole_angle"]
+    assert env.obs_parts["teacher"] == every.obs_parts["policy"]
+    for action in actions(9):
+        obs, whole = env.step(action).obs, every.step(action).obs["policy"]
+        assert torch.equal(obs["teacher"], whole)
+        assert torch.equal(obs["policy"], whole[:, 1:5])
+        assert torch.equal(env.clean_obs()["policy"], every.clean_obs()["policy"][:, 1:3])
+    for wrong in ({"cart_pos": {"used": 0}}, {part: {"used": False} for part in truth(env)}):
+        with pytest.raises(ConfigError, match=r"used must be true or false|leaves out all parts"):
+            make(wrong).reset()
