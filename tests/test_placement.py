@@ -34,7 +34,7 @@ from helpers.gpu_kernels import count_launches, warp_versions
 from helpers.off_policy import C51, settings_of
 from helpers.predicted_time import COUNTED_ENVS, H100, cost_of
 
-EVERY_DAY = [("Ant", algo) for algo in ("ppo", "impala", "sac", "dqn")]
+EVERY_DAY = [("Ant", algo) for algo in ("ppo", "impala", "sac", "dqn", "distill")]
 TRAININGS = [
     pytest.param(task, algo, id=f"{algo}-{task}", marks=() if (task, algo) in EVERY_DAY else pytest.mark.slow)
     for algo in ALGORITHMS

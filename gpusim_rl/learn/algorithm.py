@@ -31,6 +31,19 @@ Hidden = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class TrainedPolicy:
+    """The policy of another run."""
+
+    policy: Policy
+    settings: Any
+    """Settings of the algorithm that trained it."""
+    obs_sizes: Mapping[str, int]
+    """Size of each observation group of its envs."""
+    digest: str
+    """Digest of its checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
 class EnvSpec:
     """Description of the environments, for an algorithm that is made before they run."""
 
@@ -58,6 +71,8 @@ class EnvSpec:
     mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = field(default=None, compare=False)
     """Returns the mirror images of the observation groups and of `actions`, by name, and how far the robot is from its
     own (`gpusim_rl.env.mirrors`). It raises TaskError where there are none."""
+    load_policy: Callable[[str], TrainedPolicy] | None = field(default=None, compare=False)
+    """Loads the policy of another run, by the run's name, onto the device of the algorithm."""
 
 
 class Outcome(Protocol):

@@ -103,7 +103,7 @@ class OnPolicy(Algorithm):
             self.policy.named_parameters(), key=lambda pair: (pair[0] != "head.log_std", "log_std_of_state" in pair[0])
         )
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
-        parameters = [parameter for _, parameter in named]
+        parameters = [parameter for _, parameter in named if parameter.requires_grad]
         self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=cfg.max_grad_norm, eps=1e-5)
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # minibatches, since the training began

@@ -17,6 +17,7 @@ from gpusim_rl.env.mirrors import mirrored
 from gpusim_rl.errors import import_extra, one_line_if_out_of_memory, warn
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
+from gpusim_rl.learn.teacher import begin_from
 from gpusim_rl.machine.hardware import tune_malloc
 from gpusim_rl.machine.torch_threads import use_available_cpus
 from gpusim_rl.run import checkpoint
@@ -24,6 +25,7 @@ from gpusim_rl.run.collector import Collector
 from gpusim_rl.run.compilation import CompileChoice, choose_compile
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
 from gpusim_rl.run.held_objects import devices_checked
+from gpusim_rl.run.load_policy import load_policy
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.sim import SimChoice, make_sim
@@ -176,6 +178,7 @@ def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
         compile=start.compile.mode != "off",
         dt=env.task.dt if isinstance(env, VecEnv) else 1.0,
         mirrored=partial(mirrored, env),
+        load_policy=partial(load_policy, start.spec, env.action_space, start.device),
     )
     return dataclasses.replace(spec, **role)
 
@@ -189,4 +192,7 @@ def use_cpus(start: RunStart, num_envs: int) -> None:
 def make_algorithm(start: RunStart, env: EnvSpec, seed: int) -> Algorithm:
     """Makes the algorithm of a run for environments with these properties; the seed is that of all its noise."""
     cfg, make = start.cfg, start.spec.algorithm_class
-    return make(cfg.algorithm, env, device=start.device, seed=seed, max_iterations=cfg.max_iterations)
+    algorithm = make(cfg.algorithm, env, device=start.device, seed=seed, max_iterations=cfg.max_iterations)
+    if cfg.start_from is not None and env.role != "acts":
+        begin_from(algorithm.policy, cfg.algorithm, env, cfg.start_from)
+    return algorithm

@@ -24,6 +24,7 @@ TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observation
 
 OF_ONE_CALL = (
     "checkpoint",  # what the call begins from
+    "start_from",  # likewise
     "test",  # what it does with that
     "trust",  # how far it goes
     "log.console",  # its terminal
@@ -32,6 +33,7 @@ OF_ONE_CALL = (
 OF_THE_MACHINE = (
     "log.dir",  # a path
     "*.demonstrations.file",  # a path
+    "distill.teacher",  # likewise
     "actors",  # processes, and an address: what comes from there is unpickled
     "num_actors",  # processes
     "wandb_activate",  # sends what it logs to a server
@@ -266,6 +268,36 @@ class ReinforceConfig(OnPolicyConfig):
 
     schedule: Literal["linear", "constant"]
     gae_lambda: float = dataclasses.field(default=1.0, init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillConfig(OnPolicyConfig):
+    """Policy distillation. It has no value function and no rewards, so that those are no settings."""
+
+    structure = ("horizon", "network", "normalize_obs")
+    policy_structure = ("network", "normalize_obs")
+
+    max_iterations: Count | None
+    teacher: str | None
+    loss: Literal["mse", "huber"]
+    epochs: Count
+    schedule: Literal["linear", "constant"]
+    gamma: float = dataclasses.field(default=1.0, init=False)
+    gae_lambda: float = dataclasses.field(default=1.0, init=False)
+    value_coef: float = dataclasses.field(default=0.0, init=False)
+    entropy_coef: float = dataclasses.field(default=0.0, init=False)
+    bounds_coef: float = dataclasses.field(default=0.0, init=False)
+    reward_scale: float = dataclasses.field(default=1.0, init=False)
+    normalize_value: bool = dataclasses.field(default=False, init=False)
+    normalize_advantage: bool = dataclasses.field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.network.separate:
+            raise ValueError("a student has no value function. Try network.separate=false")
+
+    def batch_rows(self, num_envs: int) -> int:
+        """Returns samples of a step of the optimiser."""
+        return num_envs * min(self.horizon, self.sequence_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,6 +573,7 @@ class RunConfig:
     graph: Literal["auto", "off", "split", "step", "rollout"]
     compile: Literal["off", "learner", "all"]
     checkpoint: str | None
+    start_from: str | None
     trust: bool
     test: bool
     experiment: FolderName | None
@@ -570,6 +603,8 @@ class RunConfig:
         if not self.headless:
             advice = "python tools/play.py <run folder> beside it: it follows the run as it learns"
             raise ConfigError(f"headless=false: training opens no window. Try {advice}")
+        if self.checkpoint is not None and self.start_from is not None:
+            raise ConfigError(f"start_from={self.start_from} has no effect with checkpoint. Try start_from=null")
         if actors is None and number is not None:
             problem = f"num_actors={number} has no effect without actors"
             raise ConfigError(f"{problem}. Try num_actors=null, or actors=process")
@@ -581,6 +616,7 @@ ALGORITHMS: dict[str, tuple[str, type]] = {
     "ppo": ("gpusim_rl.learn.ppo.PPO", PPOConfig),
     "a2c": ("gpusim_rl.learn.a2c.A2C", A2CConfig),
     "reinforce": ("gpusim_rl.learn.reinforce.Reinforce", ReinforceConfig),
+    "distill": ("gpusim_rl.learn.distill.Distill", DistillConfig),
     "impala": ("gpusim_rl.learn.impala.Impala", ImpalaConfig),
     "sac": ("gpusim_rl.learn.sac.SAC", SACConfig),
     "td3": ("gpusim_rl.learn.td3.TD3", TD3Config),

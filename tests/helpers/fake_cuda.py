@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors
 from gpusim_rl.env.hook_checks import HookChecks
-from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, TrainedPolicy, make_policy
 from gpusim_rl.learn.minibatch import fit_minibatches
 from gpusim_rl.machine.source_location import LIBRARY, short
 from gpusim_rl.run import start
@@ -243,7 +244,7 @@ def _fake_views() -> Callable[[wp.array], Tensor]:
 def fake_cuda() -> Iterator[None]:
     """In the block torch has one CUDA device, for fake tensors."""
     generator = torch.Generator
-    with pytest.MonkeyPatch.context() as patch, FakeTensorMode(), _MissingKernels():
+    with pytest.MonkeyPatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True), _MissingKernels():
         patch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
         patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         patch.setattr(torch.cuda, "mem_get_info", lambda *_: (80 * 10**9, 80 * 10**9))
@@ -275,15 +276,29 @@ def _say_where() -> Iterator[None]:
 def make_trainer(task: str, /, **settings: Any) -> Trainer:
     """The trainer of a task, whose learner and simulator (MuJoCo Warp) are on fake CUDA; inside `fake_cuda`."""
     settings = {"num_envs": NUM_ENVS, "graph": "off", "compile": "off", "log": {"console": "quiet"}, **settings}
+    if settings.get("algo") == "distill":
+        settings["distill"] = {"teacher": "another", **settings.get("distill", {})}
     with unset_fake_temporarily():
         spec = prepare(task, **settings)
     with _say_where(), pytest.MonkeyPatch.context() as patch:  # what is read while a training is built, and never again
         patch.setattr(HookChecks, "finite", lambda *_: None)
         patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
         patch.setattr(nn.Module, "to", _stay)
+        patch.setattr(start, "env_spec", _with_teacher(start.env_spec))
         patch.setattr(start, "choose_devices", lambda *_, **__: (CUDA, SimChoice("mjwarp", CUDA, "fake")))
         _make_for_real(patch, spec)
         return actors.make_trainer(spec)
+
+
+def _with_teacher(env_spec: Callable[..., EnvSpec]) -> Callable[..., EnvSpec]:
+    """Policies of other runs are of the algorithm that is trained."""
+
+    def described(it: start.RunStart, *args: Any, **role: Any) -> EnvSpec:
+        spec = env_spec(it, *args, **role)
+        make = partial(make_policy, it.spec.algorithm_class, it.cfg, spec.obs_sizes, spec.action_space, CUDA)
+        return replace(spec, load_policy=lambda _: TrainedPolicy(make(), it.cfg.algorithm, spec.obs_sizes, ""))
+
+    return described
 
 
 def _stay(module: nn.Module, device: torch.device) -> nn.Module:
@@ -484,7 +499,8 @@ def count(task: str, algo: str) -> Training:
         whole = _larger([*numbers, 0], *size)
         whole_s = _larger([*(seconds(it, 1) for it in updates), 0.0], *size)
     else:
-        step, whole, whole_s = first.kernels["minibatch step"], numbers[0], seconds(first, 1)
+        every = getattr(learn, "epochs", 1) * getattr(trainer.algorithm, "num_minibatches", 1)
+        step, whole, whole_s = first.kernels["minibatch step"] // every, numbers[0], seconds(first, 1)
     step_s = sum(cost.seconds(times) for part in PARTS if part not in ONCE for cost in first.costs.get(part, []))
     kernels = {**first.kernels, "minibatch step": step, "update": round(whole)}
     faults = [fault for it in updates for fault in it.faults]

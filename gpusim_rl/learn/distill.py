@@ -1,0 +1,126 @@
+"""Policy distillation: a student learns to act as a trained policy does (Rusu et al. 2016, arXiv 1511.06295)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
+from gpusim_rl.learn.minibatch import Samples, Sequences, fit_sequence_length
+from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.learn.on_policy import OnPolicy
+from gpusim_rl.learn.teacher import LABEL, Teacher
+from gpusim_rl.settings.schema import DistillConfig
+
+DISTANCES = {"mse": functional.mse_loss, "huber": functional.huber_loss}
+
+
+class Distill(OnPolicy):
+    """Learns the mean actions of a teacher in the states that the student comes to (DAgger, Ross et al. 2011).
+
+    The student acts and explores; the teacher only says what it would do (arXiv 1011.0686, with beta = 0). The loss is
+    the distance of the student's mean from the teacher's. Each step of the optimiser takes `sequence_length` control
+    steps of all envs, in their order: a recurrent state is followed back to the first of them. Rewards are not used,
+    and there is no value function.
+    """
+
+    Config = DistillConfig
+    losses = ("loss/imitation",)
+
+    cfg: DistillConfig
+    teacher: Teacher | None = None
+
+    def __init__(
+        self, cfg: DistillConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
+    ) -> None:
+        if env.role != "acts":
+            self.teacher = Teacher(env, f"{env.section}.teacher", cfg.teacher, cfg.horizon, device)
+        student = dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
+        super().__init__(cfg, student, device=device, seed=seed, max_iterations=max_iterations)
+
+    def _make_policy(self, env: EnvSpec) -> ActorCritic:
+        policy = super()._make_policy(env)
+        for name, parameter in policy.named_parameters():
+            parameter.requires_grad_(not name.startswith(("value_head", "head.log_std")))
+        return policy
+
+    def _weights(self) -> dict[str, float]:
+        return {name: 1.0 for name in self.losses}
+
+    def act(self, obs: Observation) -> Tensor:
+        """Samples actions [num_envs, actions] of the student."""
+        if self.teacher is not None:
+            self.teacher.act(obs)
+        return super().act(obs)
+
+    def record(self, action: Tensor, step: Transition) -> None:
+        """Writes the step, and what the teacher would have done."""
+        if self.teacher is not None:
+            self.teacher.record(self._t, step.done)
+        super().record(action, step)
+
+    def begin_episodes(self) -> None:
+        """Begins new episodes in all envs."""
+        super().begin_episodes()
+        if self.teacher is not None:
+            self.teacher.begin_episodes()
+
+    def view(self, envs: slice) -> Distill:
+        """Returns the algorithm for some of the envs, in the memory of this one."""
+        half: Any = super().view(envs)
+        half.teacher = None if self.teacher is None else self.teacher.view(envs)
+        return half
+
+    @torch.no_grad()
+    def _prepare(self) -> tuple[Sequences, dict[str, Tensor]]:
+        assert self.teacher is not None
+        rollout, valid = self.rollout, self.rollout.valid.float()
+        nothing = dict.fromkeys(("advantage", "value", "target"), torch.zeros_like(valid))
+        samples = Samples.of(rollout.action, rollout.distribution, nothing["value"], **nothing, valid=valid, clip=0.0)
+        inputs = {**self._inputs(), LABEL: self.teacher.actions}
+        return Sequences.of(rollout, inputs, samples.pack()), {"check/obs": rollout.obs["policy"].sum()}
+
+    def _learn(self, batch: Sequences) -> list[tuple[Tensor, Tensor]]:
+        size = self.num_sequences // self.num_minibatches
+        weight = Samples.weight_of(batch.packed).unflatten(1, (-1, size))
+        [counts] = self.collective.sum([weight.sum(dim=(0, 2))])
+        weight.div_(counts.clamp_(min=1.0)[:, None])
+        steps = []
+        for index in torch.arange(self.num_sequences, device=self.device).split(size) * self.cfg.epochs:
+            losses, norm, skip = self._gradient(batch, index)
+            self._step(norm, skip)
+            steps.append((losses, norm))
+        return steps
+
+    def _evaluate(self, old: Samples, inputs: dict[str, Tensor], *state: Any) -> dict[str, Tensor]:
+        mean = self.policy(inputs, *state)[0].mode
+        return {"loss/imitation": DISTANCES[self.cfg.loss](mean, inputs[LABEL], reduction="none").mean(dim=-1)}
+
+    def _fit_minibatches(self, samples: int) -> int:
+        return self.horizon // fit_sequence_length(self.horizon, self.cfg.sequence_length)
+
+    def _describe_steps(self) -> str:
+        length = self._fitted("sequence_length", self.horizon // self.num_minibatches)
+        steps = f"{self.num_minibatches} step{'s' if self.num_minibatches > 1 else ''}"
+        return f"{steps} over {length} control steps, {self.cfg.epochs} epochs"
+
+    def describe(self) -> dict[str, str]:
+        """Returns network, batch and teacher."""
+        return {**super().describe(), **({} if self.teacher is None else self.teacher.describe())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what all on-policy algorithms have, and the recurrent state of the teacher."""
+        state = super().state_dict()
+        if self.teacher is not None:
+            state["episodes"]["teacher"] = self.teacher.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        super().load_state_dict(state)
+        if self.teacher is not None and state["episodes"] is not None:
+            self.teacher.load_state_dict(state["episodes"]["teacher"])

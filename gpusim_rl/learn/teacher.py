@@ -1,0 +1,139 @@
+"""A policy of another run: a teacher, whose actions are imitated, or what a training begins with."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.errors import ConfigError, warn
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy, TrainedPolicy
+from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.settings.overrides import text_of
+from gpusim_rl.spaces import Box
+
+GROUP = "teacher"
+"""Group that a teacher observes, where the envs have it; else it is `policy`."""
+NETWORK = ("_target_", "hidden", "activation", "state_dependent_std", "rnn", "rnn_size", "rnn_layers")
+"""Settings of the network that an actor follows from."""
+_FAMILY = "both runs must be of ppo, a2c, reinforce, impala or distill"
+LABEL = "label"
+"""Name of the input with a teacher's actions."""
+
+
+def _load(env: EnvSpec, key: str, name: str, group: str) -> TrainedPolicy:
+    """Loads the policy of a run, which observes this group of the envs."""
+    where = f"{key}={name}"
+    if not isinstance(env.action_space, Box):
+        raise ConfigError(f"{where}: the actions of the task are choices, and only continuous ones can be imitated")
+    if env.load_policy is None:
+        raise ConfigError(f"{where}: policies of other runs cannot be loaded here")
+    found = env.load_policy(name)
+    theirs, ours = found.obs_sizes["policy"], env.obs_sizes[group]
+    if theirs != ours:
+        problem = f"it observes {theirs} numbers, and the group {group!r} of this task has {ours}"
+        advice = "task.observations as in its config.yaml; a part that only a teacher gets has used=false"
+        raise ConfigError(f"{where}: {problem}. Try its task, with {advice}")
+    return found
+
+
+class Teacher:
+    """Says what a trained policy would do in the envs of a student, and keeps what it said in a rollout.
+
+    It observes the group `teacher`, where there is one, else `policy`. Its actions are its most likely ones.
+
+    Args:
+        env: Environments.
+        key: Setting that names its run, for messages.
+        name: Run folder, checkpoint or task.
+        horizon: Control steps of a rollout.
+        device: Device of networks and memory.
+
+    Attributes:
+        actions: Its actions in the rollout, [T, N, actions].
+        hidden: Its recurrent state.
+
+    Raises:
+        ConfigError: There is no such run, it is not to be trusted, or it does not fit the envs.
+    """
+
+    def __init__(self, env: EnvSpec, key: str, name: str | None, horizon: int, device: torch.device) -> None:
+        if name is None:
+            problem = "is not given, and a resume needs it again: expected the run of a teacher"
+            raise ConfigError(f"{key} {problem}. Try {key}=<run folder or .pt file>")
+        self._group = GROUP if GROUP in env.obs_sizes else "policy"
+        found = _load(env, key, name, self._group)
+        self._policy, self._digest, self._name = found.policy, found.digest, name
+        self.actions = torch.zeros(horizon, env.num_envs, env.action_space.size, device=device)
+        self.hidden: Hidden = found.policy.actor_state(env.num_envs)
+        self._now: tuple[Tensor, Hidden] | None = None
+
+    @torch.no_grad()
+    def act(self, obs: Observation) -> None:
+        """Chooses actions for what the student acts on."""
+        self._now = self._policy.act_without_critic(obs[self._group], self.hidden)
+
+    def record(self, t: int, done: Tensor) -> None:
+        """Keeps the actions of step t, and forgets the episodes that are done."""
+        assert self._now is not None, "act() comes before record()"
+        action, hidden = self._now
+        self.actions[t].copy_(action)
+        for state, new in zip(self.hidden, hidden, strict=True):
+            state.copy_(new.masked_fill(done[None, :, None], 0.0))
+
+    def view(self, envs: slice) -> Teacher:
+        """Returns the teacher of some envs, in the memory of this one."""
+        half = copy.copy(self)
+        half.actions, half.hidden = self.actions[:, envs], tuple(state[:, envs] for state in self.hidden)
+        return half
+
+    def begin_episodes(self) -> None:
+        """Forgets all episodes."""
+        for state in self.hidden:
+            state.zero_()
+
+    def describe(self) -> dict[str, str]:
+        """Returns its run, and what it observes."""
+        return {"teacher": f"{self._name}, observes the group {self._group}"}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns which one it is, and its recurrent state."""
+        return {"digest": self._digest, "hidden": [state.clone() for state in self.hidden]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`; another teacher than before begins anew."""
+        if state["digest"] != self._digest:
+            warn("the teacher is not the one that the training had before")
+            self.begin_episodes()
+            return
+        for hidden, saved in zip(self.hidden, state["hidden"], strict=True):
+            hidden.copy_(saved)
+
+
+def begin_from(policy: Policy, settings: Any, env: EnvSpec, name: str) -> None:
+    """Takes over the actor of another run, and the statistics of what it observes; critic and values stay new.
+
+    Args:
+        policy: Policy of a new training.
+        settings: Settings of its algorithm.
+        env: Environments.
+        name: Run folder, checkpoint or task.
+
+    Raises:
+        ConfigError: There is no such run, it is not to be trusted, or its policy is another one.
+    """
+    found = _load(env, "start_from", name, "policy")
+    if not (isinstance(policy, ActorCritic) and isinstance(found.policy, ActorCritic)):
+        raise ConfigError(f"start_from={name}: {_FAMILY}")
+    theirs = found.settings
+    names = NETWORK if theirs.network.rnn is not None else NETWORK[:-2]
+    wanted = {f"network.{key}": (getattr(theirs.network, key), getattr(settings.network, key)) for key in names}
+    wanted["normalize_obs"] = theirs.normalize_obs, settings.normalize_obs
+    advice = [f"{env.section}.{key}={text_of(value)}" for key, (value, now) in wanted.items() if value != now]
+    if advice:
+        raise ConfigError(f"start_from={name}: its policy is another one. Try {' '.join(advice)}")
+    own, taken = policy.state_dict(), found.policy.state_dict()
+    taken = {key: taken[key] for key in own if key.startswith(("actor.", "head.", "obs_norm.policy."))}
+    policy.load_state_dict({**own, **taken})

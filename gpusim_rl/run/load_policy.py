@@ -1,0 +1,46 @@
+"""The policy of another run, loaded as data: docs/security.md."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.checkpoint_file import load_with_digest
+from gpusim_rl.files.paths import find_checkpoint
+from gpusim_rl.learn.algorithm import TrainedPolicy, load_algorithm_class, make_policy
+from gpusim_rl.run.checkpoint import check_training, must_fit
+from gpusim_rl.run.run_spec import RunSpec
+from gpusim_rl.settings.checks import build, settings_class
+from gpusim_rl.settings.trust import check_saved_settings
+from gpusim_rl.spaces import ActionSpace
+
+NEEDED = ("config", "obs_sizes", "num_actions", "policy")
+
+
+def load_policy(spec: RunSpec, action_space: ActionSpace, device: torch.device, name: str) -> TrainedPolicy:
+    """Loads the policy of a run for the envs of another one, with the settings that its checkpoint has.
+
+    Args:
+        spec: Run that wants it, which says how far files are trusted.
+        action_space: Action space of the envs.
+        device: Device of the policy.
+        name: Run folder, .pt file or task (its latest run).
+
+    Raises:
+        ConfigError: There is no such run, it is damaged, not to be trusted, or of other actions.
+    """
+    file = find_checkpoint(name, spec.cfg.log.dir).file
+    state, digest = load_with_digest(file)
+    check_training(state, file, NEEDED)
+    config = check_saved_settings(state["config"], file, trust=spec.cfg.trust, config_dir=spec.config_dir)
+    section, algorithm_class = config["algo"].get("name"), load_algorithm_class(config["algo"].get("_target_"))
+    settings = build(settings_class(algorithm_class), config.get(section), f"{file}: {section}")
+    if state["num_actions"] != action_space.size:
+        raise ConfigError(f"{file} has {state['num_actions']} actions, and the task {action_space.size}. Try its task")
+    cfg = dataclasses.replace(spec.cfg, algo=section, algorithm=settings)
+    with must_fit(file, "its own settings"):
+        policy = make_policy(algorithm_class, cfg, state["obs_sizes"], action_space, device)
+        policy.load_state_dict(state["policy"])
+    return TrainedPolicy(policy.eval().requires_grad_(False), settings, state["obs_sizes"], digest)

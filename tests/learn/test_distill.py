@@ -1,0 +1,258 @@
+"""Distillation: whose actions are learned, in which states, through how many steps; and what comes after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import EnvSpec, Policy, TrainedPolicy
+from gpusim_rl.learn.distill import Distill
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import DistillConfig
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import differences, merged
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.composed import algorithm_defaults
+from helpers.fakes import Env, Outcome, RandomEnv
+from helpers.on_policy import collect
+from helpers.training import SMALL_PPO, the_run
+
+SMALL: dict[str, Any] = {
+    "horizon": 8,
+    "precision": "fp32",
+    "sequence_length": 4,
+    "teacher": "teacher",
+    "network": {"hidden": [16, 16], "rnn_size": 16},
+}
+
+
+def config(**changes: Any) -> DistillConfig:
+    return build(DistillConfig, merged(algorithm_defaults("distill"), SMALL, changes), "distill")
+
+
+def spec_of(env: Env, load: Callable[[str], TrainedPolicy] | None = None, **more: Any) -> EnvSpec:
+    space = Box(env.num_actions)
+    return EnvSpec(env.num_envs, env.obs_sizes, space, 1, **{"section": "distill", "load_policy": load, **more})
+
+
+def student(env: Env, policy: Policy, *, device: str = "cpu", observes: int | None = None, **changes: Any) -> Distill:
+    """A student in these envs, of a teacher with this policy."""
+    torch.manual_seed(1)
+    size = observes or env.obs_sizes.get("teacher", env.obs_sizes["policy"])
+    found = TrainedPolicy(policy, None, {"policy": size}, "digest")
+    spec = spec_of(env, lambda name: found)
+    return Distill(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=100)
+
+
+def policy_of(env: Env, device: str = "cpu", **changes: Any) -> Policy:
+    """The policy of a run of distillation in these envs, with weights of its own."""
+    torch.manual_seed(2)
+    spec = spec_of(env, role="acts")
+    policy = Distill(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=1).policy
+    with torch.no_grad():
+        policy.head.mean.weight.mul_(100.0)  # type: ignore[reportAttributeAccessIssue]
+    return policy
+
+
+@pytest.mark.parametrize("rnn", [None, "lstm"])
+def test_a_student_that_is_equal_to_its_teacher_has_no_loss(rnn: str | None) -> None:
+    env = RandomEnv(6, seed=4)
+    changes = {"network": {"rnn": rnn}, "normalize_obs": False}
+    teacher = policy_of(env, **changes)
+    it = student(env, teacher, **changes)
+    collect(it, env)
+    assert float(it.update()["loss/imitation"]) > 1e-3
+    it.policy.load_state_dict(teacher.state_dict())
+    it.begin_episodes()
+    collect(it, env)
+    losses, norm, _ = it._gradient(it._prepare()[0], torch.arange(it.num_sequences))
+    assert float(losses) < 1e-12 and float(norm) < 1e-5
+
+
+def test_the_teacher_acts_on_its_group_and_forgets_episodes_that_end() -> None:
+    env = RandomEnv(6, {"policy": 2, "teacher": 5}, seed=5)
+    teacher = policy_of(RandomEnv(6, {"policy": 5}), network={"rnn": "gru"})
+    it = student(env, teacher)
+    obs, hidden = env.reset(), teacher.actor_state(6)
+    it.begin_rollout()
+    for t in range(8):
+        expected, hidden = teacher.act_without_critic(obs["teacher"], hidden)
+        step = env.step(it.act(obs))
+        it.record(it.act(obs), step)
+        hidden, obs = tuple(h * ~step.done[None, :, None] for h in hidden), step.obs
+        assert it.teacher is not None
+        torch.testing.assert_close(it.teacher.actions[t], expected)
+    assert it.rollout.obs.keys() == {"policy"}
+
+
+def test_only_what_acts_is_learned() -> None:
+    env = RandomEnv(6)
+    it = student(env, policy_of(env))
+    before = {name: x.clone() for name, x in it.policy.state_dict().items()}
+    collect(it, env)
+    stats = it.update()
+    kept = {name for name, x in it.policy.state_dict().items() if torch.equal(before[name], x)}
+    assert kept == {"head.log_std", "value_head.weight", "value_head.bias"}
+    assert float(stats["check/learned"]) == 1.0
+    assert float(stats["policy/std"]) == pytest.approx(0.1, rel=0.01)
+
+
+class Recall(RandomEnv):
+    """A cue at the first of 5 steps, that the teacher sees in all of them."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, {"policy": 2, "teacher": 1}, num_actions=1)
+        self.step_of_episode, self.cue = torch.zeros(num_envs, dtype=torch.int64), torch.zeros(num_envs)
+
+    def _obs(self) -> dict[str, Tensor]:
+        new = self.step_of_episode % 5 == 0
+        self.cue = torch.where(new, torch.randn(self.num_envs, generator=self.generator).sign(), self.cue)
+        return {"policy": torch.stack([self.cue * new, 1.0 * new], dim=1), "teacher": self.cue[:, None]}
+
+    def step(self, action: Tensor) -> Any:
+        self.step_of_episode += 1
+        ends = self.step_of_episode % 5 == 0
+        obs, never = self._obs(), torch.zeros_like(ends)
+        return Outcome(obs, obs, torch.zeros(self.num_envs), ends, never, never)
+
+
+class Cue(Policy):
+    """The teacher of `Recall`."""
+
+    def act(self, obs: Any, hidden: Any, deterministic: bool = True) -> Any:
+        return obs["policy"], hidden
+
+
+def test_a_recurrent_student_recalls_what_one_without_memory_cannot() -> None:
+    losses = {}
+    for rnn in (None, "gru"):
+        env = Recall(32)
+        it = student(env, Cue(), network={"rnn": rnn}, horizon=5, sequence_length=5, learning_rate=1e-2)
+        obs = env.reset()
+        for _ in range(30):
+            obs = collect(it, env, obs)
+            losses[rnn] = float(it.update()["loss/imitation"])
+    assert losses[None] > 0.7  # a cue of +-1, unknown in 4 of 5 steps
+    assert losses["gru"] < 0.05
+
+
+def test_gradients_end_with_the_sequence() -> None:
+    env = Recall(8)
+    it = student(env, Cue(), network={"rnn": "gru"}, horizon=10, sequence_length=5)
+    assert (it.num_minibatches, it.num_sequences) == (2, 16)
+    collect(it, env)
+    batch, _ = it._prepare()
+    steps = [batch.select(index) for index in torch.arange(16).split(8)]
+    for number, part in enumerate(steps):
+        assert torch.equal(part.inputs["label"], it.teacher.actions[5 * number : 5 * number + 5])  # type: ignore[union-attr]
+        assert not part.hidden[0].requires_grad
+
+
+@pytest.mark.parametrize(("device", "rnn"), [("cpu", "gru"), ("meta", None)])
+@pytest.mark.parametrize("loss", ["mse", "huber"])
+def test_it_waits_for_nothing_and_needs_no_values(device: str, rnn: str | None, loss: str) -> None:
+    env = RandomEnv(6, device=device)
+    it = student(env, policy_of(env, device), device=device, loss=loss, network={"rnn": rnn})
+    if device == "meta":
+        it.optimizer.step = lambda: None  # type: ignore[method-assign]
+    collect(it, env)
+    with SyncCounter() as syncs:
+        it.update()
+    assert syncs.total == 0, syncs.locations
+
+
+# Whole runs
+
+
+def run(folder: Path, algo: str = "distill", **changes: Any) -> Trainer:
+    settings = {"num_envs": 8, "max_iterations": 2, "seed": 1, "log": {"console": "quiet", "dir": str(folder)}}
+    small = {"ppo": SMALL_PPO, "distill": {key: SMALL[key] for key in SMALL if key != "teacher"}}
+    return make_trainer(prepare("Cartpole", algo=algo, **merged(settings, {algo: small[algo]}, changes)))
+
+
+LEFT_OUT = {"observations": {"cart_vel": {"used": False}, "pole_vel": {"used": False}}}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("teacher")
+    run(folder, "ppo", ppo={"network": {"rnn": "gru"}}).train()
+    return str(the_run(folder))
+
+
+def test_a_run_is_resumed_exactly_if_the_teacher_is_named_again(teacher: str, tmp_path: Path, capsys) -> None:
+    settings = {"task": {**LEFT_OUT, "episode_length": 9}, "distill": {"network": {"rnn": "gru"}, "teacher": teacher}}
+    whole = run(tmp_path / "a", max_iterations=4, **settings)
+    assert whole.env.obs_sizes == {"policy": 2, "teacher": 4}
+    whole.train()
+    run(tmp_path / "b", **settings).train()
+    folder = str(the_run(tmp_path / "b"))
+    with pytest.raises(ConfigError, match=r"^distill\.teacher is not given, .*Try distill\.teacher=<run folder"):
+        make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
+    assert f"distill.teacher={teacher}" in capsys.readouterr().err
+    rest = make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4, distill={"teacher": teacher}))
+    rest.train()
+    assert differences(whole.algorithm.state_dict(), rest.algorithm.state_dict()) == []
+    assert differences(whole.algorithm.policy.state_dict(), rest.algorithm.policy.state_dict()) == []
+    assert make_trainer(prepare("Cartpole", checkpoint=folder, test=True)).evaluate()["episodes"] == 8
+    run(tmp_path / "c", "ppo").train()
+    other = {"teacher": str(the_run(tmp_path / "c"))}
+    make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=5, distill=other))
+    assert "the teacher is not the one that the training had before" in capsys.readouterr().err
+
+
+def test_ppo_goes_on_from_a_student(teacher: str, tmp_path: Path) -> None:
+    it = run(tmp_path / "a", task=LEFT_OUT, distill={"teacher": teacher})
+    it.train()
+    folder, network = str(the_run(tmp_path / "a")), {"hidden": [16, 16]}
+    begun = run(tmp_path / "b", "ppo", task=LEFT_OUT, start_from=folder, ppo={"network": network})
+    names = {name for name in it.algorithm.policy.state_dict() if not name.startswith("value")}
+    ours, theirs = (x.algorithm.policy.state_dict() for x in (begun, it))
+    assert {name for name in theirs if torch.equal(ours[name], theirs[name])} == names
+    begun.train()
+    make_trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path / "b")), max_iterations=3)).train()
+    with pytest.raises(ConfigError, match=r"start_from=.* no effect with checkpoint"):
+        run(tmp_path / "c", "ppo", start_from=folder, checkpoint=str(the_run(tmp_path / "b")))
+    with pytest.raises(ConfigError, match=r"start_from=.* both runs must be of ppo"):
+        make_trainer(prepare("Cartpole", algo="sac", task=LEFT_OUT, num_envs=2, start_from=folder))
+    with pytest.raises(ConfigError, match=r"start_from=.* is another one\. Try ppo\.network\.hidden=\[16,16\]"):
+        run(tmp_path / "c", "ppo", task=LEFT_OUT, start_from=folder, ppo={"network": {"hidden": [8]}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"distill": {"teacher": "nowhere"}}, r"^no checkpoint 'nowhere': expected a run folder"),
+        ({"task": {"observations": {"cart_pos": {"history": 2}}}}, r"it observes 4 numbers, .* 'policy' .* has 5"),
+        ({"task": {"discrete": True}}, r"the actions of the task are choices"),
+        ({"distill": {"network": {"separate": True}}}, r"no value function\. Try network\.separate=false"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(changes: dict[str, Any], words: str, teacher: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        run(tmp_path, **merged({"distill": {"teacher": teacher}}, changes))
+    assert "\n" not in str(error.value)
+
+
+def test_a_policy_with_other_actions_or_code_is_not_loaded(teacher: str, tmp_path: Path) -> None:
+    pendulum = {"num_envs": 2, "log": {"console": "quiet", "dir": str(tmp_path)}, "distill": {"teacher": teacher}}
+    with pytest.raises(ConfigError, match=r"distill\.teacher=.* observes 4 numbers"):
+        make_trainer(prepare("Pendulum", algo="distill", **pendulum))
+    with pytest.raises(ConfigError, match=r"has 1 actions, and the task 8"):
+        make_trainer(prepare("Ant", algo="distill", **pendulum))
+    state = torch.load(f"{teacher}/checkpoints/last.pt", weights_only=True)
+    state["config"]["ppo"]["network"]["_target_"] = "torch.nn.Linear"
+    from gpusim_rl.files.checkpoint_file import save
+
+    save(tmp_path / "evil.pt", {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})
+    with pytest.raises(ConfigError, match=r"would run code .*try trust=true"):
+        run(tmp_path, distill={"teacher": str(tmp_path / "evil.pt")})
