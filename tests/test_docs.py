@@ -394,7 +394,7 @@ def test_the_robot_of_the_document_learns(my_robot):
     [run] = [path for path in (my_robot.parent / "runs" / "Follow").iterdir() if not path.is_symlink()]
     first, *_, last = rows(run)
     assert float(last["reward/follow"]) > float(first["reward/follow"]) + 0.2
-    [command] = [text for text in commands("docs/your_robot.md") if "export" in text]
+    [command] = [text for text in commands("docs/your_robot.md") if "export.py runs/Follow" in text]
     shell(command.replace("tools/", f"{ROOT}/tools/"), my_robot.parent)
     card = json.loads((run / "export" / "policy.json").read_text())
     assert [part["unit"] for part in card["observation"]["parts"]] == ["rad", "rad/s", "rad/s", "rad"]
