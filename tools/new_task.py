@@ -521,7 +521,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     if arm is not None:
         spec = mujoco.MjSpec.from_string(arm)
     elif not draft.of_menagerie and draft.robot.endswith(".xml"):
-        spec = mujoco.MjSpec.from_file(draft.robot)
+        spec = read_spec(draft.robot)
     physics_hz = 200 if spec is None else number(1 / spec.option.timestep)
     keyframe = spec is not None and any(key.name == "home" for key in spec.keys)
     scene = Scene(500)
@@ -576,6 +576,19 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
         lift=lift,
         physics_hz=physics_hz,
     )
+
+
+def read_spec(file: str) -> mujoco.MjSpec:
+    """Reads an MJCF file; its error is one line."""
+    import mujoco
+
+    from gpusim_rl.errors import TaskError
+    from gpusim_rl.sim.robot_file import one_line
+
+    try:
+        return mujoco.MjSpec.from_file(file)
+    except ValueError as error:
+        raise TaskError(f"{file}: {one_line(error)}") from None
 
 
 def lowest_point(model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]) -> float:
@@ -746,8 +759,6 @@ def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, s
 
 def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     """Returns the content of the py file and of the yaml of a robot that follows commanded velocities."""
-    import mujoco
-
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.legged import read_legged
@@ -755,15 +766,16 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     from gpusim_rl.sim.urdf import is_urdf
 
     scene, keys = Scene(200), []
-    free = draft.free_base or (not draft.of_menagerie and is_urdf(Path(draft.robot)))  # URDF has no free joints
+    urdf = not draft.of_menagerie and is_urdf(Path(draft.robot))
+    free = draft.free_base or urdf  # URDF has no free joints
+    if not urdf and not draft.of_menagerie:
+        keys = [key.name for key in read_spec(draft.robot).keys if key.name]
+    stance = next((key for word in ("home", "stand", "") for key in keys if word in key), None)
+    scene.add("robot", draft.robot, keyframe=stance, fixed_base=False if free else None)
     try:
-        if not free and not draft.of_menagerie:
-            keys = [key.name for key in mujoco.MjSpec.from_file(draft.robot).keys if key.name]
-        stance = next((key for word in ("home", "stand", "") for key in keys if word in key), None)
-        scene.add("robot", draft.robot, keyframe=stance, fixed_base=False if free else None)
         robot = read_legged(scene, "robot", feet)
-    except (TaskError, ValueError) as error:
-        raise TaskError(f"{draft.robot}: {' '.join(str(error).split())}") from None
+    except TaskError as error:
+        raise TaskError(f"{draft.robot}: {error}") from None
     draft.notes += robot.notes
     mirrors = ""
     try:

@@ -111,8 +111,8 @@ def test_an_urdf_quadruped_gets_drives_and_stands_on_its_feet(tmp_path, monkeypa
 
 
 def test_a_robot_of_a_file_follows_commanded_velocities(tmp_path, monkeypatch):
-    """It gets a floating base, soles, an IMU and motors, and stands with its servos at the pose."""
-    (tmp_path / "dog.urdf").write_text(quadruped())
+    """It gets a floating base, soles, an IMU and motors, and stands at the pose; a joint need not have limits."""
+    (tmp_path / "dog.urdf").write_text(quadruped().replace('FL_hip" type="revolute"', 'FL_hip" type="continuous"'))
     done = new_task(tmp_path, "Trotter", "--urdf", "dog.urdf", "--velocity")
     assert done.returncode == 0, done.stderr
     assert "the file has no IMU site" in done.stdout and "8 joints have no armature in the file" in done.stdout
@@ -167,6 +167,9 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
         (["Reach", "--urdf", "no.urdf"], "there is no robot file no.urdf"),
         (["Reach", "--out", "nowhere"], "--out nowhere: there is no such folder"),
         (["Reach", "--mjcf", "stone.xml"], "stone.xml: the robot has no joint"),
+        (["Trot", "--mjcf", "menagerie:stone", "--velocity"], "error: menagerie:stone"),
+        (["Trot", "--mjcf", "broken.xml", "--velocity"], "error: broken.xml: "),
+        (["Reach", "--mjcf", "broken.xml"], "error: broken.xml: "),
         (["Trot", "--velocity"], "--velocity needs the robot"),
         (["Trot", "--mjcf", "stone.xml", "--feet", "a"], "--feet is for --velocity"),
         (["Trot", "--mjcf", "stone.xml", "--velocity"], "stone.xml: the robot has no floating base"),
@@ -178,6 +181,7 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
     (tmp_path / "stone.xml").write_text('<mujoco><worldbody><body><geom size="1"/></body></worldbody></mujoco>')
+    (tmp_path / "broken.xml").write_text("<mujoco><worldbody></mujoco>")
     (tmp_path / "other.yaml").write_text("a: 1\n")
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "my_tasks").mkdir()
@@ -185,7 +189,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
     before = sorted(tmp_path.rglob("*"))
     done = run_here(ROOT / "tools" / "new_task.py", *arguments, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and said in done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 == done.stderr.count(said)
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "my_tasks" / "taken.py").read_text() == "mine"
 
 
