@@ -423,7 +423,8 @@ class VelocityTask(Task[VelocityConfig]):
         self.tightness = widths.T.pow(-2.0) / len(names)  # standing, walking, running
         self.gaits = torch.tensor([MOVING, RUNNING], device=device)
         low, high = body.joint_limits.unbind(dim=1)
-        self.mid, self.half_range = 0.5 * (low + high), 0.5 * SOFT_LIMIT * (high - low)
+        self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # of joints without limits
+        self.half_range = 0.5 * SOFT_LIMIT * (high - low)
         widths = [cfg.lin_vel_width, cfg.ang_vel_width, cfg.upright_width, 1.0]
         self.sharpness = -torch.tensor(widths, device=device).reciprocal()[:, None]
         self.terms = tuple(weights)
