@@ -137,10 +137,12 @@ def reason_for(name: str, kind: str, term: str) -> tuple[float, str]:
 
 
 def make(case: Case, num_envs: int) -> Any:
-    """Makes our env, without what is random."""
+    """Makes our env, without what is random; a GPU's rewards are mjlab's."""
     import gpusim_rl
+    from gpusim_rl.settings.compose import compose
 
     quiet = {"pushes": False, "encoder_bias": 0.0, "randomize_episode_start": False, "randomize": False}
+    quiet["weights"] = compose([f"task={case.task}", "device=cuda"])["task"]["weights"]
     env = gpusim_rl.make_env(case.task, num_envs=num_envs, sim="mujoco", device="cpu", task={**quiet, **case.settings})
     env.reset()
     return env

@@ -275,7 +275,8 @@ def _say_where() -> Iterator[None]:
 
 def make_trainer(task: str, /, **settings: Any) -> Trainer:
     """The trainer of a task, whose learner and simulator (MuJoCo Warp) are on fake CUDA; inside `fake_cuda`."""
-    settings = {"num_envs": NUM_ENVS, "graph": "off", "compile": "off", "log": {"console": "quiet"}, **settings}
+    shared = {"num_envs": NUM_ENVS, "graph": "off", "compile": "off", "device": "cuda", "log": {"console": "quiet"}}
+    settings = {**shared, **settings}
     if settings.get("algo") == "distill":
         settings["distill"] = {"teacher": "another", **settings.get("distill", {})}
     with unset_fake_temporarily():
@@ -466,7 +467,7 @@ def count(task: str, algo: str) -> Training:
     """
     with fake_cuda():
         with unset_fake_temporarily():
-            cfg = prepare(task, algo=algo).cfg
+            cfg = prepare(task, algo=algo, device="cuda").cfg
         learn, few, later = cfg.algorithm, {}, []
         if hasattr(learn, "minibatch_size"):
             few = {"epochs": 1, "minibatch_size": COUNTED_ENVS * learn.horizon // 2}

@@ -13,13 +13,15 @@ import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import euler_xyz, quat_from_axis_angle, wrap_angle
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.compose import compose
 
 NUM = 64
 X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
 
 
 def make_env(robot: str = "Go1", num_envs: int = NUM, **settings) -> VecEnv:
-    settings = {"randomize_episode_start": False, **settings}
+    weights = compose([f"task={robot}Velocity", "device=cuda"])["task"]["weights"]  # those of a GPU are mjlab's
+    settings = {"randomize_episode_start": False, **settings, "weights": {**weights, **settings.get("weights", {})}}
     env = gpusim_rl.make_env(f"{robot}Velocity", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
     env.reset()
     return env
