@@ -13,6 +13,7 @@ import mujoco_warp as mjw
 import numpy as np
 import warp as wp
 
+wp.set_module_options({"enable_backward": False})
 _MUSCLE = mujoco.mjtGain.mjGAIN_MUSCLE.value
 _MIN = mujoco.mjMINVAL
 

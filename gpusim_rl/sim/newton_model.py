@@ -19,11 +19,14 @@ from gpusim_rl.sim.buffers import buffer_sizes
 from gpusim_rl.sim.newton_xml import plain_xml
 from gpusim_rl.sim.option import ON_WARP, solver_limits
 from gpusim_rl.sim.scene import Scene
+from gpusim_rl.sim.warp import without_gradients
 
 if TYPE_CHECKING:
     import newton
 else:
-    newton = import_extra("newton", "newton", "sim=newton")
+    with without_gradients():
+        newton = import_extra("newton", "newton", "sim=newton")
+        _ = newton.solvers.SolverMuJoCo  # is imported when it is first asked for
 
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
 

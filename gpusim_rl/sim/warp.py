@@ -68,6 +68,16 @@ def _silent_stderr() -> Iterator[None]:
 
 
 @contextmanager
+def without_gradients() -> Iterator[None]:
+    """Lets Warp compile no gradients of kernels in modules that the block imports: that would take most of the time."""
+    chosen, wp.config.enable_backward = wp.config.enable_backward, False
+    try:
+        yield
+    finally:
+        wp.config.enable_backward = chosen
+
+
+@contextmanager
 def announce_compilation() -> Iterator[None]:
     """Logs that kernels are being compiled if the block takes long, and how long it took."""
     start = time.monotonic()
