@@ -101,9 +101,9 @@ def test_a_bad_override_is_one_line_and_leaves_nothing(train_here, tmp_path, arg
 
 
 OF_HYDRA = {
-    "hydra.verbose=1_000": "Hydra cannot use hydra.verbose=1_000: AssertionError",
+    "hydra.verbose=1_000": "Hydra cannot use hydra.verbose=1_000: ",
     "hydra.verbose=[1]": "Hydra cannot use hydra.verbose=[1]: A logger name must be a string",
-    "hydra.verbose={a:1}": "Hydra cannot use hydra.verbose={a:1}: AssertionError",
+    "hydra.verbose={a:1}": "Hydra cannot use hydra.verbose={a:1}: ",
     "hydra.run.dir=[1]": "",  # some are of no effect: then it is max_iterations that is refused
     "hydra.job_logging={version:1,root:{level:FOO}}": "",
     "hydra.callbacks={a:{_target_:3}}": "",
@@ -114,13 +114,12 @@ OF_HYDRA = {
 
 
 @pytest.mark.parametrize("arguments", OF_HYDRA)
-def test_a_setting_of_hydras_with_a_value_of_another_type_is_one_line(train_cli, tmp_path, arguments):
-    done = train_cli(*arguments.split(), "max_iterations=0", check=False)
+def test_a_setting_of_hydras_with_a_value_of_another_type_is_one_line(train_here, arguments):
+    done = train_here(*arguments.split(), "max_iterations=0")
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"error: {OF_HYDRA[arguments]}"), done.stderr
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("arguments", ["task=Antt", "num_env=64", "num_envs=abc", "-m seed=1,2 num_envs=abc"])
 def test_a_typo_is_answered_at_once(train_cli, arguments):
     assert train_cli(*arguments.split(), check=False, cold=True).cpu_s < 1.5
@@ -515,7 +514,7 @@ def test_every_example_in_the_help_runs(train_cli, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
-def test_a_run_is_resumed_by_its_folder_alone(train_cli, tmp_path):
+def test_a_run_is_resumed_by_its_folder_alone(train_cli, train_here, tmp_path):
     train_cli("task=Pendulum", "debug=smoke", "ppo.horizon=4")
     [folder] = run_dirs(tmp_path, "Pendulum")
     train_cli(f"checkpoint={folder}", "max_iterations=3")
@@ -523,13 +522,13 @@ def test_a_run_is_resumed_by_its_folder_alone(train_cli, tmp_path):
     rows = (folder / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["1", "2", "3"]
 
-    done = train_cli("checkpoint=Pendulum", "task=Ant", check=False)
+    done = train_here("checkpoint=Pendulum", "task=Ant")
     assert done.returncode == 2
     assert done.stderr.startswith("error: checkpoint of another task")
 
 
-def test_a_sweep_stops_before_it_starts_when_one_run_is_wrong(train_cli, tmp_path):
-    done = train_cli("-m", "debug=smoke", "seed=1,2,-7", check=False)
+def test_a_sweep_stops_before_it_starts_when_one_run_is_wrong(train_here, tmp_path):
+    done = train_here("-m", "debug=smoke", "seed=1,2,-7")
     assert done.returncode == 2
     assert done.stderr == "error: seed must be an int in [-1, 2^31), got -7\n"
     assert list(tmp_path.iterdir()) == []
@@ -588,7 +587,7 @@ def juggler(tmp_path, checkout) -> Path:
     return tmp_path
 
 
-def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(train_cli, juggler):
+def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(train_cli, train_here, juggler):
     done = train_cli("-cd", "my_cfg", "task=Juggler", "debug=smoke")
     [folder] = run_dirs(juggler, "Juggler")
     offered = re.findall(r"^  (\w.*)$", done.stdout.partition("\nnext:\n")[2], re.MULTILINE)
@@ -597,10 +596,10 @@ def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(t
     done = train_cli("checkpoint=Juggler", "max_iterations=4", "trust=true")
     assert done.stdout.count("max_iterations=8 trust=true\n") == 1 and done.stdout.count(" --trust\n") == 2
     assert run_dirs(juggler, "Juggler") == [folder]
-    done = train_cli("checkpoint=Juggler", "max_iterations=5", check=False)
+    done = train_here("checkpoint=Juggler", "max_iterations=5")
     assert "task._target_=juggler.Juggler would run code" in done.stderr and done.stderr.count("\n") == 1
     assert "trust=true" in done.stderr
-    done = train_cli("--config-dir=my_cfg", "task=Jugler", check=False)
+    done = train_here("--config-dir=my_cfg", "task=Jugler")
     assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'? Looked in my_cfg/task/ ")
 
 

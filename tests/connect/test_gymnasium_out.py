@@ -30,10 +30,11 @@ def test_gymnasiums_checker_is_content(settings):
     env.close()
 
 
-def test_a_name_with_its_module_needs_no_import():
+def test_a_name_with_its_module_needs_no_import(tmp_path):
     name = "gpusim_rl.connect.gymnasium_out:gpusim_rl/Pendulum-v0"
     code = f"import gymnasium; print(gymnasium.make({name!r}, device='cpu').reset()[0].shape)"
-    assert run_command(sys.executable, "-c", code, cwd=ROOT).stdout.split() == ["(3,)"]
+    (tmp_path / "make.py").write_text(code)
+    assert run_command(sys.executable, tmp_path / "make.py", cwd=ROOT).stdout.split() == ["(3,)"]
 
 
 def test_seeds_fix_starts_and_steps():

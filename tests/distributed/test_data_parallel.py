@@ -61,10 +61,10 @@ def test_two_processes_learn_what_one_learns_from_the_envs_of_both(tmp_path, mon
     monkeypatch.setattr(torch, "randperm", data_parallel_process.identity)
     alone = data_parallel_process.record(name, tmp_path, 2, minibatches)
     script = ROOT / "tests" / "helpers" / "data_parallel_process.py"
-    command = [sys.executable, str(script), "{}", "2", str(tmp_path), name, str(minibatches)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    processes = [subprocess.Popen([word.format(rank) for word in command], env=env) for rank in range(2)]
-    assert [process.wait(timeout=100) for process in processes] == [0, 0]
+    command = [sys.executable, str(script), "1", "2", str(tmp_path), name, str(minibatches)]
+    other = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    data_parallel_process.learn(0, 2, tmp_path, name, minibatches)
+    assert other.wait(timeout=100) == 0
     first, second = (torch.load(tmp_path / f"policy-{rank}.pt") for rank in range(2))
     assert differences(first, second) == []  # bit for bit
     before = data_parallel_process.make_learner(name, 16, minibatches).policy.state_dict()

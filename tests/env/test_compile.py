@@ -6,9 +6,8 @@ In processes of their own: the shape checks of the test run are no code for the 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from gpusim_rl.env.vec_env import COMPILED
 from gpusim_rl.machine.hardware import has_compiler
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim import SimChoice
+from helpers.commands import run_command
 
 TOLERANCE = 1e-4
 """Of one step from the same state in kernels that torch wrote, relative and absolute: they round in another order."""
@@ -70,13 +70,12 @@ def compare(task: str, backend: str, steps: int, sim: str = "mujoco") -> None:
 def run(call: str) -> str:
     """Runs a call of this file in a process of its own; returns what it logs."""
     here = Path(__file__).resolve()
-    paths = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
-    script = f"import logging; logging.basicConfig(level=logging.WARNING)\nimport test_compile\ntest_compile.{call}"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    paths = [str(here.parent), str(here.parents[1]), str(here.parents[2])]
+    script = f"import logging, sys; logging.basicConfig(level=logging.WARNING)\nsys.path[:0] = {paths}\n"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "call.py"
+        file.write_text(f"{script}import test_compile\ntest_compile.{call}\n")
+        return run_command(sys.executable, file, cwd=here.parents[2]).stderr
 
 
 @pytest.mark.slow

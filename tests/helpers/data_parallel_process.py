@@ -101,14 +101,13 @@ def record(name: str, folder: Path, size: int, minibatches: int) -> Any:
     return learner
 
 
-def main() -> None:
+def learn(rank: int, size: int, folder: Path, name: str, minibatches: int) -> None:
     """Learns from what was recorded, together with the others; writes the policy."""
-    rank, size, folder, name, minibatches = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]
     from gpusim_rl.distributed.data_parallel import Processes
 
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     torch.randperm = identity  # type: ignore[assignment]
-    learner = make_learner(str(name), ENVS // size, int(minibatches), collective=Processes())
+    learner = make_learner(name, ENVS // size, minibatches, collective=Processes())
     for number in range(UPDATES):
         own = torch.load(folder / f"{number}-{rank}.pt", weights_only=False)
         if name == "ppo":
@@ -125,4 +124,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    learn(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

@@ -874,7 +874,7 @@ def mean_action(it: Learner, obs: dict[str, Tensor]) -> Tensor:
 FAST = {"learning_rate": 3e-3, "minibatch_size": 256, "epochs": 4}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_learns_a_bandit(seed: int) -> None:
     it = Learner(Bandit(64), ppo_config(**FAST), seed=seed)
     rewards = it.train(30)

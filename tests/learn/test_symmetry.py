@@ -83,18 +83,17 @@ def asymmetry(it: Learner, x: Tensor) -> float:
     return float((of_image - image("actions", mean)).square().mean() / mean.square().mean())
 
 
-@pytest.mark.parametrize(("augment", "mirror_loss"), [(True, 0.0), (False, 5.0)])
-def test_a_policy_becomes_symmetric(augment, mirror_loss):
+def test_a_policy_becomes_symmetric():
     x = 3.0 + 2.0 * torch.randn(64, 5, generator=torch.Generator().manual_seed(1))
     found = {}
-    for name, settings in {"with": (augment, mirror_loss), "without": (False, 1e-30)}.items():
-        it = learner(*settings, horizon=16, learning_rate=1e-3, schedule="constant")
-        for _ in range(60):
+    for name, settings in {"augment": (True, 0.0), "mirror loss": (False, 5.0), "without": (False, 1e-30)}.items():
+        it = learner(*settings, horizon=16, learning_rate=3e-3, schedule="constant")
+        for _ in range(20):
             it.collect()
             it.rollout.reward.copy_(-(it.rollout.action - 0.3).square().sum(dim=-1))  # of a task that is not symmetric
             it.update()
         found[name] = asymmetry(it, x)
-    assert found["with"] < 0.5 * found["without"], found
+    assert max(found["augment"], found["mirror loss"]) < 0.5 * found["without"], found
 
 
 def test_samples_that_are_their_own_images_learn_as_without():

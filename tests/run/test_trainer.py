@@ -561,7 +561,8 @@ def test_before_the_first_episode_ends_its_return_is_empty(tmp_path):
 )
 def test_rewards_that_make_it_pay_to_fail_are_told_once(tmp_path, capfd, rewards, ends, warned):
     more = {"randomize_episode_start": False, "max_state": 1e6, **rewards, **ends}
-    make_trainer("Hopper", tmp_path, num_envs=64, max_iterations=3, task=more, ppo={"horizon": 64}).train()
+    ppo = {"horizon": 64, "minibatch_size": 2048, "epochs": 1}
+    make_trainer("Hopper", tmp_path, num_envs=64, max_iterations=2, task=more, ppo=ppo).train()
     assert capfd.readouterr().err.count("a policy gains by failing early") == warned
 
 

@@ -94,7 +94,7 @@ def test_a_task_that_reads_fails_and_its_line_is_named(audit, tmp_path):
         (["task=Antt"], "Did you mean 'Ant'?"),
         (["task=Ant", "--iterations", "0"], "--iterations must be a positive int, got 0"),
         (
-            ["num_envs=4", "ppo.minibatch_size=64", "--json", "/dev/null/audit.json"],
+            ["task=Cartpole", *SMALL, "--iterations", "1", "--json", "/dev/null/audit.json"],
             "cannot write /dev/null/audit.json",
         ),
     ],

@@ -9,7 +9,9 @@ import math
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import closing, redirect_stdout
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
@@ -418,27 +420,32 @@ EXACT["joint_vel"] = {"noise": None, "history": 3}
 ON_ROBOT = {
     "Cartpole": {},
     "Pendulum": {},
-    "Anymal": {"observations": {"gravity": {"history": 2}}},
+    "Anymal": {"observations": {"joint_vel": {"history": 3}}},
     "Go1Velocity": {"observations": EXACT, "pushes": False, "encoder_bias": 0.0},
 }
 
 
-def exported_run(tmp_path: Path, task: str, **settings: Any) -> Path:
-    """A short training of a task, with weights that matter, exported; returns the folder."""
+@pytest.fixture(scope="module")
+def exported_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A short training of a task, with weights that matter, exported once; returns the folder."""
+    return cache(lambda task: export_run(tmp_path_factory.mktemp("on_robot"), task, **ON_ROBOT[task]))
+
+
+def export_run(tmp_path: Path, task: str, **settings: Any) -> Path:
+    """One of its own."""
     ppo = {"horizon": 8, "minibatch_size": 32, "precision": "fp32", "network": {"hidden": [16, 16]}}
-    log = {"console": "quiet", "dir": "runs"}
+    log = {"console": "quiet", "dir": str(tmp_path)}
     small = {"num_envs": 8, "max_iterations": 2, "device": "cpu", "ppo": ppo, "log": log}
     actors.make_trainer(prepare(task, **small, task={**QUIET, **settings})).train()
-    run = the_run(tmp_path / "runs")
+    run = the_run(tmp_path)
     shake(run / "checkpoints" / "last.pt")
     return files.write_all(str(run), None, int8=False)[0]
 
 
 @pytest.mark.parametrize("task", ON_ROBOT)
-def test_the_policy_walks_in_plain_mujoco_as_in_its_task(tmp_path, monkeypatch, deploy, task):
+def test_the_policy_walks_in_plain_mujoco_as_in_its_task(exported_run, deploy, task):
     """By the card alone: the same observations, controls and states, control step for control step."""
-    monkeypatch.chdir(tmp_path)
-    folder = exported_run(tmp_path, task, **ON_ROBOT[task])
+    folder = exported_run(task)
     policy = deploy.load_policy(folder)
     robot = deploy.Robot(folder, policy.card)
     with opened(folder.parent) as player:
@@ -460,11 +467,10 @@ def test_the_policy_walks_in_plain_mujoco_as_in_its_task(tmp_path, monkeypatch, 
     assert steps >= 5
 
 
-def test_a_vendors_order_of_joints_moves_the_robot_alike(tmp_path, monkeypatch, deploy):
+def test_a_vendors_order_of_joints_moves_the_robot_alike(tmp_path, deploy):
     """Go2's model has the left leg first and Unitree's SDK the right one; so the numbers differ, and no motion."""
-    monkeypatch.chdir(tmp_path)
     settings = {**ON_ROBOT["Go1Velocity"], "clip_observations": 3.0}
-    folders = [exported_run(tmp_path, "Go2Velocity", **settings)]
+    folders = [export_run(tmp_path, "Go2Velocity", **settings)]
     folders.append(files.write_all(str(folders[0].parent), tmp_path / "sdk", int8=False, order="unitree")[0])
     policies = [deploy.load_policy(folder) for folder in folders]
     robots = [deploy.Robot(folder, policy.card) for folder, policy in zip(folders, policies, strict=True)]
@@ -496,11 +502,9 @@ def test_a_vendor_has_an_order_of_its_own_robots_alone(tool_here, ant):
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_the_runtime_acts_as_the_policy_does(tmp_path, monkeypatch, deploy, plain):
+def test_the_runtime_acts_as_the_policy_does(exported_run, monkeypatch, plain):
     """Named parts with a scale and a history, and the last action, which it remembers."""
-    monkeypatch.chdir(tmp_path)
-    history = {"observations": {"joint_vel": {"history": 3}}}
-    folder = exported_run(tmp_path, "Anymal", **history)
+    folder = exported_run("Anymal")
     spec = importlib.util.spec_from_file_location("exported", folder / "policy.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -530,9 +534,8 @@ def test_the_runtime_acts_as_the_policy_does(tmp_path, monkeypatch, deploy, plai
         policy.act({"lin_vel": np.zeros(3), "ang_vel": np.zeros(3)})
 
 
-def test_the_example_walks_squares_and_tells_what_is_wrong(tmp_path, monkeypatch, capsys, deploy, ant):
-    monkeypatch.chdir(tmp_path)
-    folder = exported_run(tmp_path, "Anymal")
+def test_the_example_walks_squares_and_tells_what_is_wrong(exported_run, capsys, deploy, ant):
+    folder = exported_run("Anymal")
     deploy.main([str(folder), "--square", "0.05"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and "command {'x': 0.0, 'y': -0.5, 'yaw': 0.0}: mean velocity" in lines[3]

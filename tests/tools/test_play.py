@@ -70,7 +70,8 @@ def test_a_task_is_played_before_any_training(tool, tmp_path, policy):
     done = tool("play", "Ant", *arguments, cwd=tmp_path)
     assert done.stdout.startswith("Ant: mean reward ") and done.stdout.endswith("(20 steps in 3 envs)\n")
     assert list(tmp_path.iterdir()) == []
-    assert done.stdout == tool("play", "Ant", *arguments, cwd=tmp_path).stdout
+    if policy == "random":
+        assert done.stdout == tool("play", "Ant", *arguments, cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize("viewer", ["auto", "native"])
