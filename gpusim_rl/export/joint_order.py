@@ -57,10 +57,9 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     names = [model.joint(j).name.rpartition("/")[2].removesuffix("_joint") for j in joints]
     known = max(ORDERS[vendor], key=lambda order: len(set(order) & set(names)))
     if sorted(known) != sorted(names):
-        raise ConfigError(
-            f"--order {vendor}: the robot has joints {sorted({*names} - {*known}) or 'fewer'} and lacks"
-            f" {sorted({*known} - {*names}) or 'none'} of this vendor's; leave it out: the card names the joints"
-        )
+        unknown, lacking = ([n for n in one if n not in two] for one, two in ((names, known), (known, names)))
+        what = f"it has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
+        raise ConfigError(f"--order {vendor}: {what}; leave it out, and find joints by their names on the card")
     on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
     driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for a in range(model.nu)]
     parts = env.obs_parts.get("policy", ())
