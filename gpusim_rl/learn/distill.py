@@ -105,12 +105,12 @@ class Distill(OnPolicy):
 
     def _describe_steps(self) -> str:
         length = self._fitted("sequence_length", self.horizon // self.num_minibatches)
-        steps = f"{self.num_minibatches} step{'s' if self.num_minibatches > 1 else ''}"
-        return f"{steps} over {length} control steps, {self.cfg.epochs} epochs"
+        return f"in {self.num_minibatches} x {length} control steps, {self.cfg.epochs} epochs"
 
     def describe(self) -> dict[str, str]:
         """Returns network, batch and teacher."""
-        return {**super().describe(), **({} if self.teacher is None else self.teacher.describe())}
+        name, teacher = self.cfg.teacher, self.teacher
+        return super().describe() | ({"teacher": f"{name}, observes {teacher.group}"} if teacher is not None else {})
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what all on-policy algorithms have, and the recurrent state of the teacher."""

@@ -18,24 +18,19 @@ GROUP = "teacher"
 """Group that a teacher observes, where the envs have it; else it is `policy`."""
 NETWORK = ("_target_", "hidden", "activation", "state_dependent_std", "rnn", "rnn_size", "rnn_layers")
 """Settings of the network that an actor follows from."""
-_FAMILY = "both runs must be of ppo, a2c, reinforce, impala or distill"
 LABEL = "label"
 """Name of the input with a teacher's actions."""
 
 
 def _load(env: EnvSpec, key: str, name: str, group: str) -> TrainedPolicy:
     """Loads the policy of a run, which observes this group of the envs."""
-    where = f"{key}={name}"
-    if not isinstance(env.action_space, Box):
-        raise ConfigError(f"{where}: the actions of the task are choices, and only continuous ones can be imitated")
-    if env.load_policy is None:
-        raise ConfigError(f"{where}: policies of other runs cannot be loaded here")
+    assert env.load_policy is not None, "these envs load no policies of other runs"
     found = env.load_policy(name)
     theirs, ours = found.obs_sizes["policy"], env.obs_sizes[group]
     if theirs != ours:
         problem = f"it observes {theirs} numbers, and the group {group!r} of this task has {ours}"
         advice = "task.observations as in its config.yaml; a part that only a teacher gets has used=false"
-        raise ConfigError(f"{where}: {problem}. Try its task, with {advice}")
+        raise ConfigError(f"{key}={name}: {problem}. Try its task, with {advice}")
     return found
 
 
@@ -52,6 +47,7 @@ class Teacher:
         device: Device of networks and memory.
 
     Attributes:
+        group: Group that it observes.
         actions: Its actions in the rollout, [T, N, actions].
         hidden: Its recurrent state.
 
@@ -63,9 +59,11 @@ class Teacher:
         if name is None:
             problem = "is not given, and a resume needs it again: expected the run of a teacher"
             raise ConfigError(f"{key} {problem}. Try {key}=<run folder or .pt file>")
-        self._group = GROUP if GROUP in env.obs_sizes else "policy"
-        found = _load(env, key, name, self._group)
-        self._policy, self._digest, self._name = found.policy, found.digest, name
+        if not isinstance(env.action_space, Box):
+            raise ConfigError(f"{key}={name}: the task's actions are choices, and only continuous ones can be imitated")
+        self.group = GROUP if GROUP in env.obs_sizes else "policy"
+        found = _load(env, key, name, self.group)
+        self._policy, self._digest = found.policy, found.digest
         self.actions = torch.zeros(horizon, env.num_envs, env.action_space.size, device=device)
         self.hidden: Hidden = found.policy.actor_state(env.num_envs)
         self._now: tuple[Tensor, Hidden] | None = None
@@ -73,7 +71,7 @@ class Teacher:
     @torch.no_grad()
     def act(self, obs: Observation) -> None:
         """Chooses actions for what the student acts on."""
-        self._now = self._policy.act_without_critic(obs[self._group], self.hidden)
+        self._now = self._policy.act_without_critic(obs[self.group], self.hidden)
 
     def record(self, t: int, done: Tensor) -> None:
         """Keeps the actions of step t, and forgets the episodes that are done."""
@@ -93,10 +91,6 @@ class Teacher:
         """Forgets all episodes."""
         for state in self.hidden:
             state.zero_()
-
-    def describe(self) -> dict[str, str]:
-        """Returns its run, and what it observes."""
-        return {"teacher": f"{self._name}, observes the group {self._group}"}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns which one it is, and its recurrent state."""
@@ -126,7 +120,7 @@ def begin_from(policy: Policy, settings: Any, env: EnvSpec, name: str) -> None:
     """
     found = _load(env, "start_from", name, "policy")
     if not (isinstance(policy, ActorCritic) and isinstance(found.policy, ActorCritic)):
-        raise ConfigError(f"start_from={name}: {_FAMILY}")
+        raise ConfigError(f"start_from={name}: both runs must be of ppo, a2c, reinforce, impala or distill")
     theirs = found.settings
     names = NETWORK if theirs.network.rnn is not None else NETWORK[:-2]
     wanted = {f"network.{key}": (getattr(theirs.network, key), getattr(settings.network, key)) for key in names}
@@ -134,6 +128,6 @@ def begin_from(policy: Policy, settings: Any, env: EnvSpec, name: str) -> None:
     advice = [f"{env.section}.{key}={text_of(value)}" for key, (value, now) in wanted.items() if value != now]
     if advice:
         raise ConfigError(f"start_from={name}: its policy is another one. Try {' '.join(advice)}")
-    own, taken = policy.state_dict(), found.policy.state_dict()
-    taken = {key: taken[key] for key in own if key.startswith(("actor.", "head.", "obs_norm.policy."))}
+    own, saved = policy.state_dict(), found.policy.state_dict()
+    taken = {key: saved[key] for key in own if key.startswith(("actor.", "head.", "obs_norm.policy."))}
     policy.load_state_dict({**own, **taken})
