@@ -96,14 +96,12 @@ class _Reader:
             raise TaskError("the robot has no floating base: its first body has no free joint; try --free-base")
         self.root, base = self.bodies[0], model.jnt_qposadr[of_root[0]]
         self.data.qpos[base + 3 : base + 7] = 1.0, 0.0, 0.0, 0.0
-        moving = (_HINGE, _SLIDE)
-        self.joints = [
-            j for j in range(model.njnt) if model.jnt_bodyid[j] in self.bodies and model.jnt_type[j] in moving
-        ]
+        moving = np.flatnonzero(np.isin(model.jnt_type, (_HINGE, _SLIDE)) & np.isin(model.jnt_bodyid, self.bodies))
+        self.joints: list[int] = moving.tolist()
         for first in model.eq_obj1id[model.eq_type == mujoco.mjtEq.mjEQ_JOINT]:
+            name = self.name("joint", first)
             raise TaskError(
-                f"joint {self.name('joint', first)!r} follows another one, and a velocity task drives all joints; try"
-                " a file without it"
+                f"joint {name!r} follows another one, and the task drives all joints; try a file without it"
             )
         touches = (model.geom_contype | model.geom_conaffinity) > 0
         self.shapes = [g for g in range(model.ngeom) if model.geom_bodyid[g] in self.bodies and touches[g]]
@@ -180,19 +178,19 @@ class _Reader:
             group = int(weld[model.geom_bodyid[g]])
             if group not in inner and group != weld[self.root]:
                 ends.setdefault(group, []).append(g)
-        called = {
-            group: named for group, shapes in ends.items() if (named := [g for g in shapes if self.is_called_foot(g)])
-        }
+        names = {g: f"{self.name('body', model.geom_bodyid[g])} {self.name('geom', g)}" for g in self.shapes}
+        called = {group: [g for g in shapes if FOOT.search(names[g])] for group, shapes in ends.items()}
+        called = {group: shapes for group, shapes in called.items() if shapes}
         if len(called) < 2:
             heights = {group: min(map(self.bottom, shapes)) for group, shapes in ends.items()}
             least = min(heights.values(), default=0.0)
             limit = least + LOW * (self.data.xpos[self.root, 2] - least)
             called = {group: shapes for group, shapes in ends.items() if heights[group] <= limit}
         if len(called) < 2:
-            names = [self.name("body", group) for group in ends]
+            limbs = [self.name("body", group) for group in ends]
             raise TaskError(
-                f"found no feet: of the ends of its limbs, {names}, no two are called foot, toe or ankle, or are"
-                " lowest; try --feet left_foot,right_foot"
+                f"found no feet: of the ends of limbs, {limbs}, no two are called foot, toe or ankle, or are lowest;"
+                " try --feet left_foot,right_foot"
             )
         feet = {}
         for shapes in called.values():
@@ -201,10 +199,6 @@ class _Reader:
             alone = FOOT.search(self.name("body", body)) or not name or self.of_body(body) == [lowest]
             feet |= {f"body:{self.name('body', body)}": self.of_body(body)} if alone else {f"geom:{name}": [lowest]}
         return feet
-
-    def is_called_foot(self, geom: int) -> bool:
-        names = self.name("body", self.model.geom_bodyid[geom]), self.name("geom", geom)
-        return any(FOOT.search(name) for name in names)
 
     def of_body(self, body: int) -> list[int]:
         """Returns the shapes of a body, without those of its children."""
@@ -222,8 +216,6 @@ class _Reader:
                 half = size[0] + abs(up[2]) * size[1]
             case _GEOM.mjGEOM_CYLINDER.value:
                 half = size[0] * math.hypot(up[0], up[1]) + abs(up[2]) * size[1]
-            case _GEOM.mjGEOM_ELLIPSOID.value:
-                half = np.linalg.norm(up * size)
             case _:
                 box = model.geom_aabb[geom]
                 half = np.abs(up) @ box[3:] - up @ box[:3]
