@@ -137,7 +137,10 @@ class Video:
             return
         import imageio_ffmpeg
 
-        self.renderer = mujoco.Renderer(robot.model, 480, 640)
+        try:
+            self.renderer = mujoco.Renderer(robot.model, 480, 640)
+        except (mujoco.FatalError, RuntimeError) as error:
+            raise SystemExit(f"--video: no OpenGL ({error}); try MUJOCO_GL=egl or MUJOCO_GL=osmesa") from None
         self.camera = mujoco.MjvCamera()
         mujoco.mjv_defaultFreeCamera(robot.model, self.camera)
         self.writer = imageio_ffmpeg.write_frames(str(file), (640, 480), fps=30)

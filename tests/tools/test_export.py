@@ -549,6 +549,15 @@ def test_the_example_walks_squares_and_tells_what_is_wrong(exported_run, capsys,
         deploy.main([str(ant[0])])
 
 
+def test_a_video_without_opengl_is_one_line(exported_run, deploy, monkeypatch, tmp_path):
+    def no_context(*_: object) -> None:
+        raise mujoco.FatalError("an OpenGL platform library has not been loaded")
+
+    monkeypatch.setattr(mujoco, "Renderer", no_context)
+    with pytest.raises(SystemExit, match=r"^--video: no OpenGL .*loaded\); try MUJOCO_GL=egl"):
+        deploy.main([str(exported_run("Anymal")), "--video", str(tmp_path / "a.mp4")])
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_policy_that_is_not_finite_is_one_line_to_all_that_act_by_it(
     tool_here, train_here, runs_folder, tmp_path, value
