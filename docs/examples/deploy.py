@@ -143,6 +143,7 @@ class Video:
             raise SystemExit(f"--video: no OpenGL ({error}); try MUJOCO_GL=egl or MUJOCO_GL=osmesa") from None
         self.camera = mujoco.MjvCamera()
         mujoco.mjv_defaultFreeCamera(robot.model, self.camera)
+        self.renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False  # lights stay behind a robot that walks
         self.writer = imageio_ffmpeg.write_frames(str(file), (640, 480), fps=30)
         self.writer.send(None)
 
@@ -152,7 +153,7 @@ class Video:
             return
         self.next += 1.0 / 30.0
         if self.robot.base is not None:
-            self.camera.lookat[:2], self.camera.distance = self.robot.place(), 2.5
+            self.camera.lookat[:2], self.camera.distance, self.camera.elevation = self.robot.place(), 2.0, -20.0
         self.renderer.update_scene(self.robot.data, self.camera)
         self.writer.send(np.ascontiguousarray(self.renderer.render()))
 
