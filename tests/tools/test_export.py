@@ -233,7 +233,7 @@ def test_what_runs_on_the_robot_needs_neither_torch_nor_this_package(file):
 )
 def test_bad_input_is_one_line(runs_folder, load_tool, tmp_path, monkeypatch, capsys, arguments, line):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files, "_write", lambda player, folder, int8: (folder / "x").touch())
+    monkeypatch.setattr(files, "_write", lambda player, folder, *options: (folder / "x").touch())
     (tmp_path / "runs").symlink_to(runs_folder / "runs")
     (tmp_path / "empty").mkdir()
     shutil.copy(runs_folder / "runs" / "Ant" / "latest" / "config.yaml", tmp_path / "empty")
