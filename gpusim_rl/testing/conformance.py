@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import mujoco
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from gpusim_rl.api import prepare
@@ -129,7 +130,7 @@ class TaskConformance:
         assert self.entries()[name].file.read_text().startswith("# @package _global_\n")
         composed = _composed(name, self.config_dir)
         plain = _composed(None, None)
-        expected = merged(plain, self._yaml(name))
+        expected: Any = OmegaConf.to_container(OmegaConf.create(merged(plain, self._yaml(name))), resolve=True)
         assert differences(expected, composed) == []
         assert expected.keys() - ALGORITHMS.keys() == {*plain, "task"} - ALGORITHMS.keys()
         assert expected["ppo"].keys() == plain["ppo"].keys()
