@@ -118,7 +118,9 @@ def test_the_death_of_an_actor_that_worked_is_not_one_of_three_at_its_start() ->
         next(answers(engine))
         make_rollout(engine)
         for _ in range(MOST_DEATHS):  # the first one works, the others begin
-            [pid] = actor_processes("process")
+            while not (pids := actor_processes("process")):
+                time.sleep(0.01)  # the next one has no command line yet
+            [pid] = pids
             os.kill(pid, signal.SIGKILL)
             assert isinstance(next(answers(engine)), Lost)
         assert isinstance(next(answers(engine)), EnvDescription)
