@@ -91,6 +91,7 @@ class _Reader:
         self.model = model = scene.model
         self.prefix, self.bodies = scene.prefix(name), scene.bodies_of(name)
         self.data, self.notes = mujoco.MjData(model), list[str]()
+        self.body_of: list[int] = model.geom_bodyid.tolist()
         of_root = [j for j in range(model.njnt) if model.jnt_bodyid[j] in self.bodies[:1]]
         if not of_root or model.jnt_type[of_root[0]] != mujoco.mjtJoint.mjJNT_FREE:
             raise TaskError("the robot has no floating base: its first body has no free joint; try --free-base")
@@ -98,17 +99,17 @@ class _Reader:
         self.data.qpos[base + 3 : base + 7] = 1.0, 0.0, 0.0, 0.0
         moving = np.flatnonzero(np.isin(model.jnt_type, (_HINGE, _SLIDE)) & np.isin(model.jnt_bodyid, self.bodies))
         self.joints: list[int] = moving.tolist()
-        for first in model.eq_obj1id[model.eq_type == mujoco.mjtEq.mjEQ_JOINT]:
+        for first in model.eq_obj1id[model.eq_type == mujoco.mjtEq.mjEQ_JOINT].tolist():
             name = self.name("joint", first)
             raise TaskError(
                 f"joint {name!r} follows another one, and the task drives all joints; try a file without it"
             )
         touches = (model.geom_contype | model.geom_conaffinity) > 0
-        self.shapes = [g for g in range(model.ngeom) if model.geom_bodyid[g] in self.bodies and touches[g]]
+        self.shapes = [g for g in range(model.ngeom) if self.body_of[g] in self.bodies and touches[g]]
 
     def name(self, kind: str, i: int) -> str:
         """Returns the name of an element in the robot's file."""
-        return getattr(self.model, kind)(int(i)).name.removeprefix(self.prefix)
+        return getattr(self.model, kind)(i).name.removeprefix(self.prefix)
 
     def read(self, names: Sequence[str]) -> LeggedRobot:
         model, data = self.model, self.data
@@ -119,7 +120,7 @@ class _Reader:
             data.qpos[model.jnt_qposadr[j]] = min(max(model.qpos0[model.jnt_qposadr[j]], low), high)
         mujoco.mj_kinematics(model, data)
         shapes = self.named(names) if names else self.found()
-        legs = [self.pitches(model.geom_bodyid[of_foot[0]]) for of_foot in shapes.values()]
+        legs = [self.pitches(self.body_of[of_foot[0]]) for of_foot in shapes.values()]
         shared = {j for one, two in itertools.combinations(legs, 2) for j in set(one) & set(two)}  # of the waist
         legs = [[j for j in leg if j not in shared] for leg in legs]
         if not stands:
@@ -141,7 +142,7 @@ class _Reader:
             feet=[self.foot(item, of_foot) for item, of_foot in shapes.items()],
             pose={self.name("joint", j): round(float(data.qpos[model.jnt_qposadr[j]]), 3) for j in self.joints},
             height=math.ceil(1000 * height) / 1000,
-            motors=self.motors(height, [self.above(model.geom_bodyid[of_foot[0]]) for of_foot in shapes.values()]),
+            motors=self.motors(height, [self.above(self.body_of[of_foot[0]]) for of_foot in shapes.values()]),
             knees=[self.name("joint", leg[1]) for leg in legs if len(leg) > 1],
             pitches=[self.name("joint", j) for leg in legs for j in (*leg[:1], *leg[2:])],
             notes=self.notes,
@@ -175,10 +176,10 @@ class _Reader:
         inner = {weld[model.body_parentid[i]] for i in self.bodies if weld[model.body_parentid[i]] != weld[i]}
         ends: dict[int, list[int]] = {}  # the shapes of what is rigid, and moves nothing else
         for g in self.shapes:
-            group = int(weld[model.geom_bodyid[g]])
+            group = int(weld[self.body_of[g]])
             if group not in inner and group != weld[self.root]:
                 ends.setdefault(group, []).append(g)
-        names = {g: f"{self.name('body', model.geom_bodyid[g])} {self.name('geom', g)}" for g in self.shapes}
+        names = {g: f"{self.name('body', self.body_of[g])} {self.name('geom', g)}" for g in self.shapes}
         called = {group: [g for g in shapes if FOOT.search(names[g])] for group, shapes in ends.items()}
         called = {group: shapes for group, shapes in called.items() if shapes}
         if len(called) < 2:
@@ -195,14 +196,14 @@ class _Reader:
         feet = {}
         for shapes in called.values():
             lowest = min(shapes, key=self.bottom)
-            body, name = int(model.geom_bodyid[lowest]), self.name("geom", lowest)
+            body, name = self.body_of[lowest], self.name("geom", lowest)
             alone = FOOT.search(self.name("body", body)) or not name or self.of_body(body) == [lowest]
             feet |= {f"body:{self.name('body', body)}": self.of_body(body)} if alone else {f"geom:{name}": [lowest]}
         return feet
 
     def of_body(self, body: int) -> list[int]:
         """Returns the shapes of a body, without those of its children."""
-        return [g for g in self.shapes if self.model.geom_bodyid[g] == body]
+        return [g for g in self.shapes if self.body_of[g] == body]
 
     def bottom(self, geom: int) -> float:
         """Returns the height of the lowest point of a shape [m]."""
@@ -222,7 +223,7 @@ class _Reader:
         return middle - float(half)
 
     def foot(self, item: str, shapes: list[int]) -> Foot:
-        body = int(self.model.geom_bodyid[shapes[0]])
+        body = self.body_of[shapes[0]]
         middle = self.data.geom_xpos[shapes].mean(axis=0)
         middle[2] = min(map(self.bottom, shapes))
         place = self.data.xmat[body].reshape(3, 3).T @ (middle - self.data.xpos[body])
