@@ -112,7 +112,7 @@ class RemoteOffPolicy(Remote):
         """Takes over weights, and the number of transitions."""
         algorithm = self.algorithm
         algorithm.policy.load_state_dict({k: x for k, x in state.items() if k != TRANSITIONS}, strict=False)
-        torch.div(state[TRANSITIONS], algorithm.num_envs, rounding_mode="floor", out=algorithm.steps)
+        algorithm.steps.copy_(state[TRANSITIONS] // algorithm.num_envs)  # from the host too
 
     @staticmethod
     @torch.no_grad()

@@ -69,6 +69,13 @@ def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
     assert any(not torch.equal(x, y) for x, y in zip(before, algorithm.policy.parameters(), strict=True))
 
 
+def test_weights_and_progress_arrive_from_another_device() -> None:
+    """Pinned memory of the host, where the device of a learner on CUDA acts for its actors."""
+    learner, actor = (make("sac", RandomEnv(ENVS), role) for role in ("learns", "acts"))
+    actor.algorithm.steps, actor.algorithm.policy = actor.algorithm.steps.to("meta"), actor.algorithm.policy.to("meta")
+    actor.load_acting_state(learner.acting_state())
+
+
 @pytest.mark.parametrize("rnn", [None, "lstm"])
 def test_impala_learns_from_actors_what_it_learns_from_envs_of_its_own(rnn: str | None) -> None:
     changes = {"network": {"rnn": rnn}, "delay": 0}
