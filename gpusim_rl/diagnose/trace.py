@@ -92,12 +92,11 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
             waits.append((event["name"], event))
         elif _LAUNCHES.match(event["name"]) and (index := segment_at(event["ts"])) is not None:
             work[segments[index].phase].launches += 1
-    # The device's own record of a wait also has those whose call is not recorded.
-    recorded = {_argument(event, "correlation") for _, event in waits}
+    # The device's own record of a wait also has those whose call is not recorded. It has queries of events besides.
     for event in complete:
         kind, correlation = _argument(event, "cuda_sync_kind"), _argument(event, "correlation")
-        if kind is not None and kind != "Stream Wait Event" and correlation not in recorded:
-            waits.append((kind, calls.get(correlation, event)))
+        if kind is not None and kind != "Stream Wait Event" and correlation not in calls:
+            waits.append((kind, event))
     for name, event in waits:
         if (index := segment_at(event["ts"])) is not None:
             phase = segments[index].phase

@@ -136,6 +136,10 @@ def test_the_devices_own_records_complete_those_of_the_calls():
             event("cuda_sync", "Stream Sync", 10, 5, correlation=1, cuda_sync_kind="Stream Sync"),  # the same wait
             event("cuda_sync", "Context Sync", 60, 5, correlation=99, cuda_sync_kind="Context Sync"),  # another one
             event("cuda_sync", "Stream Wait Event", 70, 1, correlation=98, cuda_sync_kind="Stream Wait Event"),
+            call("cudaEventQuery", 80, 94),
+            event(
+                "cuda_sync", "Event Sync", 80, 1, correlation=94, cuda_sync_kind="Event Sync"
+            ),  # which waits for nothing
             kernel(20, 30, 97),
             copy(HTOD, 40, 41, 96, 12),
             kernel(500, 510, 95),  # long after all iterations
