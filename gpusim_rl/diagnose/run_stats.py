@@ -135,8 +135,10 @@ class RunStats:
     @property
     def log_cost(self) -> float:
         """Share of the time that logging takes from the rest: beside a GPU that works, the host's time is free."""
-        gpu_percent = self.gpu_percent if self.on_gpu else None
-        return self.log if gpu_percent is None else min(self.log, 1.0 - gpu_percent / 100.0)
+        if not self.on_gpu:
+            return self.log
+        of_device = self.simulate + self.policy + self.rollout + self.update  # by events on its stream
+        return max(0.0, min(self.log, 1.0 - max(of_device, (self.gpu_percent or 0.0) / 100.0)))
 
     @property
     def cpu_idle(self) -> float | None:
