@@ -29,7 +29,7 @@ def test_a_learner_on_the_gpu_takes_rollouts_of_actors(tmp_path: Path, algo: str
         rl_device="cuda",
         actors={"engine": "process", "inference": inference},
         max_iterations=30,
-        sac={"learning_starts": 256},
+        **({"sac": {"learning_starts": 256}} if algo == "sac" else {}),
         log={"dir": str(tmp_path), "console": "quiet", "interval": 10},
     )
     trainer = make_trainer(spec, ALONE)

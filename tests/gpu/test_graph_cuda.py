@@ -213,10 +213,11 @@ def test_every_replay_draws_new_envs(mode, tmp_path):
     trainer = make("Cartpole", tmp_path, graph=mode, **RANDOM_CARTPOLE)
     randomizer, horizon = trainer.env.randomizer, trainer.algorithm.horizon
     mass = trainer.env.sim.param("body_mass", "cartpole", ["pole"])
+    noise = trainer.env._groups.sensors._whole_noise
 
     def drawn() -> dict[str, Tensor]:
-        found = {"mass": mass.value, "action noise": randomizer.action_noise.white, "delay": randomizer.latency.delay}
-        found |= {"observation noise": randomizer.observation_noise.correlated, "pushes": randomizer.pushes[0].wait}
+        found = {"mass": mass.value, "action noise": randomizer.action_noise.noise, "delay": randomizer.latency.delay}
+        found |= {"observation noise": noise.offset, "pushes": randomizer.pushes[0].wait}
         return {name: value.clone() for name, value in found.items()}
 
     with running(trainer) as iterate:

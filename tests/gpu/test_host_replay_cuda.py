@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.host_replay import HostReplay
 from gpusim_rl.learn.replay import Replay
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv
-from helpers.training import make_trainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,8 +40,8 @@ def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> 
         for _ in range(HORIZON):
             action = torch.rand(ENVS, 8)
             step = env.step(action)
-            cpu.write(obs, action, step)
-            cuda.write({g: x.cuda() for g, x in obs.items()}, action.cuda(), step)
+            cpu.steps.write(obs, action, step)
+            cuda.steps.write({g: x.cuda() for g, x in obs.items()}, action.cuda(), step)
             obs = step.obs
         busy = busy @ busy / 64.0  # the device is behind the host
         for replay in (cpu, cuda):
@@ -56,8 +57,9 @@ def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> 
 
 def test_a_captured_training_learns_from_the_host(tmp_path: Path) -> None:
     settings = {"sim": "mjwarp", "device": "cuda", "num_envs": 64, "max_iterations": 8, "compile": "off"}
+    settings["log"] = {"dir": str(tmp_path), "console": "quiet"}
     sac = {"replay": {"device": "cpu"}, "learning_starts": 500, "horizon": 4, "updates": 2}
-    trainer = make_trainer("Cartpole", tmp_path, algo="sac", sac=sac, **settings)
+    trainer = make_trainer(prepare("Cartpole", algo="sac", sac=sac, **settings))
     before = {name: p.detach().clone() for name, p in trainer.algorithm.policy.named_parameters()}
     row = trainer.train()
     assert trainer.collector.graphs.choice.mode == "rollout" and torch.tensor(row["loss/critic"]).isfinite()
