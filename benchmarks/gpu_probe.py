@@ -31,6 +31,12 @@ Fact = dict[str, Any]
 ROUNDS = 5
 """Of a measurement, which is their median."""
 
+SPREADS = 10.0
+"""How much further than two eager rollouts an eager and a captured one may be apart."""
+
+MOST_SPREAD = 1e-3
+"""How far two eager rollouts of 16 control steps from one state may be apart."""
+
 SETTLING = 60
 """Control steps before anything is measured: the robots reach the ground."""
 
@@ -258,14 +264,16 @@ def bare_physics(device: str, num_envs: int, overrides: Sequence[str], *, other_
 
 
 def same_rollout(lines: Sequence[str], graph: str) -> Fact:
-    """Whether a captured rollout of Ant is the eager one: four times from one state, with deterministic physics.
+    """Whether a captured rollout of Ant is the eager one: four times from one state.
+
+    The measure is how far two eager ones are apart: 0 on a CPU, while on CUDA atomics give constraints any order.
 
     Args:
         lines: As for train.py.
         graph: The mode; another one than this is wrong.
 
     Returns:
-        Median and largest difference of the observations from the first rollout, for each control step. 0 is expected.
+        Median and largest difference of the observations from the first rollout, for each control step.
     """
     import torch
 
@@ -291,11 +299,17 @@ def same_rollout(lines: Sequence[str], graph: str) -> Fact:
         found: Fact = {"mode": str(graphs.choice), "wrong": []}
         if graphs.choice.mode != graph:
             found["wrong"].append(f"graph={graph} became {graphs.choice}")
+        spread = 0.0
         for name, obs in others.items():
-            apart = (obs - first).abs().flatten(1)
+            apart = (obs - first).abs().flatten(1).cpu()  # CUDA has no deterministic median
             found[name] = {"median": apart.median(dim=1).values.tolist(), "largest": apart.amax(dim=1).tolist()}
-            if not torch.equal(obs, first):
-                found["wrong"].append(f"the {name} rollout is not the first one: {float(apart.amax()):.3g} apart")
+            most = float(apart.amax())
+            if name == "eager":
+                spread = most
+                if not most <= MOST_SPREAD:
+                    found["wrong"].append(f"two eager rollouts are {most:.3g} apart")
+            elif not most <= SPREADS * spread:
+                found["wrong"].append(f"{name} and eager are {most:.3g} apart, eager and eager {spread:.3g}")
         return found
 
 
