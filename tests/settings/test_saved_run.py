@@ -104,6 +104,17 @@ def test_settings_of_the_machine_are_left_out_and_told_of_unless_typed(run_dir, 
     assert "log.dir=/elsewhere" in capsys.readouterr().err
 
 
+def test_settings_that_are_new_since_have_their_defaults(run_dir):
+    saved = composing.compose(["task=Cartpole", "ppo.clip=0.3"])
+    del saved["ppo"]["rnd"], saved["ppo"]["network"]["activation"], saved["sim"]["cone"]
+    (run_dir / "config.yaml").write_bytes(dump_yaml(saved))
+    settings, _ = resumed("checkpoint=Cartpole")
+    assert settings["ppo"] == composing.compose(["task=Cartpole", "ppo.clip=0.3"])["ppo"]
+    assert settings["sim"]["cone"] is None
+    settings, _ = resumed("checkpoint=Cartpole", "sim=newton", "ppo.rnd.weight=1")
+    assert settings["sim"]["name"] == "newton" and settings["ppo"]["rnd"]["weight"] == 1
+
+
 def test_settings_removed_by_hand_stay_removed(run_dir):
     """A section is taken over whole: nothing comes back from the task's yaml."""
     saved = composing.compose(["task=Ant", "task.randomization_params={sim_params:{gravity:null}}"])
