@@ -460,7 +460,14 @@ def test_links_lead_somewhere(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_settings_that_are_named_exist(document):
-    known = {*leaf_values(compose(["~task"])), "ppo.network", "ppo.symmetry", "ppo.rnd", "debug.check_task"}
+    known = {
+        *leaf_values(compose(["~task"])),
+        "ppo.network",
+        "ppo.symmetry",
+        "ppo.rnd",
+        "ppo.imitation",
+        "debug.check_task",
+    }
     known |= {f"task.{field.name}" for field in dataclasses.fields(TaskConfig)} | {"task._target_"}
     for entry in tasks().values():
         settings = read_yaml(entry.file)["task"]

@@ -246,6 +246,11 @@ def test_rewards_for_new_states_stay_on_the_device(normalize: bool, cuda: None) 
     assert iterate(fake.make_trainer("Anymal", ppo={**SMALL, "rnd": rnd}), steps=4).faults == []
 
 
+def test_a_teacher_beside_the_rewards_stays_on_the_device(cuda: None) -> None:
+    imitation = {"teacher": "another", "weight": 1.0, "end": 100}
+    assert iterate(fake.make_trainer("Anymal", ppo={**SMALL, "imitation": imitation}), steps=4).faults == []
+
+
 OFF_POLICY: dict[str, tuple[str, dict[str, Any]]] = {
     "rainbow": ("dqn", {"network": C51, "n_step": 3, "replay": {"alpha": 0.5, "storage": "bf16"}}),
     "plain dqn": ("dqn", {"double": False, "epsilon_ladder": 7.0, "network": {"dueling": False, "layer_norm": True}}),

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
+from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.minibatch import Samples, Sequences, fit_sequence_length
 from gpusim_rl.learn.networks import ActorCritic
 from gpusim_rl.learn.on_policy import OnPolicy
-from gpusim_rl.learn.teacher import LABEL, Teacher
+from gpusim_rl.learn.teacher import IMITATION, LABEL, Teacher
 from gpusim_rl.settings.schema import DistillConfig
 
 DISTANCES = {"mse": functional.mse_loss, "huber": functional.huber_loss}
@@ -29,10 +29,9 @@ class Distill(OnPolicy):
     """
 
     Config = DistillConfig
-    losses = ("loss/imitation",)
+    losses = (IMITATION,)
 
     cfg: DistillConfig
-    teacher: Teacher | None = None
 
     def __init__(
         self, cfg: DistillConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
@@ -50,30 +49,6 @@ class Distill(OnPolicy):
 
     def _weights(self) -> dict[str, float]:
         return {name: 1.0 for name in self.losses}
-
-    def act(self, obs: Observation) -> Tensor:
-        """Samples actions [num_envs, actions] of the student."""
-        if self.teacher is not None:
-            self.teacher.act(obs)
-        return super().act(obs)
-
-    def record(self, action: Tensor, step: Transition) -> None:
-        """Writes the step, and what the teacher would have done."""
-        if self.teacher is not None:
-            self.teacher.record(self._t, step.done)
-        super().record(action, step)
-
-    def begin_episodes(self) -> None:
-        """Begins new episodes in all envs."""
-        super().begin_episodes()
-        if self.teacher is not None:
-            self.teacher.begin_episodes()
-
-    def view(self, envs: slice) -> Distill:
-        """Returns the algorithm for some of the envs, in the memory of this one."""
-        half: Any = super().view(envs)
-        half.teacher = None if self.teacher is None else self.teacher.view(envs)
-        return half
 
     @torch.no_grad()
     def _prepare(self) -> tuple[Sequences, dict[str, Tensor]]:
@@ -98,7 +73,7 @@ class Distill(OnPolicy):
 
     def _evaluate(self, old: Samples, inputs: dict[str, Tensor], *state: Any) -> dict[str, Tensor]:
         mean = self.policy(inputs, *state)[0].mode
-        return {"loss/imitation": DISTANCES[self.cfg.loss](mean, inputs[LABEL], reduction="none").mean(dim=-1)}
+        return {IMITATION: DISTANCES[self.cfg.loss](mean, inputs[LABEL], reduction="none").mean(dim=-1)}
 
     def _fit_minibatches(self, samples: int) -> int:
         return self.horizon // fit_sequence_length(self.horizon, self.cfg.sequence_length)
@@ -111,16 +86,3 @@ class Distill(OnPolicy):
         """Returns network, batch and teacher."""
         name, teacher = self.cfg.teacher, self.teacher
         return super().describe() | ({"teacher": f"{name}, observes {teacher.group}"} if teacher is not None else {})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what all on-policy algorithms have, and the recurrent state of the teacher."""
-        state = super().state_dict()
-        if self.teacher is not None:
-            state["episodes"]["teacher"] = self.teacher.state_dict()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        if self.teacher is not None and state["episodes"] is not None:
-            self.teacher.load_state_dict(state["episodes"]["teacher"])

@@ -26,6 +26,7 @@ from gpusim_rl.learn.normalize import moments
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.rollout import Rollout, gae
+from gpusim_rl.learn.teacher import Teacher
 from gpusim_rl.machine.compiled import Compiled
 from gpusim_rl.settings.schema import OnPolicyConfig
 
@@ -71,6 +72,8 @@ class OnPolicy(Algorithm):
     _clip: float = 0.0
     """Largest distance of the ratio from 1, and of the value from the old one, where a subclass clips its losses."""
     policy: ActorCritic
+    teacher: Teacher | None = None
+    """Policy that is imitated, where a subclass does that."""
 
     def __init__(
         self, cfg: OnPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
@@ -135,13 +138,17 @@ class OnPolicy(Algorithm):
         self.noise.begin_rollout(lambda numbers: self.policy.head.draw_(numbers, self._noise_generator))
 
     def act(self, obs: Observation) -> Tensor:
-        """Samples actions [num_envs, actions]."""
+        """Samples actions [num_envs, actions]; a teacher tells what it would do."""
+        if self.teacher is not None:
+            self.teacher.act(obs)
         self.acted_on, self.sampled = obs, self.policy.sample(obs, self.hidden, self.noise.now)
         return self.sampled.action
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the rollout and carries the recurrent state over to the next one."""
         assert self.sampled is not None, "act() comes before record()"
+        if self.teacher is not None:
+            self.teacher.record(self._t, step.done)
         self.rollout.write(self._t, self.acted_on, self.hidden, self.is_first, self.sampled, step)
         for state, new in zip(self.hidden, self.sampled.hidden, strict=True):
             state.copy_(new.masked_fill(step.done[None, :, None], 0.0))
@@ -156,12 +163,15 @@ class OnPolicy(Algorithm):
             state.zero_()
         self.is_first.fill_(True)
         self.noise.begin_episodes()
+        if self.teacher is not None:
+            self.teacher.begin_episodes()
 
     def view(self, envs: slice) -> OnPolicy:
         """Returns the algorithm for some of the envs, in the memory of this one: `gpusim_rl.run.overlap.Divisible`."""
         half = copy.copy(self)
         half.rollout, half.noise = self.rollout.view(envs), self.noise.view(envs)
         half.hidden, half.is_first = tuple(state[:, envs] for state in self.hidden), self.is_first[envs]
+        half.teacher = None if self.teacher is None else self.teacher.view(envs)
         return half
 
     # Learning
@@ -336,7 +346,11 @@ class OnPolicy(Algorithm):
         return f"{value}" if value == wanted else f"{value} (fitted: {self._section}.{name}={wanted})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns optimiser, learning rate, counters, random generators, recurrent state and noise of the episodes."""
+        """Returns optimiser, learning rate, counters, random generators, and what belongs to the episodes.
+
+        Those have the recurrent states of policy and teacher, and noise.
+        """
+        of_teacher = {} if self.teacher is None else {"teacher": self.teacher.state_dict()}
         return {
             "optimizer": self.optimizer.moments(),
             "learning_rate": self.learning_rate.clone(),
@@ -349,6 +363,7 @@ class OnPolicy(Algorithm):
                 "hidden": [state.clone() for state in self.hidden],
                 "is_first": self.is_first.clone(),
                 "noise": self.noise.state_dict(),
+                **of_teacher,
             },
         }
 
@@ -370,3 +385,5 @@ class OnPolicy(Algorithm):
             hidden.copy_(saved)
         self.is_first.copy_(episodes["is_first"])
         self.noise.load_state_dict(episodes["noise"])
+        if self.teacher is not None and "teacher" in episodes:
+            self.teacher.load_state_dict(episodes["teacher"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gpusim_rl.learn.networks import EvaluatedActions
 from gpusim_rl.learn.on_policy import SOFT_BOUND, OnPolicy
 from gpusim_rl.learn.rnd import RandomDistillation
 from gpusim_rl.learn.symmetry import SYMMETRY_LOSS, Symmetry
+from gpusim_rl.learn.teacher import GROUP, IMITATION, LABEL, Teacher
 from gpusim_rl.settings.schema import PPOConfig
 
 
@@ -70,6 +72,11 @@ class PPO(OnPolicy):
         self._symmetry = Symmetry.of(cfg, env, device)
         if self._symmetry is not None:
             self.losses = (*self.losses, SYMMETRY_LOSS)
+        if env.role != "acts" and cfg.imitation.weight:
+            self.teacher = Teacher(env, f"{env.section}.imitation.teacher", cfg.imitation.teacher, cfg.horizon, device)
+            self.losses = (*self.losses, IMITATION)
+            sizes = {group: size for group, size in env.obs_sizes.items() if group != GROUP}
+            env = dataclasses.replace(env, obs_sizes=sizes)
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
         self._rnd: RandomDistillation | None = None
         if env.role != "acts" and (cfg.rnd.weight or cfg.rnd.final_weight):
@@ -79,10 +86,16 @@ class PPO(OnPolicy):
         self._clip, self._kl = cfg.clip, self.losses.index("policy/kl")
 
     def _weights(self) -> dict[str, float]:
-        return {**super()._weights(), SYMMETRY_LOSS: self.cfg.symmetry.mirror_loss}
+        cfg = self.cfg
+        return {**super()._weights(), SYMMETRY_LOSS: cfg.symmetry.mirror_loss, IMITATION: cfg.imitation.weight}
 
     def update(self) -> dict[str, Tensor]:
         """Learns from the rollout; returns numbers for the log."""
+        cfg = self.cfg.imitation
+        if self.teacher is not None and cfg.end > 0:
+            steps = self.iteration * self.horizon
+            left = ((cfg.end - steps) / max(1, cfg.end - cfg.begin)).clamp(0.0, 1.0)
+            self._coefficients[self.losses.index(IMITATION)].copy_(cfg.weight * left)
         stats = super().update()
         return stats if self._rnd is None else stats | self._rnd.end_update(self.rollout)
 
@@ -92,6 +105,8 @@ class PPO(OnPolicy):
 
     def _inputs(self) -> dict[str, Tensor]:
         inputs = super()._inputs()
+        if self.teacher is not None:
+            inputs |= {LABEL: self.teacher.actions}
         return inputs if self._symmetry is None else inputs | self._symmetry.images(self.policy, self.rollout.obs)
 
     def _learn(self, batch: Sequences) -> list[tuple[Tensor, Tensor]]:
@@ -122,10 +137,16 @@ class PPO(OnPolicy):
 
     def _evaluate(self, old: Samples, inputs: dict[str, Tensor], *state: Any) -> dict[str, Tensor]:
         if self._symmetry is None:
-            return super()._evaluate(old, inputs, *state)
-        both = self._symmetry.with_images(old, inputs)
-        now = self.policy.evaluate(both.inputs, both.old.action)
-        return self._symmetry.fold(self._sample_losses(both.old, now), now)
+            now = self.policy.evaluate(inputs, old.action, *state)
+            losses = self._sample_losses(old, now)
+        else:
+            both = self._symmetry.with_images(old, inputs)
+            now = self.policy.evaluate(both.inputs, both.old.action)
+            losses = self._symmetry.fold(self._sample_losses(both.old, now), now)
+        if self.teacher is not None:
+            mean = now.distribution.mode if self._symmetry is None else now.distribution.mode[:1]
+            losses[IMITATION] = squared_distance(mean, inputs[LABEL]).mean(dim=-1)
+        return losses
 
     def _sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         clip = self.cfg.clip
@@ -156,6 +177,10 @@ class PPO(OnPolicy):
     def describe(self) -> dict[str, str]:
         """Returns network, batch and what is added to the loss."""
         added = [it.describe() for it in (self._symmetry, self._rnd) if it is not None]
+        if self.teacher is not None:
+            cfg = self.cfg.imitation
+            course = f", 0 from step {cfg.end} on" if cfg.end else ""
+            added.append({"teacher": f"{cfg.teacher}, observes {self.teacher.group}, weight {cfg.weight:g}{course}"})
         return {**super().describe(), **{label: text for lines in added for label, text in lines.items()}}
 
     def state_dict(self) -> dict[str, Any]:

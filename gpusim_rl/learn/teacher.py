@@ -20,6 +20,8 @@ NETWORK = ("_target_", "hidden", "activation", "state_dependent_std", "rnn", "rn
 """Settings of the network that an actor follows from."""
 LABEL = "label"
 """Name of the input with a teacher's actions."""
+IMITATION = "loss/imitation"
+"""Name of the loss that compares the mean actions of student and teacher."""
 
 
 def _load(env: EnvSpec, key: str, name: str, group: str) -> TrainedPolicy:

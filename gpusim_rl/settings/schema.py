@@ -34,6 +34,7 @@ OF_THE_MACHINE = (
     "log.dir",  # a path
     "*.demonstrations.file",  # a path
     "distill.teacher",  # likewise
+    "ppo.imitation.teacher",  # likewise
     "actors",  # processes, and an address: what comes from there is unpickled
     "num_actors",  # processes
     "wandb_activate",  # sends what it logs to a server
@@ -233,6 +234,19 @@ class RNDConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImitationConfig:
+    """Imitation of a trained policy, beside the rewards."""
+
+    teacher: str | None
+    weight: NotNegative
+    begin: Natural
+    end: Natural
+
+    def __post_init__(self) -> None:
+        _check_order(self, "begin", "end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
     """Proximal policy optimisation."""
 
@@ -246,6 +260,7 @@ class PPOConfig(OnPolicyConfig):
     value_clip: bool
     symmetry: SymmetryConfig
     rnd: RNDConfig
+    imitation: ImitationConfig
 
     def __post_init__(self) -> None:
         _check_order(self, "learning_rate_min", "learning_rate_max")

@@ -1,0 +1,144 @@
+"""PPO with a teacher beside the rewards: what is added to the loss, how it ends, and what a resume needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import EnvSpec, Policy, TrainedPolicy
+from gpusim_rl.learn.minibatch import Samples
+from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.learn.symmetry import SYMMETRY_LOSS
+from gpusim_rl.learn.teacher import IMITATION, LABEL
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import PPOConfig
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import differences, merged
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.composed import algorithm_defaults
+from helpers.fakes import Env, RandomEnv
+from helpers.on_policy import collect
+from helpers.training import SMALL_PPO, the_run
+
+GUIDED: dict[str, Any] = {"teacher": "teacher", "weight": 2.0}
+
+
+class Half(Policy):
+    """Acts by half of what it observes."""
+
+    def act(self, obs: Any, hidden: Any, deterministic: bool = True) -> Any:
+        return 0.5 * obs["policy"], hidden
+
+
+def learner(env: Env, *, device: str = "cpu", imitation: dict[str, Any] | None = None, **changes: Any) -> PPO:
+    torch.manual_seed(1)
+    small = {**SMALL_PPO, "precision": "fp32", "imitation": {**GUIDED, **(imitation or {})}}
+    found = TrainedPolicy(Half(), None, {"policy": env.obs_sizes.get("teacher", env.obs_sizes["policy"])}, "digest")
+    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1, section="ppo", load_policy=lambda name: found)
+    cfg = build(PPOConfig, merged(algorithm_defaults("ppo"), small, changes), "ppo")
+    return PPO(cfg, spec, device=torch.device(device), seed=0, max_iterations=100)
+
+
+@pytest.mark.parametrize("rnn", [None, "lstm"])
+def test_the_distance_from_the_teacher_is_added_to_the_loss(rnn: str | None) -> None:
+    env = RandomEnv(6, {"policy": 2, "teacher": 2}, num_actions=2, seed=4)
+    it = learner(env, network={"rnn": rnn}, normalize_obs=False)
+    collect(it, env)
+    assert it.losses[-1] == IMITATION and set(it.rollout.obs) == {"policy"}
+    chunk = it._prepare()[0].select(torch.arange(it.num_sequences))
+    weight = Samples.weight_of(chunk.packed)
+    parameters = it.optimizer.parameters
+
+    def gradient(loss: Tensor, of_each: Tensor | None = None) -> list[Tensor]:
+        found = torch.autograd.grad(loss, parameters, of_each, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+    def learned() -> tuple[Tensor, list[Tensor]]:
+        losses = it._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
+        return losses[-1].detach(), gradient(losses, it._coefficients)
+
+    loss, whole = learned()
+    mean = it.policy({"policy": chunk.inputs["policy"]}, chunk.hidden, chunk.is_first)[0].mode
+    apart = ((mean - chunk.inputs[LABEL]).square().mean(dim=-1) * weight).sum()
+    torch.testing.assert_close(loss, apart.detach())
+    assert float(loss) > 1.0
+    it._coefficients[-1].fill_(0.0)
+    _, of_ppo = learned()
+    for both, one, other in zip(whole, of_ppo, gradient(2.0 * apart), strict=True):
+        torch.testing.assert_close(both, one + other, rtol=1e-3, atol=1e-4)
+
+
+def test_the_weight_falls_by_control_steps() -> None:
+    env = RandomEnv(4, {"policy": 2}, num_actions=2)
+    it, seen = learner(env, imitation={"begin": 8, "end": 24}), []
+    obs = env.reset()
+    for _ in range(5):
+        obs = collect(it, env, obs)
+        it.update()
+        seen.append(float(it._coefficients[-1]))
+    assert seen == [2.0, 2.0, 1.0, 0.0, 0.0]
+
+
+def test_a_policy_without_rewards_becomes_its_teacher() -> None:
+    env = RandomEnv(16, {"policy": 2}, num_actions=2)
+    it, obs, losses = learner(env, learning_rate=3e-3, schedule="constant", reward_scale=1e-9), env.reset(), []
+    for _ in range(60):
+        obs = collect(it, env, obs)
+        losses.append(float(it.update()[IMITATION]))
+    assert losses[-1] < 0.1 * losses[0]
+
+
+@pytest.mark.parametrize(("device", "rnn"), [("cpu", "gru"), ("meta", None)])
+def test_it_waits_for_nothing_and_needs_no_values(device: str, rnn: str | None) -> None:
+    env = RandomEnv(6, {"policy": 2}, num_actions=2, device=device)
+    it = learner(env, device=device, network={"rnn": rnn}, imitation={"end": 100})
+    if device == "meta":
+        it.optimizer.step = lambda: None  # type: ignore[method-assign]
+    collect(it, env)
+    with SyncCounter() as syncs:
+        it.update()
+    assert syncs.total == 0, syncs.locations
+
+
+# Whole runs
+
+
+def run(folder: Path, name: str = "Cartpole", **changes: Any) -> Trainer:
+    settings = {"num_envs": 8, "max_iterations": 2, "seed": 1, "log": {"console": "quiet", "dir": str(folder)}}
+    return make_trainer(prepare(name, **merged(settings, {"ppo": SMALL_PPO}, changes)))
+
+
+def test_a_run_is_resumed_exactly_if_the_teacher_is_named_again(tmp_path: Path) -> None:
+    run(tmp_path / "teacher", ppo={"network": {"rnn": "gru"}}).train()
+    teacher = str(the_run(tmp_path / "teacher"))
+    left_out = {"observations": {"cart_vel": {"used": False}}, "episode_length": 9}
+    settings: dict[str, Any] = {"task": left_out, "ppo": {"imitation": {"teacher": teacher, "weight": 1.0, "end": 30}}}
+    whole = run(tmp_path / "a", max_iterations=4, **settings)
+    row = whole.train()
+    assert torch.tensor(row[IMITATION]) > 0.0
+    run(tmp_path / "b", **settings).train()
+    folder = str(the_run(tmp_path / "b"))
+    with pytest.raises(ConfigError, match=r"^ppo\.imitation\.teacher is not given, .*Try ppo\.imitation\.teacher="):
+        make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
+    again = {"imitation": {"teacher": teacher}}
+    rest = make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4, ppo=again))
+    rest.train()
+    assert differences(whole.algorithm.state_dict(), rest.algorithm.state_dict()) == []
+    assert differences(whole.algorithm.policy.state_dict(), rest.algorithm.policy.state_dict()) == []
+    assert make_trainer(prepare("Cartpole", checkpoint=folder, test=True)).evaluate()["episodes"] == 8
+
+
+def test_it_goes_with_symmetry(tmp_path: Path) -> None:
+    run(tmp_path / "teacher", "Anymal").train()
+    teacher = str(the_run(tmp_path / "teacher"))
+    both = {"symmetry": {"augment": True, "mirror_loss": 0.5}, "imitation": {"teacher": teacher, "weight": 1.0}}
+    row = run(tmp_path / "a", "Anymal", ppo=both).train()
+    assert torch.tensor([row[IMITATION], row[SYMMETRY_LOSS]]).isfinite().all()
