@@ -9,7 +9,7 @@ Every case is a process of its own, and every case is measured once in each roun
 else the machine does. For one env count all of them are alive at once: their memory adds up.
 
     bare physics   the task's scene with its decimation and random controls; no task, no resets
-    env step       the environment with actions made beforehand
+    env step       the environment with actions made beforehand; of its phases `simulate` is the physics alone
     + policy       rollouts of our trainer
     + training     all of our training: rollout, update, logging; beside others in their fastest mode also compiled
 

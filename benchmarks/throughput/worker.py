@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
+    from gpusim_rl.env import Task, TaskConfig, VecEnv
     from gpusim_rl.run.cuda_graph import Graphs
     from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.timing import PhaseTimer
@@ -338,8 +338,10 @@ def _env_step(scenario: _Scenario) -> Iterator[Workload]:
     settings = _of_sim(env.sim, scenario.choice) | {"persistent": scenario.sim.persistent}
     env_steps = scenario.horizon * scenario.num_envs
     graphs = _graphs(env.device, env.task)
+    phases = _time("simulate", env.sim) if env.device.type == "cpu" else None
     with graphs.stream():
-        yield Workload(lambda: graphs.run("rollout", steps), env_steps, settings, env.device, graphs=graphs)
+        run = lambda: graphs.run("rollout", steps)  # noqa: E731
+        yield Workload(run, env_steps, settings, env.device, graphs=graphs, phases=phases)
     env.close()
 
 
@@ -351,17 +353,17 @@ def _graphs(device: torch.device, *stateful: object) -> Graphs:
     return Graphs(choice, device, stateful=stateful)
 
 
-def _time_steps(env: VecEnv) -> PhaseTimer:
-    """Times `env.step` from now on: physics and environment, which all trainers share."""
+def _time(phase: str, stepped: Any) -> PhaseTimer:
+    """Times `step` of envs (physics and environment, which all trainers share) or of a simulator from now on."""
     from gpusim_rl.run.timing import PhaseTimer
 
-    timer, step = PhaseTimer(env.device), env.step
+    timer, step = PhaseTimer(stepped.device), stepped.step
 
-    def timed(action: Tensor) -> Step:
-        with timer("simulate"):
-            return step(action)
+    def timed(argument: Any) -> Any:
+        with timer(phase):
+            return step(argument)
 
-    env.step = timed
+    stepped.step = timed
     return timer
 
 
@@ -405,7 +407,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
             settings |= {"epochs": ppo.epochs, "minibatches": algorithm.num_minibatches}
         iterate = (lambda: trainer.iterate(log)) if learns else collect
         env_steps = trainer.cfg.num_envs * ppo.horizon
-        in_env = None if trainer.collector.graphs.whole_rollout else _time_steps(env)  # a replay calls no step
+        in_env = None if trainer.collector.graphs.whole_rollout else _time("simulate", env)  # a replay calls no step
         yield Workload(iterate, env_steps, settings, trainer.start.device, phases, trainer.collector.graphs, in_env)
 
 
@@ -423,7 +425,7 @@ def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
     baseline = make_baseline(name, env, scenario.cfg, device=device, mode=mode, bf16=bf16)
     phases = PhaseTimer(device)
     baseline.observe(phases)
-    in_env = _time_steps(env)
+    in_env = _time("simulate", env)
     settings = {"version": baseline.version, **_of_sim(env.sim, scenario.choice), **baseline.settings}
     yield Workload(baseline.iterate, baseline.env_steps_per_iteration, settings, device, phases, in_env=in_env)
     baseline.close()
