@@ -4,7 +4,8 @@
     python benchmarks/walking.py runs/go1/a runs/go1/b --keep   only printed
 
 Each command holds for an episode of 20 s in 16 envs that start from rest. The policy acts with its mean; noise and
-encoder bias are as trained; there are no pushes. Errors are means over the whole episode, the start included.
+encoder bias are as trained; there are no pushes. Errors are means over the whole episode, the start included. Commands
+that the training does not draw are left out, but for standing.
 """
 
 from __future__ import annotations
@@ -51,23 +52,32 @@ def follow(run: str, changes: dict[str, Any], num_envs: int, seed: int) -> tuple
 
 def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
     """Returns what is known of a run, and its numbers for each command."""
-    found = {}
+    found: dict[str, dict[str, float]] = {}
+    settings: dict[str, Any] = {}
+    folder = Path()
     for name, values in COMMANDS.items():
-        command = FIXED | {axis: [value, value] for axis, value in zip(("x", "y", "yaw"), values, strict=True)}
-        found[name] = follow(run, {"task.command": command}, num_envs, seed)
-    player = next(iter(found.values()))[1]
-    folder = player.run_dir
-    assert folder is not None
+        command = dict(zip(("x", "y", "yaw"), values, strict=True))
+        if found and not all(low <= command[axis] <= high for axis, (low, high) in ranges_of(settings).items()):
+            continue
+        fixed = FIXED | {axis: [value, value] for axis, value in command.items()}
+        found[name], player = follow(run, {"task.command": fixed}, num_envs, seed)
+        folder = player.run_dir
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
     with (folder / "metrics.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
     return {
         "task": player.name,
         "settings": yaml.safe_load((folder / "overrides.yaml").read_text()),
-        "seed": yaml.safe_load((folder / "config.yaml").read_text())["seed"],
+        "seed": settings["seed"],
         "env_steps": int(last["env_steps"]),
         "minutes": round(float(last["time/elapsed_s"]) / 60.0, 1),
-        "commands": {name: numbers for name, (numbers, _) in found.items()},
+        "commands": found,
     }
+
+
+def ranges_of(settings: dict[str, Any]) -> dict[str, list[float]]:
+    """Returns the smallest and the largest number of each part of the commands that a run was trained with."""
+    return {axis: settings["task"]["command"][axis] for axis in ("x", "y", "yaw")}
 
 
 def main() -> None:
