@@ -17,6 +17,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+DEVICE = "cuda"
+
 
 @pytest.mark.parametrize("inference", ["actor", "learner"])
 @pytest.mark.parametrize("algo", ["impala", "sac"])
@@ -26,14 +28,14 @@ def test_a_learner_on_the_gpu_takes_rollouts_of_actors(tmp_path: Path, algo: str
         algo=algo,
         num_envs=16,
         num_actors=2,
-        rl_device="cuda",
+        rl_device=DEVICE,
         actors={"engine": "process", "inference": inference},
         max_iterations=30,
         **({"sac": {"learning_starts": 256}} if algo == "sac" else {}),
         log={"dir": str(tmp_path), "console": "quiet", "interval": 10},
     )
     trainer = make_trainer(spec, ALONE)
-    assert all(tensor.is_cuda for tensor, _ in trainer.collector._remote.recording())
+    assert all(tensor.device.type == DEVICE for tensor, _ in trainer.collector._remote.recording())
     trainer.train()
     last = read_csv(the_run(tmp_path))[-1]
     assert float(last["actors/alive"]) == 2 and float(last["policy/lag_max"]) < 100

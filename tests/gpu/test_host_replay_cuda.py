@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+DEVICE = "cuda"
 ENVS, HORIZON, SIZE = 64, 4, 4096
 
 
@@ -32,16 +33,17 @@ def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> 
         HostReplay(
             Replay(50, spec, ["policy"], **settings), spec, device=torch.device(d), horizon=HORIZON, size=SIZE, seed=3
         )
-        for d in ("cpu", "cuda")
+        for d in ("cpu", DEVICE)
     )
-    env, busy = RandomEnv(ENVS, {"policy": 300}), torch.randn(4096, 4096, device="cuda")
+    env, size = RandomEnv(ENVS, {"policy": 300}), 4096 if DEVICE == "cuda" else 8
+    busy = torch.randn(size, size, device=DEVICE)
     obs = env.reset()
     for _ in range(20):
         for _ in range(HORIZON):
             action = torch.rand(ENVS, 8)
             step = env.step(action)
             cpu.steps.write(obs, action, step)
-            cuda.steps.write({g: x.cuda() for g, x in obs.items()}, action.cuda(), step)
+            cuda.steps.write({g: x.to(DEVICE) for g, x in obs.items()}, action.to(DEVICE), step)
             obs = step.obs
         busy = busy @ busy / 64.0  # the device is behind the host
         for replay in (cpu, cuda):
@@ -56,7 +58,7 @@ def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> 
 
 
 def test_a_captured_training_learns_from_the_host(tmp_path: Path) -> None:
-    settings = {"sim": "mjwarp", "device": "cuda", "num_envs": 64, "max_iterations": 8, "compile": "off"}
+    settings = {"sim": "mjwarp", "device": DEVICE, "num_envs": 64, "max_iterations": 8, "compile": "off"}
     settings["log"] = {"dir": str(tmp_path), "console": "quiet"}
     sac = {"replay": {"device": "cpu"}, "learning_starts": 500, "horizon": 4, "updates": 2}
     trainer = make_trainer(prepare("Cartpole", algo="sac", sac=sac, **settings))
