@@ -54,17 +54,19 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
     """Returns what is known of a run, and its numbers for each command."""
     found: dict[str, dict[str, float]] = {}
     settings: dict[str, Any] = {}
-    folder = Path()
+    ranges: dict[str, list[float]] = {}
+    last: dict[str, str] = {}
     for name, values in COMMANDS.items():
         command = dict(zip(("x", "y", "yaw"), values, strict=True))
-        if found and not all(low <= command[axis] <= high for axis, (low, high) in ranges_of(settings).items()):
+        if found and not all(low <= command[axis] <= high for axis, (low, high) in ranges.items()):
             continue
         fixed = FIXED | {axis: [value, value] for axis, value in command.items()}
         found[name], player = follow(run, {"task.command": fixed}, num_envs, seed)
-        folder = player.run_dir
+        folder = Path(player.run_dir)
         settings = yaml.safe_load((folder / "config.yaml").read_text())
-    with (folder / "metrics.csv").open() as file:
-        last = list(csv.DictReader(file))[-1]
+        with (folder / "metrics.csv").open() as file:
+            last = list(csv.DictReader(file))[-1]
+        ranges = ranges_of(settings["task"]["command"], int(last["env_steps"]) // settings["num_envs"])
     return {
         "task": player.name,
         "settings": yaml.safe_load((folder / "overrides.yaml").read_text()),
@@ -75,9 +77,13 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
     }
 
 
-def ranges_of(settings: dict[str, Any]) -> dict[str, list[float]]:
-    """Returns the smallest and the largest number of each part of the commands that a run was trained with."""
-    return {axis: settings["task"]["command"][axis] for axis in ("x", "y", "yaw")}
+def ranges_of(command: dict[str, Any], steps: int) -> dict[str, list[float]]:
+    """Returns the ranges of the parts of the commands that are drawn after a number of control steps."""
+    ranges = {axis: command[axis] for axis in ("x", "y", "yaw")}
+    for stage in command["stages"]:
+        if stage["steps"] <= steps:
+            ranges |= {axis: limits for axis, limits in stage.items() if axis != "steps"}
+    return ranges
 
 
 def main() -> None:
