@@ -61,8 +61,8 @@ class WarpSim:
         self.buffers = f"sim.njmax={data.njmax} sim.nconmax={data.naconmax // num_envs}"
         # A kernel that prints serialises the device; overflow is reported by mask instead.
         model.opt.warn_overflow = False
-        # Else CUDA gives constraints their places by atomic additions, in any order. MuJoCo Warp 4.0 has the switch, and
-        # its sorting is empty: contacts still vary. The CPU needs no switch.
+        # Else CUDA gives constraints their places by atomic additions, in any order. The sorting of MuJoCo Warp 4.0 is
+        # empty, so contacts still vary. The CPU needs no switch.
         model.opt.deterministic = torch.are_deterministic_algorithms_enabled()
         with graphs.scope():
             self._reset_where, self._stale_where = (wp.zeros(num_envs, dtype=wp.bool) for _ in range(2))
