@@ -185,6 +185,14 @@ class VelocityCommand(Stateful):
         """Returns the commanded speed [m/s] plus yaw rate [rad/s]."""
         return torch.linalg.vector_norm(self.value[:, :2], dim=1) + self.value[:, 2].abs()
 
+    def restored(self) -> None:
+        """Takes the ranges from today's settings: those of the checkpoint may be others."""
+        self._take_stage()
+
+    def _take_stage(self) -> None:
+        stage = torch.bucketize(self._steps, self._begins, right=True)
+        self.limits.copy_(self._stages.index_select(0, stage)[0])
+
     def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"], yaw: Float[Tensor, " envs"]) -> None:
         """Draws new commands in the envs of a mask, from numbers in [0, 1), for robots of a yaw [rad]."""
         self._draw(where, unit)
@@ -194,8 +202,7 @@ class VelocityCommand(Stateful):
     def advance(self, unit: Float[Tensor, "envs 8"], ahead: Float[Tensor, "envs 3"]) -> None:
         """Counts a control step, draws new commands where their time is over, and follows where the robots look to."""
         self._steps += 1
-        stage = torch.bucketize(self._steps, self._begins, right=True)
-        self.limits.copy_(self._stages.index_select(0, stage)[0])
+        self._take_stage()
         left = self._drawn[:, 4]
         left -= self._dt
         self._draw(left <= 0.0, unit)

@@ -13,6 +13,9 @@ from gpusim_rl.env.random import EnvRandom
 class Stateful:
     """An object with tensors of its own: commands, a curriculum. They are saved with those of the object's owner."""
 
+    def restored(self) -> None:
+        """Puts right what follows from restored tensors and today's settings; called after they were restored."""
+
 
 def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yields path and tensor, for all tensors in nested dicts, lists, tuples and `Stateful` objects.
@@ -43,4 +46,15 @@ def restore_state(owner: object, random: EnvRandom, state: dict[str, Any]) -> No
     """Restores in place what `saved_state` returned."""
     for name, value in kept_tensors(vars(owner)):
         value.copy_(state["tensors"][name])
+    for part in _stateful_parts(vars(owner)):
+        part.restored()
     random.load_state_dict(state["random"])
+
+
+def _stateful_parts(node: Any) -> Iterator[Stateful]:
+    if isinstance(node, Stateful):
+        yield node
+        node = vars(node)
+    if isinstance(node, (dict, list, tuple)):
+        for item in node.values() if isinstance(node, dict) else node:
+            yield from _stateful_parts(item)

@@ -20,8 +20,9 @@ X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
 
 
 def make_env(robot: str = "Go1", num_envs: int = NUM, **settings) -> VecEnv:
-    weights = compose([f"task={robot}Velocity", "device=cuda"])["task"]["weights"]  # those of a GPU are mjlab's
-    settings = {"randomize_episode_start": False, **settings, "weights": {**weights, **settings.get("weights", {})}}
+    of_gpu = compose([f"task={robot}Velocity", "device=cuda"])["task"]  # they are mjlab's
+    settings |= {name: {**of_gpu[name], **settings.get(name, {})} for name in ("weights", "command")}
+    settings.setdefault("randomize_episode_start", False)
     env = gpusim_rl.make_env(f"{robot}Velocity", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
     env.reset()
     return env
@@ -85,6 +86,20 @@ def test_a_command_to_stand_is_zero_and_others_are_within_the_ranges_of_their_st
     value = env.task.command.value
     assert value[:, 0].max() > 2.5 and value[:, 0].min() < -1.5 and value[:, 1].abs().max() <= 1.0
     assert 0.6 < value[:, 2].abs().max() <= 0.7
+
+
+def test_commands_of_today_hold_where_a_training_of_other_ones_goes_on():
+    trained = make_env(num_envs=4, command={"stages": [{"steps": 2, "y": [-2.0, 2.0]}]})
+    for _ in range(3):
+        trained.step(torch.zeros(4, 12))
+    fixed = {"x": [0.5, 0.5], "y": [0.0, 0.0], "yaw": [0.0, 0.0], "standing": 0.0, "heading": 0.0, "forward": 0.0}
+    env = make_env(num_envs=4, command={**fixed, "stages": []})
+    env.begin_from(trained.state_dict())
+    assert torch.equal(env.task.command.value, torch.tensor([0.5, 0.0, 0.0]).expand(4, 3))
+    same = make_env(num_envs=4, command={"stages": [{"steps": 2, "y": [-2.0, 2.0]}]})
+    same.begin_from(trained.state_dict())
+    assert torch.equal(same.task.command.limits, trained.task.command.limits)
+    assert same.task.command.limits[1, 1] == 2.0
 
 
 def test_robots_turn_to_their_heading():
