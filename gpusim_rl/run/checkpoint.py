@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import shutil
@@ -18,6 +19,7 @@ from gpusim_rl.files.checkpoint_file import load as load  # for those that impor
 from gpusim_rl.files.checkpoint_file import load_with_digest, save
 from gpusim_rl.files.safe_open import open_file, replacing
 from gpusim_rl.run.run_spec import RunSpec
+from gpusim_rl.settings.older_run import add_new_settings
 from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
@@ -83,7 +85,9 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
         )
     keys = settings.policy_structure if spec.cfg.test else settings.structure
     keys = ["algo", *([] if spec.cfg.test else ["num_envs"]), *(f"{spec.cfg.algo}.{key}" for key in keys)]
-    different = structural_difference(state["config"], spec.config, keys)
+    known = copy.deepcopy(state["config"])
+    add_new_settings(known)
+    different = structural_difference(known, spec.config, keys)
     if different:
         raise ConfigError(f"checkpoint {file} does not fit this configuration: {'; '.join(different)}")
     return state, digest

@@ -202,24 +202,17 @@ def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun 
 def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
     """Returns the name of the config that Hydra starts from: ours, or the settings of a run in their place.
 
-    A group that is typed (`sim=mjwarp`) wins over the saved settings, as everything that is typed. Of an algorithm or a
-    simulator of ours the defaults stand below the saved settings: an older run has none of what is new since.
+    A group that is typed (`sim=mjwarp`) wins over the saved settings, as everything that is typed.
     """
     if saved is None:
         return "config"
     primary = read_yaml(paths.cfg_dir() / "config.yaml")
     typed = {key_of(text) for text in arguments}
-    below: list[Any] = []
-    above: list[Any] = []
+    defaults: list[Any] = ["_self_"]
     for entry in primary["defaults"]:
         [key] = entry if isinstance(entry, dict) else [entry]
         if key.startswith("override ") or key in typed:
-            above.append(entry)
-        elif key in ("algo", "sim"):
-            name = section_of(saved.settings, key).get("name")
-            if str(name).isidentifier() and (paths.cfg_dir() / key / f"{name}.yaml").is_file():
-                below.append({key: name})
-    defaults = [*below, "_self_", *above]
+            defaults.append(entry)
     node = {"defaults": defaults, "hydra": primary["hydra"], **saved.settings}
     ConfigStore.instance().store(name=SAVED, node=node)
     return SAVED

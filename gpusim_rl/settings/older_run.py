@@ -1,0 +1,41 @@
+"""Settings that a run does not have, because they came after it: they take today's defaults."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from gpusim_rl.files import paths
+from gpusim_rl.settings.discover import read_yaml
+
+
+def add_new_settings(settings: dict[str, Any]) -> None:
+    """Adds to the settings of a run what our yaml of its algorithm and of its simulator has had since."""
+    for group in ("algo", "sim"):
+        section = settings.get(group)
+        name = section.get("name") if isinstance(section, dict) else None
+        file = paths.cfg_dir() / group / f"{name}.yaml"
+        if isinstance(name, str) and name.isidentifier() and file.is_file():
+            defaults = _with_defaults(file)
+            _add_missing(settings, defaults if group == "algo" else {group: defaults})
+
+
+def _with_defaults(file: Path) -> dict[str, Any]:
+    """Reads a yaml and those in its defaults list: `/learn/on_policy@ppo`, `auto`, `_self_`. Later ones win."""
+    own = read_yaml(file)
+    found: dict[str, Any] = {}
+    for entry in reversed(own.pop("defaults", ["_self_"])):
+        name, _, section = entry.partition("@")
+        folder = paths.cfg_dir() if name.startswith("/") else file.parent
+        part = own if name == "_self_" else _with_defaults(folder / f"{name.lstrip('/')}.yaml")
+        _add_missing(found, {section: part} if section else part)
+    return found
+
+
+def _add_missing(settings: dict[str, Any], defaults: dict[str, Any]) -> None:
+    for key, default in defaults.items():
+        if key not in settings:
+            settings[key] = copy.deepcopy(default)
+        elif isinstance(default, dict) and isinstance(settings[key], dict):
+            _add_missing(settings[key], default)

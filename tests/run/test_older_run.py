@@ -1,0 +1,46 @@
+"""A run from before a setting existed: it is resumed, evaluated, played, and teaches."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.files.checkpoint_file import load, save
+from gpusim_rl.files.safe_open import dump_yaml
+from gpusim_rl.settings.older_run import add_new_settings
+from gpusim_rl.view.player import Player
+from helpers.composed import algorithm_defaults
+from helpers.training import make_trainer as small_trainer
+from helpers.training import the_run
+
+
+def test_a_run_takes_todays_defaults_for_what_it_does_not_have(tmp_path: Path) -> None:
+    small_trainer("Cartpole", tmp_path).train()
+    run = the_run(tmp_path)
+    file = run / "checkpoints" / "last.pt"
+    state = load(file)
+    config = state["config"]
+    del config["ppo"]["imitation"], config["ppo"]["network"]["activation"], config["sim"]["cone"]
+    (run / "config.yaml").write_bytes(dump_yaml(config))
+    save(file, {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})
+    log = {"dir": str(tmp_path / "new"), "console": "quiet"}
+    assert make_trainer(prepare("Cartpole", checkpoint=str(file), test=True, log=log)).evaluate()["episodes"] == 8
+    make_trainer(prepare("Cartpole", checkpoint=str(file), max_iterations=4, log=log)).train()
+    with closing(Player.open(str(file), num_envs=2)) as player:
+        player.step()
+    taught = {"teacher": str(file), "horizon": 4, "network": {"hidden": [8]}}
+    make_trainer(prepare("Cartpole", algo="distill", num_envs=2, max_iterations=1, distill=taught, log=log)).train()
+
+
+def test_defaults_are_those_of_the_composed_yaml() -> None:
+    for name in ("ppo", "impala", "sac", "dqn", "distill"):
+        settings: dict[str, Any] = {"algo": {"name": name}, name: {}}
+        add_new_settings(settings)
+        assert settings[name] == algorithm_defaults(name)
+    settings = {"algo": {"name": "../ppo"}, "sim": {"name": "newton", "graph": False}}
+    add_new_settings(settings)
+    assert settings["algo"] == {"name": "../ppo"} and settings["sim"]["persistent"] == "auto"
+    assert settings["sim"]["name"] == "newton" and settings["sim"]["graph"] is False
