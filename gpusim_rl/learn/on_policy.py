@@ -26,7 +26,7 @@ from gpusim_rl.learn.normalize import moments
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.rollout import Rollout, gae
-from gpusim_rl.learn.teacher import Teacher
+from gpusim_rl.learn.teacher import LABEL, Teacher
 from gpusim_rl.machine.compiled import Compiled
 from gpusim_rl.settings.schema import OnPolicyConfig
 
@@ -226,7 +226,7 @@ class OnPolicy(Algorithm):
         inputs = self._inputs()
         if policy.bf16 and not policy.recurrent:
             # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
-            inputs = {group: x.bfloat16() for group, x in inputs.items()}
+            inputs = {name: x if name == LABEL else x.bfloat16() for name, x in inputs.items()}
         samples = Samples.of(
             rollout.action,
             rollout.distribution,
@@ -346,10 +346,7 @@ class OnPolicy(Algorithm):
         return f"{value}" if value == wanted else f"{value} (fitted: {self._section}.{name}={wanted})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns optimiser, learning rate, counters, random generators, and what belongs to the episodes.
-
-        Those have the recurrent states of policy and teacher, and noise.
-        """
+        """Returns optimiser, learning rate, counters, random generators; of the episodes recurrent states and noise."""
         of_teacher = {} if self.teacher is None else {"teacher": self.teacher.state_dict()}
         return {
             "optimizer": self.optimizer.moments(),

@@ -112,7 +112,7 @@ class RemoteOffPolicy(Remote):
         """Takes over weights, and the number of transitions."""
         algorithm = self.algorithm
         algorithm.policy.load_state_dict({k: x for k, x in state.items() if k != TRANSITIONS}, strict=False)
-        algorithm.steps.copy_(state[TRANSITIONS] // algorithm.num_envs)  # from the host too
+        algorithm.steps.copy_(state[TRANSITIONS] // algorithm.num_envs)  # with out= CUDA takes none of the host
 
     @staticmethod
     @torch.no_grad()

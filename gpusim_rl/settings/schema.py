@@ -243,6 +243,10 @@ class ImitationConfig:
     end: Natural
 
     def __post_init__(self) -> None:
+        if self.teacher is not None and not self.weight:
+            raise ValueError("teacher has no effect with weight=0. Try weight=1")
+        if self.begin and not self.end:
+            raise ValueError("begin has no effect with end=0, where the weight stays. Try an end")
         _check_order(self, "begin", "end")
 
 
