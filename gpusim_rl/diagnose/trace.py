@@ -24,6 +24,7 @@ _WAITS = re.compile(
     r"|cudaMemcpy(?!.*(Async|Peer))|cuMemcpy(HtoD|DtoH)(?!.*Async)"
     r"|cuda(Free|FreeHost)$"  # waits for all that the device has to do
 )
+_QUERIES = re.compile(r"cu(da)?(Event(Query|ElapsedTime)|StreamQuery)")
 _RANGE = re.compile(rf"{PREFIX}|ProfilerStep#")  # our ranges, and the steps of the profiler, which are iterations
 _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 
@@ -93,10 +94,13 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
         elif _LAUNCHES.match(event["name"]) and (index := segment_at(event["ts"])) is not None:
             work[segments[index].phase].launches += 1
     # The device's own record of a wait also has those whose call is not recorded. It has queries of events besides.
+    recorded = {_argument(event, "correlation") for _, event in waits}
     for event in complete:
         kind, correlation = _argument(event, "cuda_sync_kind"), _argument(event, "correlation")
-        if kind is not None and kind != "Stream Wait Event" and correlation not in calls:
-            waits.append((kind, event))
+        call = calls.get(correlation, event)
+        known = kind in (None, "Stream Wait Event") or correlation in recorded
+        if not known and not _QUERIES.match(call["name"]):
+            waits.append((kind, call))
     for name, event in waits:
         if (index := segment_at(event["ts"])) is not None:
             phase = segments[index].phase

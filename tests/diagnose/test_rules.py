@@ -203,6 +203,7 @@ def test_what_the_host_does_beside_a_busy_gpu_costs_nothing():
     assert conclusion(replace(GPU, log=0.8)) == "nothing stands out: the rollout takes 75 % of the time"
     assert diagnose(replace(GPU, log=0.6, log_peaks=0.5)) == []
     assert diagnose(replace(GPU, log=0.6, gpu_percent=20.0)) == []  # a short run: the driver looks seldom
+    assert replace(GPU_EAGER, log=0.6, gpu_percent=20.0).log_cost == 0.6  # there phases wait for the host
     [finding] = diagnose(replace(GPU, log=0.6, rollout=0.55, gpu_percent=80.0))
     assert finding.rule == "logging_bound" and finding.cost == pytest.approx(0.2)
     [finding] = diagnose(replace(GPU, log=0.6, log_peaks=0.5, rollout=0.55, gpu_percent=90.0))

@@ -136,6 +136,8 @@ def test_the_devices_own_records_complete_those_of_the_calls():
             event("cuda_sync", "Stream Sync", 10, 5, correlation=1, cuda_sync_kind="Stream Sync"),  # the same wait
             event("cuda_sync", "Context Sync", 60, 5, correlation=99, cuda_sync_kind="Context Sync"),  # another one
             event("cuda_sync", "Stream Wait Event", 70, 1, correlation=98, cuda_sync_kind="Stream Wait Event"),
+            call("cudaHostAlloc", 55, 93),
+            event("cuda_sync", "Context Sync", 55, 1, correlation=93, cuda_sync_kind="Context Sync"),  # within a call
             call("cudaEventQuery", 80, 94),
             event(
                 "cuda_sync", "Event Sync", 80, 1, correlation=94, cuda_sync_kind="Event Sync"
@@ -146,7 +148,7 @@ def test_the_devices_own_records_complete_those_of_the_calls():
         ]
     ).work
     assert work["rollout"].syncs == {"cudaStreamSynchronize": 1}
-    assert work["update"].syncs == {"Context Sync": 1}
+    assert work["update"].syncs == {"Context Sync": 2}
     assert work[OUTSIDE].kernels == 1 and work[OUTSIDE].to_device == CopyTotals(1, 12)
     assert us(work["rollout"]) == (50, 11)
 
