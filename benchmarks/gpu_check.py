@@ -56,7 +56,7 @@ LEAST_S = 5.0
 ENDING_S = 15.0
 """Time to end after an interrupt."""
 
-OUTCOMES = ("passed", "failed", "skipped")
+OUTCOMES = ("passed", "failed", "skipped", "xfailed")
 """Of a test."""
 
 TAIL = 15  # lines of what a part printed, kept where it failed
@@ -290,7 +290,7 @@ def complete(part: Part) -> bool:
 
 def summary(part: Part) -> str:
     """How a part ended, in one line: tests that were all skipped are not `ok` alone."""
-    counts = ", ".join(f"{part[kind]} {kind}" for kind in OUTCOMES) if "passed" in part else ""
+    counts = ", ".join(f"{part[kind]} {kind}" for kind in OUTCOMES if kind in part) if "passed" in part else ""
     return ", ".join(text for text in (part["status"], counts, part.get("error")) if text)
 
 
@@ -510,8 +510,9 @@ def run_tests(job: Job, chosen: str = "decisive") -> Part:
 def read_tests(output: str) -> dict[str, str]:
     """Outcomes by test from what `pytest -v` prints, whether it came to its end or not."""
     found: dict[str, str] = {}
-    for name, outcome in re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", output, re.MULTILINE):
-        found[name] = "failed" if outcome == "ERROR" else outcome.lower()  # an error at its end comes after its outcome
+    for name, outcome in re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", output, re.MULTILINE):
+        words = {"ERROR": "failed", "XFAIL": "xfailed"}
+        found[name] = words.get(outcome, outcome.lower())  # an error at its end comes after its outcome
     return found
 
 

@@ -14,7 +14,7 @@ from gpu import test_actors_cuda, test_graph_cuda, test_host_replay_cuda
 @pytest.mark.parametrize(
     "rehearsed",
     [
-        test_host_replay_cuda.test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself,
+        lambda _: test_host_replay_cuda.test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself(),
         lambda folder: test_graph_cuda.test_every_replay_draws_new_envs("rollout", folder),
         lambda folder: test_graph_cuda.test_every_replay_draws_new_numbers("rollout", folder),
         pytest.param(
@@ -27,9 +27,9 @@ from gpu import test_actors_cuda, test_graph_cuda, test_host_replay_cuda
     ids=["replay memory", "envs", "numbers", "actors"],
 )
 def test_a_test_for_the_gpu_fits_the_code(
-    rehearsed: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    rehearsed: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     modules: list[Any] = [test_actors_cuda, test_graph_cuda, test_host_replay_cuda]
     for module in modules:
         monkeypatch.setattr(module, "DEVICE", "cpu")
-    rehearsed(*[tmp_path] * rehearsed.__code__.co_argcount)
+    rehearsed(tmp_path)
