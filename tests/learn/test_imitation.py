@@ -76,6 +76,24 @@ def test_the_distance_from_the_teacher_is_added_to_the_loss(rnn: str | None) -> 
         torch.testing.assert_close(both, one + other, rtol=1e-3, atol=1e-4)
 
 
+def test_what_is_imitated_is_not_rounded() -> None:
+    env = RandomEnv(6, {"policy": 2}, num_actions=2)
+    it = learner(env, precision="bf16")
+    collect(it, env)
+    inputs = it._prepare()[0].inputs
+    assert inputs["policy"].dtype == torch.bfloat16 and inputs[LABEL].dtype == torch.float32
+    assert torch.isfinite(it.update()[IMITATION])
+
+
+@pytest.mark.parametrize(
+    ("imitation", "words"),
+    [({"weight": 0.0}, r"teacher has no effect with weight=0"), ({"begin": 8}, r"begin has no effect with end=0")],
+)
+def test_settings_without_an_effect_are_one_line(imitation: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        learner(RandomEnv(2), imitation=imitation)
+
+
 def test_the_weight_falls_by_control_steps() -> None:
     env = RandomEnv(4, {"policy": 2}, num_actions=2)
     it, seen = learner(env, imitation={"begin": 8, "end": 24}), []
