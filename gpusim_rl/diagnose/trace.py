@@ -98,9 +98,9 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
     for event in complete:
         kind, correlation = _argument(event, "cuda_sync_kind"), _argument(event, "correlation")
         call = calls.get(correlation, event)
-        known = kind in (None, "Stream Wait Event") or correlation in recorded
-        if not known and not _QUERIES.match(call["name"]):
-            waits.append((kind, call))
+        if kind is None or kind == "Stream Wait Event" or correlation in recorded or _QUERIES.match(call["name"]):
+            continue
+        waits.append((kind, call))
     for name, event in waits:
         if (index := segment_at(event["ts"])) is not None:
             phase = segments[index].phase
