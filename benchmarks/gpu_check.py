@@ -511,8 +511,8 @@ def read_tests(output: str) -> dict[str, str]:
     """Outcomes by test from what `pytest -v` prints, whether it came to its end or not."""
     found: dict[str, str] = {}
     for name, outcome in re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", output, re.MULTILINE):
-        words = {"ERROR": "failed", "XFAIL": "xfailed"}
-        found[name] = words.get(outcome, outcome.lower())  # an error at its end comes after its outcome
+        words: dict[str, str] = {"ERROR": "failed", "XFAIL": "xfailed"}
+        found[name] = words.get(str(outcome), str(outcome).lower())  # an error at its end comes after its outcome
     return found
 
 

@@ -56,19 +56,20 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     ranges: dict[str, list[float]] = {}
     last: dict[str, str] = {}
+    folder, task = Path(), ""
     for name, values in COMMANDS.items():
-        command = dict(zip(("x", "y", "yaw"), values, strict=True))
+        command: dict[str, float] = dict(zip(("x", "y", "yaw"), values, strict=True))
         if found and not all(low <= command[axis] <= high for axis, (low, high) in ranges.items()):
             continue
         fixed = FIXED | {axis: [value, value] for axis, value in command.items()}
         found[name], player = follow(run, {"task.command": fixed}, num_envs, seed)
-        folder = Path(player.run_dir)
+        folder, task = Path(player.run_dir), player.name
         settings = yaml.safe_load((folder / "config.yaml").read_text())
         with (folder / "metrics.csv").open() as file:
             last = list(csv.DictReader(file))[-1]
         ranges = ranges_of(settings["task"]["command"], int(last["env_steps"]) // settings["num_envs"])
     return {
-        "task": player.name,
+        "task": task,
         "settings": yaml.safe_load((folder / "overrides.yaml").read_text()),
         "seed": settings["seed"],
         "env_steps": int(last["env_steps"]),
