@@ -38,8 +38,8 @@ FIXED = {"standing": 0.0, "heading": 0.0, "forward": 0.0, "heading_gain": 0.0, "
 STATS = {"lin_vel_error": "m/s", "ang_vel_error": "rad/s", "falls_per_minute": "1/min"}
 
 
-def follow(run: str, changes: dict[str, Any], num_envs: int, seed: int) -> tuple[dict[str, float], Any]:
-    """Plays a whole episode in every env; returns the task's numbers, and the player, closed."""
+def follow(run: str, changes: dict[str, Any], num_envs: int, seed: int) -> dict[str, float]:
+    """Plays a whole episode in every env; returns the task's numbers."""
     from gpusim_rl.run.evaluation import evaluate
     from gpusim_rl.view.player import Player
 
@@ -47,29 +47,27 @@ def follow(run: str, changes: dict[str, Any], num_envs: int, seed: int) -> tuple
     with closing(Player.open(run, num_envs=num_envs, plays_on="mujoco", changes=changes)) as player:
         assert player.policy is not None
         result, _ = evaluate(player.env, player.policy, player.obs)
-    return {name: result[f"task/{name}"] for name in STATS}, player
+    return {name: result[f"task/{name}"] for name in STATS}
 
 
 def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
     """Returns what is known of a run, and its numbers for each command."""
-    found: dict[str, dict[str, float]] = {}
-    settings: dict[str, Any] = {}
-    ranges: dict[str, list[float]] = {}
-    last: dict[str, str] = {}
-    folder, task = Path(), ""
+    from gpusim_rl.files.paths import find_checkpoint
+
+    folder = find_checkpoint(run).run_dir
+    assert folder is not None
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    with (folder / "metrics.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    ranges = ranges_of(settings["task"]["command"], int(last["env_steps"]) // settings["num_envs"])
+    found = {}
     for name, values in COMMANDS.items():
         command: dict[str, float] = dict(zip(("x", "y", "yaw"), values, strict=True))
-        if found and not all(low <= command[axis] <= high for axis, (low, high) in ranges.items()):
-            continue
-        fixed = FIXED | {axis: [value, value] for axis, value in command.items()}
-        found[name], player = follow(run, {"task.command": fixed}, num_envs, seed)
-        folder, task = Path(player.run_dir), player.name
-        settings = yaml.safe_load((folder / "config.yaml").read_text())
-        with (folder / "metrics.csv").open() as file:
-            last = list(csv.DictReader(file))[-1]
-        ranges = ranges_of(settings["task"]["command"], int(last["env_steps"]) // settings["num_envs"])
+        if name == "stand" or all(low <= command[axis] <= high for axis, (low, high) in ranges.items()):
+            fixed = FIXED | {axis: [value, value] for axis, value in command.items()}
+            found[name] = follow(run, {"task.command": fixed}, num_envs, seed)
     return {
-        "task": task,
+        "task": settings["task"]["_target_"].rpartition(".")[2],
         "settings": yaml.safe_load((folder / "overrides.yaml").read_text()),
         "seed": settings["seed"],
         "env_steps": int(last["env_steps"]),
