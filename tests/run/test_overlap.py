@@ -21,7 +21,7 @@ from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
 from helpers.states import fields
-from helpers.training import SMALL_PPO, differences
+from helpers.training import SMALL_PPO, differences, the_run
 
 KINDS: dict[str, dict[str, Any]] = {
     "ppo": {"ppo": SMALL_PPO},
@@ -49,6 +49,21 @@ def trained(folder: Path, overlap: bool, kind: dict[str, Any]) -> dict[str, Any]
 def test_a_training_is_the_same_to_the_bit(tmp_path: Path, kind: str) -> None:
     together, overlapped = (trained(tmp_path / str(overlap), overlap, KINDS[kind]) for overlap in (False, True))
     for part in ("policy", "algorithm", "metrics"):
+        assert differences(together[part], overlapped[part]) == [], part
+
+
+@pytest.mark.parametrize("algo", ["ppo", "distill"])
+def test_a_recurrent_teacher_acts_for_each_half(tmp_path: Path, algo: str) -> None:
+    network = {"hidden": [16], "rnn": "gru", "rnn_size": 8}
+    env = {"id": "InvertedPendulum-v5", "max_episode_steps": 20}
+    make(tmp_path / "teacher", num_envs=16, max_iterations=1, env=env, ppo={**SMALL_PPO, "network": network}).train()
+    teacher = str(the_run(tmp_path / "teacher"))
+    kinds = {
+        "ppo": {"ppo": {**SMALL_PPO, "imitation": {"teacher": teacher, "weight": 1.0}}},
+        "distill": {"algo": "distill", "distill": {"teacher": teacher, "horizon": 8, "network": {"hidden": [16]}}},
+    }
+    together, overlapped = (trained(tmp_path / str(overlap), overlap, kinds[algo]) for overlap in (False, True))
+    for part in ("policy", "algorithm"):
         assert differences(together[part], overlapped[part]) == [], part
 
 
