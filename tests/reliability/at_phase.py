@@ -33,6 +33,7 @@ def main() -> None:
     import torch
 
     from gpusim_rl.env import VecEnv
+    from gpusim_rl.learn.optimizer import MaskedAdamW
     from gpusim_rl.run import start
     from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.trainer import Trainer
@@ -74,7 +75,7 @@ def main() -> None:
     elif phase == "rollout":
         before(VecEnv, "step", in_iteration)
     elif phase == "update":
-        before(torch.optim.Adam, "step", in_iteration)
+        before(MaskedAdamW, "masked_step", in_iteration)
     elif phase == "metrics":
         before(CsvWriter, "_append", in_iteration)
     elif phase == "writing a checkpoint":

@@ -90,11 +90,7 @@ def into_reward(trainer: Trainer, now: At, env: int, value: float) -> None:
 
 
 def into_loss(trainer: Trainer, now: At, env: int, value: float) -> None:
-    def after(found: tuple[torch.Tensor, Any], *_: Any) -> tuple[torch.Tensor, Any]:
-        total, parts = found
-        return (total * value if now() else total), parts
-
-    wrap(trainer.algorithm, "_loss", after)
+    wrap(trainer.algorithm, "_loss", lambda losses, *_: losses * value if now() else losses)
 
 
 def into_gradient(trainer: Trainer, now: At, env: int, value: float) -> None:
