@@ -1,13 +1,12 @@
 """Trains Go1 with and without mirror images of its samples; adds a row for each training to symmetry.json.
 
-    python benchmarks/symmetry.py                 five seeds of both, 4.8 M steps each: 20 minutes of a core or less
+    python benchmarks/symmetry.py                 five seeds of both, 2.5 M steps each: about 8 minutes of a core
     python benchmarks/symmetry.py --seeds 1,2     some of them; rows that are there are not trained again
 
 `env_steps_to_target` is where the mean error of the velocity in ten iterations is at most 0.2 m/s, once commands are in
-all directions. The gait is looked
-at without exploration while the robot walks ahead with 1 m/s. Its `asymmetry` is |L - R| / ((L + R) / 2) of the shares
-of time in which the left and the right foot are on the ground, the mean over front and rear pair; 0 is a symmetric gait
-(the symmetry index of Robinson et al. 1987).
+all directions. The gait is looked at without exploration while the robot walks ahead with 1 m/s. Its `asymmetry` is
+|L - R| / ((L + R) / 2) of the shares of time in which the left and the right foot are on the ground, the mean over
+front and rear pair; 0 is a symmetric gait (the symmetry index of Robinson et al. 1987).
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def measure(arm: str, seed: int, more: list[str], folder: Path, num_envs: int) -
 def main() -> None:
     """Trains what is missing, writes, and prints a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py (default: 780 iterations)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py (default: 400 iterations)")
     parser.add_argument("--seeds", default="1,2,3,4,5", help="default: 1,2,3,4,5")
     parser.add_argument("--num-envs", type=int, default=16, help="envs whose gait is looked at (default: 16)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run folders (default: runs)")
@@ -107,7 +106,7 @@ def main() -> None:
     for seed in map(int, args.seeds.split(",")):
         for arm in ARMS:
             rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
-            more = args.overrides or ["max_iterations=780"]
+            more = args.overrides or ["max_iterations=400"]
             command = shlex.join(["python", "train.py", *settings_of(arm, seed, more)])
             if any(row["command"] == command for row in rows):
                 continue
