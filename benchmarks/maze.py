@@ -13,7 +13,7 @@ from torch import Tensor
 from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.sim import Scene, Sim
 
-ARM, WIDTH, WALL = 4.0, 1.0, 0.1  # m: inner length, inner width, thickness
+ARM, WIDTH, WALL = 5.0, 1.0, 0.1  # m: inner length, inner width, thickness
 BALL = """
 <mujoco model="ball">
   <worldbody>
@@ -46,7 +46,7 @@ class MazeConfig(TaskConfig):
 class Maze(Task[MazeConfig]):
     """Maze: a ball finds the way from the end of one arm of a U to the end of the other.
 
-    The arms are 4 m long and 1 m wide, and the way is 7.5 m.
+    The arms are 5 m long and 1 m wide, and the way is 9.5 m.
 
     Action space: 2 numbers in [-1, 1], the velocity along x and y that the motors aim at [m/s].
 
