@@ -144,6 +144,7 @@ class CommandConfig:
     forward: float  # share of commands straight ahead
     heading_gain: float  # yaw rate / angle to the heading [1/s]
     stages: list[dict[str, Any]]  # other ranges from a number of control steps on: {steps, x, y, yaw}
+    stage_error: float | None = None  # mean error [m/s] above which a control step does not count for the stages
 
     def __post_init__(self) -> None:
         steps = [stage.get("steps", 0) for stage in self.stages]
@@ -165,7 +166,7 @@ class VelocityCommand(Stateful):
     """Random numbers that a new command needs."""
 
     def __init__(self, cfg: CommandConfig, num: int, dt: float, device: torch.device) -> None:
-        self._gain, self._dt = cfg.heading_gain, dt
+        self._gain, self._dt, self._stage_error = cfg.heading_gain, dt, cfg.stage_error
         ranges = {"x": cfg.x, "y": cfg.y, "yaw": cfg.yaw, "heading": [-math.pi, math.pi], "left": cfg.interval}
         rows = []
         for stage in ({}, *cfg.stages):
@@ -173,7 +174,7 @@ class VelocityCommand(Stateful):
             rows.append([*ranges.values()])
         self._stages = torch.tensor(rows, device=device).transpose(1, 2)  # low and high of each stage
         self._begins = torch.tensor([stage["steps"] for stage in cfg.stages], dtype=torch.int64, device=device)
-        self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps since the training began
+        self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps that count
         self.limits = self._stages[0].clone()
         self._shares = torch.tensor([cfg.standing, cfg.heading, cfg.forward], device=device)
         self._drawn = torch.zeros(num, 5, device=device)  # x, y, yaw rate, heading [rad, world], time left [s]
@@ -199,9 +200,14 @@ class VelocityCommand(Stateful):
         torch.where(where, yaw, self._yaw, out=self._yaw)
         self._follow()
 
-    def advance(self, unit: Float[Tensor, "envs 8"], ahead: Float[Tensor, "envs 3"]) -> None:
-        """Counts a control step, draws new commands where their time is over, and follows where the robots look to."""
-        self._steps += 1
+    def advance(
+        self, unit: Float[Tensor, "envs 8"], ahead: Float[Tensor, "envs 3"], error: Float[Tensor, " envs"]
+    ) -> None:
+        """Counts a control step, draws new commands where their time is over, and follows where the robots look to.
+
+        Commands widen only when they are followed, as in legged_gym: `error` is that of the velocity [m/s].
+        """
+        self._steps += 1 if self._stage_error is None else error.mean() <= self._stage_error
         self._take_stage()
         left = self._drawn[:, 4]
         left -= self._dt
@@ -606,7 +612,7 @@ class VelocityTask(Task[VelocityConfig]):
             up = done & (self.walked > 0.5 * cfg.rough.patch_size)
             self.levels.move(up=up, down=done & ~up & (self.walked < needed))
         unit = self.random.uniform(0.0, 1.0, VelocityCommand.draws + 7)
-        self.command.advance(unit[:, 7:], self.axes[0].data)
+        self.command.advance(unit[:, 7:], self.axes[0].data, self.errors[0])
         if cfg.pushes:
             self._push(unit[:, :7])
 

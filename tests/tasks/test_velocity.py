@@ -102,6 +102,21 @@ def test_commands_of_today_hold_where_a_training_of_other_ones_goes_on():
     assert same.task.command.limits[1, 1] == 2.0
 
 
+def test_commands_widen_only_when_they_are_followed():
+    stages = [{"steps": 2, "y": [-2.0, 2.0]}]
+    env = make_env(num_envs=4, command={"stages": stages, "stage_error": 0.25})
+    command, unit, ahead = env.task.command, torch.rand(4, 8), torch.eye(3)[:1].expand(4, 3)
+    for errors in ([0.2, 0.2, 0.2, 0.2], [0.2, 0.2, 0.2, 0.6], [0.0, 0.0, 0.0, 0.9]):
+        assert command.limits[1, 1] == 1.0
+        command.advance(unit, ahead, torch.tensor(errors))
+    assert command.limits[1, 1] == 2.0
+    for stage_error, counted in ((1e-6, 0), (None, 1)):
+        env = make_env(num_envs=4, command={"stages": stages, "stage_error": stage_error})
+        before = env.task.command._steps.clone()
+        env.step(torch.zeros(4, 12))
+        assert env.task.command._steps - before == counted
+
+
 def test_robots_turn_to_their_heading():
     env = make_env(command={"standing": 0.0, "heading": 1.0, "forward": 0.0})
     task = env.task
