@@ -250,8 +250,7 @@ def _nearest(name: str, path: Path, runs: str | Path) -> str:
     nearest = next(parent for parent in path.parents if parent.is_dir())
     if "/" not in name and Path(runs).is_dir():
         nearest = Path(runs)
-    tasks = {file.stem for file in (cfg_dir() / "task").glob("*.yaml")} - {name}
-    hint = did_you_mean(name, run_names(runs)) or did_you_mean(name, tasks)
+    hint = did_you_mean(name, run_names(runs))
     return f"in {nearest} there is {_contents(nearest)}{hint and '.'}{hint}"
 
 

@@ -147,6 +147,29 @@ ISAACGYMENVS = {
     "train": "Learning is below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md has all names",
 }
 """Advice for those who type its keys, and keys below them."""
+OTHERS = {
+    "lr": "learning_rate",
+    "batch_size": "minibatch_size",
+    "n_steps": "horizon",
+    "n_epochs": "epochs",
+    "mini_epochs": "epochs",
+    "num_learning_epochs": "epochs",
+    "ent_coef": "entropy_coef",
+    "vf_coef": "value_coef",
+    "critic_coef": "value_coef",
+    "lam": "gae_lambda",
+    "clip_range": "clip",
+    "e_clip": "clip",
+    "clip_param": "clip",
+    "desired_kl": "kl_threshold",
+    "units": "hidden",
+    "hidden_sizes": "hidden",
+    "buffer_size": "capacity",
+    "wandb": "wandb_activate",
+    "max_epochs": "max_iterations",
+    "total_timesteps": "max_iterations",
+}
+"""Names of settings in other libraries, and ours."""
 
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
@@ -157,6 +180,7 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
         if f"{key}.".startswith(f"{name}."):
             return ConfigError(f"unknown key {key!r}. {answer}")
     section, _, leaf = key.rpartition(".")
+    leaf = OTHERS.get(leaf, leaf)
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
     elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}  # of equals the first
     if close := closest(leaf, siblings):

@@ -15,7 +15,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from gpusim_rl.errors import ConfigError, did_you_mean, first_line
+from gpusim_rl.errors import ConfigError, closest, did_you_mean, first_line
 from gpusim_rl.files import paths
 from gpusim_rl.settings.checks import known_keys, unknown_key
 from gpusim_rl.settings.discover import default_choice, task_section, tasks, yaml_error
@@ -64,7 +64,9 @@ def refuse_unreadable(overrides: Sequence[str]) -> None:
 def _unreadable(text: str, overrides: Sequence[str] = ()) -> ConfigError:
     if any(other != text and other.count("[") > other.count("]") for other in overrides):  # the shell split a list
         return ConfigError(f"cannot read {text!r}: no spaces in a list, or quote it")
-    return ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64")
+    task = closest(text, tasks())
+    advice = f"Did you mean 'task={task}'?" if task else "Try num_envs=64"
+    return ConfigError(f"cannot read {text!r}: expected key=value. {advice}")
 
 
 def _may_be_file(name: Any) -> bool:
