@@ -147,12 +147,22 @@ class CommandConfig:
     stage_error: float | None = None  # mean error [m/s] above which a control step does not count for the stages
 
     def __post_init__(self) -> None:
-        steps = [stage.get("steps", 0) for stage in self.stages]
-        if steps != sorted(steps) or any(not stage.keys() <= {"steps", "x", "y", "yaw"} for stage in self.stages):
+        steps = [stage.get("steps") for stage in self.stages]
+        growing = all(isinstance(number, int) and number >= 0 for number in steps) and steps == sorted(steps)
+        if not growing or any(not stage.keys() <= {"steps", "x", "y", "yaw"} for stage in self.stages):
             raise ConfigError(
                 "task.command.stages must be {steps, x, y, yaw} with growing steps, got"
                 f" {self.stages}; try {{steps: 120000, x: [-1.5, 2.0]}}"
             )
+        ranges = {name: getattr(self, name) for name in ("x", "y", "yaw", "interval")}
+        for number, stage in enumerate(self.stages):
+            ranges |= {f"stages[{number}].{name}": limits for name, limits in stage.items() if name != "steps"}
+        for name, limits in ranges.items():
+            if not isinstance(limits, list) or len(limits) != 2 or limits[0] > limits[1]:
+                raise ConfigError(f"task.command.{name} must be [low, high], got {limits}")
+        for name in ("standing", "heading", "forward"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"task.command.{name} must be a share from 0 to 1, got {getattr(self, name)}")
 
 
 class VelocityCommand(Stateful):

@@ -299,3 +299,19 @@ def test_a_term_that_does_not_exist_is_named():
         dataclasses.replace(cfg, weights={"foot_slips": 1.0})
     with pytest.raises(ConfigError, match=r"task.command.stages must be {steps, x, y, yaw} with growing steps"):
         make_env(command={"stages": [{"steps": 1, "z": [0.0, 1.0]}]})
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ({"stages": [{"x": [0.0, 1.0]}]}, r"stages must be {steps, x, y, yaw} with growing steps"),
+        ({"stages": [{"steps": -5}]}, r"stages must be {steps, x, y, yaw} with growing steps"),
+        ({"stages": [{"steps": 5, "x": 1.0}]}, r"stages\[0\].x must be \[low, high\], got 1.0"),
+        ({"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}, r"stages\[0\].yaw must be \[low, high\], got \[1.0, -1.0\]"),
+        ({"x": [1.0, 0.0]}, r"x must be \[low, high\], got \[1.0, 0.0\]"),
+        ({"standing": 2.0}, r"standing must be a share from 0 to 1, got 2.0"),
+    ],
+)
+def test_wrong_commands_are_one_line(command, words):
+    with pytest.raises(ConfigError, match=rf"^task\.command\.{words}"):
+        make_env(num_envs=1, command=command)
