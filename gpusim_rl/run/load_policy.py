@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files.checkpoint_file import load_with_digest
 from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.learn.algorithm import TrainedPolicy, load_algorithm_class, make_policy
@@ -35,6 +35,9 @@ def load_policy(spec: RunSpec, action_space: ActionSpace, device: torch.device, 
     state, digest = load_with_digest(file)
     check_training(state, file, NEEDED)
     config = check_saved_settings(state["config"], file, trust=spec.cfg.trust, config_dir=spec.config_dir)
+    (theirs, ours) = (settings["task"].get("_target_") for settings in (config, spec.config))
+    if theirs != ours:  # joints, say, may have another order
+        warn(f"{file} is a policy of {theirs}, and this task is {ours}: do observations and actions mean the same?")
     section, algorithm_class = config["algo"].get("name"), load_algorithm_class(config["algo"].get("_target_"))
     settings = build(settings_class(algorithm_class), config.get(section), f"{file}: {section}")
     if state["num_actions"] != action_space.size:

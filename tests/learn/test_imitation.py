@@ -154,6 +154,14 @@ def test_a_run_is_resumed_exactly_if_the_teacher_is_named_again(tmp_path: Path) 
     assert make_trainer(prepare("Cartpole", checkpoint=folder, test=True)).evaluate()["episodes"] == 8
 
 
+def test_a_teacher_of_another_robot_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "teacher", "Go1Velocity", num_envs=2, max_iterations=1).train()
+    imitation = {"teacher": str(the_run(tmp_path / "teacher")), "weight": 1.0}
+    run(tmp_path / "a", "Go2Velocity", num_envs=2, ppo={"imitation": imitation})
+    line = "is a policy of gpusim_rl.tasks.go1_velocity.Go1Velocity, and this task is gpusim_rl.tasks.go2_velocity.Go2"
+    assert line in capsys.readouterr().err
+
+
 def test_it_goes_with_symmetry(tmp_path: Path) -> None:
     run(tmp_path / "teacher", "Anymal").train()
     teacher = str(the_run(tmp_path / "teacher"))
