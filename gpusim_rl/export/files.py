@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpusim_rl.env import VecEnv
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.export import parity
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.controls import measure
@@ -49,7 +49,8 @@ def write_all(
 
     Args:
         name: Run folder, checkpoint, or task (its latest run).
-        out: Folder to write; None is `export` in the run's folder, or `export-2` where that exists.
+        out: Folder to write; None is `export` in the run's folder, with `order` `export-<order>`, or where that exists
+            `export-2` and so on.
         overwrite: Whether to replace the files of a folder that exists.
         int8: Whether to write a second ONNX file, with 8-bit weights.
         order: Vendor whose order the joints have in all files, a key of `ORDERS`; None is the scene's order.
@@ -64,8 +65,10 @@ def write_all(
     """
     with closing(Player.open(name, num_envs=NUM_ENVS, plays_on="mujoco", trust=trust, config_dir=config_dir)) as player:
         assert player.run_dir is not None
-        default = player.run_dir / "export"
+        default = player.run_dir / ("export" if order is None else f"export-{order}")
         folder = out or (default if overwrite else free_name(default))
+        if out is None and folder != default:
+            warn(f"{default} is an older export, which stays; --overwrite replaces it. The new one is {folder.name}")
         temporary = temporary_name(folder)
         try:
             temporary.mkdir()

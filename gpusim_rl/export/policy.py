@@ -106,6 +106,8 @@ class DeployedPolicy:
                 got = "nothing" if value is None else f"{np.size(value)} numbers"
                 raise ValueError(f"observation part {part['name']!r}: expected {part['size']} numbers, got {got}")
             frame = np.asarray(value, np.float32).ravel() * np.float32(part["scale"])
+            if not np.isfinite(frame).all():  # it would stay in the last action and in what the policy remembers
+                raise ValueError(f"observation part {part['name']!r}: expected finite numbers, got {frame.tolist()}")
             frames = self._frames.setdefault(part["name"], [frame] * part["history"])
             frames[:] = [*frames[1:], frame]  # before an episode's first frame there is that frame
             joined += frames
