@@ -23,11 +23,30 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="what tools/export.py wrote")
-    parser.add_argument("--seconds", type=float, default=10.0, help="simulated time (default: 10)")
-    parser.add_argument("--command", type=float, nargs="+", help="in the order of the card: x [m/s], y, yaw [rad/s]")
-    parser.add_argument("--square", type=float, metavar="SIDE", help="walk a square with sides of so many metres")
+    parser.add_argument("--seconds", type=positive, help="simulated time (default: 10)")
+    parser.add_argument("--command", type=finite, nargs="+", help="in the order of the card: x [m/s], y, yaw [rad/s]")
+    parser.add_argument("--square", type=positive, metavar="SIDE", help="walk a square with sides of so many metres")
     parser.add_argument("--video", type=Path, help="mp4 to write; needs imageio-ffmpeg")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.square and (args.command or args.seconds):
+        parser.error("--square has commands and a time of its own: leave --command and --seconds away")
+    return args
+
+
+def finite(text: str) -> float:
+    """A number of the command line."""
+    value = float(text)
+    if not np.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be finite, got {text}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A number of the command line above 0."""
+    value = finite(text)
+    if value <= 0.0:
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+    return value
 
 
 class Robot:
@@ -122,6 +141,10 @@ class Robot:
         mujoco.mju_quat2Mat(rotation, self.data.qpos[first + 3 : first + 7])
         return rotation.reshape(3, 3)
 
+    def fell(self) -> bool:
+        """Whether the base is tilted by more than 60 degrees."""
+        return self.base is not None and bool(self.axes()[2, 2] < 0.5)
+
     def place(self) -> np.ndarray:
         """Where the base is on the ground [m]."""
         first = self.model.jnt_qposadr[self.base]
@@ -183,24 +206,37 @@ def legs_of(args: argparse.Namespace, ranges: dict[str, list[float]]) -> list[tu
     values = args.command or [0.0] * len(ranges)
     if len(values) != len(ranges):
         raise SystemExit(f"--command: the policy takes {list(ranges) or 'none'}, got {len(values)} numbers")
-    return [(args.seconds, dict(zip(ranges, values, strict=True)))]
+    return [(args.seconds or 10.0, dict(zip(ranges, values, strict=True)))]
+
+
+def outside(command: dict[str, float], ranges: dict[str, list[float]]) -> list[str]:
+    """What of a command the training did not draw, as lines; to stand is drawn apart."""
+    return [
+        f"command {name} {value:g} is outside of the trained range [{low:g}, {high:g}]"
+        for (name, value), (low, high) in zip(command.items(), ranges.values(), strict=True)
+        if any(command.values()) and not low - 1e-6 <= value <= high + 1e-6
+    ]
 
 
 def run(robot: Robot, policy: Any, video: Video, seconds: float) -> np.ndarray:
-    """Run for some time; returns the base's velocity in its own frame and its yaw rate, [control steps, 3]."""
-    moved = np.zeros((round(seconds * robot.card["control_hz"]), 3))
-    for row in moved:
+    """Run for some time, or until it falls; returns the base's velocity in its own frame and yaw rate, [steps, 3]."""
+    moved = []
+    for _ in range(max(1, round(seconds * robot.card["control_hz"]))):
         _, targets = policy.act(robot.observe())
         robot.step(targets)
         video.frame()
         if robot.base is not None:
-            row[:] = [*robot.read("base velocity")[:2], robot.read("base angular velocity")[2]]
-    return moved
+            moved.append([*robot.read("base velocity")[:2], robot.read("base angular velocity")[2]])
+            if robot.fell():
+                break
+    return np.array(moved)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the policy; print how it does."""
     args = parse(argv)
+    if not (args.folder / "policy.json").is_file():
+        raise SystemExit(f"{args.folder} has no policy.json: expected a folder of tools/export.py, say <run>/export")
     policy = load_policy(args.folder)
     card = policy.card
     if not card.get("control"):
@@ -208,10 +244,8 @@ def main(argv: list[str] | None = None) -> None:
             f"{card.get('task')}: the card has no map to controls: only the task knows what an action does"
         )
     legs = legs_of(args, card["commands"])
-    for name, value in legs[0][1].items():
-        low, high = card["commands"][name]
-        if not low <= value <= high:
-            print(f"command {name} {value:g} is outside of the trained range [{low:g}, {high:g}]")
+    for line in dict.fromkeys(line for _, command in legs for line in outside(command, card["commands"])):
+        print(line)
     robot = Robot(args.folder, card)
     video = Video(args.video, robot)
     walks = robot.base is not None and {"x", "y"} <= set(card["commands"])
@@ -223,13 +257,16 @@ def main(argv: list[str] | None = None) -> None:
             wanted = np.array([robot.command["x"], robot.command["y"]])
             error = np.linalg.norm(moved[:, :2] - wanted, axis=1).mean()
             line += f": mean velocity {np.round(moved.mean(axis=0), 2).tolist()}, mean error {error:.2f} m/s"
+            if "yaw" in robot.command:
+                line += f", {np.abs(moved[:, 2] - robot.command['yaw']).mean():.2f} rad/s"
             corner = corner + seconds * frame @ wanted
             if args.square is not None:
                 line += f", {np.linalg.norm(robot.place() - corner):.2f} m from the corner"
         print(line)
+        if robot.fell():
+            print(f"it fell after {robot.data.time:.1f} s")
+            break
     video.close()
-    if robot.base is not None and robot.axes()[2, 2] < 0.5:
-        print("it fell")
     print(f"joints at the end: {np.round(robot.data.qpos[robot.qpos], 3).tolist()}")
 
 

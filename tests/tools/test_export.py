@@ -539,7 +539,7 @@ def test_the_example_walks_squares_and_tells_what_is_wrong(exported_run, capsys,
     deploy.main([str(folder), "--square", "0.05"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and "command {'x': 0.0, 'y': -0.5, 'yaw': 0.0}: mean velocity" in lines[3]
-    assert re.search(r"mean error \d\.\d\d m/s, \d\.\d\d m from the corner$", lines[0])
+    assert re.search(r"mean error \d\.\d\d m/s, \d\.\d\d rad/s, \d\.\d\d m from the corner$", lines[0])
     deploy.main([str(folder), "--command", "0.5", "0", "-3", "--seconds", "0.1"])
     first = capsys.readouterr().out.splitlines()[0]
     assert first == "command yaw -3 is outside of the trained range [-1, 1]"
@@ -547,6 +547,57 @@ def test_the_example_walks_squares_and_tells_what_is_wrong(exported_run, capsys,
         deploy.main([str(folder), "--command", "1"])
     with pytest.raises(SystemExit, match=r"^Ant: only the task computes height, lin_vel"):
         deploy.main([str(ant[0])])
+
+
+def test_the_example_says_when_the_robot_fell(exported_run, capsys, deploy, monkeypatch):
+    monkeypatch.setattr(deploy.Robot, "fell", lambda robot: robot.data.time > 0.25)
+    deploy.main([str(exported_run("Anymal")), "--square", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2] == "it fell after 0.3 s" and len(lines) == 3
+
+
+def test_to_stand_and_the_ends_of_the_range_were_trained(deploy):
+    ranges = {"x": [0.20000000298023224, 0.800000011920929], "y": [-0.1, 0.1]}
+    assert deploy.outside({"x": 0.2, "y": 0.0}, ranges) == deploy.outside({"x": 0.0, "y": 0.0}, ranges) == []
+    assert deploy.outside({"x": 0.0, "y": 0.1}, ranges) == ["command x 0 is outside of the trained range [0.2, 0.8]"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--square", "-1"], "--square: must be positive, got -1"),
+        (["--square", "nan"], "--square: must be finite, got nan"),
+        (["--seconds", "0"], "--seconds: must be positive, got 0"),
+        (["--command", "nan", "0", "0"], "--command: must be finite, got nan"),
+        (["--square", "1", "--seconds", "3"], "leave --command and --seconds away"),
+    ],
+)
+def test_wrong_arguments_of_the_example_are_one_line(tmp_path, capsys, deploy, arguments, words):
+    with pytest.raises(SystemExit):
+        deploy.parse([str(tmp_path), *arguments])
+    assert words in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"has no policy\.json: expected a folder of tools/export\.py"):
+        deploy.main([str(tmp_path)])
+
+
+def test_a_reading_that_is_not_finite_is_not_remembered(exported_run, deploy):
+    folder = exported_run("Anymal")
+    policy = deploy.load_policy(folder)
+    obs = deploy.Robot(folder, policy.card).observe()
+    expected, _ = policy.act(obs)
+    policy.reset()
+    with pytest.raises(ValueError, match=r"^observation part 'gravity': expected finite numbers, got \[nan, "):
+        policy.act({**obs, "gravity": np.full(3, np.nan)})
+    np.testing.assert_array_equal(policy.act(obs)[0], expected)
+
+
+def test_a_second_export_says_that_the_first_one_stays(exported_run, capsys):
+    run = exported_run("Anymal").parent
+    folder, _ = files.write_all(str(run), None, int8=False)
+    assert folder.name == "export-2"
+    assert (
+        "is an older export, which stays; --overwrite replaces it. The new one is export-2" in capsys.readouterr().err
+    )
 
 
 def test_a_video_without_opengl_is_one_line(exported_run, deploy, monkeypatch, tmp_path):
