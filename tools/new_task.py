@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import mujoco
 
+    from gpusim_rl.sim import Scene
+    from gpusim_rl.sim.legged import LeggedRobot
+
 # fmt: off
 ARM = """\
 <mujoco model="arm">
@@ -229,7 +232,7 @@ task:
           torsion_friction: {names: $feet}
           rolling_friction: {names: $feet}
         rigid_body_properties: {com: {names: [$torso]}}
-"""
+$ppo"""
 YAML = """\
 # @package _global_
 # $name: $doing
@@ -267,6 +270,7 @@ REACHING = {
     "start_words": "joints +-`start_noise` around the robot's pose, targets anywhere in reach. No termination.",
 }
 NOISE = 0.1  # rad or m, of joints at the start
+NARROW = 0.15  # rad, of a leg's joint: a file with less may mean radians where MuJoCo reads degrees
 
 # Settings of IsaacGymEnvs by what they are called here: those of env and sim are read one by one below.
 PPO = {
@@ -761,25 +765,25 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     """Returns the content of the py file and of the yaml of a robot that follows commanded velocities."""
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
-    from gpusim_rl.sim.legged import read_legged
     from gpusim_rl.sim.mirror_image import MirrorImage
     from gpusim_rl.sim.urdf import is_urdf
 
-    scene, keys = Scene(200), []
+    scene, keys, degrees = Scene(200), [], False
     urdf = not draft.of_menagerie and is_urdf(Path(draft.robot))
     free = draft.free_base or urdf  # URDF has no free joints
     if not urdf and not draft.of_menagerie:
-        keys = [key.name for key in read_spec(draft.robot).keys if key.name]
+        spec = read_spec(draft.robot)
+        keys, degrees = [key.name for key in spec.keys if key.name], bool(spec.compiler.degree)
     stance = next((key for word in ("home", "stand", "") for key in keys if word in key), None)
     scene.add("robot", draft.robot, keyframe=stance, fixed_base=False if free else None)
     try:
-        robot = read_legged(scene, "robot", feet)
+        robot = read_robot(scene, feet, degrees)
     except TaskError as error:
         raise TaskError(f"{draft.robot}: {error}") from None
     draft.notes += robot.notes
     mirrors = ""
     try:
-        MirrorImage(scene, "robot")
+        MirrorImage(scene, "robot").measure()
     except TaskError as error:
         draft.notes.append(f"the task has no mirror images: {error}")
         mirrors = "    mirrors: ClassVar = {}  # the robot has no mirror image\n"
@@ -851,8 +855,44 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         module=draft.module,
         feet=f"[{', '.join(dict.fromkeys(foot.body for foot in robot.feet))}]",
         torso=robot.torso,
+        ppo=mirrors and "ppo: {symmetry: {augment: false}}  # the robot has no mirror image\n",
     )
     return source, yaml
+
+
+def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
+    """Reads a robot that stands on limbs; where the file's angles are degrees, warns of legs that hardly turn."""
+    import mujoco
+
+    from gpusim_rl.errors import TaskError, warn
+    from gpusim_rl.sim.legged import read_legged
+
+    model, bodies, limbs = scene.model, scene.elements_of("robot", "body"), dict[int, list[int]]()
+    for i in bodies.values():  # parents come first
+        moving = int(model.body_weldid[i])
+        above = limbs.get(int(model.body_parentid[moving]))
+        limbs[i] = [] if above is None else [*above, moving]  # what moves between the root and the body
+    inner = {i for limb in limbs.values() for i in limb[:-1]}
+    ends = [body for body, i in bodies.items() if i in limbs[i] and i not in inner]
+    if len(ends) < 2:
+        raise TaskError("the robot has no two limbs to stand on; try without --velocity, which makes a general task")
+    robot = read_legged(scene, "robot", feet)
+    legs = {foot.item.partition(":")[2]: {*limbs[bodies[foot.body]]} for foot in robot.feet}
+    wrong = [f", unlike {one!r}" for one in legs for two in legs if one != two and legs[one] <= legs[two]]
+    if feet and (wrong or len(legs) < 2):
+        expected = f"expected two or more, each on a limb of its own{''.join(wrong[:1])}"
+        raise TaskError(f"--feet {','.join(feet)}: {expected}; try two or more of {ends}")
+    narrow = [
+        f"{joint} from {math.degrees(low):.3g} to {math.degrees(high):.3g} degrees"
+        for joint, j in scene.elements_of("robot", "joint").items()
+        for low, high in [model.jnt_range[j]]
+        if 0 < high - low < NARROW and model.jnt_type[j] == mujoco.mjtJoint.mjJNT_HINGE
+        if any(model.jnt_bodyid[j] in leg for leg in legs.values())
+    ]
+    if degrees and narrow:
+        said = f"{len(narrow)} joints of legs hardly turn, {narrow[0]}"
+        warn(f'{said}; if these are radians, the file needs <compiler angle="radian"/>')
+    return robot
 
 
 SIDES = re.compile(
@@ -863,15 +903,16 @@ SIDES = re.compile(
 
 
 def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by pattern, where all joints that differ by their side alone have one; else by joint."""
+    """Returns values by pattern, where all joints that it fits differ by their side alone; else by joint."""
     from fnmatch import fnmatchcase
 
+    patterns = {joint: re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", joint)) for joint in joints}
     result: dict[str, Any] = {}
     for joint, value in values.items():
-        pattern = re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", joint))
-        alike = [other for other in joints if fnmatchcase(other, pattern)]
-        same = all(nearly(values.get(other), value) for other in alike)
-        result.setdefault(pattern if same else joint, value)
+        alike = [other for other in joints if patterns[other] == patterns[joint]]
+        alone = alike == [other for other in joints if fnmatchcase(other, patterns[joint])]
+        same = all(nearly(values.get(other), values.get(alike[0])) for other in alike)
+        result.setdefault(patterns[joint] if alone and same else joint, value)
     return result
 
 

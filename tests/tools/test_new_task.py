@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,23 @@ def quadruped() -> str:
     return "".join(links) + "</robot>"
 
 
+def walker(*legs: str) -> str:
+    """An MJCF of a trunk with legs around it, of two joints each; the first one is ahead."""
+    bodies = []
+    for i, leg in enumerate(legs):
+        x, y = 0.2 * math.cos(2 * math.pi * i / len(legs)), 0.2 * math.sin(2 * math.pi * i / len(legs))
+        bodies.append(
+            f'<body name="{leg}_thigh" pos="{x:.4f} {y:.4f} 0"><joint name="{leg}_j1" axis="0 1 0" range="-70 70"/>'
+            '<geom type="capsule" size="0.02" fromto="0 0 0 0 0 -0.2" mass="0.5"/>'
+            f'<body name="{leg}_shin" pos="0 0 -0.2"><joint name="{leg}_j2" axis="0 1 0" range="-120 20"/>'
+            '<geom type="capsule" size="0.02" fromto="0 0 0 0 0 -0.2" mass="0.3"/>'
+            f'<body name="{leg}_tip" pos="0 0 -0.2"><geom size="0.025" mass="0.05"/></body></body></body>'
+        )
+    hat = '<body name="hat"><geom size="0.05" mass="0.1"/></body>'
+    trunk = f'<freejoint/><geom type="box" size="0.2 0.2 0.05" mass="6"/>{hat}{"".join(bodies)}'
+    return f'<mujoco><worldbody><body name="trunk" pos="0 0 0.5">{trunk}</body></worldbody></mujoco>'
+
+
 def new_task(folder: Path, *arguments: str) -> Finished:
     return run_command(sys.executable, ROOT / "tools" / "new_task.py", *arguments, cwd=folder, check=False)
 
@@ -131,6 +150,42 @@ def test_a_robot_of_a_file_follows_commanded_velocities(tmp_path, monkeypatch):
     env.close()
 
 
+@pytest.mark.parametrize("legs", ["lf rf lm rm lr rr", "a b c", "l0a l0b l1a"])
+def test_each_joint_has_one_motor_whatever_the_legs_are_called(tmp_path, legs):
+    (tmp_path / "bot.xml").write_text(walker(*legs.split()))
+    done = run_here(ROOT / "tools" / "new_task.py", "Crawl", "--mjcf", "bot.xml", "--velocity", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    patterns = re.findall(r'"(.+)": Motor', (tmp_path / "my_tasks" / "crawl.py").read_text())
+    for joint in (f"{leg}_{part}" for leg in legs.split() for part in ("j1", "j2")):
+        assert [fnmatchcase(joint, pattern) for pattern in patterns].count(True) == 1, joint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "augment"),
+    [("", "", True), ("0.18 0.13 0", "0.18 0.3 0", False), ('mass value="0.6"', 'mass value="15"', False)],
+)
+def test_a_robot_without_mirror_image_learns_without(tmp_path, old, new, augment):
+    """A leg may be elsewhere than that of the other side, or heavier."""
+    (tmp_path / "dog.urdf").write_text(quadruped().replace(old, new, 1))
+    done = run_here(ROOT / "tools" / "new_task.py", "Limp", "--urdf", "dog.urdf", "--velocity", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("the task has no mirror images" in done.stdout) is not augment
+    found = compose(["task=Limp", "device=cpu"], tmp_path / "my_cfg")
+    assert found["ppo"]["symmetry"]["augment"] is augment
+
+
+@pytest.mark.parametrize(("angle", "warned"), [("degree", True), ("radian", False)])
+def test_joints_of_legs_that_hardly_turn_are_told(tmp_path, angle, warned):
+    in_radians = walker("fl", "fr").replace("-70 70", "-1.2 1.2").replace("-120 20", "-2.2 0.4")
+    (tmp_path / "bot.xml").write_text(in_radians.replace("<world", f'<compiler angle="{angle}"/><world', 1))
+    done = run_here(ROOT / "tools" / "new_task.py", "Crawl", "--mjcf", "bot.xml", "--velocity", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == warned * [
+        "warning: 4 joints of legs hardly turn, fl_j1 from -1.2 to 1.2 degrees; if these are radians, the file needs"
+        ' <compiler angle="radian"/>'
+    ]
+
+
 def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
     theirs = tmp_path / "isaacgymenvs" / "cfg"
     for name, text in (("task/Doggo.yaml", ISAAC), ("train/DoggoPPO.yaml", ISAAC_PPO)):
@@ -172,8 +227,9 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
         (["Reach", "--mjcf", "broken.xml"], "error: broken.xml: "),
         (["Trot", "--velocity"], "--velocity needs the robot"),
         (["Trot", "--mjcf", "stone.xml", "--feet", "a"], "--feet is for --velocity"),
-        (["Trot", "--mjcf", "stone.xml", "--velocity"], "stone.xml: the robot has no floating base"),
-        (["Trot", "--mjcf", "stone.xml", "--velocity", "--free-base"], "stone.xml: found no feet"),
+        (["Trot", "--mjcf", "fixed.xml", "--velocity"], "fixed.xml: the robot has no floating base"),
+        (["Trot", "--mjcf", "stone.xml", "--velocity"], "stone.xml: the robot has no two limbs to stand on"),
+        (["Trot", "--mjcf", "snake.xml", "--velocity"], "try without --velocity, which makes a general task"),
         (["Reach", "--from-isaacgymenvs", "broken.yaml"], "cannot read broken.yaml"),
         (["Reach", "--from-isaacgymenvs", "other.yaml"], "not a task of IsaacGymEnvs"),
         (["Taken"], "exists already; try another name, or --overwrite"),
@@ -181,6 +237,8 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
     (tmp_path / "stone.xml").write_text('<mujoco><worldbody><body><geom size="1"/></body></worldbody></mujoco>')
+    (tmp_path / "snake.xml").write_text(walker("head"))
+    (tmp_path / "fixed.xml").write_text(walker("a", "b").replace("<freejoint/>", ""))
     (tmp_path / "broken.xml").write_text("<mujoco><worldbody></mujoco>")
     (tmp_path / "other.yaml").write_text("a: 1\n")
     (tmp_path / "broken.yaml").write_text("a: [")
@@ -191,6 +249,27 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 == done.stderr.count(said)
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "my_tasks" / "taken.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("feet", "unlike"),
+    [
+        ("a_tip", ""),
+        ("a_tip,a_tip", ""),
+        ("a_tip,a_thigh", ", unlike 'a_thigh'"),
+        ("b_tip,a_tip,a_shin", ", unlike 'a_tip'"),  # the tip is fixed to the shin
+        ("a_tip,trunk", ", unlike 'trunk'"),
+        ("hat,a_tip", ", unlike 'hat'"),
+    ],
+)
+def test_feet_are_two_or_more_each_on_a_limb_of_its_own(tmp_path, feet, unlike):
+    (tmp_path / "bot.xml").write_text(walker("a", "b"))
+    words = ("Trot", "--mjcf", "bot.xml", "--velocity", "--feet", feet)
+    done = run_here(ROOT / "tools" / "new_task.py", *words, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr == (
+        f"error: bot.xml: --feet {feet}: expected two or more, each on a limb of its own{unlike};"
+        " try two or more of ['a_shin', 'b_shin']\n"
+    )
 
 
 @pytest.mark.slow
