@@ -37,13 +37,21 @@ def action_space(env: VecEnv) -> Box:
 
 # Gymnasium's as ours
 
+PICTURE = 32 * 32
+"""Least number of bytes of an observation that is a picture; the views of grid worlds are smaller."""
+
 
 def flat_size(space: Space[Any], name: str) -> int:
     """Returns the number of columns that `flatten` makes of the space of one env; `name` is for messages.
 
     Raises:
-        ConfigError: The space has no fixed size.
+        ConfigError: The space has no fixed size, or is of pictures.
     """
+    if isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) >= 2 and flatdim(space) >= PICTURE:
+        raise ConfigError(
+            f"{name}: the networks here take numbers, and its observations are pictures, {list(space.shape)}. Try a"
+            " wrapper that makes features of them, in a function of yours (env._target_=my_envs.make)"
+        )
     if isinstance(space, (Dict, Tuple)):
         components = space.spaces.values() if isinstance(space, Dict) else space.spaces
         return sum(flat_size(component, name) for component in components)

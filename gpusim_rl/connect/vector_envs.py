@@ -135,11 +135,7 @@ def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
 
 
 def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
-    """Makes envs by their id in Gymnasium's registry."""
-    if ":" in name:  # Gymnasium would import the module: a run folder of a stranger could name any
-        raise ConfigError(
-            f"env.id={name}: no module may be named here. Try env._target_=my_envs.make, your own function"
-        )
+    """Makes envs by their id in Gymnasium's registry, or by `module:id`, of which it imports the module."""
     kwargs: dict[str, Any] = dict(cfg.kwargs)
     if cfg.vectorization != "vector_entry_point":
         # No autoreset: so the true last observation is always at hand, in one piece. No copy: we make one anyway.
@@ -147,7 +143,6 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         if cfg.max_episode_steps is not None:
             kwargs["max_episode_steps"] = cfg.max_episode_steps
     try:
-        spec = gymnasium.spec(name)
         envs = gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode=cfg.vectorization, **kwargs)
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         hint = did_you_mean(name, sorted(gymnasium.registry))
@@ -158,7 +153,7 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         advice = f". Try pip install {missing}, or the extra of Gymnasium for it" if missing else ""
         raise ConfigError(f"env.id={name}{kwargs_text}: {first_line(error)}{advice}") from None
     if envs.spec is None:
-        envs.spec = spec
+        envs.spec = gymnasium.spec(name.rpartition(":")[2])
     return envs
 
 

@@ -14,7 +14,7 @@ from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.files.safe_open import check_plain, load_yaml, read_intact
 from gpusim_rl.settings.discover import default_choice, tasks
 from gpusim_rl.settings.overrides import is_override, key_of, quote, value_of
-from gpusim_rl.settings.trust import Named, check_saved_settings, is_per_call, place_of, words_of_call
+from gpusim_rl.settings.trust import ENV_ID, Named, check_saved_settings, is_per_call, place_of, words_of_call
 
 NO_YAML = "~task"
 """First override of a run whose task has no yaml: `++task.<key>=<value>` behind it are all that it has."""
@@ -61,7 +61,8 @@ def continue_run(
     if not name:
         raise ConfigError("checkpoint is empty: expected a run folder, a .pt file or a trained task")
     checkpoint = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
-    named = [*named, *((place_of(key), value) for key, value in typed.items() if key.endswith("_target_"))]
+    code = {key: value for key, value in typed.items() if key == ENV_ID or key.endswith("_target_")}
+    named = [*named, *((place_of(key), value) for key, value in code.items())]
     trust = typed.get("trust", "").lower() == "true"
     overrides = read_overrides(checkpoint)
     settings, left_out = _read_settings(checkpoint, trust=trust, config_dir=config_dir, named=named)

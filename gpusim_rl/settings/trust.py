@@ -24,8 +24,10 @@ from gpusim_rl.settings.schema import OF_ONE_CALL, OF_THE_MACHINE
 FORBIDDEN = ("hydra", "defaults")
 """Keys of Hydra's own parts: with them, settings would name code to run."""
 LEADS_ELSEWHERE = re.compile(r"[/:\\~]|\.\.")
-"""In arguments of envs of another library: a path, an address, or `module:Env-v0`, of which Gymnasium would import the
-module."""
+"""In arguments of envs of another library: a path, an address, or `module:Env-v0` (see `ENV_ID`)."""
+
+ENV_ID = "env.id"
+"""Setting of which Gymnasium imports the module, where it is `module:Env-v0`."""
 
 Named = tuple[str, str]
 """Where code may stand (`place_of`), and its path."""
@@ -61,7 +63,7 @@ def check_saved_settings(
         if str(key).partition("/")[0] in FORBIDDEN:
             raise ConfigError(f"{where} has the key {key!r}: the settings of a run have none. Try removing it")
     for key, value in [] if trust else strange_values(settings, config_dir, named):
-        if "_target_" in key.split("."):
+        if "_target_" in key.split(".") or key == ENV_ID:
             problem = "would run code that no yaml of gpusim_rl or of an installed package of tasks names"
             raise ConfigError(f"{where}: {key}={value} {problem}. If you trust it, {_advice(', or -cd <its yaml>')}")
         raise ConfigError(f"{where}: {key}={value!r} may lead out of the folder. If you trust it, {_advice()}")
@@ -89,7 +91,10 @@ def strange_values(
         if code not in named and not (code[0] and _is_named(code, config_dir)):
             strange.append((key, target))
     env = settings.get("env")
-    kwargs = env.get("kwargs") if isinstance(env, dict) else None
+    env = env if isinstance(env, dict) else {}
+    if ":" in str(env.get("id")) and (place_of(ENV_ID), env["id"]) not in named:
+        strange.append((ENV_ID, str(env["id"])))
+    kwargs = env.get("kwargs")
     texts = [(key, text) for key, text in _leaves(kwargs, "env.kwargs") if isinstance(text, str)]
     return [*strange, *((key, text) for key, text in texts if LEADS_ELSEWHERE.search(text))]
 

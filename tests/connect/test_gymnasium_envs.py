@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
+from gpusim_rl.connect.gymnasium_spaces import flat_size
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
@@ -290,7 +291,8 @@ def trainer_of(tmp_path: Any, **settings: Any) -> Trainer:
         ),
         ({"id": "Ant-v5", "kwargs": {"xml_file": "/nope.xml"}}, "env.id=Ant-v5 env.kwargs={'xml_file': '/nope.xml'}: "),
         ({"id": "Pendulm-v1"}, "env.id=Pendulm-v1: Gymnasium has no such env. Did you mean 'Pendulum-v1'?"),
-        ({"id": "os:Pendulum-v1"}, "no module may be named here"),
+        ({"id": "no_such:Pendulum-v1"}, "env.id=no_such:Pendulum-v1: No module named 'no_such'"),
+        ({"id": "os:Pendulm-v1"}, "env.id=os:Pendulm-v1: Gymnasium has no such env. Did you mean"),
         ({"id": None}, "needs env.id or env._target_"),
         ({"id": None, "_target_": "no_such_module.make"}, "env._target_=no_such_module.make: no module named"),
         ({"vectorization": "envpool"}, "pip install .gpusim-rl.envpool"),
@@ -485,3 +487,9 @@ def test_dqn_learns_cartpole(tmp_path: Any) -> None:
     quiet = {"console": "quiet", "dir": str(tmp_path)}
     settings = {"env": {"id": "CartPole-v1"}, "algo": "dqn", "seed": 1, "log": quiet}
     assert make_trainer(prepare("Gymnasium", max_iterations=150, **settings)).train()["episode/return"] > 150.0
+
+
+def test_pictures_are_refused_and_small_views_are_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"^env\.id=X-v0: the networks here take numbers, and its .* \[64, 64, 3\]\."):
+        flat_size(gym.spaces.Dict({"rgb": gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)}), "env.id=X-v0")
+    assert flat_size(gym.spaces.Box(0, 255, (7, 7, 3), np.uint8), "env.id=X-v0") == 147

@@ -75,6 +75,14 @@ def test_arguments_of_envs_that_lead_out_of_the_folder_need_trust(kwargs: dict[s
     assert check_saved_settings(changed("env.kwargs", {"mode": "rgb", "x": 0.5, "on": True}), FILE)
 
 
+def test_an_id_that_names_a_module_needs_trust_or_is_typed() -> None:
+    settings = changed("env.id", "my_env:Line-v0")
+    with pytest.raises(ConfigError, match=r"env\.id=my_env:Line-v0 would run code .*try trust=true"):
+        check_saved_settings(settings, FILE)
+    assert check_saved_settings(settings, FILE, named=[("", "my_env:Line-v0")])["env"]["id"] == "my_env:Line-v0"
+    assert check_saved_settings(changed("env.id", "ALE/Pong-v5"), FILE)["env"]["id"] == "ALE/Pong-v5"
+
+
 def test_what_yamls_of_ours_and_of_installed_packages_name_is_taken(tmp_path: Path, monkeypatch) -> None:
     for name in discover.tasks(outside=True):
         assert check_saved_settings(compose([f"task={name}"]), FILE)
