@@ -147,7 +147,7 @@ class CommandConfig:
     stage_error: float | None = None  # mean error [m/s] above which a control step does not count for the stages
 
     def __post_init__(self) -> None:
-        steps = [stage.get("steps") for stage in self.stages]
+        steps: list[Any] = [stage.get("steps") for stage in self.stages]
         growing = all(isinstance(number, int) and number >= 0 for number in steps) and steps == sorted(steps)
         if not growing or any(not stage.keys() <= {"steps", "x", "y", "yaw"} for stage in self.stages):
             raise ConfigError(
