@@ -604,7 +604,7 @@ def looked_at(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scaled(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, "checked", lambda _: (ESCAPES, 8))
+    monkeypatch.setattr(tool, "checked", lambda *_: (ESCAPES, 8))
     point = Measurement(error=ESCAPES)
     monkeypatch.setattr("gpusim_rl.diagnose.short_training.measure_training", lambda *_, **__: point)
     tool.main(["scaling", "task=Ant", "--num-envs", "8", "--devices", "cpu"])

@@ -65,6 +65,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument("--warm-up", type=positive, default=WARM_UP, help=f"iterations before (default: {WARM_UP})")
         parser.add_argument("--json", action="store_true", help="print json instead of the table")
         parser.add_argument("--out", type=Path, help="json file to write")
+        parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
         parser.set_defaults(command=measure_scaling)
         args = parser.parse_intermixed_args(argv[1:])
         args.argv = argv
@@ -78,6 +79,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("run", nargs="?", help="run folder, or a task (its latest run); without it, the machine")
     parser.add_argument("--json", action="store_true", help="print json instead of words")
+    parser.add_argument("-cd", "--config-dir", help="as for train.py; a report needs none")
     args = parser.parse_args(argv)
     args.command = report_machine if args.run is None else report_run
     return args
@@ -246,7 +248,7 @@ def measure_scaling(args: argparse.Namespace) -> int:
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:
         raise ConfigError(f"scaling sets {fixed[0].partition('=')[0]} itself: try --num-envs and --devices")
-    task, tuned_envs = checked(args.overrides)
+    task, tuned_envs = checked(args.overrides, args.config_dir)
     load = psutil.getloadavg()[0]
     measured: dict[str, dict[int, Measurement]] = {}
     for device in args.devices or available_devices():
@@ -293,7 +295,7 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
         raise ConfigError(f"{key} must be positive numbers, as in {key}=1,2,4; got {text!r}") from None
     fixed, torchrun = [text for text in args.overrides if text not in counted], key == "processes"
     lines = {count: [*fixed, "multi_gpu=true" if torchrun else f"num_actors={count}"] for count in numbers}
-    task, _ = checked(lines[numbers[0]])
+    task, _ = checked(lines[numbers[0]], args.config_dir)
     load = psutil.getloadavg()[0]
     points = {
         count: measure(args, f"{task} with {key}={count}", line, processes=count if torchrun else None)
@@ -311,12 +313,12 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
     return 0 if best else 1
 
 
-def checked(overrides: Sequence[str]) -> tuple[str, int]:
+def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]:
     """Checks the settings of a command line; returns the name of its task and its number of envs."""
     from gpusim_rl.settings.checks import check_settings
     from gpusim_rl.settings.compose import compose
 
-    config = compose(overrides)
+    config = compose(overrides, config_dir)
     check_settings(config)
     return config["task"]["_target_"].rpartition(".")[2], config["num_envs"]
 
@@ -345,7 +347,8 @@ def measure(
     if not args.json:
         say(f"measuring {title} …", file=sys.stderr)
     length = {"warm_up": args.warm_up, "iterations": args.iterations, "seconds": args.seconds}
-    return measure_training(overrides, processes=processes, **length)
+    more_tasks = ["-cd", args.config_dir] if args.config_dir else []
+    return measure_training([*more_tasks, *overrides], processes=processes, **length)
 
 
 def keep_result(

@@ -55,6 +55,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--key", default="episode/return", help="column of metrics.csv (default: episode/return)")
     parser.add_argument("--x", choices=list(X_COLUMNS), default="env_steps", help="horizontal axis")
+    parser.add_argument("-cd", "--config-dir", help="as for train.py; a plot needs none")
     return parser.parse_args(argv)
 
 

@@ -67,6 +67,7 @@ def test_one_row_is_still_warming_up(tool):
         (["sweep", "task=Ant", "--num-envs", "64"], "unknown command 'sweep'. Did you mean 'scaling'?"),
         (["sweep"], " Did you mean 'scaling'?"),
         (["Ant", "task=Ant"], "unknown command 'Ant'. Available: scaling"),
+        (["-cd", "my_cfg", "Nothing"], "no run 'Nothing': "),
         (["scaling", "task=Antt"], "unknown task 'Antt'. Did you mean 'Ant'?"),
         (["scaling", "task=Ant", "num_env=3"], "unknown key 'num_env'. Did you mean 'num_envs'?"),
         (
@@ -85,6 +86,14 @@ def test_bad_input_is_one_line(tool_here, arguments, line):
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert line in done.stderr
+
+
+def test_a_task_of_ones_own_is_measured(tool, tmp_path):
+    (tmp_path / "my_cfg" / "task").mkdir(parents=True)
+    (tmp_path / "my_cfg" / "task" / "Pole.yaml").write_text("# @package _global_\ndefaults: [Cartpole]\n")
+    words = ("-cd", "my_cfg", "task=Pole", "--num-envs", "8", "--devices", "cpu", "--seconds", "0.1", "--json")
+    found = json.loads(tool("doctor", "scaling", *words, cwd=tmp_path).stdout)
+    assert [row["error"] for row in found["points"]] == [None]
 
 
 @pytest.mark.slow
@@ -178,7 +187,7 @@ def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsy
         return Measurement(env_steps_per_s=1e4 * min(count, 4), slowest=9e3, fastest=5e4, iterations=5, **wait)
 
     task = {"task": {"_target_": "gpusim_rl.tasks.ant.Ant"}, "num_envs": 4096}
-    monkeypatch.setattr(compose, "compose", lambda overrides: task)
+    monkeypatch.setattr(compose, "compose", lambda *_: task)
     monkeypatch.setattr(checks, "check_settings", lambda given: None)
     monkeypatch.setattr(short_training, "measure_training", measure)
     given = ["task=Ant", "actors=process", "algo=impala"]

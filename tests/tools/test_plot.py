@@ -33,7 +33,7 @@ def test_all_runs_of_a_task_become_one_picture(tool, runs_folder, tmp_path):
 
 
 def test_one_run_is_drawn_in_its_folder(tool, runs_folder):
-    done = tool("plot", "Cartpole", "--key", "policy/kl", "--x", "time")
+    done = tool("plot", "Cartpole", "-cd", "my_cfg", "--key", "policy/kl", "--x", "time")
     assert done.stdout.startswith("runs/Cartpole/2") and done.stdout.endswith("/policy_kl.png\n")
     assert (runs_folder / done.stdout.strip()).stat().st_size > 5000
 
