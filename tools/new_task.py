@@ -285,7 +285,24 @@ PPO = {
     "entropy_coef": "config.entropy_coef",
     "bounds_coef": "config.bounds_loss_coef",
     "reward_scale": "config.reward_shaper.scale_value",
+    "value_coef": "config.critic_coef",
+    "value_clip": "config.clip_value",
+    "sequence_length": "config.seq_len",
+    "max_grad_norm": "config.grad_norm",
+    "schedule": "config.lr_schedule",
+    "schedule_per": "config.schedule_type",
+    "normalize_obs": "config.normalize_input",
+    "normalize_value": "config.normalize_value",
+    "normalize_advantage": "config.normalize_advantage",
+    "network.hidden": "network.mlp.units",
+    "network.activation": "network.mlp.activation",
+    "network.separate": "network.separate",
 }
+WORDS = {"identity": "constant", "None": "none", "legacy": "minibatch", "standard": "epoch"}
+"""Values of theirs that have other names here."""
+NOT_TOLD = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name", "config.value_bootstrap"}
+NOT_TOLD |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo")}
+"""Their settings of a run, which ours has on its command line, and what is always so here."""
 READ = {"num_envs", "episode_length", "clip_actions", "clip_observations", "control_frequency_inv"}
 NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
 
@@ -423,10 +440,12 @@ def take_settings(draft: Draft, file: Path) -> None:
     draft.common["physics_hz"] = rate * physics.get("substeps", 1)
     draft.common["control_hz"] = number(rate / env.get("control_frequency_inv", 1))
     of_task = {key: value for key, value in env.items() if key not in READ | NOT_NEEDED}
+    more = {f"sim.{key}": value for key, value in physics.items() if key not in ("dt", "substeps")}
+    more |= {f"task.{key}": value for key, value in (theirs.get("task") or {}).items()}
     draft.values = {key: (value, "") for key, value in of_task.items() if isinstance(value, int | float)}
     if draft.values:
         draft.notes.append(f"from {file.name}, in the yaml, not used by the class yet: {', '.join(draft.values)}")
-    if ignored := [key for key in of_task if key not in draft.values and key != "asset"]:
+    if ignored := [*(key for key in of_task if key not in draft.values and key != "asset"), *more]:
         draft.notes.append(f"not taken from {file.name}: {', '.join(ignored)}")
     asset = (env.get("asset") or {}).get("assetFileName")
     if not draft.robot and asset:
@@ -438,12 +457,27 @@ def take_settings(draft: Draft, file: Path) -> None:
         draft.notes.append(f"no PPO settings of theirs: there is no {algorithm}")
         return
     params = read_yaml(algorithm).get("params") or {}
-    values = {key: look_up(params, path) for key, path in PPO.items()}
-    draft.ppo = {key: value for key, value in values.items() if isinstance(value, int | float)}
-    if isinstance(units := look_up(params, "network.mlp.units"), list):
-        draft.ppo["network"] = {"hidden": units}
+    given = leaves(params)
+    taken = {key: given[path] for key, path in PPO.items() if path in given}
+    taken = {key: WORDS.get(value, value) if isinstance(value, str) else value for key, value in taken.items()}
+    if look_up(params, "config.truncate_grads") is False:
+        taken["max_grad_norm"] = None
+    for key, value in taken.items():
+        section, _, leaf = key.rpartition(".")
+        (draft.ppo.setdefault(section, {}) if section else draft.ppo)[leaf] = value
     if isinstance(epochs := look_up(params, "config.max_epochs"), int):
         draft.common["max_iterations"] = epochs
+    known = {*PPO.values(), *NOT_TOLD, "config.max_epochs", "config.truncate_grads"}
+    if ignored := [key for key in given if key not in known]:
+        draft.notes.append(f"not taken from {algorithm.name}: {', '.join(ignored)}")
+
+
+def leaves(values: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Returns the values of nested settings by their path, such as config.gamma."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= leaves(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return found
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

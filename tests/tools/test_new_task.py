@@ -32,11 +32,21 @@ env:
 sim:
   dt: 0.0083333
   substeps: 2
+  physx: {num_threads: 4, solver_type: 1}
+task: {randomize: false, randomization_params: {frequency: 600}}
 """
 ISAAC_PPO = """
 params:
-  network: {mlp: {units: [64, 32], activation: elu}}
+  algo: {name: a2c_continuous}
+  network: {separate: false, mlp: {units: [64, 32], activation: relu, d2rl: false}}
   config:
+    normalize_input: false
+    lr_schedule: identity
+    schedule_type: standard
+    critic_coef: 4
+    truncate_grads: false
+    grad_norm: 1.5
+    save_frequency: 50
     max_epochs: ${resolve_default:70,${....max_iterations}}
     horizon_length: 16
     mini_epochs: 4
@@ -195,8 +205,12 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
     (tmp_path / "assets" / "mjcf" / "doggo.xml").write_text(DOG)
     done = new_task(tmp_path, "MyDoggo", "--from-isaacgymenvs", "isaacgymenvs/cfg/task/Doggo.yaml")
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stdout.splitlines() if line.startswith("from")]
-    assert told == ["from Doggo.yaml, in the yaml, not used by the class yet: power_scale, joints_at_limit_cost"]
+    told = [line for line in done.stdout.splitlines() if line.startswith(("from", "not taken"))]
+    assert told == [
+        "from Doggo.yaml, in the yaml, not used by the class yet: power_scale, joints_at_limit_cost",
+        "not taken from Doggo.yaml: sim.physx, task.randomize, task.randomization_params",
+        "not taken from DoggoPPO.yaml: network.mlp.d2rl, config.save_frequency",
+    ]
     found = settings(tmp_path, "MyDoggo")
     assert (found["num_envs"], found["max_iterations"]) == (512, 70)
     expected = {
@@ -209,6 +223,9 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
     expected |= {"power_scale": 1.5, "joints_at_limit_cost": 0.1}
     assert {key: found["task"][key] for key in expected} == expected
     ppo = {"horizon": 16, "epochs": 4, "minibatch_size": 2048, "learning_rate": 3e-4, "reward_scale": 0.01}
+    ppo |= {"normalize_obs": False, "schedule": "constant", "schedule_per": "epoch", "value_coef": 4}
+    ppo["max_grad_norm"] = None  # they do not clip
+    assert (found["ppo"]["network"]["activation"], found["ppo"]["network"]["separate"]) == ("relu", False)
     assert {key: found["ppo"][key] for key in ppo} == ppo and list(found["ppo"]["network"]["hidden"]) == [64, 32]
     source = (tmp_path / "my_tasks" / "my_doggo.py").read_text()
     assert 'Path(__file__).parent / "../assets/mjcf/doggo.xml"' in source and "self.half * action" in source
