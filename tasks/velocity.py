@@ -586,7 +586,7 @@ class VelocityTask(Task[VelocityConfig]):
             if name == "air_time":
                 least, most = AIR_TIMES
                 air_time = (self.air_time + self.dt).masked_fill_(self.touches, 0.0)
-                found.append(((air_time > least) & (air_time < most)).sum(dim=1) * moves)
+                found.append(((air_time > least) & (air_time < most)).sum(dim=1, dtype=torch.float32) * moves)
             elif name == "torso_ang_vel":
                 found.append(self.sensors[name].data[:, :2].square().sum(dim=1))
             elif name == "angular_momentum":
