@@ -59,7 +59,7 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     with (folder / "metrics.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
-    ranges = ranges_of(settings["task"]["command"], int(last["env_steps"]) // settings["num_envs"])
+    ranges = ranges_of(run)
     found = {}
     for name, values in COMMANDS.items():
         command: dict[str, float] = dict(zip(("x", "y", "yaw"), values, strict=True))
@@ -76,13 +76,13 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
     }
 
 
-def ranges_of(command: dict[str, Any], steps: int) -> dict[str, list[float]]:
-    """Returns the ranges of the parts of the commands that are drawn after a number of control steps."""
-    ranges = {axis: command[axis] for axis in ("x", "y", "yaw")}
-    for stage in command["stages"]:
-        if stage["steps"] <= steps:
-            ranges |= {axis: limits for axis, limits in stage.items() if axis != "steps"}
-    return ranges
+def ranges_of(run: str) -> dict[str, list[float]]:
+    """Returns the ranges of the parts of the commands that the training has reached."""
+    from gpusim_rl.view.player import Player
+
+    with closing(Player.open(run, plays_on="mujoco")) as player:
+        limits: Any = player.env.task.command.limits  # pyright: ignore[reportAttributeAccessIssue]
+    return dict(zip(("x", "y", "yaw"), limits.T.tolist(), strict=False))
 
 
 def main() -> None:
