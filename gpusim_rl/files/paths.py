@@ -64,6 +64,11 @@ def tools_dir() -> Path:
     return _shipped("tools")
 
 
+def demos_dir() -> Path:
+    """Returns the folder with a small run folder for each task that has a demo policy."""
+    return PACKAGE / "demos"
+
+
 def learning_file() -> Path:
     """Returns the file with the results of `benchmarks/bench.py learn` on our tasks."""
     return _shipped("benchmarks") / "tasks.json"

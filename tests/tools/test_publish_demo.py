@@ -1,0 +1,59 @@
+"""Demo policies: small run folders of data, which play as the runs they come from."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.checkpoint_file import load
+from helpers.commands import ROOT
+
+pytest_plugins = ["helpers.tool_runs"]
+
+
+def test_a_demo_holds_a_policy_its_card_and_nothing_of_who_trained(tool, tmp_path):
+    done = tool("publish_demo", "Cartpole", "--out", str(tmp_path / "Cartpole"), "--num-envs", "4")
+    assert done.stdout == f"{tmp_path / 'Cartpole'}\n"
+    files = {str(path.relative_to(tmp_path / "Cartpole")) for path in (tmp_path / "Cartpole").rglob("*.*")}
+    assert files == {"config.yaml", "demo.json", "checkpoints/last.pt"}
+    state = load(tmp_path / "Cartpole/checkpoints/last.pt")
+    assert {"algorithm", "torch_rng", "metrics", "wandb_id"}.isdisjoint(state)
+    dtypes = {name: value.dtype for name, value in state["policy"].items()}
+    assert all((dtype == torch.float32) == ("_norm." in name) for name, dtype in dtypes.items())
+    assert torch.float16 in dtypes.values()
+    assert state["config"]["log"]["dir"] == "runs"
+    assert not re.search(str(ROOT.parent), (tmp_path / "Cartpole/config.yaml").read_text() + repr(state["config"]))
+    card = json.loads((tmp_path / "Cartpole/demo.json").read_text())
+    assert (card["task"], card["algorithm"], card["episodes"]) == ("Cartpole", "ppo", 4)
+    assert card["env_steps"] == state["env_steps"] > 0
+
+
+def test_a_demo_plays_as_its_run(tool_here, runs_folder, tmp_path):
+    tool_here("publish_demo", "Cartpole", "--out", tmp_path / "Cartpole", "--num-envs", "4")
+    best = next((runs_folder / "runs/Cartpole/latest").resolve().glob("checkpoints/best.pt"))
+    rewards = []
+    for run in (tmp_path / "Cartpole", best):
+        said = tool_here("play", run, "--viewer", "none", "--steps", "50").stdout
+        rewards.append(float(re.findall(r"mean reward (\S+)", said)[-1]))
+    assert rewards[1] != 0
+    assert abs(rewards[0] - rewards[1]) <= 0.02 * abs(rewards[1])
+
+
+def test_a_demo_that_plays_otherwise_is_not_kept(runs_folder, tmp_path, monkeypatch, load_tool):
+    monkeypatch.chdir(runs_folder)
+    out = tmp_path / "Cartpole"
+    publish_demo = load_tool("publish_demo")
+    arguments = ["Cartpole", "--out", str(out), "--num-envs", "2"]
+    publish_demo.publish(publish_demo.parse(arguments))
+    before = (out / "demo.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"exists. Try --overwrite"):
+        publish_demo.publish(publish_demo.parse(arguments))
+    monkeypatch.setattr(publish_demo, "_half", lambda name, value: torch.zeros_like(value))
+    with pytest.raises(ConfigError, match=r"the demo has a return of .* apart. Try more episodes: --num-envs 8"):
+        publish_demo.publish(publish_demo.parse([*arguments, "--overwrite"]))
+    assert (out / "demo.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["Cartpole"]

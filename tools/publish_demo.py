@@ -1,0 +1,161 @@
+"""Make a demo policy of a run: a small run folder of data, which `gpusim-rl demo TASK` plays.
+
+python tools/publish_demo.py runs/Ant/2026-01-31_12-00-00     its best.pt, to gpusim_rl/demos/Ant
+python tools/publish_demo.py Ant --out my_demos/Ant           the latest Ant run, to a folder of your own
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+CLOSE = 0.02  # of the return: what the rounding of weights may change
+KEYS = ("task", "config", "sim", "seed", "obs_sizes", "num_actions", "iteration", "env_steps", "best_return")
+PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
+"""Settings that name folders, and all of W&B's: those of a demo are the defaults."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the demo and prints its folder."""
+    from gpusim_rl.errors import friendly_errors, say
+
+    with friendly_errors():
+        say(str(publish(parse(argv))))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    from gpusim_rl.settings.trust import add_trust_arguments
+    from gpusim_rl.view.arguments import positive
+
+    parser = argparse.ArgumentParser(prog="publish_demo", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
+    parser.add_argument("--out", type=Path, help="folder to write (default: the task's among the demos)")
+    parser.add_argument("--num-envs", type=positive, default=64, help="episodes that are compared (default: 64)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a demo that exists")
+    add_trust_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def publish(args: argparse.Namespace) -> Path:
+    """Writes the demo, plays both, and keeps it if their returns are close; returns its folder."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.files.checkpoint_file import load
+    from gpusim_rl.files.paths import demos_dir, find_checkpoint
+
+    found = find_checkpoint(args.run)
+    file, run = found.file, found.run_dir
+    if run is None:
+        raise ConfigError(f"{file} is not in a run folder. Try the file in the folder of the run that made it")
+    if file.name == "last.pt" and (best := file.with_name("best.pt")).is_file():
+        file = best
+    state = load(file)
+    out = args.out or demos_dir() / state["task"]
+    if out.exists() and not args.overwrite:
+        raise ConfigError(f"{out} exists. Try --overwrite")
+    new = out.with_name(f".{out.name}.new")  # the old one stays until the new one is known to be good
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        _write(new, state)
+        before, after = (_evaluate(str(path), args) for path in (file, new))
+        apart = abs(after["return_mean"] - before["return_mean"])
+        if not apart <= CLOSE * abs(before["return_mean"]):
+            raise ConfigError(
+                f"the demo has a return of {after['return_mean']:.4g} and the run {before['return_mean']:.4g}, more"
+                f" than {CLOSE:.0%} apart. Try more episodes: --num-envs {4 * args.num_envs}"
+            )
+        _write_card(new / "demo.json", state, run, after)
+        shutil.rmtree(out, ignore_errors=True)
+        new.rename(out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return out
+
+
+def _write(folder: Path, state: dict[str, Any]) -> None:
+    """Writes a run folder that has what a player needs, and nothing else."""
+    import yaml
+
+    from gpusim_rl.files.checkpoint_file import save
+
+    (folder / "checkpoints").mkdir(parents=True)
+    config = _impersonal(state["config"])
+    policy = {name: _half(name, value) for name, value in state["policy"].items()}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    kept = {key: state[key] for key in KEYS}
+    save(folder / "checkpoints/last.pt", {**kept, "config": config, "policy": policy, "env": _progress(state["env"])})
+
+
+def _impersonal(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings without folders and names of who trained."""
+    from gpusim_rl.settings.compose import compose
+
+    ours = compose([])
+    return {key: ours[key] if key in PERSONAL or key.startswith("wandb_") else value for key, value in config.items()}
+
+
+def _half(name: str, value: Any) -> Any:
+    """Returns a weight in fp16; statistics of a normaliser have a range that fp16 lacks: in fp32."""
+    import torch
+
+    if not value.is_floating_point():
+        return value
+    return value.to(torch.float32 if "_norm." in name else torch.float16)
+
+
+def _progress(env: dict[str, Any]) -> dict[str, Any]:
+    """Returns how far the training of the envs has come, of the first env alone: levels of terrain, ranges of commands.
+
+    A player copies it to all of its envs.
+    """
+    num_envs = len(env["progress"])
+    tensors = {
+        name: value[:1].clone() if value.shape[:1] == (num_envs,) else value
+        for name, value in env["task"]["tensors"].items()
+    }
+    return {"progress": env["progress"][:1].clone(), "task": {"tensors": tensors}}
+
+
+def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
+    """Plays an episode in every env."""
+    from gpusim_rl.run.evaluation import evaluate
+    from gpusim_rl.view.player import Player
+
+    with closing(Player.open(run, num_envs=args.num_envs, trust=args.trust, config_dir=args.config_dir)) as player:
+        assert player.policy is not None
+        return evaluate(player.env, player.policy, player.obs)[0]
+
+
+def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, float]) -> None:
+    """Writes what a person wants to know of the policy."""
+    environment = json.loads((run / "env.json").read_text(encoding="utf-8"))
+    card = {
+        "task": state["task"],
+        "algorithm": state["config"]["algo"]["name"],
+        "return": round(result["return_mean"], 4),
+        "success": {
+            name.partition("/")[2]: round(value, 4) for name, value in result.items() if name.startswith("task/")
+        },
+        "episodes": int(result["episodes"]),
+        "env_steps": state["env_steps"],
+        "minutes": round(state["elapsed_s"] / 60.0, 1),
+        "seed": state["seed"],
+        "commit": environment["git"]["sha"],
+        "date": environment["time"][:10],
+        "versions": {name: environment["versions"][name] for name in ("gpusim-rl", "torch", "mujoco")},
+        "cpu": environment["cpu"]["model"],
+        "gpu": environment["gpu"],
+    }
+    file.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
