@@ -70,5 +70,6 @@ class Go1Velocity(VelocityTask):
         widths={"*_calf_joint": (0.1, 0.6, 0.6), "*": (0.05, 0.3, 0.3)},
         thighs=tuple(f"body:{leg}_thigh" for leg in LEGS),
         shanks=tuple(f"geom:{leg}_calf_collision{i}" for leg in LEGS for i in (1, 2)),
+        trot=(1.0, -1.0, -1.0, 1.0),
         elliptic=True,
     )

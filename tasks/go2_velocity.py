@@ -72,5 +72,6 @@ class Go2Velocity(VelocityTask):
         widths={"*_calf_joint": (0.1, 0.6, 0.6), "*": (0.05, 0.3, 0.3)},
         thighs=tuple(f"body:{leg}_thigh" for leg in LEGS),
         shanks=tuple(f"body:{leg}_calf" for leg in LEGS),
+        trot=(1.0, -1.0, -1.0, 1.0),
         elliptic=True,
     )

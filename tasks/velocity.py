@@ -35,7 +35,15 @@ AIR_TIMES = 0.05, 0.5  # of a foot, that are rewarded [s]
 
 TERMS = ("lin_vel", "ang_vel", "upright", "pose", "joint_limits", "action_rate")
 FOOT_TERMS = ("foot_clearance", "swing_height", "foot_slip", "soft_landing")
-OPTIONAL_TERMS = ("air_time", "torso_ang_vel", "angular_momentum", "self_contact", "shank_contact", "trunk_contact")
+OPTIONAL_TERMS = (
+    "air_time",
+    "trot",
+    "torso_ang_vel",
+    "angular_momentum",
+    "self_contact",
+    "shank_contact",
+    "trunk_contact",
+)
 """Not computed where their weight is 0 or not there."""
 
 
@@ -84,6 +92,7 @@ class Robot:
         foot_ring: Radius of a ring around each sole [m] and its points, where the sole looks at rough ground.
         thighs: What must not touch rough ground, as `feet`; without it a tilt ends an episode there too.
         shanks: What `shank_contact` is of, as `feet`.
+        trot: 1 for feet that swing together in a trot, -1 for the others, in the order of `feet`; needed by its term.
         elliptic: Whether friction cones are elliptic, and friction stiffer than the normal of a contact.
         file: MJCF or URDF, or `menagerie:<robot>`. Its motors, sensors and floor are left out.
         fixed_base: False gives a file without floating base one.
@@ -103,6 +112,7 @@ class Robot:
     foot_ring: tuple[float, int] = (0.04, 4)
     thighs: tuple[str, ...] = ()
     shanks: tuple[str, ...] = ()
+    trot: tuple[float, ...] = ()
     elliptic: bool = False
     file: str | Path | None = None
     fixed_base: bool | None = None
@@ -307,8 +317,9 @@ class VelocityTask(Task[VelocityConfig]):
     - `foot_clearance`: c x sum over feet of |height - swing_height| x horizontal speed; `swing_height`: c x sum over
       landing feet of (highest point of the swing / swing_height - 1) squared; `foot_slip`: c x sum over feet on the
       ground of the squared horizontal speed; `soft_landing`: c x sum of the forces on landing feet;
-    - `air_time`: c x feet that have been in the air for 0.05 to 0.5 s; `torso_ang_vel`: squared roll and pitch rate
-      of the torso, world frame; `angular_momentum`: its square, of all of the robot; `self_contact`,
+    - `air_time`: c x feet that have been in the air for 0.05 to 0.5 s; `trot`: c x the difference of their number
+      between the diagonals, 2 in a trot and 0 where front and rear feet bound; `torso_ang_vel`: squared roll and pitch
+      rate of the torso, world frame; `angular_momentum`: its square, of all of the robot; `self_contact`,
       `shank_contact`, `trunk_contact`: physics steps with a force of more than 10 N between bodies of the robot, on
       shanks or on the trunk.
 
@@ -451,6 +462,12 @@ class VelocityTask(Task[VelocityConfig]):
         widths = [cfg.lin_vel_width, cfg.ang_vel_width, cfg.upright_width, 1.0]
         self.sharpness = -torch.tensor(widths, device=device).reciprocal()[:, None]
         self.terms = tuple(weights)
+        if "trot" in weights and len(robot.trot) != len(robot.feet):
+            raise ConfigError(
+                f"task.weights.trot: expected `trot` of the robot to have a number for each of {len(robot.feet)} feet,"
+                f" got {len(robot.trot)}. Try task.weights.trot=0"
+            )
+        self.trot = torch.tensor(robot.trot, device=device)
         self.weights = self.dt * torch.tensor([*weights.values()], device=device)[:, None]
 
         self.command = VelocityCommand(cfg.command, num, self.dt, device)
@@ -583,10 +600,12 @@ class VelocityTask(Task[VelocityConfig]):
         """Returns those of `OPTIONAL_TERMS` that have a weight, in their order."""
         found = []
         for name in self.terms[len(TERMS) + len(FOOT_TERMS) :]:
-            if name == "air_time":
+            if name in ("air_time", "trot"):
                 least, most = AIR_TIMES
                 air_time = (self.air_time + self.dt).masked_fill_(self.touches, 0.0)
-                found.append(((air_time > least) & (air_time < most)).sum(dim=1, dtype=torch.float32) * moves)
+                swings = ((air_time > least) & (air_time < most)).float()
+                number = swings.sum(dim=1) if name == "air_time" else (swings @ self.trot).abs_()
+                found.append(number * moves)
             elif name == "torso_ang_vel":
                 found.append(self.sensors[name].data[:, :2].square().sum(dim=1))
             elif name == "angular_momentum":

@@ -844,6 +844,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         "pose": by_pattern(joints, pose),
         "motors": by_pattern(joints, motors),
         "widths": {**by_pattern(joints, widths), **others},
+        "trot": repr(robot.trot) if not biped else "",
         "elliptic": "True" if not biped else "",
         "fixed_base": "False" if free else "",
         "sites": sites,

@@ -33,11 +33,13 @@ class Foot:
         item: `body:<name>`, or `geom:<name>` of a shape.
         body: Its body.
         sole: Its lowest point in the pose, in the frame of the body [m].
+        place: The same ahead and to the left of the root [m].
     """
 
     item: str
     body: str
     sole: tuple[float, ...]
+    place: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,16 @@ class LeggedRobot:
     knees: list[str]
     pitches: list[str]
     notes: list[str]
+
+    @property
+    def trot(self) -> tuple[float, ...]:
+        """1 for feet that swing together in a trot, -1 for the others, in the order of `feet`."""
+
+        def order(foot: Foot) -> int:  # even and odd on each side in turn, and other on the other side
+            x, y = foot.place
+            return (y > 0) + sum(other.place[0] > x for other in self.feet if (other.place[1] > 0) == (y > 0))
+
+        return tuple(-1.0 if order(foot) % 2 else 1.0 for foot in self.feet)
 
 
 def read_legged(scene: Scene, name: str, feet: Sequence[str] = ()) -> LeggedRobot:
@@ -227,7 +239,9 @@ class _Reader:
         middle = self.data.geom_xpos[shapes].mean(axis=0)
         middle[2] = min(map(self.bottom, shapes))
         place = self.data.xmat[body].reshape(3, 3).T @ (middle - self.data.xpos[body])
-        return Foot(item=item, body=self.name("body", body), sole=tuple(round(float(x), 4) + 0.0 for x in place))
+        x, y, _ = middle - self.data.xpos[self.root]
+        sole = tuple(round(float(value), 4) + 0.0 for value in place)
+        return Foot(item=item, body=self.name("body", body), sole=sole, place=(float(x), float(y)))
 
     # The pose
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import mujoco
 import pytest
 
@@ -99,3 +101,12 @@ def test_given_feet_are_taken():
 def test_what_cannot_walk_is_one_line(change, feet, line):
     with pytest.raises(TaskError, match=line):
         read(mujoco.MjSpec.from_string(BIPED.replace(*change)), *feet)
+
+
+def test_in_a_trot_diagonal_feet_swing_together():
+    for robot in ("go1", "go2"):
+        found = read(assets_dir() / robot / f"{robot}.xml")
+        legs = [re.search("F[LR]|R[LR]", foot.item)[0] for foot in found.feet]  # type: ignore[index]
+        together = dict(zip(legs, found.trot, strict=True))
+        assert together["FL"] == together["RR"] == -together["FR"] == -together["RL"]
+    assert sum(read(mujoco.MjSpec.from_string(BIPED)).trot) == 0

@@ -211,6 +211,30 @@ def test_optional_terms_are_computed_where_they_have_a_weight():
     assert found["angular_momentum"] == pytest.approx(-0.02 * (momentum @ momentum), rel=1e-3)
 
 
+def test_swings_count_and_in_a_trot_only_those_of_a_diagonal():
+    env = make_env(
+        "Go2", num_envs=1, weights={"air_time": 1.0, "trot": 1.0}
+    )  # front left and right, rear left and right
+    env.task.command.value[:] = X
+    short, swing, stuck = 0.0, 0.2, 0.6  # s since the foot left the ground
+    for air_time, number, trot in (
+        ([swing, short, short, swing], 2, 2),
+        ([short, swing, swing, short], 2, 2),
+        ([swing, swing, short, short], 2, 0),
+        ([swing, short, swing, short], 2, 0),
+        ([swing, swing, swing, swing], 4, 0),
+        ([swing, short, short, short], 1, 1),
+        ([stuck, short, short, stuck], 0, 0),
+    ):
+        env.task.air_time[:] = torch.tensor(air_time)
+        found = in_the_air(env)
+        assert (found["air_time"], found["trot"]) == pytest.approx((number, trot)), air_time
+    env.task.command.value.zero_()
+    assert in_the_air(env)["trot"] == 0.0
+    with pytest.raises(ConfigError, match=r"`trot` of the robot to have a number for each of 2 feet, got 0. Try"):
+        make_env("G1", num_envs=1, weights={"trot": 1.0})
+
+
 def test_legs_that_press_against_each_other_cost():
     env = make_env("G1", num_envs=2, pushes=False)
     task = env.task
