@@ -6,17 +6,16 @@ task folders of installed packages and put every complaint of Hydra's into one l
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
+from string import Template
 from typing import Any, NamedTuple
 
 import hydra
@@ -35,7 +34,7 @@ from gpusim_rl.errors import ConfigError, friendly_errors, on_one_line, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.settings.checks import check_settings, plain
-from gpusim_rl.settings.discover import check_config_dir, plugin_cfg_dirs, read_yaml
+from gpusim_rl.settings.discover import cfg_dirs, check_config_dir, plugin_cfg_dirs, read_yaml
 from gpusim_rl.settings.hydra_errors import (
     HYDRA_ERRORS,
     check_flags,
@@ -100,6 +99,9 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
                 sys.stdout.write("".join(f"{run}\n" for run in runs))
                 return
             _prepare_hydra(flags.config_dir)
+            if flags.help:
+                say(*_help().rstrip("\n").split("\n"))
+                return
             program = sys.argv
             if flags.multirun:
                 check_sweep(flags.overrides, flags.config_dir, saved)
@@ -109,8 +111,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
                     arguments = [*arguments, f"hydra.sweep.dir={quote(folder)}"]
                 sys.argv = [program[0], *arguments]  # Hydra reads nothing else
                 try:
-                    with _only_choices() if flags.help else nullcontext():
-                        hydra.main(str(paths.cfg_dir()), _primary(saved, flags.overrides), VERSION_BASE)(job)()
+                    hydra.main(str(paths.cfg_dir()), _primary(saved, flags.overrides), VERSION_BASE)(job)()
                 except Exception as error:  # of Hydra: a job's own has left as SystemExit
                     raise explain(error, arguments, saved, TaskFolders.user) from None
                 finally:
@@ -121,15 +122,16 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
     return main
 
 
-@contextmanager
-def _only_choices() -> Iterator[None]:
-    """Prints Hydra's help without the group `learn`: algorithms take its files in, a command line cannot."""
-    text = io.StringIO()
-    try:
-        with redirect_stdout(text):
-            yield
-    finally:  # Hydra leaves by SystemExit
-        say(*re.sub(r"^learn: .*\n", "", text.getvalue(), flags=re.MULTILINE).rstrip("\n").split("\n"))
+def _help() -> str:
+    """Returns the text of `--help`. Hydra's own composes all settings for each group that it lists."""
+    groups: dict[str, set[str]] = {}
+    for folder in filter(None, [TaskFolders.user, *(folder for _, folder in cfg_dirs())]):
+        for file in folder.glob("*/*.yaml"):
+            groups.setdefault(file.parent.name, set()).add(file.stem)
+    del groups["learn"]  # algorithms take its files in, a command line cannot
+    choices = "".join(f"{group}: {', '.join(sorted(names))}\n" for group, names in sorted(groups.items()))
+    template = Template(read_yaml(paths.cfg_dir() / "config.yaml")["hydra"]["help"]["template"])
+    return template.substitute(APP_CONFIG_GROUPS=choices)
 
 
 def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: str) -> str:
