@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pynvml
 
 from gpusim_rl.errors import ConfigError, address_space_limit_bytes
 
@@ -91,6 +90,8 @@ def tune_malloc() -> None:
 
 def describe_gpus() -> dict[str, Any] | None:
     """Returns the driver version, and name and memory of every GPU of the machine; None without a driver."""
+    import pynvml
+
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]

@@ -6,7 +6,6 @@ import threading
 from contextlib import suppress
 
 import psutil
-import pynvml
 
 from gpusim_rl.machine.hardware import available_cpus
 
@@ -80,6 +79,7 @@ class _Gpu:
     """Load and memory of one CUDA device, as the driver reports them."""
 
     def __init__(self, device: str) -> None:
+        import pynvml
         import torch
 
         # By identity: CUDA_VISIBLE_DEVICES renumbers what torch sees, not what the driver sees.
@@ -94,6 +94,8 @@ class _Gpu:
 
     def read(self) -> tuple[float | None, float | None]:
         """Returns busy time [%] and memory in use [GB]; None for what the driver does not tell."""
+        import pynvml
+
         percent = memory = None
         if self._handle is not None:
             with suppress(pynvml.NVMLError):
