@@ -393,6 +393,14 @@ def test_importing_the_package_imports_nothing_heavy(command):
     assert not {"torch", "mujoco", "warp", "hydra", "omegaconf"} & set(words.stdout.split())
 
 
+def test_a_training_on_the_cpu_imports_no_compiler_no_warp_and_no_logger_of_others(command):
+    """Each of them takes between a tenth of a second and two."""
+    code = "import sys, gpusim_rl; gpusim_rl.train('Cartpole', debug='smoke', device='cpu'); print(*sys.modules)"
+    done = command(sys.executable, "-c", code, env={"PYTHONPATH": str(paths.PACKAGE.parent)})
+    unneeded = {"torch._dynamo", "torch._inductor", "warp", "mujoco_warp", "newton", "wandb", "matplotlib"}
+    assert unneeded & set(done.stdout.split()) == set()
+
+
 def test_the_package_exports_what_it_says():
     import gpusim_rl
 

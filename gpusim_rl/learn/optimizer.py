@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ class MaskedAdamW(torch.optim.AdamW):
         max_norm: Largest norm of the gradient; None for no limit.
         eps: Term added to the denominator.
     """
+
+    # Torch wraps this method to keep its compiler out, and imports the compiler for that (a second).
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
 
     def __init__(
         self,
@@ -67,17 +71,25 @@ class MaskedAdamW(torch.optim.AdamW):
         relative = norm if self._max_norm in (None, 1.0) else norm / self._max_norm
         self.grad_scale = None if self._max_norm is None else relative.clamp(min=1.0)
         self.found_inf = hold.float()
-        states = [self.state[parameter] for parameter in self.parameters] if self._lists is None else []
-        if states and self.parameters[0].device.type == "cpu" and all(states):
-            for state in states:
-                state["step"] = states[0]["step"]
-            self._lists = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], states[0]["step"]
-        if self._lists is None:  # the first step makes the state
+        if self.parameters[0].device.type != "cpu":
             self.step()
             return
+        if self._lists is None:
+            self._lists = self._state_on_cpu()
         self._step_on_cpu(*self._lists)
         for hook in _global_optimizer_post_hooks.values():
             hook(self, (), {})
+
+    def _state_on_cpu(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Returns the moments of all parameters, and one count of steps; makes them where nothing was restored."""
+        states = [self.state[parameter] for parameter in self.parameters]
+        count = next((state["step"] for state in states if state), torch.zeros(()))
+        for parameter, state in zip(self.parameters, states, strict=True):
+            for name in ("exp_avg", "exp_avg_sq"):
+                if name not in state:
+                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["step"] = count
+        return [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], count
 
     @torch.no_grad()
     def _step_on_cpu(self, means: list[Tensor], squares: list[Tensor], count: Tensor) -> None:

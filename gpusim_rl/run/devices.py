@@ -55,3 +55,9 @@ def _device(name: str, key: str) -> torch.device:
             raise ConfigError(f"{key}={name}: this machine has {devices}; try {key}={'cuda:0' if count else 'cpu'}")
         return torch.device("cuda", index)
     return torch.device(name)
+
+
+def set_deterministic(deterministic: bool) -> None:
+    """Lets torch use only deterministic kernels, or all."""
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # to be told it, torch imports its compiler
+        torch.use_deterministic_algorithms(deterministic)

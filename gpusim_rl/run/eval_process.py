@@ -32,7 +32,7 @@ from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class, make_policy
 from gpusim_rl.machine.child import Child, importing_the_same
-from gpusim_rl.run.devices import choose_eval_devices
+from gpusim_rl.run.devices import choose_eval_devices, set_deterministic
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.writers import Row
@@ -140,7 +140,7 @@ class Evaluation:
         self._algorithm_class: type[Algorithm] = load_algorithm_class(config["algo"].get("_target_"))
         self._cfg = cfg = build_run(config, task_class=task_class, algorithm_class=self._algorithm_class)
         self._device, choice = choose_eval_devices(cfg, outside=issubclass(task_class, Environment))
-        torch.use_deterministic_algorithms(cfg.torch_deterministic)
+        set_deterministic(cfg.torch_deterministic)
         self.env: Environment
         if issubclass(task_class, Environment):
             together = dataclasses.replace(cfg.env, overlap=False)

@@ -23,7 +23,7 @@ from gpusim_rl.machine.torch_threads import use_available_cpus
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.collector import Collector
 from gpusim_rl.run.compilation import CompileChoice, choose_compile
-from gpusim_rl.run.devices import choose_devices, choose_eval_devices
+from gpusim_rl.run.devices import choose_devices, choose_eval_devices, set_deterministic
 from gpusim_rl.run.held_objects import devices_checked
 from gpusim_rl.run.load_policy import load_policy
 from gpusim_rl.run.run_spec import RunSpec
@@ -102,7 +102,7 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     torch.manual_seed(seed)
     if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(cfg.torch_deterministic)
+    set_deterministic(cfg.torch_deterministic)
     use_available_cpus()
     tune_malloc()
     start = RunStart(spec, collective, seed, device, sim, compiled)
