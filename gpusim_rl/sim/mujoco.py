@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mujoco
@@ -186,13 +187,21 @@ class MujocoSim:
         of_geom, groups = self._ray_groups.leave_out(ignore)
         if of_geom.any():
             self._batch.expand("geom_group")[:] = of_geom
-        return Rays(self._cast_rays, self.num_envs, num_rays, groups)
+        return Rays(
+            partial(self._cast_rays, np.empty((2, self.num_envs, num_rays, 3))), self.num_envs, num_rays, groups
+        )
 
     def _cast_rays(
-        self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]
+        self,
+        memory: np.ndarray,
+        origin: Float[Tensor, "envs rays 3"],
+        direction: Float[Tensor, "envs rays 3"],
+        groups: Sequence[int],
     ) -> Float[Tensor, "envs rays"]:
+        """Casts rays; their two tensors go through the memory, [2, num_envs, num_rays, 3]."""
         self._write_states(np.flatnonzero(self._written))
-        distance, _ = self._batch.ray(origin.double().numpy(), direction.double().numpy(), np.array(groups, np.uint8))
+        torch.stack([origin, direction], out=torch.from_numpy(memory))
+        distance, _ = self._batch.ray(*memory, np.array(groups, np.uint8))
         return torch.from_numpy(distance).float()
 
     def uses(self, field: str) -> None:

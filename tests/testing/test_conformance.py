@@ -10,7 +10,8 @@ import pytest
 import torch
 from gpusim_rl.tasks.cartpole import Cartpole
 
-from gpusim_rl.env import Stateful, VecEnv
+from gpusim_rl.env import RayCaster, Stateful, VecEnv
+from gpusim_rl.env.ray_sensors import grid
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import choose_sim
@@ -131,6 +132,22 @@ def test_the_suite_finds(broken, check):
 
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         getattr(Suite(), f"test_{check}")("Cartpole")
+
+
+def test_a_scan_of_the_ground_is_no_wait_of_the_task(tmp_path, monkeypatch):
+    """`sim=mujoco` casts rays on the host, where its memory is."""
+
+    class Scanning(Cartpole):
+        def __init__(self, cfg, sim):
+            super().__init__(cfg, sim)
+            pole = self.robot.bodies(["pole"])
+            self.scan = RayCaster(sim, pole, grid(0.4, 0.2, 0.2), turn="yaw", ignore=["cartpole"], max_distance=20.0)
+
+        def observe(self):
+            return {"policy": {**super().observe()["policy"], "scan": self.scan.distance}}
+
+    monkeypatch.setattr("gpusim_rl.tasks.cartpole.Cartpole", Scanning)
+    TaskConformance().test_an_iteration_waits_for_nothing("Cartpole", tmp_path)
 
 
 # A package of its own, outside of the checkout: a task, its yaml, and a file of tests.
