@@ -102,7 +102,7 @@ class RunDir:
 
         start = spec.checkpoint
         if start is None or start.run_dir is None or not start.continues:
-            task = chosen_task(spec.overrides) or spec.task_class.__name__
+            task = _name_of_task(spec)
             name, base = spec.cfg.experiment or task, Path(spec.cfg.log.dir)
             run_dir = cls.create(base, name, task, config=spec.config, overrides=spec.overrides)
             with run_dir.locked():
@@ -230,6 +230,12 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Content of env.json."""
         return safe_open.load_json(self.env_json)
+
+
+def _name_of_task(spec: RunSpec) -> str:
+    """Returns the name of the task's yaml; of `task=Gymnasium` the env's: `Pong-v5` of `ale_py:ALE/Pong-v5`."""
+    name = chosen_task(spec.overrides) or spec.task_class.__name__
+    return re.split("[:/]", spec.cfg.env.id)[-1] if name == "Gymnasium" and spec.cfg.env.id else name
 
 
 def chosen_task(overrides: Sequence[str]) -> str | None:

@@ -346,6 +346,36 @@ def test_it_trains_resumes_with_new_episodes_and_is_evaluated(tmp_path: Any, cap
     assert result["episodes"] == 4 and result["length_mean"] == 200
 
 
+LINE = """
+import gymnasium as gym
+import numpy as np
+
+class Line(gym.Env):
+    observation_space = action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.clip(action, -1.0, 1.0).astype(np.float32), float(action[0]), False, False, {}
+
+gym.register("own/Line-v0", Line, max_episode_steps=20)
+"""
+
+
+def test_an_env_of_ones_own_trains_by_its_id_and_lies_under_it(train_cli: Any, train_here: Any, tmp_path: Any) -> None:
+    (tmp_path / "my_env.py").write_text(LINE)
+    small = ("device=cpu", "num_envs=4", "ppo.horizon=4", "ppo.minibatch_size=16", "log.console=quiet")
+    train_cli("task=Gymnasium", "env.id=my_env:own/Line-v0", "max_iterations=1", *small)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["Line-v0"]
+    assert (tmp_path / "runs" / "Line-v0" / "latest" / "checkpoints" / "last.pt").is_file()
+    done = train_here("checkpoint=Line-v0", "max_iterations=2")
+    assert done.returncode == 2 and "env.id=my_env:own/Line-v0 would run code" in done.stderr, done.stderr
+    train_cli("checkpoint=Line-v0", "env.id=my_env:own/Line-v0", "max_iterations=2")
+    run = tmp_path / "runs" / "Line-v0" / "latest"
+    assert len((run / "metrics.csv").read_text().splitlines()) == 3
+
+
 @pytest.fixture(scope="module")
 def cart_pole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run of CartPole-v1."""
