@@ -15,6 +15,7 @@ from typing import Any
 
 from gpusim_rl.errors import say
 
+HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # not every system has it
 LONG_S = 10.0
 """An iteration that takes longer is not finished: schedulers kill a process soon after their SIGTERM."""
 
@@ -43,8 +44,8 @@ class StopSignal:
         # Python hands signals to the main thread; in another one they are not ours to direct.
         if threading.current_thread() is threading.main_thread():
             numbers = [signal.SIGINT, signal.SIGTERM]
-            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-                numbers.append(signal.SIGHUP)
+            if HANGUP is not None and signal.getsignal(HANGUP) is not signal.SIG_IGN:  # nohup
+                numbers.append(HANGUP)
             self._previous = {number: signal.signal(number, self._stop) for number in numbers}
         return self
 
@@ -73,7 +74,7 @@ class StopSignal:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
-            if number == signal.SIGHUP:  # a terminal that closes sends it, and its shell again
+            if number == HANGUP:  # a terminal that closes sends it, and its shell again
                 return
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self.number = number
