@@ -100,7 +100,7 @@ def check(args: argparse.Namespace) -> int:
     from gpusim_rl.settings.hydra_errors import unknown_choice
     from gpusim_rl.settings.simulators import SIMULATORS
 
-    pytest = import_extra("pytest", "test", "check-task")
+    pytest = import_extra("pytest", "check", "check-task")
     folder = None if args.config_dir is None else Path(args.config_dir).resolve()
     entries = tasks(folder)
     if args.task not in entries:
