@@ -675,8 +675,14 @@ def test_the_picture_of_the_readme_is_small():
 def test_files_for_the_code_host_are_right():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == gpusim_rl.__version__ and citation["license"] == "Apache-2.0"
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    runs = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
-    assert runs == [".ci/run"]
+    files = (ROOT / ".github" / "workflows").glob("*.yml")
+    jobs = {file.stem: yaml.safe_load(file.read_text())["jobs"] for file in files}
+    runs = {name: [s["run"] for job in of.values() for s in job["steps"] if "run" in s] for name, of in jobs.items()}
+    assert runs["ci"] == [".ci/run", "pip install build twine", ".ci/package"]
+    assert runs["release"][-2:] == [".ci/package build dist", ".ci/package try dist"]
+    publish = jobs["release"]["publish"]
+    assert (publish["needs"], publish["permissions"]) == ("try", {"id-token": "write"}), (
+        "what was tried, and no password"
+    )
     for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         assert {"name", "description", "body"} <= set(yaml.safe_load(form.read_text())), form.name

@@ -7,6 +7,8 @@ import re
 import shutil
 import sys
 import sysconfig
+import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -53,14 +55,11 @@ def editable(checkout, tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def wheel(checkout, tmp_path_factory) -> tuple[Path, Path]:
-    """Python of an environment with the wheel installed, and the wheel."""
+    """Python of an environment with the wheel installed, and the wheel, which lies beside the sdist."""
     folder = tmp_path_factory.mktemp("wheel")
     source = copy_of(checkout, folder / "source")
     python = python_without_us(folder / "venv")
-    run_command(
-        *(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "dist"),
-        cwd=source,
-    )
+    run_command(*(sys.executable, "-m", "hatchling", "build", "-d", folder / "dist"), cwd=source)
     [file] = (folder / "dist").glob("*.whl")
     shutil.rmtree(source)
     install(python, file)
@@ -142,6 +141,41 @@ def test_the_wheel_holds_one_package_with_all_files(wheel, checkout):
                 assert f"gpusim_rl/{path.relative_to(checkout)}" in names
     assert {"gpusim_rl/py.typed", "gpusim_rl/tools/train.py"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+
+
+def test_the_sdist_holds_what_the_wheel_is_made_of_and_the_documents(wheel):
+    _, file = wheel
+    [sdist] = file.parent.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        files = {member.name.partition("/")[2]: member.size for member in archive if member.isfile()}
+    folders = {"gpusim_rl", "cfg", "tasks", "tools", "docs", "deploy", "benchmarks"}
+    documents = {"README.md", "CHANGELOG.md", "LICENSE"}
+    assert {name.split("/")[0] for name in files} - {".gitignore"} == {
+        *folders,
+        *documents,
+        *("train.py", "pyproject.toml", "PKG-INFO"),
+    }
+    assert [name for name in files if name.startswith("benchmarks/")] == ["benchmarks/tasks.json"]
+    assert [name for name, size in files.items() if size > 2**20 or "__pycache__" in name] == []
+
+
+def test_the_licences_of_all_models_come_with_the_wheel(wheel, checkout):
+    _, file = wheel
+    names = zipfile.ZipFile(file).namelist()
+    licences = [path.relative_to(checkout) for path in (checkout / "tasks" / "assets").glob("*/LICENSE")]
+    folders = [path for path in (checkout / "tasks" / "assets").iterdir() if path.is_dir()]
+    assert len(licences) == len(folders) >= 4, "what lies in a folder of its own is not ours"
+    for licence in ("LICENSE", *licences):
+        assert f"gpusim_rl-{gpusim_rl.__version__}.dist-info/licenses/{licence}" in names
+
+
+def test_every_extra_that_a_message_or_a_document_names_exists(checkout):
+    extras = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = [path for folder in ("gpusim_rl", "tools", "docs") for path in (checkout / folder).rglob("*.[pm][yd]")]
+    text = "\n".join(path.read_text() for path in [*files, checkout / "README.md", checkout / "CONTRIBUTING.md"])
+    listed = re.findall(r"(?:gpusim-rl|install -e \"\.|install \"\.)\[([\w,-]+)\]", text)
+    named = {*re.findall(r'import_extra\([^,()]+, "([\w-]+)"', text), *",".join(listed).split(",")}
+    assert {"check", "plot", "video", "sb3"} < named <= set(extras)
 
 
 def test_the_wheel_uses_its_own_files(wheel, command):
