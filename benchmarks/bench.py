@@ -236,8 +236,13 @@ def learn(args: argparse.Namespace) -> int:
     print("\n".join(lines))
     if args.page.is_file():
         write(args.page, learning.fill(args.page.read_text(), lines))
+    best = learning.best_results(file, others)
+    write(
+        args.out / "best.json",
+        json.dumps({task: dataclasses.asdict(result) for task, result in best.items()}, indent=1) + "\n",
+    )
     if (front := Path("README.md")).is_file():
-        write(front, learning.fill(front.read_text(), learning.front_page(others), "tasks"))
+        write(front, learning.fill(front.read_text(), learning.front_page(best), "tasks"))
     draw(lambda figures: learning.draw(outcomes, figures), args.out / "tasks.png")
     return EXIT_INTERRUPTED if interrupted else int(failed)
 

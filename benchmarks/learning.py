@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ import yaml
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.safe_open import replacing
-from gpusim_rl.learned import duration, learned, median_time
+from gpusim_rl.learned import Learned
 from gpusim_rl.machine.child import Child
 from gpusim_rl.run.metrics import WINDOW
 from gpusim_rl.settings.checks import build
@@ -32,6 +33,8 @@ from gpusim_rl.settings.discover import read_yaml, tasks
 SCHEMA = 3  # 2 has no `stat`; 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
 POINTS = 60
 """Points of a curve that are kept."""
+OTHERS_RAN_ON = "1 to 2 CPU cores"
+"""Hardware of the trainings by other algorithms, as the note in off_policy.json says."""
 NEWEST = 10
 POLL_S = 2.0
 STOP_S = 120.0  # a run that was asked to stop finishes its iteration and writes a checkpoint
@@ -558,26 +561,76 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def front_page(others: Mapping[str, Sequence[Other]]) -> list[str]:
+def front_page(results: Mapping[str, Learned]) -> list[str]:
     """Markdown: tasks whose training is recorded, what each learns, and the best result with its settings."""
     lines = ["|task|what it learns|best result, settings|", "|---|---|---|"]
-    results = learned()
     for name, entry in tasks().items():
         if name not in results:
             continue
-        result, settings = results[name].result, results[name].overrides
-        if results[name].seconds is None and (other := _first_to_succeed(name, others.get(name, ()))) is not None:
-            result, settings = other
         aim = re.split(r"[,;.]", entry.description)[0]
-        words = f", `{' '.join(settings)}`" if settings else ""
+        settings = " ".join(results[name].overrides)
+        words = f", `{settings}`" if settings else ""
         if "demonstrations" in words:
             words += " ([demonstrations](docs/benchmarks.md#tasks-that-ppo-does-not-solve))"
-        lines.append(f"|`{name}`|{aim}|{result}{words}|")
+        lines.append(f"|`{name}`|{aim}|{results[name].result}{words}|")
     return lines
 
 
-def _first_to_succeed(task: str, others: Sequence[Other]) -> tuple[str, list[str]] | None:
-    """The result and settings of the training by another algorithm that reached a task's threshold first."""
+def best_results(file: Path, others: Mapping[str, Sequence[Other]]) -> dict[str, Learned]:
+    """Returns the best result of each task: with PPO, or where it does not reach the threshold, with what does.
+
+    Args:
+        file: Outcomes of the learning benchmark, tasks.json.
+        others: Trainings by other algorithms.
+    """
+    results = of_ppo(file)
+    for name, result in results.items():
+        if result.seconds is None and (other := _first_to_succeed(name, others.get(name, ()))) is not None:
+            results[name] = other
+    return dict(sorted(results.items()))
+
+
+def of_ppo(file: Path) -> dict[str, Learned]:
+    """Returns the result of PPO on each task, over its seeds."""
+    seeds: dict[str, list[dict[str, Any]]] = {}
+    for outcome in json.loads(file.read_text(encoding="utf-8"))["outcomes"]:
+        seeds.setdefault(outcome["task"], []).append(outcome)
+    return {task: _of_task(outcomes) for task, outcomes in seeds.items()}
+
+
+def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
+    """Returns the words for all seeds of a task."""
+    first, stat = seeds[0], seeds[0].get("stat") or ""
+    form = ".2g" if stat else ",.0f"
+    threshold, name = f"{first['threshold']:{form}}", f"{stat} " if stat else ""
+    seconds = median_time([seed["seconds_to_threshold"] for seed in seeds])
+    reached = sum(bool(seed["reached"]) for seed in seeds)
+    if seconds is not None:
+        some = f" ({reached} of {len(seeds)} seeds)" if reached < len(seeds) else ""
+        result = f"{name}{threshold} in {duration(seconds)}{some}"
+    else:
+        ends = [seed["stats"].get(stat) if stat else seed["final_return"] for seed in seeds]
+        known = [end for end in ends if end is not None]
+        end = f"{statistics.median(known):{form}}" if known else "?"
+        result = f"{name}{end} of {threshold} in {duration(statistics.median(seed['seconds'] for seed in seeds))}"
+    gpu, cpus = first["environment"].get("gpu"), first["environment"].get("cpu", {}).get("available")
+    hardware = "GPU" if gpu else f"{cpus} CPU core{'' if cpus == 1 else 's'}"
+    return Learned(result, seconds, hardware, list(first.get("overrides") or []))
+
+
+def median_time(seconds: Sequence[float | None]) -> float | None:
+    """Returns the median time to a threshold [s]; None for a seed that did not reach it, or if half or more did not."""
+    median = statistics.median([math.inf if time is None else time for time in seconds])
+    return None if math.isinf(median) else median
+
+
+def duration(seconds: float) -> str:
+    """Returns a time [s] in few words."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _first_to_succeed(task: str, others: Sequence[Other]) -> Learned | None:
+    """The training by another algorithm that reached a task's threshold first."""
     threshold, stat = read_goals(Path(__file__).with_name("learn.yaml"))[task].judged
     points = []
     for other in others:
@@ -591,7 +644,8 @@ def _first_to_succeed(task: str, others: Sequence[Other]) -> tuple[str, list[str
     value = f"success {threshold:.2g}" if stat else f"{threshold:,.0f}"
     seeds = f" (best of {len(points)} seeds)" if len(points) > 1 else " (1 seed)"
     words = [word for word in other.command.split() if "=" in word and not word.startswith(("task=", "seed="))]
-    return f"{value} in {duration(seconds)}{seeds}", [word for word in words if not _is_default(task, word)]
+    settings = [word for word in words if not _is_default(task, word)]
+    return Learned(f"{value} in {duration(seconds)}{seeds}", seconds, OTHERS_RAN_ON, settings)
 
 
 def _is_default(task: str, override: str) -> bool:

@@ -28,8 +28,9 @@ columns, of which a narrow terminal shows the first ones:
   obs, act      numbers in an observation and in an action
   envs          envs that the task's yaml asks for
   tuned         yes: the yaml's own settings were seen to reach the task's threshold; yes*: other settings were, such as
-                fewer envs for a CPU (--json names them as "overrides"); no: none were
-  PPO learns    the threshold, and how long that took, on what; or the return at the end, and of what it fell short
+                fewer envs for a CPU or another algorithm (--json names them as "overrides"); no: none were
+  best result   the threshold, and how long that took, on what; or the return at the end, and of what it fell short;
+                README has the same results, with their settings
   source        the package or folder that ships the task
 """
 
@@ -153,7 +154,7 @@ def list_tasks(argv: list[str]) -> None:
         return
 
     sizes = [] if args.no_sizes else ["obs", "act", "envs"]
-    table = [["task", *sizes, "tuned", "PPO learns", "source", "description"]]
+    table = [["task", *sizes, "tuned", "best result", "source", "description"]]
     for row in rows:
         tuned = "yes" if row["tuned"] else "yes*" if row["seconds_to_threshold"] is not None else "no"
         values = [row["name"], *(row[key] for key in sizes), tuned, row["learns"], row["source"], row["description"]]
