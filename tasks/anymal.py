@@ -111,7 +111,8 @@ class Anymal(Task[AnymalConfig]):
         self.contacts = self.robot.contacts(cfg.must_not_touch)
         self.num_actions = len(self.robot.actuator_names)
         self.stance = self.robot.default_joint_pos
-        self.commands = Commands(self, {"x": cfg.command_x, "y": cfg.command_y, "yaw": cfg.command_yaw})
+        ranges = {"x": cfg.command_x, "y": cfg.command_y, "yaw": cfg.command_yaw}
+        self.commands = Commands(self, ranges, units={"x": "m/s", "y": "m/s", "yaw": "rad/s"})
         self.errors = torch.zeros(2, self.num_envs, device=self.device)  # of velocity [m/s] and yaw rate [rad/s]
         self.weights = self.dt * torch.tensor([[cfg.lin_vel_weight], [cfg.ang_vel_weight]], device=self.device)
         self.scales = {

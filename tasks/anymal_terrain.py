@@ -137,7 +137,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.num_actions = len(self.robot.actuator_names)
         self.stance = self.robot.default_joint_pos
         ranges = {"x": cfg.command_x, "y": cfg.command_y, "heading": cfg.command_heading}
-        self.commands = Commands(self, ranges)
+        self.commands = Commands(self, ranges, units={"x": "m/s", "y": "m/s", "heading": "rad"})
         self.push_steps = control_steps(cfg.push_interval, self.dt)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps since the training began
         self.down = torch.tensor([0.0, 0.0, -1.0], device=device).expand(num, 3)

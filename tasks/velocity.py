@@ -206,6 +206,18 @@ class VelocityCommand(Stateful):
         """Returns the commanded speed [m/s] plus yaw rate [rad/s]."""
         return torch.linalg.vector_norm(self.value[:, :2], dim=1) + self.value[:, 2].abs()
 
+    def controls(self) -> dict[str, tuple[float, float]]:
+        """Returns the range of each command by its name and unit."""
+        low, high = self.limits[:, :3].tolist()
+        return dict(zip(("x [m/s]", "y [m/s]", "yaw [rad/s]"), zip(low, high, strict=True), strict=True))
+
+    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " 3"]) -> None:
+        """Sets the commands in the envs of a mask, for at least the shortest interval."""
+        torch.where(where[:, None], value, self._drawn[:, :3], out=self._drawn[:, :3])
+        self._drawn[:, 4] = torch.where(where, self.limits[0, 4], self._drawn[:, 4])
+        self._kinds.masked_fill_(where[:, None], False)
+        self._follow()
+
     def restored(self) -> None:
         """Takes the ranges from today's settings: those of the checkpoint may be others."""
         self._take_stage()

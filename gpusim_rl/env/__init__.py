@@ -1,6 +1,6 @@
 """The MDP: the `Task` template that users subclass, and the `VecEnv` that runs it."""
 
-from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels
+from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels, Steerable
 from gpusim_rl.env.environment import Environment, Parts, Step
 from gpusim_rl.env.mirrors import PerBody
 from gpusim_rl.env.ray_sensors import RayCaster
@@ -18,6 +18,7 @@ __all__ = [
     "PerBody",
     "RayCaster",
     "Stateful",
+    "Steerable",
     "Step",
     "Task",
     "TaskConfig",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,30 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import Count, Positive, Rule
 
 
+@runtime_checkable
+class Steerable(Protocol):
+    """Commands that a person can give in place of those that a task draws.
+
+    A task has one as an attribute. The viewer in the browser makes a slider of each command.
+
+    Attributes:
+        value: The commands, shape [num_envs, num_commands].
+    """
+
+    value: Float[Tensor, "envs commands"]
+
+    def controls(self) -> dict[str, tuple[float, float]]:
+        """Returns the lowest and the highest of each command by its name and unit, `x [m/s]`, in their order."""
+        ...
+
+    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
+        """Sets the commands in the envs of a mask, bool [num_envs].
+
+        They last until the task draws new ones: call it after each control step.
+        """
+        ...
+
+
 class Commands(Stateful):
     """Commands that the policy has to follow: named numbers, drawn uniformly for each env.
 
@@ -23,6 +47,7 @@ class Commands(Stateful):
         task: The task that they belong to; its random numbers are used.
         ranges: Range (low, high) of each command, by name.
         interval: Time between two draws [s]; None = only `resample` draws.
+        units: Unit of each command by its name, for a person who gives it.
 
     Attributes:
         names: Names of the commands, in the order of `ranges`.
@@ -38,7 +63,12 @@ class Commands(Stateful):
     """
 
     def __init__(
-        self, task: Task[Any], ranges: Mapping[str, Sequence[float]], *, interval: float | None = None
+        self,
+        task: Task[Any],
+        ranges: Mapping[str, Sequence[float]],
+        *,
+        interval: float | None = None,
+        units: Mapping[str, str] | None = None,
     ) -> None:
         for name, limits in ranges.items():
             if len(limits) != 2 or limits[0] > limits[1]:
@@ -46,6 +76,7 @@ class Commands(Stateful):
         if interval is not None and interval < task.dt:
             raise ConfigError(f"commands: expected an interval of at least a step of {task.dt:g} s, got {interval:g}")
         self.names = list(ranges)
+        self._units = dict(units or {})
         self._random = task.random
         self._low, high = torch.tensor(list(ranges.values()), device=task.device).float().unbind(dim=1)
         self._span = high - self._low
@@ -73,6 +104,16 @@ class Commands(Stateful):
             unit = self._random.uniform(0.0, 1.0, len(self.names))
         new = unit.mul(self._span).add_(self._low)
         torch.where(where[:, None], new, self.value, out=self.value)
+        self._age.masked_fill_(where, 0)
+
+    def controls(self) -> dict[str, tuple[float, float]]:
+        """Returns the range of each command by its name and unit, see `Steerable`."""
+        labels = [f"{name} [{self._units[name]}]" if name in self._units else name for name in self.names]
+        return dict(zip(labels, zip(*self.limits.tolist(), strict=True), strict=True))
+
+    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
+        """Sets the commands in the envs of a mask, see `Steerable`."""
+        torch.where(where[:, None], value, self.value, out=self.value)
         self._age.masked_fill_(where, 0)
 
     def advance(self) -> None:
