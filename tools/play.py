@@ -1,7 +1,8 @@
-"""Watch a run in MuJoCo's viewer; a run that is still training is followed as it learns.
+"""Watch a run in MuJoCo's viewer or in a browser; a run that is still training is followed as it learns.
 
 python tools/play.py Ant                                 the latest Ant run, its last checkpoint
 python tools/play.py runs/Ant/2026-01-31_12-00-00        this run
+python tools/play.py Ant --viewer web                    in a browser, with controls: so it is without a display
 python tools/play.py Ant --policy random                 the task before any training
 python tools/play.py Ant --viewer none --steps 1000      no window: print the mean reward
 python tools/play.py --replay runs/Ant/latest/diverged.pt      how the first env diverged; --viewer none: in words
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 FOLLOW_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
-HEADLESS_ENVS = 16
+HEADLESS_ENVS, WEB_ENVS = 16, 9
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,34 +54,49 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--num-envs",
         type=positive,
-        help=f"envs (default: {HEADLESS_ENVS} without a window, else 1; a window shows the first)",
+        help=f"envs (default: {WEB_ENVS} in a browser, {HEADLESS_ENVS} with --viewer none, else 1; a window shows the"
+        " first)",
     )
-    parser.add_argument("--steps", type=int, help="control steps (default: until the window closes; 1000 without one)")
+    parser.add_argument("--steps", type=int, help="control steps (default: until you end it; 1000 with --viewer none)")
     parser.add_argument(
-        "--viewer", choices=["auto", "native", "none"], default="auto", help="none: no window, print the mean reward"
+        "--viewer",
+        choices=["auto", "native", "web", "none"],
+        default="auto",
+        help="native: a window; web: in a browser; none: print the mean reward; auto: native with a display, else web",
     )
+    parser.add_argument("--host", help="web: address to serve on (default: 127.0.0.1, for this machine alone)")
+    parser.add_argument("--port", type=int, help="web: port (default: the first free one from 8080 on)")
     add_player_arguments(parser, policy="trained")
     args = parser.parse_args(argv)
     if (args.run is None) == (args.replay is None):
         parser.error("expected a run or --replay FILE")
+    if args.viewer == "auto":
+        args.viewer = "native" if has_display() or args.replay is not None else "web"
+    if args.viewer != "web" and not (args.host is None and args.port is None):
+        parser.error("--host and --port need --viewer web")
+    if args.viewer == "web" and args.replay is not None:
+        parser.error("a browser cannot show --replay; try --viewer none")
     return args
 
 
 def play(args: argparse.Namespace) -> None:
-    """Steps the run in a window, or without one."""
+    """Steps the run in a window, in a browser, or unseen."""
     from gpusim_rl.errors import ConfigError, say
     from gpusim_rl.files.paths import find_checkpoint
     from gpusim_rl.view.arguments import open_player
 
-    if args.viewer != "none" and not has_display():
-        if args.run is not None and args.policy == "trained":
-            find_checkpoint(args.run)  # that there is no such run comes first
+    if args.viewer != "none" and args.run is not None and args.policy == "trained":
+        find_checkpoint(args.run)  # that there is no such run comes first
+    if args.viewer == "native" and not has_display():
         raise ConfigError(
             "no display here (neither DISPLAY nor WAYLAND_DISPLAY is set) to open a window on."
-            f" Try --viewer none{'' if args.run is None else ', or the tool record for a video'}"
+            f" Try --viewer {'none' if args.run is None else 'web or none, or the tool record for a video'}"
         )
     if args.replay is not None:
         replay(args)
+        return
+    if args.viewer == "web":
+        serve(args)
         return
     num_envs = args.num_envs or (HEADLESS_ENVS if args.viewer == "none" else 1)
     render_mode = None if args.viewer == "none" else "human"
@@ -91,6 +107,25 @@ def play(args: argparse.Namespace) -> None:
             measure(player, 1000 if args.steps is None else args.steps)
         else:
             watch(player, args.steps)
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Shows the run in a browser."""
+    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.machine.hardware import limit_openmp_spin
+    from gpusim_rl.view.arguments import open_player
+
+    limit_openmp_spin()  # before torch is imported
+    from gpusim_rl.view.web import LOCALHOST, check_installed, view_in_browser
+
+    try:
+        check_installed()
+    except ConfigError as error:
+        raise ConfigError(f"{error}. Or try --viewer none, or the tool record for a video") from None
+    with closing(open_player(args, num_envs=args.num_envs or WEB_ENVS)) as player:
+        if player.checkpoint is not None:
+            say(f"{player.checkpoint}, iteration {player.iteration}")
+        view_in_browser(player, host=args.host or LOCALHOST, port=args.port, steps=args.steps)
 
 
 def replay(args: argparse.Namespace) -> None:

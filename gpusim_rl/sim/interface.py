@@ -37,6 +37,10 @@ class Sim(Protocol):
     scene: Scene
     qpos: Float[Tensor, "envs nq"]
     """Positions in the layout of the scene's MuJoCo model (`MjData.qpos`), for pictures: read, never write."""
+    qvel: Float[Tensor, "envs nv"]
+    """Velocities in that layout (`MjData.qvel`), for pictures of contacts."""
+    ctrl: Float[Tensor, "envs nu"]
+    """Controls (`MjData.ctrl`), for pictures of contacts."""
     diverged: Bool[Tensor, " envs"]
     """Worlds whose state became NaN, infinite or too large in the last `step`.
 

@@ -145,8 +145,23 @@ class Player:
             return False
         if written_ns == self._written_ns:
             return False
-        self._take(check_training(load(self.checkpoint), self.checkpoint, NEEDED), self.checkpoint, written_ns)
+        self.take(self.checkpoint)
         return True
+
+    def take(self, file: Path) -> None:
+        """Takes over the networks of a checkpoint of the same run.
+
+        Raises:
+            ConfigError: It cannot be read, or it does not fit; the old networks act on.
+        """
+        written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
+        self._take(check_training(load(file), file, NEEDED), file, written_ns)
+
+    def restart(self) -> None:
+        """Begins new episodes in all envs."""
+        everywhere = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.env.device)
+        self.obs = self.env.begin_episodes(everywhere) if isinstance(self.env, VecEnv) else self.env.reset()
+        self._hidden = tuple(torch.zeros_like(hidden) for hidden in self._hidden)
 
     @torch.no_grad()
     def step(self) -> Step:
@@ -157,7 +172,7 @@ class Player:
         return step
 
     def _action(self) -> Tensor:
-        if self.policy is not None:
+        if self.policy is not None and self.act == "trained":
             action, self._hidden = self.policy.act(self.obs, self._hidden, deterministic=True)
             return action
         return self._zero if self.act == "zero" else random_action(self.env, self._generator)

@@ -1,0 +1,346 @@
+"""A viewer in the browser: envs side by side, the commands of the policy, reward terms, numbers, checkpoints.
+
+The main thread owns simulation and policy. What is touched in the page becomes a function in a queue, and the loop of
+`WebViewer.run` calls it between two steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import html
+import io
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from gpusim_rl.env import Steerable, VecEnv
+from gpusim_rl.errors import ConfigError, first_line, import_extra, say, warn
+from gpusim_rl.view.player import Player
+from gpusim_rl.view.web_numbers import LOSS, PAD, Numbers, bars, table
+from gpusim_rl.view.web_scene import NEEDED_BY, WebScene
+
+LOCALHOST = "127.0.0.1"
+PORT = 8080  # the first that is tried
+PORTS = 100  # that are tried
+FRAME_S, NUMBERS_S, CHECKPOINTS_S = 1 / 30, 0.2, 1.0  # least time between two pictures, numbers, looks at checkpoints
+SPEEDS = {"0.1 x": 0.1, "0.25 x": 0.25, "0.5 x": 0.5, "real time": 1.0, "2 x": 2.0, "4 x": 4.0}
+BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # by whether it is paused
+
+
+def view_in_browser(
+    player: Player,
+    *,
+    host: str = LOCALHOST,
+    port: int | None = None,
+    steps: int | None = None,
+    title: str | None = None,
+) -> None:
+    """Serves the viewer until Ctrl-C, or until the steps are over, and prints its address.
+
+    Args:
+        player: Envs and policy.
+        host: Address to serve on; any other than this machine's own lets others watch and steer, without a password.
+        port: TCP port; None for the first free one from 8080 on.
+        steps: Control steps; None for no end, and for none at all while nobody looks.
+        title: Name above the controls; None for the task's.
+
+    Raises:
+        ConfigError: viser is missing, the envs are another library's, or the port cannot be had.
+    """
+    with contextlib.closing(WebViewer(player, host=host, port=port, title=title)) as viewer:
+        say(f"{player.name} is shown at {viewer.address} (Ctrl-C ends it)")
+        sys.stdout.flush()  # a pipe would keep it
+        if host not in (LOCALHOST, "localhost", "::1"):
+            warn(f"whoever can reach {host} on port {viewer.port} can watch and steer: there is no password")
+        with contextlib.suppress(KeyboardInterrupt):
+            viewer.run(steps)
+
+
+def check_installed() -> ModuleType:
+    """Returns the library that serves the page; raises ConfigError with a pip command where one is missing."""
+    import_extra("mjviser", "view", NEEDED_BY)
+    return import_extra("viser", "view", NEEDED_BY)
+
+
+class WebViewer:
+    """A player with a web server: a scene, and a panel of controls.
+
+    Attributes:
+        port: TCP port of the server.
+        address: Address of the page.
+        commands: Commands of the task; None where it has none.
+        env: Index of the env that is followed.
+        held: Commands that a person has set for that env, in the order of `commands`; None = the task draws them.
+        paused: Whether the simulation waits.
+        speed: Simulated seconds per second.
+        queue: Functions to be called between two steps.
+    """
+
+    def __init__(
+        self, player: Player, *, host: str = LOCALHOST, port: int | None = None, title: str | None = None
+    ) -> None:
+        if not isinstance(player.env, VecEnv):
+            raise ConfigError(
+                f"{player.name}: envs of another library have no model that a browser could show."
+                " Try --viewer none, or the tool record for a video"
+            )
+        viser = check_installed()
+        self._player, self._vec_env = player, player.env
+        self.commands: Steerable | None = next(
+            (part for part in vars(player.env.task).values() if isinstance(part, Steerable)), None
+        )
+        self.env = 0
+        self.held: list[float] | None = None
+        self.paused = False
+        self.speed = 1.0
+        self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._steps_to_take = 0  # while paused
+        self._pace = 0.0  # simulated seconds per second, as they are
+        self._numbers = Numbers(player.env)
+        port = _free_port(host, port)
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints a frame with the address, whatever it is told
+            self._server: Any = viser.ViserServer(host=host, port=port, verbose=False)
+        # Any page that is open in the browser could ask for a tunnel through which everybody gets in.
+        self._server.request_share_url = lambda verbose=True: None
+        self.port = self._server.get_port()
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self._scene = WebScene(self._server, player.env.sim)
+        self._panel(title or player.name)
+        self._scene.draw()
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self, steps: int | None = None) -> None:
+        """Steps in the time of the page, for ever or for a number of control steps."""
+        dt = self._vec_env.task.dt
+        done, done_shown, due, drawn, shown, looked = 0, 0, time.perf_counter(), 0.0, 0.0, 0.0
+        while steps is None or done < steps:
+            self.drain()
+            watched = steps is not None or bool(self._server.get_clients())
+            go = watched and (not self.paused or self._steps_to_take > 0)
+            if go:
+                self.step()
+                done += 1
+                self._steps_to_take = max(0, self._steps_to_take - 1)
+            now = time.perf_counter()
+            if watched and now - drawn >= FRAME_S:
+                self._scene.draw()
+                drawn = now
+            if now - shown >= NUMBERS_S:
+                self._pace = (done - done_shown) * dt / (now - shown)
+                self.show()
+                shown, done_shown = now, done
+            if now - looked >= CHECKPOINTS_S:
+                self.look_for_checkpoints()
+                looked = now
+            # As fast as the page asks for; where the machine is too slow for it, slower, without a rush to catch up.
+            now = time.perf_counter()
+            due = max(due + (dt / self.speed if go else FRAME_S), now)
+            time.sleep(due - now)
+
+    def drain(self) -> None:
+        """Calls what the page has put into the queue."""
+        with contextlib.suppress(Empty):
+            while True:
+                self.queue.get_nowait()()
+
+    def step(self) -> None:
+        """Takes one control step in all envs; the env that is followed obeys the person who steers."""
+        step = self._player.step()
+        self._numbers.add(step, self.env)
+        self._obey()
+
+    def _obey(self) -> None:
+        """Puts the commands that are held into the task, and into the observation to act on."""
+        if self.commands is None or self.held is None:
+            return
+        value = torch.tensor(self.held, device=self._vec_env.device)
+        self.commands.hold(self._followed(), value)
+        nowhere = torch.zeros(self._vec_env.num_envs, dtype=torch.bool, device=self._vec_env.device)
+        self._player.obs = self._vec_env.begin_episodes(nowhere)
+
+    def _followed(self) -> torch.Tensor:
+        return torch.arange(self._vec_env.num_envs, device=self._vec_env.device) == self.env
+
+    def close(self) -> None:
+        """Ends the server."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._server.stop()
+
+    # -- what a person can ask for -------------------------------------------------------------
+
+    def follow(self, env: int) -> None:
+        """Follows another env, which obeys from now on."""
+        self.env = int(env)
+        self._numbers.forget()
+        self._scene.look_at(self.env)
+
+    def steer(self, index: int, value: float) -> None:
+        """Sets one command of the env that is followed, and holds them all."""
+        assert self.commands is not None
+        if self.held is None:
+            self.held = self.commands.value[self.env].tolist()
+        self.held[index] = value
+        self._sliders[index].value, self._hold_box.value = value, True
+        self._obey()
+
+    def hold(self, on: bool) -> None:
+        """Holds the commands as they are, or leaves them to the task."""
+        self.held = self.commands.value[self.env].tolist() if on and self.commands is not None else None
+
+    def stand(self) -> None:
+        """Sets all commands to zero."""
+        for index in range(len(self._sliders)):
+            self.steer(index, 0.0)
+
+    def restart(self) -> None:
+        """Begins new episodes in all envs."""
+        self._player.restart()
+        self._numbers = Numbers(self._vec_env)
+        self._obey()
+
+    def take(self, name: str) -> None:
+        """Takes the policy of another checkpoint of the run."""
+        assert self._player.checkpoint is not None
+        file = self._player.checkpoint.with_name(name)
+        self._try(lambda: self._player.take(file))
+
+    def look_for_checkpoints(self) -> None:
+        """Takes over a newer checkpoint, and lists those that there are."""
+        if self._player.checkpoint is None:
+            return
+        self._try(self._player.follow)
+        names = _checkpoints(self._player.checkpoint)
+        if names and tuple(names) != tuple(self._checkpoint.options):
+            self._checkpoint.options = names
+        self._checkpoint.value = self._player.checkpoint.name
+        self._policy_line()
+
+    def _try(self, act: Callable[[], object]) -> None:
+        """Takes over what may be damaged: then the old policy acts on, and the page says why.
+
+        `act` returns False where there was nothing to take.
+        """
+        try:
+            if act() is not False:
+                self._problem.content = ""
+        except (ConfigError, OSError) as error:
+            self._problem.content = f"<div style='{PAD}color:{LOSS}'>{html.escape(first_line(error))}</div>"
+
+    # -- the panel -----------------------------------------------------------------------------
+
+    def _panel(self, title: str) -> None:
+        """Makes the controls, from what is used most to what is used least."""
+        gui, num_envs = self._server.gui, self._vec_env.num_envs
+        gui.set_panel_label(title)
+        gui.configure_theme(show_share_button=False, show_logo=False)
+        self._buttons = gui.add_button_group("Time", BUTTONS[False])
+        self._on(self._buttons, self._press)
+        speed = gui.add_dropdown("Speed", list(SPEEDS), initial_value="real time")
+        self._on(speed, lambda name: setattr(self, "speed", SPEEDS[name]))
+        if num_envs > 1:
+            self._on(gui.add_slider("Env", 0, num_envs - 1, 1, 0, hint="the env that is followed"), self.follow)
+        self._on(gui.add_checkbox("Camera follows", True), lambda on: setattr(self._scene, "following", on))
+        if num_envs > 1:
+            self._on(gui.add_checkbox("Hide others", False), self._scene.hide_others)
+        self._sliders: list[Any] = []
+        if self.commands is not None and (controls := self.commands.controls()):
+            with gui.add_folder("Command"):
+                self._hold_box = gui.add_checkbox("Hold", False, hint="the followed robot obeys the sliders")
+                self._on(self._hold_box, self.hold)
+                for index, (name, (low, high)) in enumerate(controls.items()):
+                    low, high = round(min(low, 0.0), 2), max(round(high, 2), 0.01)  # with 0, to stand still
+                    slider = gui.add_slider(name, low, high, 0.01, low)
+                    self._on(slider, lambda value, index=index: self.steer(index, value))
+                    self._sliders.append(slider)
+                self._on(gui.add_button("Stand still"), lambda _: self.stand())
+        with gui.add_folder("Reward per step"):
+            self._rewards = gui.add_html("")
+        with gui.add_folder("Numbers"):
+            self._table = gui.add_html("")
+        if self._player.checkpoint is not None:
+            with gui.add_folder("Policy"):
+                acts = gui.add_dropdown("Acts", ["trained", "zero", "random"], initial_value=self._player.act)
+                self._on(acts, lambda name: setattr(self._player, "act", name))
+                names = _checkpoints(self._player.checkpoint)
+                self._checkpoint = gui.add_dropdown("Checkpoint", names, initial_value=self._player.checkpoint.name)
+                self._on(self._checkpoint, self.take)
+                self._iteration = gui.add_html("")
+                self._problem = gui.add_html("")
+        with gui.add_folder("Show"):
+            for label, flag in (("Contact points", "show_contact_points"), ("Contact forces", "show_contact_forces")):
+                self._on(gui.add_checkbox(label, False), lambda on, flag=flag: self._scene.show(flag, on))
+        self.show()
+
+    def _on(self, handle: Any, act: Callable[[Any], None]) -> None:
+        """Lets a control of the page put `act` and its value into the queue."""
+
+        async def touched(event: Any) -> None:  # in the server's thread, one after the other
+            value = event.target.value
+            if event.client_id is not None and _possible(event.target, value):  # not what we have set ourselves
+                self.queue.put(lambda: act(value))
+
+        (handle.on_click if hasattr(handle, "on_click") else handle.on_update)(touched)
+
+    def _press(self, name: str) -> None:
+        if name == "reset":
+            self.restart()
+        elif name == "step":
+            self.paused, self._steps_to_take = True, self._steps_to_take + 1
+        else:
+            self.paused = not self.paused
+        self._buttons.options = BUTTONS[self.paused]
+
+    def show(self) -> None:
+        """Shows the numbers as they are now."""
+        self._rewards.content = bars(self._numbers.terms)
+        pace = ("speed", f"{self._pace:.2f} x real time" if self._pace else "–", "")
+        self._table.content = table([pace, *self._numbers.rows(self._vec_env, self.env)])
+        if self.commands is not None and self.held is None and self._sliders:
+            for slider, value in zip(self._sliders, self.commands.value[self.env].tolist(), strict=True):
+                slider.value = round(min(max(value, slider.min), slider.max), 2)
+
+    def _policy_line(self) -> None:
+        self._iteration.content = f"<div style='{PAD}'>iteration {self._player.iteration}</div>"
+
+
+def _possible(handle: Any, value: Any) -> bool:
+    """Returns whether a control has this value: what comes in need not come from our page."""
+    if hasattr(handle, "options"):
+        return value in handle.options
+    return not hasattr(handle, "min") or handle.min <= value <= handle.max
+
+
+def _checkpoints(current: Path) -> list[str]:
+    """Returns the names of the checkpoints beside one, the newest first."""
+    files = {path.name for path in current.parent.glob("*.pt")} | {current.name}
+    named = [name for name in ("last.pt", "best.pt") if name in files]
+    return named + sorted(files - {*named}, reverse=True)
+
+
+def _free_port(host: str, port: int | None) -> int:
+    """Returns a port that can be served on; viser itself would wait for ever where there is none."""
+    if port is not None and not 0 <= port < 2**16:
+        raise ConfigError(f"--port must be from 0 (any that is free) to {2**16 - 1}, got {port}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for number in range(PORT, PORT + PORTS) if port is None else [port]:
+        try:
+            with socket.create_server((host, number), family=family) as free:
+                return free.getsockname()[1]
+        except OSError as error:
+            problem = first_line(error) if error.errno is None or error.errno < 0 else os.strerror(error.errno)
+            if port is None and error.errno == errno.EADDRINUSE:
+                continue
+            raise ConfigError(
+                f"cannot serve on {host}, port {number}: {problem}; try another --port or --host"
+            ) from None
+    raise ConfigError(f"cannot serve on {host}: ports {PORT} to {PORT + PORTS - 1} are in use; try --port 0")

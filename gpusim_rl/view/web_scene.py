@@ -1,0 +1,177 @@
+"""What the viewer in the browser draws: the bodies of all envs at once, side by side on flat ground.
+
+viser draws, and mjviser makes its meshes of a MuJoCo model and shows contacts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import import_extra
+from gpusim_rl.sim import Sim
+from gpusim_rl.view.renderer import FOVY_DEG, SKY, Camera, picture_model
+
+FARTHER = 1.3  # times the distance of the camera in a video: there are panels, and other robots
+GAP = 1.15  # distance between two envs [their size]
+GROUND, GROUND_LINES = (196, 203, 210), ((180, 187, 195), (150, 158, 168))
+VISIBLE_GROUPS = 3  # geoms of groups 0 to 2 are drawn, as in MuJoCo's viewer
+NEEDED_BY = "a viewer in the browser"
+
+
+class WebScene:
+    """The envs of a simulator in a page.
+
+    The world moves under the camera, so that the env that is followed stays in the middle of the picture; a person can
+    turn and zoom meanwhile. All other envs are around that one, which is where the simulator has it.
+
+    Args:
+        server: Server of the page, from viser.
+        sim: Simulator with the envs.
+
+    Attributes:
+        following: Whether the world moves under the camera.
+    """
+
+    def __init__(self, server: Any, sim: Sim) -> None:
+        mjviser = import_extra("mjviser", "view", NEEDED_BY)
+        self._sim = sim
+        qpos = sim.qpos.cpu().numpy()
+        self._camera = Camera(sim.scene, qpos[:1])
+        self._camera.distance *= FARTHER
+        self._model = picture_model(sim.scene, self._camera)
+        self._data = mujoco.MjData(self._model)
+        self._pos = np.zeros((sim.num_envs, self._model.nbody, 3))
+        self._mat = np.tile(np.eye(3), (sim.num_envs, self._model.nbody, 1, 1))
+        self._scene = mjviser.ViserMujocoScene(server, self._model, sim.num_envs)
+        self._scene._tracked_body_id = 0  # the world, whose place `draw` gives: where the camera looks
+        self._places = self._side_by_side(qpos[0])
+        self._fixed = self._copy_fixed(server)
+        self.following = True
+        self._target = np.zeros(3)
+        self._alone = False
+        self.look_at(0)
+        self._light(server)
+        server.initial_camera.fov = math.radians(FOVY_DEG)
+        server.initial_camera.position = self._camera.pose(np.zeros(3))[0]
+        server.initial_camera.look_at = np.zeros(3)
+
+    def _light(self, server: Any) -> None:
+        """Puts ground and sky in place of white, on which light robots are not seen, and dims mjviser's light."""
+        model, far = self._model, 20.0 * self._camera.distance
+        cell = 10.0 ** round(math.log10(self._camera.radius))
+        for geom in np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE):
+            server.scene.remove_by_name(
+                f"/fixed_bodies/{model.body(model.geom_bodyid[geom]).name}/{model.geom(geom).name}"
+            )
+            server.scene.add_grid(
+                f"/fixed_bodies/ground/{geom}",
+                infinite_grid=True,
+                cell_size=cell,
+                section_size=5.0 * cell,
+                cell_color=GROUND_LINES[0],
+                section_color=GROUND_LINES[1],
+                fade_distance=far,
+                plane_color=GROUND,
+                plane_opacity=1.0,
+                shadow_opacity=0.35,
+                position=model.geom_pos[geom],
+                wxyz=model.geom_quat[geom],
+            )
+        sky = np.linspace(*SKY, 64)[:, None] * np.ones((1, 2, 1))
+        server.scene.set_background_image((255.0 * sky).astype(np.uint8), format="png")
+        server.scene.configure_fog(0.3 * far, far, color=SKY[1])
+        server.scene.configure_environment_map(environment_intensity=0.35)
+        server.scene.configure_default_lights(cast_shadow=True)
+
+    def _side_by_side(self, qpos: np.ndarray) -> np.ndarray:
+        """Returns the places of the envs in a grid about as long as wide [m], shape [envs, 3].
+
+        On terrain they are all zero: there the task has spread the robots.
+        """
+        model, data, number = self._model, self._data, self._sim.num_envs
+        places = np.zeros((number, 3))
+        if (model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD).any():
+            return places
+        data.qpos[:] = qpos
+        mujoco.mj_kinematics(model, data)
+        solid = (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_group < VISIBLE_GROUPS)
+        pos, radius = data.geom_xpos[solid, :2], model.geom_rbound[solid, None]
+        size = (pos + radius).max(axis=0, initial=0.0) - (pos - radius).min(axis=0, initial=0.0)
+        size = GAP * np.maximum(size, 2.0 * self._camera.radius)
+        columns = min(range(1, number + 1), key=lambda c: max(c * size[0], math.ceil(number / c) * size[1]))
+        for env in range(number):
+            places[env, :2] = size * (-(env % columns), env // columns)  # the first one is nearest to the camera
+        return places
+
+    def _copy_fixed(self, server: Any) -> list[tuple[Any, int]]:
+        """Draws what is fixed to the world, but for the ground, in the other envs too; returns handles and bodies."""
+        convert = import_extra("mjviser.conversions", "view", NEEDED_BY)
+        model, others = self._model, self._sim.num_envs - 1
+        if others == 0 or not self._places.any():
+            return []
+        mujoco.mj_kinematics(model, self._data)
+        geoms = defaultdict(list)
+        for geom in range(model.ngeom):
+            body = int(model.geom_bodyid[geom])
+            if (
+                convert.is_fixed_body(model, body)
+                and model.geom_type[geom] != mujoco.mjtGeom.mjGEOM_PLANE
+                and model.geom_group[geom] < VISIBLE_GROUPS
+                and model.geom_rgba[geom, 3] > 0.0
+            ):
+                geoms[body].append(geom)
+        handles = []
+        for body, of_body in geoms.items():
+            for part, alike in enumerate(convert.group_geoms_by_visual_compat(model, of_body)):
+                handle = server.scene.add_batched_meshes_trimesh(
+                    f"/fixed_bodies/others/{body}/{part}",
+                    convert.merge_geoms(model, alike),
+                    batched_wxyzs=np.tile(self._data.xquat[body], (others, 1)),
+                    batched_positions=np.zeros((others, 3)),
+                    lod="off",
+                )
+                handles.append((handle, body))
+        return handles
+
+    def look_at(self, env: int) -> None:
+        """Puts an env into the middle, and the others around it."""
+        self._env = env
+        places = self._places - self._places[env]
+        self._around = np.zeros_like(places) if self._alone else places
+        for handle, body in self._fixed:
+            handle.batched_positions = np.delete(places, env, axis=0) + self._data.xpos[body]
+            handle.visible = not self._alone
+        self._scene.env_idx = env
+        self._scene.show_only_selected = self._alone
+        self._retarget = True
+
+    def hide_others(self, on: bool) -> None:
+        """Shows the env that is followed alone, or all of them."""
+        self._alone = on
+        self.look_at(self._env)
+
+    def show(self, flag: str, on: bool) -> None:
+        """Shows contacts of the env that is followed: `show_contact_points` or `show_contact_forces`."""
+        setattr(self._scene, flag, on)
+
+    def draw(self) -> None:
+        """Sends the envs as they are now."""
+        sim, model, data = self._sim, self._model, self._data
+        qpos = sim.qpos.cpu().numpy()
+        for env in range(sim.num_envs):
+            if np.isfinite(qpos[env]).all():
+                data.qpos[:] = qpos[env]
+                mujoco.mj_kinematics(model, data)
+                self._pos[env] = data.xpos + self._around[env]
+                self._mat[env] = data.xmat.reshape(-1, 3, 3)
+        if self.following or self._retarget:
+            self._target = self._camera.follow(self._env, self._pos[self._env, self._camera.body])
+            self._retarget = False
+        self._pos[:, 0] = self._target
+        qvel, ctrl = sim.qvel.cpu().numpy(), sim.ctrl.cpu().numpy()
+        self._scene.update_from_arrays(self._pos, self._mat, qpos=qpos, qvel=qvel, ctrl=ctrl)

@@ -1,0 +1,369 @@
+"""The viewer in the browser: what it serves, what its controls do, and a look at it in a real browser."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import re
+import shutil
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.env import Commands
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import checkpoint_file
+from gpusim_rl.view.player import Player
+
+pytest_plugins = ["helpers.tool_runs"]
+
+NO_DISPLAY = {"DISPLAY": "", "WAYLAND_DISPLAY": ""}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@contextmanager
+def shown(task: str, num_envs: int = 2, act: str = "zero") -> Iterator[Any]:
+    """A viewer of a task that nothing has trained."""
+    pytest.importorskip("viser")
+    pytest.importorskip("mjviser")
+    from gpusim_rl.view.web import WebViewer
+
+    player = Player.open(task, act=act, num_envs=num_envs, from_yaml=True)
+    with closing(player), closing(WebViewer(player)) as viewer:
+        yield viewer
+
+
+@pytest.fixture
+def run(runs_folder, tmp_path, monkeypatch) -> Path:
+    """A copy of a Cartpole run."""
+    source = sorted(path for path in (runs_folder / "runs" / "Cartpole").glob("2*") if path.is_dir())[0]
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(source, tmp_path / "runs" / "Cartpole" / source.name))
+
+
+# -- what is served ---------------------------------------------------------------------------
+
+
+def test_the_page_is_served_to_this_machine_alone():
+    with shown("Cartpole") as viewer:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", viewer.address)
+        with urllib.request.urlopen(viewer.address, timeout=10) as answer:
+            assert answer.status == 200 and b"<html" in answer.read().lower()
+        with pytest.raises(ConnectionRefusedError):  # nor to this machine by another of its addresses
+            socket.create_connection(("127.0.0.2", viewer.port), timeout=5)
+        assert viewer._server.request_share_url() is None, "no page can open a tunnel"
+    with pytest.raises(OSError):
+        urllib.request.urlopen(viewer.address, timeout=2)
+
+
+def test_a_port_in_use_is_one_line_and_else_the_next_one_is_taken(monkeypatch):
+    pytest.importorskip("viser")
+    from gpusim_rl.view import web
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot serve on 127.0.0.1, port {port}: Address already in use; try"):
+            web._free_port("127.0.0.1", port)
+        monkeypatch.setattr(web, "PORT", port)
+        assert port < web._free_port("127.0.0.1", None) < port + web.PORTS
+    with pytest.raises(ConfigError, match=r"cannot serve on 192\.0\.2\.1, port 8080"):
+        web._free_port("192.0.2.1", 8080)
+    with pytest.raises(ConfigError, match=r"--port must be from 0 .* to 65535, got 99999"):
+        web._free_port("127.0.0.1", 99999)
+
+
+@pytest.mark.parametrize("host, told", [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_another_address_is_served_only_with_a_word(run, capsys, host, told):
+    pytest.importorskip("viser")
+    from gpusim_rl.view.web import view_in_browser
+
+    with closing(Player.open(str(run), num_envs=2)) as player:
+        view_in_browser(player, host=host, port=0, steps=3)
+    out, err = capsys.readouterr()
+    assert re.fullmatch(rf"Cartpole is shown at http://{re.escape(host)}:\d+ \(Ctrl-C ends it\)\n", out)
+    assert ("whoever can reach 0.0.0.0 on port" in err and "there is no password" in err) == told
+
+
+def test_without_a_display_a_run_is_played_in_the_browser(tool):
+    pytest.importorskip("viser")
+    done = tool("play", "Cartpole", "--steps", "5", "--num-envs", "2", env=NO_DISPLAY)
+    first, second = done.stdout.splitlines()
+    assert "checkpoints/last.pt, iteration 6" in first
+    assert second.startswith("Cartpole is shown at http://127.0.0.1:")
+    assert done.stderr == ""
+
+
+def test_a_missing_library_is_one_line_with_what_to_do(run, load_tool, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.split(".")[0] in ("viser", "mjviser")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    for key, value in NO_DISPLAY.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(SystemExit) as end:
+        load_tool("play").main([str(run)])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: a viewer in the browser needs mjviser: pip install 'gpusim-rl[view]'."
+        " Or try --viewer none, or the tool record for a video\n"
+    )
+
+
+class Missing:
+    """An import system in which the viewer's libraries are not installed."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.split(".")[0] in ("viser", "mjviser"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_words_that_do_not_fit_are_one_line(tool_here):
+    for words, part in [
+        (["Ant", "--viewer", "none", "--port", "8080"], "--host and --port need --viewer web"),
+        (["--replay", "x.pt", "--viewer", "web"], "a browser cannot show --replay; try --viewer none"),
+    ]:
+        done = tool_here("play", *words)
+        assert done.returncode == 2 and part in done.stderr
+
+
+def test_envs_of_another_library_are_one_line():
+    pytest.importorskip("viser")
+    from gpusim_rl.view.web import WebViewer
+
+    class Theirs:
+        name, env = "Theirs", object()
+
+    with pytest.raises(ConfigError, match="Theirs: envs of another library have no model that a browser could show"):
+        WebViewer(Theirs())
+
+
+def test_the_libraries_of_the_viewer_go_with_ours():
+    """viser holds rich and websockets back: what we ask for must have versions that it takes."""
+    requirements = pytest.importorskip("packaging.requirements")
+    pytest.importorskip("viser")
+
+    def asked(name: str) -> Iterator[Any]:
+        for line in importlib.metadata.requires(name) or []:
+            requirement = requirements.Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                yield requirement
+
+    ours = {each.name: each.specifier for each in asked("gpusim-rl")}
+    for each in (*asked("viser"), *asked("mjviser")):
+        version = importlib.metadata.version(each.name)
+        assert version in each.specifier and version in ours.get(each.name, each.specifier), each
+
+
+# -- what the controls do ---------------------------------------------------------------------
+
+
+class Touch:
+    """What viser tells of a control that was touched in a page."""
+
+    def __init__(self, handle: Any, value: Any) -> None:
+        self.client_id = 0
+        self.target = type("Target", (), {"value": value, **bounds(handle)})()
+
+
+def bounds(handle: Any) -> dict[str, Any]:
+    return {name: getattr(handle, name) for name in ("options", "min", "max") if hasattr(handle, name)}
+
+
+def touch(handle: Any, value: Any) -> None:
+    """Do as the server does when a control of the page gets a value."""
+    for callback in handle._impl.update_cb:
+        with pytest.raises(StopIteration):
+            callback(Touch(handle, value)).send(None)
+
+
+@pytest.mark.parametrize("task", ["Anymal", "Go1Velocity", "AnymalTerrain"])
+def test_a_command_of_the_page_is_that_of_the_task(task):
+    with shown(task, num_envs=3) as viewer:
+        viewer.step()
+        viewer.follow(1)
+        before = viewer.commands.value.clone()
+        touch(viewer._sliders[0], 0.25)
+        assert torch.equal(viewer.commands.value, before), "not from the thread of the server"
+        viewer.drain()
+        env, player = viewer._vec_env, viewer._player
+        for _ in range(3):
+            command = viewer.commands.value
+            assert command[1].tolist() == pytest.approx([0.25, *before[1, 1:].tolist()])
+            parts = env.obs_parts["policy"]
+            place = next(n for n, part in enumerate(parts) if part.name == "command")
+            column = sum(part.size for part in parts[:place])
+            seen = float(player.obs["policy"][1, column])
+            assert seen == float(env.clean_obs()["policy"][1, column]), "the policy is told of it"
+            if task != "AnymalTerrain":  # where what is slow counts as 0
+                assert seen == pytest.approx(0.25 * env.task.scales.get("command", 1.0))
+            viewer.step()
+        viewer.restart()
+        assert float(viewer.commands.value[1, 0]) == pytest.approx(0.25), "a new episode obeys too"
+        viewer.stand()
+        assert viewer.commands.value[1].tolist() == [slider.value for slider in viewer._sliders] == [0.0, 0.0, 0.0]
+        viewer.hold(False)
+        viewer.restart()
+        assert viewer.commands.value[1].tolist() != [0.0, 0.0, 0.0]
+
+
+def test_values_that_no_control_has_are_left_out():
+    with shown("Anymal") as viewer:
+        for handle, value in ((viewer._sliders[0], 1e9), (viewer._sliders[0], float("nan")), (viewer._buttons, "x")):
+            touch(handle, value)
+        assert viewer.queue.empty()
+
+
+def test_pause_step_and_reset():
+    with shown("Cartpole") as viewer:
+        progress = viewer._vec_env.progress
+        touch(viewer._buttons, "pause")
+        viewer.drain()
+        assert viewer.paused and viewer._buttons.options == ("run", "step", "reset")
+        threading.Timer(0.3, lambda: [touch(viewer._buttons, "step") for _ in range(2)]).start()
+        viewer.run(steps=2)  # a pause takes no step but those that are asked for
+        assert progress.tolist() == [2, 2] and viewer.paused
+        touch(viewer._buttons, "reset")
+        viewer.drain()
+        assert progress.tolist() == [0, 0]
+
+
+def test_speed_is_that_of_the_page():
+    with shown("Cartpole") as viewer:
+        viewer.speed = 4.0
+        start = time.perf_counter()
+        viewer.run(steps=30)
+        assert time.perf_counter() - start > 30 / 4.0 * viewer._vec_env.task.dt
+
+
+def test_another_checkpoint_of_the_run_acts_and_a_newer_one_is_taken_over(run):
+    pytest.importorskip("viser")
+    from gpusim_rl.view.web import WebViewer
+
+    folder = run / "checkpoints"
+    with closing(Player.open(str(run))) as player, closing(WebViewer(player)) as viewer:
+        assert viewer._checkpoint.value == "last.pt" and "best.pt" in viewer._checkpoint.options
+        state = checkpoint_file.load(folder / "last.pt")
+        state["policy"]["head.mean.bias"] += 100.0
+        checkpoint_file.save(folder / "000077.pt", {**state, "iteration": 77})
+        viewer.look_for_checkpoints()
+        assert set(viewer._checkpoint.options) >= {"last.pt", "best.pt", "000077.pt"}
+        touch(viewer._checkpoint, "000077.pt")
+        viewer.drain()
+        assert player.iteration == 77 and player.checkpoint.resolve() == folder / "000077.pt"
+        viewer.step()
+        assert float(viewer._vec_env.task.actions.min()) == 1.0, "the new policy pushes to the right"
+        checkpoint_file.save(folder / "000077.pt", {**state, "iteration": 78})
+        viewer.look_for_checkpoints()
+        assert player.iteration == 78 and "78" in viewer._iteration.content
+        (folder / "last.pt").write_bytes(b"damaged")
+        viewer.take("last.pt")
+        assert player.iteration == 78 and "last.pt" in viewer._problem.content, "the old policy acts on"
+        viewer.look_for_checkpoints()
+        assert "last.pt" in viewer._problem.content, "it stays"
+        touch(viewer._checkpoint, "../../other.pt")
+        assert viewer.queue.empty()
+
+
+def test_numbers_of_the_task_are_shown():
+    with shown("Go1Velocity", act="random") as viewer:
+        for _ in range(5):
+            viewer.step()
+        viewer.show()
+        for name in ("lin_vel", "sum"):
+            assert f">{name}<" in viewer._rewards.content
+        for name in ("lin_vel_error", "falls_per_minute", "return"):
+            assert f">{name}<" in viewer._table.content
+
+
+# -- the scene --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["Cartpole", "AnymalTerrain", "FrankaCubeStack", "ShadowHand", "Quadcopter"])
+def test_envs_stand_side_by_side_around_the_one_that_is_followed(task):
+    with shown(task, num_envs=3) as viewer:
+        scene = viewer._scene
+        for env in (0, 2):
+            viewer.follow(env)
+            viewer.step()
+            scene.draw()
+            qpos = viewer._vec_env.sim.qpos[env].numpy()
+            data = scene._data
+            data.qpos[:] = qpos
+            mujoco.mj_kinematics(scene._model, data)
+            assert np.allclose(scene._pos[env, 1:], data.xpos[1:]), "it is where the simulator has it"
+            assert np.allclose(scene._scene._scene_offset[:2], -data.xpos[scene._camera.body, :2]), "and in the middle"
+        roots = scene._pos[:, scene._camera.body, :2]
+        apart = [float(np.linalg.norm(roots[a] - roots[b])) for a, b in ((0, 1), (1, 2), (0, 2))]
+        assert min(apart) > (0.0 if task == "AnymalTerrain" else scene._camera.radius)
+        scene.show("show_contact_points", True)
+        scene.show("show_contact_forces", True)
+        scene.hide_others(True)
+        scene.draw()
+        assert scene._scene.show_only_selected and all(not handle.visible for handle, _ in scene._fixed)
+
+
+def test_commands_have_ranges_and_units():
+    class Now:
+        num_envs, dt, device, random = 2, 0.02, torch.device("cpu"), None
+
+    commands = Commands(Now(), {"x": (-1.0, 2.0), "turn": (0.0, 1.0)}, interval=0.04, units={"x": "m/s"})
+    assert commands.controls() == {"x [m/s]": (-1.0, 2.0), "turn": (0.0, 1.0)}
+    commands.hold(torch.tensor([False, True]), torch.tensor([0.5, 0.25]))
+    assert commands.value.tolist() == [[0.0, 0.0], [0.5, 0.25]]
+
+
+# -- in a browser -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_the_page_and_steers():
+    api = pytest.importorskip("playwright.sync_api")
+    from PIL import Image
+
+    with shown("Anymal") as viewer, api.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        page = browser.new_page(viewport={"width": 800, "height": 700})
+        errors, asked = [], []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and errors.append(message.text))
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("websocket", lambda opened: asked.append(opened.url))
+        page.goto(viewer.address)
+        slider = page.get_by_role("slider").nth(1)  # behind that of the env
+        slider.wait_for(timeout=120_000)
+        before = float(viewer.commands.value[0, 0])
+        slider.focus()
+        page.keyboard.press("End")
+        for _ in range(200):
+            page.wait_for_timeout(50)
+            viewer.drain()
+            if viewer.held is not None:
+                break
+        highest = viewer.commands.controls()["x [m/s]"][1]
+        assert before != highest and float(viewer.commands.value[0, 0]) == highest
+        viewer._scene.draw()
+        for _ in range(60):  # the picture is faded in
+            page.wait_for_timeout(1000)
+            picture = page.locator("canvas").first.screenshot(timeout=120_000)
+            colours = Image.open(io.BytesIO(picture)).convert("RGB").crop((0, 0, 450, 700))
+            if len(colours.getcolors(1 << 24)) > 1000 and colours.getextrema()[0][0] < 120:
+                break
+        else:
+            pytest.fail("nothing is drawn but the background")
+        browser.close()
+    assert errors == []
+    assert {url.split("/")[2] for url in asked if not url.startswith(("data:", "blob:"))} == {
+        viewer.address.partition("//")[2]
+    }
