@@ -1,18 +1,21 @@
-"""Record a video of a run: a grid of envs, with or without a display.
+"""Record a run: a video of a grid of envs, or a replay in 3D as one page; with or without a display.
 
 python tools/record.py Ant                                  the latest Ant run, its last checkpoint
 python tools/record.py runs/Ant/2026-01-31_12-00-00         this run
 python tools/record.py Ant --policy random --num-envs 4     without any training
+python tools/record.py Ant --html                           a replay in 3D with a time line, as one page for a browser
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-MAX_FPS = 30.0
+if TYPE_CHECKING:
+    from gpusim_rl.view.player import Player
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,8 +33,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--out", type=Path, help="mp4 to write (default: in the run's folder, videos/)")
-    parser.add_argument("--num-envs", type=positive, default=9, help="tiles of the grid (default: 9)")
+    parser.add_argument("--out", type=Path, help="mp4 or html to write (default: in the run's folder, videos/)")
+    parser.add_argument("--html", action="store_true", help="a replay of one env in 3D, as one page for a browser")
+    parser.add_argument("--num-envs", type=positive, help="tiles of a video's grid (default: 9)")
     parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
     add_picture_arguments(parser, width=1280, height=720)
     add_player_arguments(parser, policy="trained")
@@ -39,54 +43,63 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def record(args: argparse.Namespace) -> Path:
-    """Plays the run and draws every frame; returns the video."""
-    from gpusim_rl.errors import import_extra, say
+    """Plays the run and draws every frame; returns the video or the page."""
+    from gpusim_rl.errors import ConfigError, import_extra, say
     from gpusim_rl.files.paths import check_out, free_name
     from gpusim_rl.view.arguments import open_player
 
     # Said before the work, not after it.
-    import_extra("imageio_ffmpeg", "video", "record")
+    as_page = args.html or (args.out is not None and args.out.suffix == ".html")
+    if as_page and args.out is not None and args.out.suffix != ".html":
+        raise ConfigError(f"a replay's name must end in .html, got {args.out.name!r}")
+    if as_page and args.num_envs not in (None, 1):
+        raise ConfigError(f"--html shows one env, got --num-envs {args.num_envs}. Try a video: record {args.run}")
+    for module in ("viser", "mjviser") if as_page else ("imageio_ffmpeg",):
+        import_extra(module, "view" if as_page else "video", "record --html" if as_page else "record")
     check_out(args.out, overwrite=args.overwrite)
-    with ExitStack() as stack:
-        player = stack.enter_context(closing(open_player(args, render_mode="rgb_array")))
-        from gpusim_rl.env import VecEnv
-        from gpusim_rl.view.renderer import make_renderer, tiled
-        from gpusim_rl.view.video import video_writer
-
-        env, size = player.env, (args.width, args.height)
-        if isinstance(env, VecEnv):
-            sim = env.sim
-            renderer, note = make_renderer(sim.scene, sim.qpos.cpu().numpy(), *size, args.renderer)
-            stack.enter_context(closing(renderer))
-            if note:
-                say(note, file=sys.stderr)
-            control_hz, draw = env.cfg.control_hz, lambda: renderer.render(sim.qpos.cpu().numpy())
-        else:
-            control_hz, draw = env.frames_per_s, lambda: tiled(env.render(), *size)
-            draw()  # no file is begun if they cannot
-        every, fps = frame_rate(control_hz)
-        default = default_path(player.run_dir, player.iteration, args)
+    args.num_envs = args.num_envs or (1 if as_page else 9)
+    with closing(open_player(args, render_mode="rgb_array")) as player:
+        default = default_path(player.run_dir, player.iteration, args, ".html" if as_page else ".mp4")
         path = args.out or (default if args.overwrite else free_name(default))
+        (write_page if as_page else write_video)(player, path, args)
+    say(str(path))
+    return path
+
+
+def write_page(player: Player, path: Path, args: argparse.Namespace) -> None:
+    """Writes a replay."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.view.html_replay import html_replay
+
+    page = html_replay(player, progress(args.steps), "record --html")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(page.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
+    """Writes a video."""
+    from gpusim_rl.view.video import drawing, frame_rate, video_writer
+
+    size = (args.width, args.height)
+    with drawing(player, size, args.renderer) as (draw, control_hz):
+        every, fps = frame_rate(control_hz)
         with video_writer(path, size, fps, "record") as write:
             for step in progress(args.steps):
                 if step % every == 0:
                     write(draw())
                 player.step()
-    say(str(path))
-    return path
 
 
-def frame_rate(control_hz: float) -> tuple[int, float]:
-    """Returns the control steps per frame, and the frames per second [Hz] at which the video runs in real time."""
-    every = max(1, -int(-control_hz // MAX_FPS))
-    return every, control_hz / every
-
-
-def default_path(run_dir: Path | None, iteration: int | None, args: argparse.Namespace) -> Path:
+def default_path(run_dir: Path | None, iteration: int | None, args: argparse.Namespace, suffix: str) -> Path:
     """Returns a path that is named after what acts."""
     if run_dir is None:
-        return Path(f"{args.run}-{args.policy}.mp4")
-    return run_dir / "videos" / (f"{args.policy}.mp4" if iteration is None else f"{iteration:06d}.mp4")
+        return Path(f"{args.run}-{args.policy}{suffix}")
+    return run_dir / "videos" / f"{args.policy if iteration is None else f'{iteration:06d}'}{suffix}"
 
 
 def progress(steps: int):  # noqa: ANN201 (rich's own type)

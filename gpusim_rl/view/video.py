@@ -1,16 +1,22 @@
-"""H.264 in an mp4, through imageio-ffmpeg's own ffmpeg: nothing to install on the system."""
+"""Moving pictures of envs: H.264 in an mp4, through imageio-ffmpeg's own ffmpeg, and WebP."""
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.env import VecEnv
+from gpusim_rl.errors import ConfigError, import_extra, say
+from gpusim_rl.view.player import Player
+from gpusim_rl.view.renderer import make_renderer, tiled
 
 QUALITY = 7  # 0 to 10
+MAX_FPS = 30.0
 
 
 @contextmanager
@@ -50,3 +56,65 @@ def video_writer(
     finally:
         frames.close()
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def drawing(
+    player: Player, size: tuple[int, int], renderer: str = "auto"
+) -> Iterator[tuple[Callable[[], np.ndarray], float]]:
+    """Gives a function that draws the envs of a player as they are, and how often they are controlled [Hz].
+
+    A picture is uint8, shape [height, width, 3].
+
+    Args:
+        player: Player of the envs.
+        size: Width and height [pixels].
+        renderer: Name of the renderer, as for `make_renderer`, whose line for the user goes to stderr.
+
+    Raises:
+        ConfigError: Nothing can draw them here.
+    """
+    env = player.env
+    if not isinstance(env, VecEnv):
+        tiled(env.render(), *size)  # said before the work if they cannot
+        yield lambda: tiled(env.render(), *size), env.frames_per_s
+        return
+    sim = env.sim
+    drawn, note = make_renderer(sim.scene, sim.qpos.cpu().numpy(), *size, renderer)
+    if note:
+        say(note, file=sys.stderr)
+    with closing(drawn):
+        yield lambda: drawn.render(sim.qpos.cpu().numpy()), env.cfg.control_hz
+
+
+def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by: str) -> bytes:
+    """Plays a player and returns an animated WebP of what is seen, in real time.
+
+    Args:
+        player: Run at the beginning of an episode.
+        steps: Control steps to play.
+        size: Width and height [pixels].
+        needed_by: Command of the user's, named if the extra is missing.
+
+    Raises:
+        ConfigError: The extra is missing, or nothing can draw the envs here.
+    """
+    images = import_extra("PIL.Image", "video", needed_by)
+    pictures = []
+    with drawing(player, size) as (draw, control_hz):
+        every, fps = frame_rate(control_hz)
+        for step in range(steps):
+            if step % (2 * every) == 0:  # half as many pictures as in a video
+                pictures.append(images.fromarray(draw().copy()))
+            player.step()
+    file = io.BytesIO()
+    pictures[0].save(
+        file, "WEBP", save_all=True, append_images=pictures[1:], duration=round(2000 / fps), loop=0, quality=60
+    )
+    return file.getvalue()
+
+
+def frame_rate(control_hz: float) -> tuple[int, float]:
+    """Returns the control steps per frame, and the frames per second [Hz] at which the video runs in real time."""
+    every = max(1, -int(-control_hz // MAX_FPS))
+    return every, control_hz / every
