@@ -38,6 +38,7 @@ from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.files.safe_open import dump_yaml, load_yaml
 from gpusim_rl.run import writers
 from gpusim_rl.settings.compose import compose
+from gpusim_rl.view.curves import read_run
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.replay_dump import DumpReplay
 from helpers.checkpoints import sealed
@@ -268,7 +269,7 @@ OF_THE_SETTINGS = [*list(STRANGE)[:8], *(kind for kind in STRANGE if isinstance(
 
 OF_ALL = [kind for kind, (_, words) in STRANGE.items() if " is a link to" in words or " is a named pipe" in words]
 OF_ALL += ["an interpolation", *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
-"""What plot and doctor refuse too: they import no class and read no checkpoint."""
+"""What plot, report and doctor refuse too: they import no class and read no checkpoint."""
 FAST = ["a network", "a link in place of a checkpoint", "an interpolation"]
 
 
@@ -340,10 +341,11 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
         "export": (),
         "transfer": ("--only", "trained", "--num-envs", "1", "--seconds", "0.1"),
         "plot": (),
+        "report": ("--no-replay",),
         "doctor": (),
     }
     for name, options in commands.items():
-        refused = kind in OF_ALL if name in ("plot", "doctor") else kind not in OF_THE_SETTINGS
+        refused = kind in OF_ALL if name in ("plot", "report", "doctor") else kind not in OF_THE_SETTINGS
         try:
             code = load_tool(name).main(["downloaded", *options])
         except SystemExit as ended:
@@ -410,7 +412,7 @@ def test_metrics_are_read_up_to_a_limit_and_never_through_a_link(
 ) -> None:
     file = stranger.run / "metrics.csv"
     read = {
-        "plot": lambda: load_tool("plot").read_curve(stranger.run, "episode/return", "env_steps"),
+        "plot": lambda: read_run(stranger.run),
         "doctor": lambda: read_rows(file),
         "resume": lambda: writers.CsvWriter(file, resumed_at=3).start({}),
     }[reader]
@@ -565,7 +567,12 @@ def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_cli, too
     for console in ("plain", "rich"):
         done = train_cli(f"checkpoint={run}", "max_iterations=8", f"log.console={console}", cwd=stranger.here)
         texts += [done.stdout, done.stderr]
-    for arguments in (("play", run, "--viewer", "none", "--steps", "2"), ("plot", run), ("doctor", run)):
+    for arguments in (
+        ("play", run, "--viewer", "none", "--steps", "2"),
+        ("plot", run),
+        ("report", run),
+        ("doctor", run),
+    ):
         done = tool(*arguments, cwd=stranger.here)
         texts += [done.stdout, done.stderr]
     both(lambda saved: saved["task"].update(_target_=f"evil.{ESCAPES}"))(stranger_at(stranger, run))

@@ -11,29 +11,16 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
 
+    from gpusim_rl.view.curves import SavedCurves
+
 X_COLUMNS = {"env_steps": ("env_steps", "env steps"), "time": ("time/elapsed_s", "time [s]")}
-# Settings that may differ between runs of one line: they do not change what is learned on average, or are names.
-FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
-POINTS = 400  # points of a line
 LABEL_WIDTH = 100  # characters of the legend on one row
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One run's column over x."""
-
-    settings: dict[str, Any]  # values by full key, without those in FREE
-    seed: int
-    x: np.ndarray
-    y: np.ndarray
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,6 +51,7 @@ def plot(args: argparse.Namespace) -> Path:
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out
     from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.view.curves import grouped, run_folders
 
     import_extra("matplotlib", "plot", "plot")
     folders = run_folders(args.runs)
@@ -72,12 +60,8 @@ def plot(args: argparse.Namespace) -> Path:
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out must end in .png, .svg or .pdf, got {out}")
     check_out(args.out, overwrite=args.overwrite)
-    column, x_label = X_COLUMNS[args.x]
-    groups: dict[str, list[Curve]] = {}
-    for curve in read_curves(folders, args.key, column):
-        groups.setdefault(repr(sorted(curve.settings.items())), []).append(curve)
-
-    figure = draw(list(groups.values()), x_label, args.key)
+    runs = read_runs(folders, args.key, X_COLUMNS[args.x][0])
+    figure = draw(grouped(runs), args.key, *X_COLUMNS[args.x])
     try:
         with replacing(out) as file:  # a link there is replaced, not followed
             figure.savefig(file, format=out.suffix[1:], dpi=150)
@@ -86,158 +70,62 @@ def plot(args: argparse.Namespace) -> Path:
     return out
 
 
-def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figure:
-    """Returns the picture: a line for each group of runs, and below the axes their titles."""
+def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_column: str, x_label: str) -> Figure:
+    """Returns the picture: a line for each group of runs, and below the axes their titles.
+
+    Beyond the end of the shortest run, where a mean ends, each run has a thin line.
+    """
     from matplotlib.figure import Figure
+
+    from gpusim_rl.view.curves import beyond, count, mean_and_std, titles
 
     figure = Figure(layout="constrained")
     axes = figure.subplots()
     rows = 0  # rows of the legend
-    for curves, title in zip(groups, titles([curves[0].settings for curves in groups]), strict=True):
+    for runs, title in zip(groups, titles([runs[0].settings for runs in groups]), strict=True):
+        curves = [run.curve(key, x_column) for run in runs]
         x, mean, std = mean_and_std(curves)
-        seeds = len({curve.seed for curve in curves})
-        count = f" ({seeds} seeds)" if seeds > 1 else f" ({len(curves)} runs)" if len(curves) > 1 else ""
-        label = f"{title}{count}"
+        rests = beyond(curves, x)
+        note = "; mean as far as the shortest" if rests and len(x) else "; no mean: no x in common" if rests else ""
+        label = f"{title} ({count(runs)}{note})" if len(runs) > 1 else title
         label = textwrap.fill(label, LABEL_WIDTH).replace("$", r"\$")  # a dollar would begin a formula
         rows += 1 + label.count("\n")
         [line] = axes.plot(x, mean, label=label)
         if len(curves) > 1:
             axes.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.2, linewidth=0)
+        for rest in rests:
+            axes.plot(rest.x, rest.y, color=line.get_color(), linewidth=0.8, alpha=0.8)
+        if rests and len(x):
+            axes.plot(x[-1:], mean[-1:], marker="|", markersize=12, color=line.get_color())
     axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set_ylabel(key)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     figure.set_size_inches(8, 5 + 0.2 * rows)
     return figure
 
 
-def run_folders(names: Sequence[str]) -> list[Path]:
-    """Returns the run folders that the user means, each once, without what a shell's `runs/Ant/*` also catches."""
-    from gpusim_rl.errors import ConfigError, say
-    from gpusim_rl.files.safe_open import refuse_links
-    from gpusim_rl.run.run_dir import resolve_run
+def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCurves]:
+    """Returns the runs; among several, one that has no value of the column yet is left out."""
+    from gpusim_rl.errors import ConfigError, did_you_mean, say
+    from gpusim_rl.view.curves import read_run
 
-    folders: dict[Path, Path] = {}
-    for name in names:
-        path = Path(name)
-        if not (path / "metrics.csv").is_file():
-            if len(names) > 1 and path.exists():
-                say(f"skipped {path}: no metrics.csv in it", file=sys.stderr)
-                continue
-            path = resolve_run(name)[0].path
-        refuse_links(path.resolve())
-        folders.setdefault(path.resolve(), path)
-    if not folders:
-        raise ConfigError(f"none of {', '.join(names)} is a run folder with metrics.csv")
-    return list(folders.values())
-
-
-def read_curves(folders: Sequence[Path], key: str, x_column: str) -> list[Curve]:
-    """Returns the column of every run; among several, a run that has no value of it yet is left out."""
-    from gpusim_rl.errors import ConfigError, say
-
-    curves = []
+    runs = []
     for folder in folders:
-        try:
-            curves.append(read_curve(folder, key, x_column))
-        except LookupError as error:
-            if folder == folders[-1] and not curves:
-                raise ConfigError(str(error)) from None
-            say(f"skipped {error}", file=sys.stderr)
-    return curves
-
-
-def read_curve(folder: Path, key: str, x_column: str) -> Curve:
-    """Returns one column of a run's metrics.csv, without the rows where it is not known.
-
-    Raises:
-        LookupError: No row has a value.
-    """
-    import numpy as np
-
-    from gpusim_rl.errors import ConfigError, did_you_mean, warn
-    from gpusim_rl.run.run_dir import RunDir
-    from gpusim_rl.run.writers import read_csv
-    from gpusim_rl.settings.schema import ALGORITHMS
-
-    run = RunDir(folder)
-    if not run.metrics_csv.is_file():
-        raise ConfigError(f"{folder} has no metrics.csv: either it was deleted, or the first iteration is not over yet")
-    content = read_csv(run.metrics_csv)
-    columns = content.columns
-    if content.damaged:
-        warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")
-    for name in (key, x_column):
-        if name not in columns:
-            available = f" Available: {', '.join(columns)}" if columns else " It has none"
-            raise ConfigError(f"{run.metrics_csv} has no column {name!r}.{did_you_mean(name, columns)}{available}")
-    rows = [dict(zip(columns, row, strict=True)) for row in content.rows]
-    points = [(float(row[x_column]), float(row[key])) for row in rows if row[x_column] and row[key]]
-    if not points:
-        raise LookupError(f"{run.metrics_csv}: {key} is not known in any row yet")
-    config = run.config
-    if not is_of_a_run(config):
-        raise ConfigError(
-            f"{run.config_yaml} is not the settings of a run: expected a seed, and the sections task and algo"
-        )
-    algorithm = config["algo"]["name"]
-    unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values that a task's yaml holds
-    settings = {name: value for name, value in flat(config) if not name.startswith((*FREE, *unused))}
-    x, y = np.array(points).T
-    return Curve(settings, config["seed"], x, y)
-
-
-def is_of_a_run(config: Any) -> bool:
-    """Returns whether settings, which may be a stranger's, have what names a line."""
-    try:
-        target, name, seed = config["task"]["_target_"], config["algo"]["name"], config["seed"]
-    except (KeyError, TypeError):
-        return False
-    return isinstance(target, str) and isinstance(name, str) and isinstance(seed, int)
-
-
-def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns settings by full key."""
-    pairs: list[tuple[str, Any]] = []
-    for name, value in config.items():
-        pairs += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
-    return pairs
-
-
-def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the titles of lines: task, algorithm, and the settings that differ from other lines of that task.
-
-    An algorithm is named where those of a task differ; a setting counts where both lines have it.
-    """
-
-    def task(line: dict[str, Any]) -> str:
-        return str(line["task._target_"]).rpartition(".")[2]
-
-    lines = []
-    for line in settings:
-        same_task = [other for other in settings if task(other) == task(line)]
-        words = [task(line)]
-        if len({other.get("algo.name") for other in same_task}) > 1:
-            words.append(str(line.get("algo.name")))
-        for key, value in line.items():
-            if not key.startswith("algo.") and any(key in other and other[key] != value for other in same_task):
-                words.append(f"{key.removeprefix('task.')}={value}")
-        lines.append(" ".join(words))
-    return lines
-
-
-def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns x, and mean and standard deviation over the runs that have got as far as x."""
-    import numpy as np
-
-    if len(curves) == 1:
-        return curves[0].x, curves[0].y, np.zeros_like(curves[0].y)
-    x = np.linspace(min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves), POINTS)
-    covered = np.stack([(curve.x[0] <= x) & (x <= curve.x[-1]) for curve in curves])
-    x, covered = x[covered.any(axis=0)], covered[:, covered.any(axis=0)]
-    values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
-    mean = np.average(values, axis=0, weights=covered)
-    return x, mean, np.sqrt(np.average((values - mean) ** 2, axis=0, weights=covered))
+        run = read_run(folder)
+        file, columns = run.run.metrics_csv, run.columns
+        for name in (key, x_column):
+            if name not in columns:
+                available = f" Available: {', '.join(columns)}" if columns else " It has none"
+                raise ConfigError(f"{file} has no column {name!r}.{did_you_mean(name, columns)}{available}")
+        if len(run.curve(key, x_column).x):
+            runs.append(run)
+            continue
+        unknown = f"{file}: {key} is not known in any row yet"
+        if folder == folders[-1] and not runs:
+            raise ConfigError(unknown)
+        say(f"skipped {unknown}", file=sys.stderr)
+    return runs
 
 
 if __name__ == "__main__":

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.view import curves
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -78,7 +82,7 @@ def test_a_damaged_file_is_drawn_up_to_the_damage(tool, runs_folder, tmp_path, j
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["Nothing"], "no checkpoint 'Nothing': expected a run folder"),
+        (["Nothing"], "no run 'Nothing': expected a run folder"),
         (["Cartpole", "--key", "episode/retrn"], "has no column 'episode/retrn'. Did you mean 'episode/return'?"),
         (["Ant"], "episode/return is not known in any row yet"),
         (["Cartpole", "--out", "new/x.png"], "--out new/x.png: there is no folder new. Try one that is there"),
@@ -101,19 +105,19 @@ def test_a_missing_extra_is_one_line(tool, tmp_path):
     assert done.stderr == "error: plot needs matplotlib: pip install 'gpusim-rl[plot]'\n"
 
 
-def test_lines_are_named_by_what_differs(plot):
+def test_lines_are_named_by_what_differs():
     ant = {"task._target_": "a.b.Ant", "ppo.clip": 0.2, "task.up_weight": 1}
-    assert plot.titles([ant]) == ["Ant"]
+    assert curves.titles([ant]) == ["Ant"]
     other = {**ant, "ppo.clip": 0.1, "task.up_weight": 2}
     hopper = {"task._target_": "a.b.Hopper", "ppo.clip": 0.3}
-    assert plot.titles([ant, other, hopper]) == [
+    assert curves.titles([ant, other, hopper]) == [
         "Ant ppo.clip=0.2 up_weight=1",
         "Ant ppo.clip=0.1 up_weight=2",
         "Hopper",
     ]
 
 
-def test_algorithms_are_named_before_settings(plot):
+def test_algorithms_are_named_before_settings():
     ppo = {"task._target_": "a.b.Ant", "algo.name": "ppo", "algo._target_": "x.PPO", "num_envs": 8, "ppo.clip": 0.2}
     search = {
         "task._target_": "a.b.Ant",
@@ -123,52 +127,66 @@ def test_algorithms_are_named_before_settings(plot):
         "search.step": 1,
     }
     hopper = {**ppo, "task._target_": "a.b.Hopper"}
-    assert plot.titles([ppo, search, hopper]) == ["Ant ppo num_envs=8", "Ant search num_envs=4", "Hopper"]
-    assert plot.titles([ppo, {**ppo, "ppo.clip": 0.1}, {**search, "num_envs": 8}]) == [
+    assert curves.titles([ppo, search, hopper]) == ["Ant ppo num_envs=8", "Ant search num_envs=4", "Hopper"]
+    assert curves.titles([ppo, {**ppo, "ppo.clip": 0.1}, {**search, "num_envs": 8}]) == [
         "Ant ppo ppo.clip=0.2",
         "Ant ppo ppo.clip=0.1",
         "Ant search",
     ]
 
 
-def test_settings_of_an_algorithm_that_did_not_run_do_not_count(plot, runs_folder, tmp_path):
+def test_settings_of_an_algorithm_that_did_not_run_do_not_count(runs_folder, tmp_path):
     run = runs_folder / folders(runs_folder)[0]
-    assert any(key.startswith("ppo.") for key in plot.read_curve(run, "episode/return", "env_steps").settings)
+    assert any(key.startswith("ppo.") for key in curves.read_run(run).settings)
     shutil.copytree(run, tmp_path / "run", symlinks=True)
     file = tmp_path / "run" / "config.yaml"
     file.write_text(re.sub(r"(?m)^( +)name: ppo$", r"\1name: search", file.read_text()))
-    other = plot.read_curve(tmp_path / "run", "episode/return", "env_steps").settings
+    other = curves.read_run(tmp_path / "run").settings
     assert other["algo.name"] == "search" and not any(key.startswith("ppo.") for key in other)
+
+
+def saved(x: list[float], y: list[float], **settings: object) -> curves.SavedCurves:
+    """A run with these points."""
+    columns = {"iteration": np.array(x), "env_steps": np.array(x), "episode/return": np.array(y)}
+    return curves.SavedCurves(RunDir(Path("run")), {"seed": 0}, {"task._target_": "a.b.Ant", **settings}, columns)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lines", [1, 20])
 def test_the_legend_is_below_the_axes(plot, tmp_path, lines):
-    settings = [{"task._target_": "a.b.Ant", "num_envs": i, "ppo.network.hidden": [i] * 40} for i in range(lines)]
-    curves = [[plot.Curve(one, 0, np.array([0, 1]), np.array([0, 1]))] for one in settings]
-    figure = plot.draw(curves, "env steps", "episode/return")
+    runs = [saved([0, 1], [0, 1], **{"num_envs": i, "ppo.network.hidden": [i] * 40}) for i in range(lines)]
+    figure = plot.draw([[run] for run in runs], "episode/return", "env_steps", "env steps")
     figure.savefig(tmp_path / "x.png")
     axes, legend = figure.axes[0].get_window_extent(), figure.legends[0].get_window_extent()
     assert legend.y1 <= axes.y0 and legend.y0 >= 0 and legend.x0 >= 0 and legend.x1 <= figure.bbox.x1
     assert axes.height > 0.6 * 5 * figure.dpi
 
 
-def test_seeds_are_one_line_and_other_settings_are_not(plot, runs_folder):
-    curves = plot.read_curves(
-        plot.run_folders([str(runs_folder / name) for name in folders(runs_folder)]), "episode/return", "env_steps"
-    )
-    assert sorted(curve.seed for curve in curves) == [1, 2, 3]
-    settings = [curve.settings for curve in sorted(curves, key=lambda curve: curve.seed)]
-    assert settings[0] == settings[1] != settings[2]
+def test_seeds_are_one_line_and_other_settings_are_not(runs_folder):
+    names = [str(runs_folder / name) for name in folders(runs_folder)]
+    runs = [curves.read_run(folder) for folder in curves.run_folders(names)]
+    assert sorted([run.seed for run in group] for group in curves.grouped(runs)) == [[1, 2], [3]]
 
 
-def test_mean_and_std_are_of_the_runs_that_got_so_far(plot):
-    def curve(x: list[float], y: list[float]):
-        return plot.Curve({}, 0, np.array(x), np.array(y))
+def test_a_mean_ends_with_the_shortest_run(plot):
+    """A mean of what is left would jump from 2.5 to 20 where the bad run ends."""
+    group = [saved([0, 10], [0, 20]), saved([0, 5], [0, -5])]
+    short, long = group[1].curve("episode/return", "env_steps"), group[0].curve("episode/return", "env_steps")
+    x, mean, std = curves.mean_and_std([long, short])
+    assert (x[0], x[-1]) == (0, 5)
+    assert (mean[-1], std[-1]) == (2.5, 7.5)
+    [rest] = curves.beyond([long, short], x)
+    assert (rest.x.tolist(), rest.y.tolist()) == ([5, 10], [10, 20])
+    figure = plot.draw([group], "episode/return", "env_steps", "env steps")
+    assert [line.get_xdata()[-1] for line in figure.axes[0].lines] == [5, 10, 5]
+    assert [line.get_linewidth() < 1 for line in figure.axes[0].lines] == [False, True, False]
+    assert figure.legends[0].texts[0].get_text() == "Ant (2 runs; mean as far as the shortest)"
 
-    x, mean, std = plot.mean_and_std([curve([0, 10], [0, 10]), curve([0, 5], [2, 7])])
-    assert (x[0], x[-1]) == (0, 10)
-    assert (mean[0], std[0]) == (1, 1)  # (0 + 2) / 2, spread 1
-    assert (mean[-1], std[-1]) == (10, 0)  # only the first run is there
-    x, mean, std = plot.mean_and_std([curve([0, 1], [3, 4])])
+
+def test_one_run_has_no_spread_and_runs_apart_have_no_mean():
+    one, other = (saved(x, [3, 4]).curve("episode/return", "env_steps") for x in ([0, 1], [2, 3]))
+    x, mean, std = curves.mean_and_std([one])
     assert (x.tolist(), mean.tolist(), std.tolist()) == ([0, 1], [3, 4], [0, 0])
+    x, mean, _ = curves.mean_and_std([one, other])
+    assert len(x) == len(mean) == 0
+    assert [rest.x.tolist() for rest in curves.beyond([one, other], x)] == [[0, 1], [2, 3]]

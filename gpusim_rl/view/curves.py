@@ -1,0 +1,181 @@
+"""Learning curves of runs: runs that differ only in their seed are one line, with its mean and spread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpusim_rl.errors import ConfigError, say, warn
+from gpusim_rl.files.paths import find_run
+from gpusim_rl.files.safe_open import refuse_links
+from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.run.writers import read_csv
+from gpusim_rl.settings.schema import ALGORITHMS
+
+# Settings that may differ between runs of one line: they do not change what is learned on average, or are names.
+FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
+POINTS = 400  # points of a mean
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One column of a run over another one, rows where one of them is empty left out."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+@dataclass(frozen=True)
+class SavedCurves:
+    """A run folder's settings and columns."""
+
+    run: RunDir
+    config: dict[str, Any]
+    settings: dict[str, Any]  # values by full key, without those in FREE
+    columns: dict[str, np.ndarray]  # NaN where a cell is empty
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.config["seed"]
+
+    @property
+    def task(self) -> str:
+        """Name of the task's class."""
+        return str(self.settings["task._target_"]).rpartition(".")[2]
+
+    def curve(self, key: str, x_column: str) -> Curve:
+        """Returns a column over another; one without points where either is missing."""
+        missing = np.full(len(self.columns["iteration"]), np.nan)
+        x, y = self.columns.get(x_column, missing), self.columns.get(key, missing)
+        known = np.isfinite(x) & np.isfinite(y)
+        return Curve(x[known], y[known])
+
+
+def run_folders(names: Sequence[str]) -> list[Path]:
+    """Returns the run folders that the user means, each once, without what a shell's `runs/Ant/*` also catches."""
+    folders: dict[Path, Path] = {}
+    for name in names:
+        path = Path(name)
+        if not (path / "metrics.csv").is_file():
+            if len(names) > 1 and path.exists():
+                say(f"skipped {path}: no metrics.csv in it", file=sys.stderr)
+                continue
+            path = find_run(name)
+        refuse_links(path.resolve())
+        folders.setdefault(path.resolve(), path)
+    if not folders:
+        raise ConfigError(f"none of {', '.join(names)} is a run folder with metrics.csv")
+    return list(folders.values())
+
+
+def read_run(folder: Path) -> SavedCurves:
+    """Reads a run folder, which may be a stranger's; a damaged metrics.csv up to the damage, with a warning.
+
+    Raises:
+        ConfigError: There is no metrics.csv, or config.yaml is none of a run.
+    """
+    run = RunDir(folder)
+    if not run.metrics_csv.is_file():
+        raise ConfigError(f"{folder} has no metrics.csv: either it was deleted, or the first iteration is not over yet")
+    content = read_csv(run.metrics_csv)
+    if content.damaged:
+        warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")
+    config = run.config
+    if not _is_of_a_run(config):
+        raise ConfigError(
+            f"{run.config_yaml} is not the settings of a run: expected a seed, and the sections task and algo"
+        )
+    algorithm = config["algo"]["name"]
+    unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values that a task's yaml holds
+    settings = {name: value for name, value in flat(config) if not name.startswith((*FREE, *unused))}
+    cells = [[float(cell) if cell else np.nan for cell in row] for row in content.rows]
+    table = np.array(cells).reshape(len(cells), len(content.columns)).T
+    return SavedCurves(run, config, settings, dict(zip(content.columns, table, strict=True)))
+
+
+def _is_of_a_run(config: Any) -> bool:
+    """Returns whether settings, which may be a stranger's, have what names a line."""
+    try:
+        target, name, seed = config["task"]["_target_"], config["algo"]["name"], config["seed"]
+    except (KeyError, TypeError):
+        return False
+    return isinstance(target, str) and isinstance(name, str) and isinstance(seed, int)
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Returns settings by full key."""
+    pairs: list[tuple[str, Any]] = []
+    for name, value in config.items():
+        pairs += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return pairs
+
+
+def grouped(runs: Iterable[SavedCurves]) -> list[list[SavedCurves]]:
+    """Returns runs in groups of equal settings, in the order of their first ones."""
+    groups: dict[str, list[SavedCurves]] = {}
+    for run in runs:
+        groups.setdefault(repr(sorted(run.settings.items())), []).append(run)
+    return list(groups.values())
+
+
+def count(runs: Sequence[SavedCurves]) -> str:
+    """Returns how many seeds a group has, or how many runs of one seed; nothing for one run."""
+    seeds = len({run.seed for run in runs})
+    return f"{seeds} seeds" if seeds > 1 else f"{len(runs)} runs" if len(runs) > 1 else ""
+
+
+def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the titles of lines: task, algorithm, and the settings that differ from other lines of that task.
+
+    An algorithm is named where those of a task differ; a setting counts where both lines have it.
+    """
+
+    def task(line: dict[str, Any]) -> str:
+        return str(line["task._target_"]).rpartition(".")[2]
+
+    lines = []
+    for line in settings:
+        same_task = [other for other in settings if task(other) == task(line)]
+        words = [task(line)]
+        if len({other.get("algo.name") for other in same_task}) > 1:
+            words.append(str(line.get("algo.name")))
+        for key, value in line.items():
+            if not key.startswith("algo.") and any(key in other and other[key] != value for other in same_task):
+                words.append(f"{key.removeprefix('task.')}={value}")
+        lines.append(" ".join(words))
+    return lines
+
+
+def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns x, and mean and standard deviation over all runs, where all of them have values.
+
+    A mean of the runs that are left after the others have ended would jump where one ends. So it ends with the shortest
+    run, and there is none where two runs have no x in common.
+    """
+    if len(curves) == 1:
+        return curves[0].x, curves[0].y, np.zeros_like(curves[0].y)
+    ends = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
+    x = np.linspace(*ends, POINTS) if ends[0] < ends[1] else np.zeros(0)
+    values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
+    return x, values.mean(axis=0), values.std(axis=0)
+
+
+def beyond(curves: Sequence[Curve], x: np.ndarray) -> list[Curve]:
+    """Returns what of the curves is beyond the end of their mean at `x`, each from that end on."""
+    end = x[-1] if len(x) else -np.inf
+    rests = []
+    for curve in curves:
+        later = curve.x > end
+        if not later.any():
+            continue
+        rests.append(Curve(curve.x[later], curve.y[later]))
+        if np.isfinite(end):
+            value = np.interp(end, curve.x, curve.y)
+            rests[-1] = Curve(np.append(end, rests[-1].x), np.append(value, rests[-1].y))
+    return rests
