@@ -24,7 +24,7 @@ import yaml
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.safe_open import replacing
-from gpusim_rl.learned import Learned
+from gpusim_rl.learned import Learned, duration, median_time
 from gpusim_rl.machine.child import Child
 from gpusim_rl.run.metrics import WINDOW
 from gpusim_rl.settings.checks import build
@@ -615,18 +615,7 @@ def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
         result = f"{name}{end} of {threshold} in {duration(statistics.median(seed['seconds'] for seed in seeds))}"
     gpu, cpus = first["environment"].get("gpu"), first["environment"].get("cpu", {}).get("available")
     hardware = "GPU" if gpu else f"{cpus} CPU core{'' if cpus == 1 else 's'}"
-    return Learned(result, seconds, hardware, list(first.get("overrides") or []))
-
-
-def median_time(seconds: Sequence[float | None]) -> float | None:
-    """Returns the median time to a threshold [s]; None for a seed that did not reach it, or if half or more did not."""
-    median = statistics.median([math.inf if time is None else time for time in seconds])
-    return None if math.isinf(median) else median
-
-
-def duration(seconds: float) -> str:
-    """Returns a time [s] in few words."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return Learned(result, seconds, hardware, list(first.get("overrides") or []), first["threshold"], stat)
 
 
 def _first_to_succeed(task: str, others: Sequence[Other]) -> Learned | None:
@@ -645,7 +634,7 @@ def _first_to_succeed(task: str, others: Sequence[Other]) -> Learned | None:
     seeds = f" (best of {len(points)} seeds)" if len(points) > 1 else " (1 seed)"
     words = [word for word in other.command.split() if "=" in word and not word.startswith(("task=", "seed="))]
     settings = [word for word in words if not _is_default(task, word)]
-    return Learned(f"{value} in {duration(seconds)}{seeds}", seconds, OTHERS_RAN_ON, settings)
+    return Learned(f"{value} in {duration(seconds)}{seeds}", seconds, OTHERS_RAN_ON, settings, threshold, stat)
 
 
 def _is_default(task: str, override: str) -> bool:

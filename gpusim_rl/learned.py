@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpusim_rl.files import paths
@@ -18,6 +21,8 @@ class Learned:
     seconds: float | None  # time to the threshold; None where it was not reached
     hardware: str  # `1 CPU core`
     overrides: list[str]  # settings other than those in the task's yaml
+    threshold: float
+    stat: str  # the task's own number that the threshold is of; empty for the return
 
 
 def learned() -> dict[str, Learned]:
@@ -26,3 +31,14 @@ def learned() -> dict[str, Learned]:
     if not file.is_file():
         return {}
     return {task: Learned(**values) for task, values in json.loads(file.read_text(encoding="utf-8")).items()}
+
+
+def median_time(seconds: Sequence[float | None]) -> float | None:
+    """Returns the median time to a threshold [s]; None for a seed that did not reach it, or if half or more did not."""
+    median = statistics.median([math.inf if time is None else time for time in seconds])
+    return None if math.isinf(median) else median
+
+
+def duration(seconds: float) -> str:
+    """Returns a time [s] in few words."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

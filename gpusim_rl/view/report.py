@@ -1,0 +1,397 @@
+"""A report of runs as one page: how well they learned, what made them slow, and how to repeat them."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import SAFE
+from gpusim_rl.files.safe_open import load_yaml, open_file
+from gpusim_rl.learned import Learned, duration, learned, median_time
+from gpusim_rl.public import __version__
+from gpusim_rl.run.logger import command
+from gpusim_rl.run.run_dir import chosen_task
+from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.overrides import key_of
+from gpusim_rl.view.curves import FREE, SavedCurves, count, flat, grouped, titles
+from gpusim_rl.view.svg_chart import MOST, Line, chart, short
+
+WINDOW = 100  # episodes in a mean
+STILL_TRAINS_S = 60.0  # age of a row, up to which a run without an end is taken for one that trains
+TAIL = 1 << 16  # bytes at the end of train.log that are read
+LARGE, MEDIUM, SMALL = (640, 320), (640, 200), (320, 170)  # charts [px]
+LEARNING = ("value/explained_variance", "loss/", "policy/", "value/q", "replay/transitions", "eval/")
+NOT_SHOWN = ("policy/skipped_minibatches", "policy/lag_", "policy/dropped", "eval/iteration", "eval/return_std")
+ENTERED_ONCE = ("seed", "experiment", "log.dir", "log.console", "checkpoint", "test", "trust", "headless")
+PHASE_WORDS = {"rollout": "simulation and policy", "actors": "waiting for actors", "log": "logging"}
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a run was.
+
+    Attributes:
+        env_steps_per_s: Control steps per second, over all envs [1/s].
+        shares: Share of the time by phase.
+        limits: Sentences on what limits it, the most costly first.
+    """
+
+    env_steps_per_s: float | None
+    shares: Mapping[str, float]
+    limits: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended: `complete`, `training`, `stopped` or `failed`, and that in a sentence."""
+
+    kind: str
+    words: str
+
+
+@dataclass
+class Playback:
+    """What is seen of a group: a page of its own in 3D, or a moving picture (WebP), and a caption or a reason."""
+
+    caption: str = ""
+    page: str = ""
+    picture: str = ""  # as a `data:` address
+
+
+@dataclass
+class Group:
+    """Runs that differ only in their seed."""
+
+    title: str
+    colour: int
+    runs: Sequence[SavedCurves]
+    endings: Sequence[Ending]
+    pace: Pace
+    replay: Playback = field(default_factory=Playback)
+
+    @property
+    def best(self) -> SavedCurves:
+        """The run with the highest return at its end."""
+        return max(self.runs, key=lambda run: (last(run, "episode/return") is not None, last(run, "episode/return")))
+
+
+def groups_of(runs: Sequence[SavedCurves]) -> list[list[Group]]:
+    """Returns the groups of each task."""
+    by_task: dict[str, list[list[SavedCurves]]] = {}
+    for group in grouped(runs):
+        by_task.setdefault(str(group[0].settings["task._target_"]), []).append(group)
+    nothing = Pace(None, {}, ())
+    return [
+        [
+            Group(title, colour, group, [ending(run) for run in group], nothing)
+            for colour, (title, group) in enumerate(zip(titles([g[0].settings for g in groups]), groups, strict=True))
+        ]
+        for groups in by_task.values()
+    ]
+
+
+def page(groups: Sequence[Sequence[Group]], config_dir: str | None = None) -> str:
+    """Returns the page, which loads nothing from anywhere.
+
+    Args:
+        groups: Groups of each task, with what `Group.pace` and `Group.replay` are to show.
+        config_dir: Folder of the user's with more tasks (`-cd`).
+    """
+    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    sections = [_task(task, config_dir) for task in groups]
+    names = ", ".join(dict.fromkeys(section["name"] for section in sections))
+    written = time.strftime("%Y-%m-%d %H:%M")
+    return environment.from_string(template).render(names=names, tasks=sections, written=written, version=__version__)
+
+
+def last(run: SavedCurves, key: str) -> float | None:
+    """Returns the newest value of a column; of a number of the task the mean over the episodes that ended last."""
+    values = recent_means(run, key) if key.startswith("task/") else np.zeros(0)
+    values = values[np.isfinite(values)]
+    known = values if len(values) else run.curve(key, "iteration").y
+    return float(known[-1]) if len(known) else None
+
+
+def recent_means(run: SavedCurves, key: str) -> np.ndarray:
+    """Returns for each row the mean of a number over the last WINDOW episodes, or some more; NaN before there were."""
+    empty = np.full(len(run.columns["iteration"]), np.nan)
+    value, ended = run.columns.get(key, empty), np.nan_to_num(run.columns.get("episode/ended", empty))
+    ended = np.where(np.isfinite(value), ended, 0.0)
+    episodes, total = np.cumsum(ended), np.cumsum(np.nan_to_num(value) * ended)
+    first = np.searchsorted(episodes, episodes - WINDOW, side="right") - 1  # the last row that is left out
+    before = [np.where(first >= 0, sums[np.maximum(first, 0)], 0.0) for sums in (total, episodes)]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(episodes >= WINDOW, (total - before[0]) / (episodes - before[1]), np.nan)
+
+
+def seconds_to(run: SavedCurves, goal: Learned) -> float | None:
+    """Returns when a run first reached a threshold [s]; None if it did not. Only means of WINDOW episodes count."""
+    if goal.stat:
+        judged = recent_means(run, f"task/{goal.stat}")
+    else:
+        empty = np.full(len(run.columns["iteration"]), np.nan)
+        whole = run.columns.get("episode/count", empty) >= WINDOW
+        judged = np.where(whole, run.columns.get("episode/return", empty), np.nan)
+    reached = np.flatnonzero(judged >= goal.threshold)
+    elapsed = run.columns.get("time/elapsed_s")
+    return float(elapsed[reached[0]]) if len(reached) and elapsed is not None else None
+
+
+def ending(run: SavedCurves) -> Ending:
+    """Judges by the settings, the last row and train.log how a run ended."""
+    iterations, limit = run.columns["iteration"], run.config.get("max_iterations")
+    done = int(iterations[-1]) if len(iterations) else 0
+    of = f"iteration {done:,}" + (f" of {limit:,}" if isinstance(limit, int) else "")
+    if isinstance(limit, int) and done >= limit:
+        return Ending("complete", f"complete: {of}")
+    text = ""
+    with suppress(OSError, ConfigError), open_file(run.run.train_log) as file:
+        file.seek(max(0, file.seek(0, 2) - TAIL))
+        text = file.read(TAIL).decode(errors="replace")
+    lines = [re.sub(r"^\S+ \S+  ", "", line) for line in text.splitlines()]
+    told = [line for line in lines if re.match(r"iteration \d|ended by |next:$", line)][-1:]
+    if told and told[0].startswith("ended by"):
+        return Ending("failed", f"{told[0][:200]}, after {of}")
+    if told == ["next:"]:
+        return Ending("stopped", f"stopped at {of}")
+    with suppress(OSError):
+        if time.time() - run.run.metrics_csv.stat().st_mtime < STILL_TRAINS_S:
+            return Ending("training", f"still training: {of}")
+    return Ending("failed", f"ended without a word at {of}: killed, or the machine went down")
+
+
+def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
+    """Returns what the template shows of a task."""
+    runs = [run for group in groups for run in group.runs]
+    target, name = str(runs[0].settings["task._target_"]), runs[0].task
+    goal = learned().get(name) if target.startswith("gpusim_rl.tasks.") else None
+    if goal is not None and not all(
+        str(runs[0].settings.get(key_of(text))) == text.partition("=")[2]
+        for text in goal.overrides
+        if text.startswith("task.")
+    ):
+        goal = None  # it is of another variant
+    columns = list(dict.fromkeys(key for run in runs for key in run.columns))
+    stats = [key for key in columns if key.startswith("task/")]
+    goal_key = f"task/{goal.stat}" if goal and goal.stat else "episode/return"
+
+    def panels(keys: Sequence[str], size: tuple[int, int] = SMALL) -> list[dict[str, str]]:
+        drawn = [(key, _chart(groups, key, size, goal if key == goal_key else None)) for key in keys]
+        return [{"title": _words(key), "now": _spread(groups[0].runs, key), "svg": svg} for key, svg in drawn if svg]
+
+    changed, unknown = _changed(groups, config_dir)
+    entry = next((entry for entry in tasks(config_dir).values() if entry.target == target), None)
+    own_goal = goal if goal_key == "episode/return" else None
+    return {
+        "name": name,
+        "description": entry.description if entry else "",
+        "groups": [_group(group, goal, stats) for group in groups],
+        "hero": _chart(groups, "episode/return", LARGE, own_goal),
+        "by_time": _chart(groups, "episode/return", LARGE, own_goal, "time/elapsed_s"),
+        "threshold_note": _threshold_note(goal, changed),
+        "stats": panels(["episode/length", *stats]),
+        "rewards": panels([key for key in columns if key.startswith("reward/")]),
+        "learning": panels([k for k in columns if k.startswith(LEARNING) and not k.startswith(NOT_SHOWN)]),
+        "speed": panels(["speed/env_steps_per_s"], MEDIUM),
+        "changed": changed,
+        "unknown_defaults": unknown,
+        "reading": _reading(groups),
+        "runs": [_run(group, run, end) for group in groups for run, end in zip(group.runs, group.endings, strict=True)],
+    }
+
+
+def _group(group: Group, goal: Learned | None, stats: Sequence[str]) -> dict[str, Any]:
+    """Returns the tiles of a group: label, value, and a line below."""
+    runs = group.runs
+    best = [curve.y.max() for run in runs if len((curve := run.curve("episode/best_return", "iteration")).y)]
+    tiles = [("return", _spread(runs, "episode/return"), f"best {_number(max(best))}" if best else "no episode yet")]
+    verdict = ""
+    if goal is not None:
+        times = [seconds_to(run, goal) for run in runs]
+        reached, median = [s for s in times if s is not None], median_time(times)
+        of = f"{len(reached)} of {len(runs)} seeds" if len(runs) > 1 else "reached" if reached else "not reached"
+        verdict = "good" if median is not None else "bad"
+        when = f", median {duration(median)}" if median is not None and len(runs) > 1 else ""
+        when = f" after {duration(median)}" if median is not None and not when else when
+        tiles.append((f"threshold {_number(goal.threshold)}", of, f"{_words(goal.stat or 'return')}{when}"))
+    tiles += [(_words(key), value, "last 100 episodes") for key in stats if (value := _spread(runs, key)) != "–"]
+    tiles.append(("episode length", _spread(runs, "episode/length"), "control steps"))
+    steps, took = ([v for run in runs if (v := last(run, key)) is not None] for key in ("env_steps", "time/elapsed_s"))
+    if steps and took:
+        tiles.append(("trained for", duration(statistics.median(took)), f"{short(statistics.median(steps))} env steps"))
+    if group.pace.env_steps_per_s:
+        tiles.append(
+            ("speed", f"{group.pace.env_steps_per_s:,.0f}", f"env steps/s, {runs[0].config.get('num_envs')} envs")
+        )
+    return {
+        "title": group.title,
+        "colour": group.colour,
+        "count": count(runs),
+        "tiles": tiles,
+        "verdict": verdict,
+        "endings": [
+            (end.kind, f"seed {run.seed} {end.words}")
+            for run, end in zip(runs, group.endings, strict=True)
+            if end.kind != "complete"
+        ],
+        "replay": group.replay,
+        "shares": [
+            (PHASE_WORDS.get(phase, phase), share) for phase, share in group.pace.shares.items() if share >= 0.005
+        ],
+        "limits": group.pace.limits,
+        "commands": commands(runs),
+    }
+
+
+def _run(group: Group, run: SavedCurves, end: Ending) -> dict[str, Any]:
+    """Returns the row of a run in the table of runs."""
+    try:
+        environment = run.run.environment
+    except (OSError, ValueError):
+        environment = {}
+    git, sim = _section(environment, "git"), _section(environment, "sim")
+    machine = [_section(environment, "cpu").get("model"), *_gpu_names(_section(environment, "gpu").get("devices"))]
+    versions = _section(environment, "versions")
+    return {
+        "colour": group.colour,
+        "folder": str(run.run),
+        "seed": run.seed,
+        "kind": end.kind,
+        "ending": end.words,
+        "return": _number(last(run, "episode/return")),
+        "steps": _number(last(run, "env_steps")),
+        "time": duration(last(run, "time/elapsed_s") or 0.0),
+        "sim": " on ".join(str(sim[key]) for key in ("name", "device") if sim.get(key)),
+        "commit": str(git.get("sha", "–"))[:10] + (" + changes" if git.get("dirty") else ""),
+        "machine": ", ".join(str(part) for part in machine if part),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "started": str(environment.get("time", ""))[:16].replace("T", " "),
+    }
+
+
+def commands(runs: Sequence[SavedCurves]) -> list[str]:
+    """Returns the commands that repeat runs, seeds of the same command line in one."""
+    seeds: dict[str, list[str]] = {}
+    for run in runs:
+        line = shlex.join(word for word in _overrides(run) if key_of(word) not in ENTERED_ONCE)
+        seeds.setdefault(f"{command('train')} {line}".strip(), []).append(str(run.seed))
+    return [f"{line}{' -m' * (len(known) > 1)} seed={','.join(dict.fromkeys(known))}" for line, known in seeds.items()]
+
+
+def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict[str, Any]], str]:
+    """Returns settings other than the defaults of this version, with each group's value; or why they are not known."""
+    from gpusim_rl.settings.compose import compose
+
+    runs = [group.runs[0] for group in groups]
+    try:
+        learner = str(_section(runs[0].run.environment, "learner").get("device"))
+        words = [
+            f"task={chosen_task(_overrides(runs[0])) or runs[0].task}",
+            f"algo={runs[0].config['algo']['name']}",
+            f"device={'cuda' if learner.startswith('cuda') else 'cpu'}",
+        ]
+        if not all(SAFE.fullmatch(word) for word in words):
+            raise ConfigError("the names of its task and its algorithm are not ours")
+        defaults = dict(flat(compose(words, config_dir)))
+    except (ConfigError, OSError, ValueError) as error:
+        return [], str(error).partition("\n")[0]
+    defaults["device"] = "auto"
+    unused = {key.partition(".")[0] for key in defaults} - {key.partition(".")[0] for key in runs[0].settings}
+    keys = list(dict.fromkeys([*(key for run in runs for key in run.settings), "max_iterations"]))
+    rows = []
+    for key in keys:
+        values = [dict(flat(run.config)).get(key, "–") for run in runs]
+        if key.startswith(FREE[:-1]) or key.partition(".")[0] in unused or key.endswith("_target_"):
+            continue
+        if any(value != defaults.get(key, "–") for value in values):
+            shown = values[:1] if all(value == values[0] for value in values) else values
+            rows.append({"key": key, "default": defaults.get(key, "–"), "values": shown})
+    return rows, ""
+
+
+def _threshold_note(goal: Learned | None, changed: Sequence[Mapping[str, Any]]) -> str:
+    if goal is None:
+        return "No threshold is known for this task."
+    own = [row["key"] for row in changed if row["key"].startswith("task.")]
+    note = "The threshold is that of the project's learning benchmark, for the mean of 100 episodes"
+    return note + (f"; it is of the task's own settings, and {', '.join(own[:3])} differ here." if own else ".")
+
+
+def _reading(groups: Sequence[Group]) -> str:
+    """Returns how the charts are to be read: only what stands in them."""
+    runs = [run for group in groups for run in group.runs]
+    words = ["A return is the mean of the last 100 episodes; nothing else is smoothed."]
+    if any(len(group.runs) > 1 for group in groups):
+        words.append("Bold: the mean of all runs of a colour, which ends at the bar, with the shortest of them.")
+        words.append("Band: one standard deviation. Thin: each run.")
+    kinds = {end.kind for group in groups for end in group.endings}
+    words += ["Cross: a run failed."] * ("failed" in kinds)
+    words += ["Ring: a run was stopped, or still trains."] * bool(kinds & {"stopped", "training"})
+    size = math.ceil(max(len(run.columns["iteration"]) for run in runs) / MOST)
+    words += [f"A run's point is the mean of up to {size} rows of metrics.csv."] * (size > 1)
+    return " ".join(words)
+
+
+def _chart(
+    groups: Sequence[Group], key: str, size: tuple[int, int], goal: Learned | None, x_column: str = "env_steps"
+) -> str:
+    """Draws a column of all groups."""
+    lines = [
+        Line(group.colour, [run.curve(key, x_column) for run in group.runs], [end.kind for end in group.endings])
+        for group in groups
+    ]
+    threshold = goal.threshold if goal else None
+    by_time = x_column.startswith("time/")
+    label = f"{key} over {'time' if by_time else 'env steps'}"
+    return chart(lines, label=label, width=size[0], height=size[1], time_axis=by_time, threshold=threshold)
+
+
+def _spread(runs: Sequence[SavedCurves], key: str) -> str:
+    """Returns the newest value of a column: mean and standard deviation over the runs."""
+    values = [value for run in runs if (value := last(run, key)) is not None]
+    if not values:
+        return "–"
+    spread = f" ± {_number(statistics.pstdev(values))}" if len(values) > 1 else ""
+    return f"{_number(statistics.fmean(values))}{spread}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _words(key: str) -> str:
+    """Returns the name of a column as words."""
+    return key.removeprefix("task/").removeprefix("reward/").removeprefix("episode/").replace("_", " ")
+
+
+def _overrides(run: SavedCurves) -> list[str]:
+    """Returns the command line of a run; empty where it cannot be read."""
+    words: Any = []
+    with suppress(ConfigError):
+        words = load_yaml(run.run.overrides_yaml)
+    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+
+
+def _gpu_names(devices: Any) -> list[Any]:
+    """Returns the names in env.json of the machine's GPUs, each once."""
+    devices = devices if isinstance(devices, list) else []
+    return list(dict.fromkeys(str(device.get("name")) for device in devices if isinstance(device, dict)))
+
+
+def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns a section of env.json, which may be a stranger's; empty where it is none."""
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}

@@ -1,0 +1,308 @@
+"""Reports: one page that tells what was reached, misleads nobody, and loads nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.safe_open import dump_yaml
+from gpusim_rl.learned import Learned
+from gpusim_rl.run.console import Console
+from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.view import curves
+from gpusim_rl.view import report as reports
+from gpusim_rl.view.svg_chart import Line, chart, short, ticks
+
+pytest_plugins = ["helpers.tool_runs"]
+
+VOID = {"meta", "img", "br", "link"}
+
+
+class Page(HTMLParser):
+    """What a browser would see: every element is closed, texts and addresses are collected."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+        self.classes: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.classes += [value for name, value in attrs if name == "class" and value]
+        self.loads += [value for name, value in attrs if name in ("src", "href", "data", "action", "poster")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.texts.append(data.strip())
+
+    @property
+    def text(self) -> str:
+        return " ".join(filter(None, self.texts))
+
+
+def folders(runs_folder: Path, task: str = "Cartpole") -> list[Path]:
+    return sorted(path for path in (runs_folder / "runs" / task).iterdir() if path.name != "latest")
+
+
+@pytest.fixture
+def seeds(runs_folder, tmp_path) -> list[Path]:
+    """Copies of the runs with seeds 1, 2 and 3; the third has other settings."""
+    return [shutil.copytree(folder, tmp_path / f"seed{i + 1}") for i, folder in enumerate(folders(runs_folder))]
+
+
+@pytest.fixture
+def write(load_tool, tmp_path):
+    """The page of runs, without a replay."""
+    tool = load_tool("report")
+
+    def written(*runs: Path, options: tuple[str, ...] = ("--no-replay",)) -> tuple[Page, str]:
+        out = tmp_path / "page.html"
+        words = [*map(str, runs), "--out", str(out), "--overwrite", *options]
+        assert tool.report(tool.parse(words)) == out
+        text = out.read_text()
+        return Page(text), text
+
+    return written
+
+
+def cut(folder: Path, rows: int, *last_words: str) -> None:
+    """Makes a run one that ended after some rows, with these last lines in its log."""
+    lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
+    (folder / "metrics.csv").write_text("".join(lines[: rows + 1]))
+    (folder / "train.log").unlink()
+    console = Console("quiet", 6, folder / "train.log")
+    console.note(f"iteration {rows}/6 | return 1", *last_words)
+    console.close()
+
+
+def put_returns(folder: Path, returns: list[float]) -> None:
+    """Gives a run these returns."""
+    lines = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    column = lines[0].index("episode/return")
+    for line, value in zip(lines[1:], returns, strict=True):
+        line[column] = str(value)
+    (folder / "metrics.csv").write_text("".join(",".join(line) + "\n" for line in lines))
+
+
+def first_chart(text: str) -> str:
+    """The chart of returns over env steps."""
+    return re.findall(r'<svg class="chart".*?</svg></svg>', text)[0]
+
+
+# -- the page ---------------------------------------------------------------------------------
+
+
+def test_seeds_are_together_and_other_settings_beside_them(write, seeds):
+    page, text = write(*seeds)
+    assert "2 groups of runs, which differ in their settings" in page.text
+    assert "Cartpole ppo.learning_rate=0.001" in page.text and "2 seeds" in page.text
+    assert page.text.count("threshold 470") >= 3 and "0 of 2 seeds" in page.text and "not reached" in page.text
+    for words in ("ppo.horizon", "torch 2.", "explained variance", "cart velocity", "env steps per second"):
+        assert words in page.text
+    assert re.search(r"train\S* device=cpu .* num_envs=16 max_iterations=6 -m seed=1,2", page.text)
+    assert re.search(r"train\S* .* ppo.learning_rate=1e-3 seed=3", page.text)
+    assert "Cross:" not in page.text and "Ring:" not in page.text and 'class="cut"' not in first_chart(text)
+    assert "@media (prefers-color-scheme: dark)" in text
+
+
+def test_it_loads_nothing(write, seeds):
+    page, text = write(*seeds)
+    assert page.loads == [] and "script" not in page.tags
+    assert not re.search(r"https?://|url\(|@import", text)
+    [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    assert policy.startswith("default-src 'none'") and "http" not in policy and "*" not in policy
+
+
+def test_tasks_have_charts_of_their_own_and_may_have_no_episode(write, seeds, runs_folder):
+    ant = folders(runs_folder, "Ant")[0]  # so short that no episode ended
+    page, _ = write(seeds[0], ant)
+    assert "Runs of 2 tasks: Cartpole, Ant" in page.text and page.tags.count("h1") == 2
+    assert "No episode has ended yet." in page.text and "no episode yet" in page.text
+
+
+def test_names_are_text(write, seeds):
+    evil = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'"
+    config = curves.read_run(seeds[0]).config
+    config["task"]["_target_"] = f"a.b.Cart{evil}"
+    config["task"][evil] = evil
+    (seeds[0] / "config.yaml").write_bytes(dump_yaml(config))
+    (seeds[0] / "overrides.yaml").write_bytes(dump_yaml(["task=Cartpole", f"wandb_name={evil}"]))
+    lines = (seeds[0] / "metrics.csv").read_text().split("\n")
+    lines[0] = lines[0].replace("reward/death", f"reward/{evil}".replace('"', ""))
+    (seeds[0] / "metrics.csv").write_text("\n".join(lines))
+    cut(seeds[0], 3, f"ended by {evil}: {evil}")
+    page, text = write(seeds[0])
+    assert "<script" not in text and "<img" not in text and "script" not in page.tags
+    assert page.text.count("<script>alert(1)</script>") >= 5
+
+
+# -- runs that ended early --------------------------------------------------------------------
+
+
+def test_a_seed_that_ends_early_makes_no_false_curve(write, seeds):
+    put_returns(seeds[0], [10.0, 20, 30, 40, 50, 60])
+    put_returns(seeds[1], [0.0, 0, 0, 0, 0, 0])
+    _, whole = write(*seeds[:2])
+    cut(seeds[1], 3, "next:")
+    page, text = write(*seeds[:2])
+    assert "seed 2 stopped at iteration 3 of 6" in page.text and "Ring:" in page.text
+    chart = first_chart(text)
+    [mean], thin = re.findall(r'class="mean" d="([^"]+)"', chart), re.findall(r'class="seed" d="([^"]+)"', chart)
+    ends = [float(re.split(r"[ML]", path)[-1].split()[0]) for path in (mean, *thin)]
+    assert ends[0] == min(ends) and ends[1] > 1.8 * (ends[0] - 52) + 52, "the mean goes on without the short seed"
+    heights = [float(point.split()[1]) for point in re.split(r"[ML]", mean)[1:]]
+    assert heights == sorted(heights, reverse=True) and 'class="cut"' in chart and 'class="stop"' in chart
+    assert 'class="cut"' not in first_chart(whole)
+
+
+def test_a_seed_that_crashed_is_named(write, seeds):
+    cut(seeds[1], 2, "ended by RuntimeError: the simulator <broke>")
+    page, text = write(*seeds[:2])
+    assert "seed 2 ended by RuntimeError: the simulator <broke>, after iteration 2 of 6" in page.text
+    assert "Cross: a run failed." in page.text and "failed here" in text
+
+
+def test_endings_are_told_apart(seeds, monkeypatch):
+    def of() -> reports.Ending:
+        return reports.ending(curves.read_run(seeds[0]))
+
+    assert of() == reports.Ending("complete", "complete: iteration 6 of 6")
+    cut(seeds[0], 4, "ended by KeyboardInterrupt: ", "iteration 4/6 | resumed")
+    assert of() == reports.Ending("training", "still training: iteration 4 of 6")
+    monkeypatch.setattr(reports, "STILL_TRAINS_S", -1.0)
+    assert of().kind == "failed" and "ended without a word at iteration 4 of 6" in of().words
+    (seeds[0] / "train.log").unlink()
+    assert of().kind == "failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["empty"], "empty is not a run folder: it has no config.yaml"),
+        (["Nothing"], "no run 'Nothing': expected a run folder"),
+        (["Cartpole", "--out", "x.pdf"], "--out must end in .html, got x.pdf"),
+        (["Cartpole", "--out", "new/x.html"], "--out new/x.html: there is no folder new"),
+    ],
+)
+def test_bad_input_is_one_line(tool_here, runs_folder, arguments, line):
+    (runs_folder / "empty").mkdir(exist_ok=True)
+    done = tool_here("report", *arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and line in done.stderr, done.stderr
+
+
+def test_a_run_without_metrics_is_one_line(load_tool, seeds):
+    (seeds[0] / "metrics.csv").unlink()
+    tool = load_tool("report")
+    with pytest.raises(ConfigError, match=r"seed1 has no metrics\.csv"):
+        tool.report(tool.parse([str(seeds[0]), "--no-replay"]))
+
+
+# -- the replay -------------------------------------------------------------------------------
+
+
+def test_a_run_that_cannot_be_played_has_a_report_all_the_same(write, seeds, capsys):
+    shutil.rmtree(seeds[0] / "checkpoints")
+    page, _ = write(seeds[0], options=())
+    assert "No replay: " in page.text and "last.pt" in page.text
+    assert capsys.readouterr().err.startswith(f"no replay of {seeds[0]}")
+
+
+def test_without_the_extra_there_is_a_moving_picture(write, seeds, monkeypatch):
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name: None if name in ("viser", "mjviser") else find_spec(name),
+    )
+    page, _ = write(seeds[0], options=("--steps", "12"))
+    [picture] = page.loads
+    assert picture.startswith("data:image/webp;base64,UklGR") and "iframe" not in page.tags
+    assert "In 3D with pip install 'gpusim-rl[view]'" in page.text
+    assert re.search(r"Cartpole, iteration 6, return [\d.]+, seed 1", page.text)
+
+
+def test_with_the_extra_the_replay_is_in_the_page(write, seeds):
+    pytest.importorskip("viser")
+    pytest.importorskip("mjviser")
+    page, text = write(seeds[0], options=("--steps", "6"))
+    assert page.loads == [] and page.tags.count("iframe") == 1
+    assert "Drag to turn" in page.text and "__VISER_EMBED_DATA__" in text
+    assert len(text) < 2_000_000
+
+
+# -- its parts --------------------------------------------------------------------------------
+
+
+def run_of(**columns: list[float]) -> curves.SavedCurves:
+    names = {"count": "episode/count", "ended": "episode/ended", "value": "task/success", "mean": "episode/return"}
+    table = {names[key]: np.array(values, dtype=float) for key, values in columns.items()}
+    length = len(next(iter(table.values())))
+    table |= {"iteration": np.arange(1.0, length + 1), "time/elapsed_s": 10.0 * np.arange(1, length + 1)}
+    return curves.SavedCurves(RunDir(Path("run")), {"seed": 0}, {"task._target_": "a.b.Ant"}, table)
+
+
+def goal(threshold: float, stat: str = "") -> Learned:
+    return Learned("", None, "", [], threshold, stat)
+
+
+def test_numbers_of_the_task_are_means_of_100_episodes():
+    nan = float("nan")
+    run = run_of(value=[0.0, 1.0, nan, 1.0, 0.5], ended=[60, 60, 5, 60, 30])
+    means = reports.recent_means(run, "task/success")
+    assert np.isnan(means[0])
+    assert means[1:].tolist() == pytest.approx([0.5, 0.5, 1.0, 0.9])
+    assert reports.last(run, "task/success") == pytest.approx(0.9)
+    assert reports.seconds_to(run, goal(0.95, "success")) == 40.0
+
+
+def test_only_means_of_100_episodes_reach_a_threshold():
+    run = run_of(mean=[500.0, 400, 480, 300], count=[3, 100, 100, 100])
+    assert reports.seconds_to(run, goal(470.0)) == 30.0
+    assert reports.seconds_to(run, goal(490.0)) is None
+
+
+def test_ticks_are_round():
+    assert ticks(0, 470, 5) == [0, 100, 200, 300, 400]
+    assert ticks(-0.31, 0.02, 4) == pytest.approx([-0.3, -0.2, -0.1, 0.0])
+    assert [short(value) for value in (0, 470, 61440, 3.8e6, -2.5e-5)] == ["0", "470", "61.44k", "3.8M", "-2.5e-05"]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_end():
+    x = np.arange(1000.0)
+    text = chart([Line(0, [curves.Curve(x, x)], ["complete"])], label="a", width=640, height=300)
+    [mean] = re.findall(r'class="mean" d="([^"]+)"', text)
+    points = [point.split() for point in re.split(r"[ML]", mean)[1:]]
+    assert len(points) <= 401 and float(points[-1][0]) == 640 - 14
+
+
+def test_a_curve_without_points_is_no_chart():
+    empty = curves.Curve(np.zeros(0), np.zeros(0))
+    assert chart([Line(0, [empty], ["complete"])], label="a", width=640, height=300) == ""
+
+
+@pytest.mark.parametrize("values", [[5.0], [5.0, 5.0], [0.0, 0.0], [-1e9, 1.0, 2.0, 3.0]])
+def test_a_flat_a_short_and_a_wild_curve_can_be_drawn(values):
+    y = np.array(values)
+    text = chart([Line(0, [curves.Curve(np.arange(len(y)) + 1.0, y)], ["failed"])], label="a", width=320, height=170)
+    assert "nan" not in text and "inf" not in text

@@ -1,0 +1,131 @@
+"""Write a report of runs as one page: curves, what was reached, what made it slow, a replay, how to repeat it.
+
+python tools/report.py Ant                            the latest Ant run; report.html in its folder
+python tools/report.py runs/Ant/* --out ant.html      all Ant runs: seeds together, other settings beside each other
+python tools/report.py runs/*/latest --no-replay      several tasks
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpusim_rl.view.curves import SavedCurves
+    from gpusim_rl.view.report import Pace, Playback
+
+MOST_REPLAYS = 4  # of a page; each has about a megabyte
+PICTURE = (480, 360)  # width and height [pixels]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the page and prints its path."""
+    from gpusim_rl.errors import friendly_errors, say
+
+    with friendly_errors():
+        say(str(report(parse(argv))))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    from gpusim_rl.settings.trust import add_trust_arguments
+    from gpusim_rl.view.arguments import positive
+
+    parser = argparse.ArgumentParser(prog="report", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
+    parser.add_argument("--out", type=Path, help="html to write (default: report.html in the run's folder, or here)")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an --out that exists; the default name always is replaced"
+    )
+    parser.add_argument("--no-replay", action="store_true", help="numbers only: nothing is played")
+    parser.add_argument("--steps", type=positive, default=250, help="control steps of a replay (default: 250)")
+    add_trust_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def report(args: argparse.Namespace) -> Path:
+    """Reads the runs, plays the best of each group, and writes the page; returns its file."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.files.paths import check_out
+    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.machine.hardware import limit_openmp_spin
+    from gpusim_rl.view.curves import read_run, run_folders
+
+    if args.out is not None and args.out.suffix != ".html":
+        raise ConfigError(f"--out must end in .html, got {args.out}")
+    check_out(args.out, overwrite=args.overwrite)
+    folders = run_folders(args.runs)
+    out = args.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    limit_openmp_spin()  # before torch is imported
+    from gpusim_rl.view.report import Playback, groups_of, page
+
+    groups = groups_of([read_run(folder) for folder in folders])
+    left = 0 if args.no_replay else MOST_REPLAYS
+    for group in (group for task in groups for group in task):
+        group.pace = pace(group.best)
+        group.replay = replay(group.best, args) if left > 0 else Playback()
+        left -= 1
+    content = page(groups, args.config_dir)
+    try:
+        with replacing(out) as file:  # a link there is replaced, not followed
+            file.write(content.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    return out
+
+
+def pace(run: SavedCurves) -> Pace:
+    """Returns how fast a run was, and what limited it."""
+    from gpusim_rl.diagnose.rules import conclusion, diagnose
+    from gpusim_rl.diagnose.run_stats import read_run_stats
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.run.phases import PHASES
+    from gpusim_rl.view.report import Pace
+
+    try:
+        stats = read_run_stats(run.run.path)
+    except (ConfigError, OSError) as error:
+        return Pace(None, {}, (str(error),))
+    shares = {phase: getattr(stats, phase) for phase in PHASES}
+    findings = [str(finding) for finding in diagnose(stats)] or [conclusion(stats)]
+    return Pace(stats.env_steps_per_s, shares, findings)
+
+
+def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
+    """Plays a run; where the extra for 3D is missing, its moving picture. Where it cannot be played, the reason."""
+    import importlib.util
+
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.view.html_replay import caption, html_replay
+    from gpusim_rl.view.player import Player
+    from gpusim_rl.view.report import Playback
+    from gpusim_rl.view.video import moving_picture
+
+    in_3d = all(importlib.util.find_spec(name) for name in ("viser", "mjviser"))
+    options = {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
+    try:
+        with closing(Player.open(str(run.run.path), **options)) as player:
+            text = f"{caption(player)}, seed {run.seed}"
+            if in_3d and isinstance(player.env, VecEnv):
+                return Playback(
+                    f"{text}. Drag to turn, scroll to zoom.", html_replay(player, range(args.steps), "report")
+                )
+            webp = moving_picture(player, args.steps, PICTURE, "report")
+            better = "" if in_3d else " In 3D with pip install 'gpusim-rl[view]'."
+            data = base64.b64encode(webp).decode()
+            return Playback(f"{text}.{better}", picture=f"data:image/webp;base64,{data}")
+    except (ConfigError, OSError) as error:
+        say(f"no replay of {run.run}: {error}", file=sys.stderr)
+        return Playback(f"No replay: {error}")
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
