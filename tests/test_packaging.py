@@ -8,12 +8,12 @@ import shutil
 import sys
 import sysconfig
 import tarfile
-import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import tomllib
 
 import gpusim_rl
 from helpers.commands import run_command

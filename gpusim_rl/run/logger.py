@@ -21,6 +21,7 @@ from gpusim_rl.files.checkpoint_file import save
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
 from gpusim_rl.run.cuda_graph import GraphChoice
+from gpusim_rl.run.film import film
 from gpusim_rl.run.log_interval import LogRow
 from gpusim_rl.run.metadata import banner, describe_run
 from gpusim_rl.run.metrics import Row
@@ -204,8 +205,26 @@ class Logger:
                 f"the checkpoint of iteration {run.iteration} could not be written to {self.run_dir}; {newest}"
             )
         if last is not None:
+            if self._cfg.log.video and run.complete and not self._silent:
+                self._film(run)
             self.console.footer(self._next(run))
         return self._row
+
+    def _film(self, run: RunView) -> None:
+        """Records a video of the policy; its failure is a warning."""
+        try:
+            video = film(self.run_dir.path, self._flags())
+        except ConfigError as error:
+            self.console.warn(f"no video: {error}")
+            return
+        self.console.info(f"video: {video}")
+        self._writers.show(run.iteration, video)
+
+    def _flags(self) -> list[str]:
+        """Words that let a tool take over classes of the user's."""
+        if not self._strange:
+            return []
+        return ["--trust"] if self._config_dir is None else ["-cd", str(paths.from_here(self._config_dir))]
 
     def _next(self, run: RunView) -> list[str]:
         """Commands for the run as it is now."""
@@ -215,18 +234,15 @@ class Logger:
         if any(target.startswith("__main__.") for _, target in self._strange):  # classes of the script
             arguments = ", ".join(["...", f"checkpoint={str(self.run_dir)!r}", *further])
             return [f"gpusim_rl.train({arguments})  in the script with its classes: no command can import them", plot]
-        config_dir, trusts, trust = [], [], []
-        if self._strange and self._config_dir is not None:
-            config_dir = ["-cd", shlex.quote(str(paths.from_here(self._config_dir)))]
-        elif self._strange:
-            trusts, trust = ["trust=true"], ["--trust"]
+        flags = [shlex.quote(word) for word in self._flags()]
+        config_dir, trusts = ([], ["trust=true"]) if flags == ["--trust"] else (flags, [])
         program, nodes = command("train"), ""
         if self._cfg.multi_gpu:
             torchrun, nodes = _torchrun()
             program = f"{torchrun} {program.removeprefix('python ')}"
         again = [shlex.quote(word) for word in self._again]
         train = " ".join([program, *config_dir, f"checkpoint={folder}", *again, *further, *trusts]) + nodes
-        return [*(" ".join([command(tool), folder, *config_dir, *trust]) for tool in ("play", "record")), train, plot]
+        return [*(" ".join([command(tool), folder, *flags]) for tool in ("play", "record")), train, plot]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import yaml
 
 from gpusim_rl.files.safe_open import keep_damaged, open_file, read_bytes, replacing
+from gpusim_rl.run.film import as_gif
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.settings.schema import RunConfig
 
@@ -50,6 +51,9 @@ class Writer(Protocol):
     def write(self, iteration: int, row: Row) -> None:
         """Takes the row of an iteration; iterations only grow."""
 
+    def show(self, iteration: int, video: Path) -> None:
+        """Takes a video (mp4) of the policy of an iteration; most have no use for it."""
+
     def close(self, exit_code: int) -> None:
         """Finishes; the code is that of the process."""
 
@@ -69,6 +73,10 @@ class Writers:
     def write(self, iteration: int, row: Row) -> None:
         """Writes the row of an iteration."""
         self._each(lambda writer: writer.write(iteration, row))
+
+    def show(self, iteration: int, video: Path) -> None:
+        """Hands on a video of the policy."""
+        self._each(lambda writer: writer.show(iteration, video))
 
     def close(self, exit_code: int) -> None:
         """Finishes all writers."""
@@ -315,6 +323,14 @@ class TensorboardWriter(Writer):
                 self._events.add_scalar(name, value, iteration)
         self._events.flush()
 
+    def show(self, iteration: int, video: Path) -> None:
+        """Adds the video as a moving picture among the images."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        image = Summary.Image(encoded_image_string=as_gif(video))
+        summary = Summary(value=[Summary.Value(tag="video", image=image)])
+        self._events._get_file_writer().add_summary(summary, iteration)
+
     def close(self, exit_code: int) -> None:
         """Closes the event file."""
         self._events.close()
@@ -379,6 +395,12 @@ class WandbWriter(Writer):
     def write(self, iteration: int, row: Row) -> None:
         """Logs a row."""
         self._run.log({name: value for name, value in row.items() if value is not None}, step=iteration)
+
+    def show(self, iteration: int, video: Path) -> None:
+        """Logs the video."""
+        import wandb
+
+        self._run.log({"video": wandb.Video(str(video), format="mp4")}, step=iteration)
 
     def close(self, exit_code: int) -> None:
         """Waits for the last data to be sent, for at most FINISH_TIMEOUT_S."""

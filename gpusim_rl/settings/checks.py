@@ -134,7 +134,7 @@ def known_keys() -> list[str]:
 
 
 ISAACGYMENVS = {
-    "capture_video": "Try python tools/record.py <run folder>, during the training or after it; it needs no display",
+    "capture_video": "Try python tools/record.py <run folder>, during the training or after it, or log.video=true",
     "capture_video_freq": "Try python tools/record.py <run folder>",
     "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",
     "pbt": "Try python tools/tune.py method=pbt: docs/distributed.md",

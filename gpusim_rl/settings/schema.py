@@ -28,6 +28,7 @@ OF_ONE_CALL = (
     "test",  # what it does with that
     "trust",  # how far it goes
     "log.console",  # its terminal
+    "log.video",  # what it does at its end
 )
 """Settings of a call that none takes over from another."""
 OF_THE_MACHINE = (
@@ -555,6 +556,7 @@ class LogConfig:
     checkpoint_interval: Count
     keep: Natural
     tensorboard: bool
+    video: bool
     print_config: bool
     dir: str
 

@@ -1,0 +1,54 @@
+"""A video of the policy at the end of a training: `log.video=true`."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.files import paths
+
+TIMEOUT_S = 600.0
+SMALL = ("--num-envs", "4", "--width", "640", "--height", "480")
+GIF_WIDTH = 480  # pixels
+GIF_EVERY = 3  # frames of the video per picture of the GIF: 10 per second
+
+
+def film(run_dir: Path, flags: Sequence[str]) -> Path:
+    """Plays the last checkpoint of a run in a process of its own, `tools/record.py`; returns the video.
+
+    Args:
+        run_dir: Folder of the run.
+        flags: Further words of the command.
+
+    Raises:
+        ConfigError: There is no video. The message is the last line of the process.
+    """
+    command = [sys.executable, str(paths.tools_dir() / "record.py"), str(run_dir), *SMALL, *flags]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(str(error).partition("\n")[0]) from None
+    if done.returncode != 0:
+        said = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
+        raise ConfigError(said or f"exit code {done.returncode}")
+    return Path(done.stdout.strip().rpartition("\n")[2])
+
+
+def as_gif(video: Path) -> bytes:
+    """Returns a video as a small GIF, which TensorBoard shows among its images."""
+    images = import_extra("PIL.Image", "video", "log.video=true")
+    frames = import_extra("imageio_ffmpeg", "video", "log.video=true").read_frames(str(video))
+    meta = next(frames)
+    size, pictures = meta["size"], []
+    for number, frame in enumerate(frames):
+        if number % GIF_EVERY == 0:
+            picture = images.frombytes("RGB", size, frame)
+            pictures.append(picture.resize((GIF_WIDTH, GIF_WIDTH * size[1] // size[0])).quantize(64))
+    file = io.BytesIO()
+    duration_ms = round(1000 * GIF_EVERY / meta["fps"])
+    pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:], duration=duration_ms, loop=0)
+    return file.getvalue()
