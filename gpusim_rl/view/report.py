@@ -364,7 +364,8 @@ def _spread(runs: Sequence[SavedCurves], key: str) -> str:
     values = [value for run in runs if (value := last(run, key)) is not None]
     if not values:
         return "–"
-    spread = f" ± {_number(statistics.pstdev(values))}" if len(values) > 1 else ""
+    deviation = statistics.pstdev(values) if len(values) > 1 else 0.0
+    spread = f" ± {deviation:,.0f}" if deviation >= 100 else f" ± {deviation:.2g}" if len(values) > 1 else ""
     return f"{_number(statistics.fmean(values))}{spread}"
 
 

@@ -145,6 +145,41 @@ def test_a_missing_extra_is_one_line(tool, tmp_path):
     assert done.stderr == "error: record needs imageio_ffmpeg: pip install 'gpusim-rl[video]'\n"
 
 
+def test_a_missing_extra_of_a_replay_is_one_line(tool, tmp_path):
+    (tmp_path / "viser.py").write_text("raise ModuleNotFoundError('no', name='viser')")
+    done = tool("record", "Cartpole", "--out", tmp_path / "x.html", check=False, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr == "error: record --html needs viser: pip install 'gpusim-rl[view]'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--out", "x.mp4"), "a replay's name must end in .html, got 'x.mp4'"),
+        (("--num-envs", "4"), "--html shows one env, got --num-envs 4. Try a video: record Cartpole"),
+    ],
+)
+def test_a_replay_is_a_page_of_one_env(tool_here, arguments, line):
+    done = tool_here("record", "Cartpole", "--html", *arguments)
+    assert (done.returncode, done.stderr) == (2, f"error: {line}\n")
+
+
+def test_a_replay_is_one_page_and_its_server_is_private(load_tool, runs_folder, monkeypatch, capsys):
+    viser = pytest.importorskip("viser")
+    pytest.importorskip("mjviser")
+    hosts = []
+    server = viser.ViserServer
+    monkeypatch.setattr(viser, "ViserServer", lambda host, port: hosts.append(host) or server(host=host, port=port))
+    monkeypatch.chdir(runs_folder)
+    tool = load_tool("record")
+    path = tool.record(tool.parse(["Cartpole", "--html", "--steps", "6"]))
+    assert path.suffix == ".html" and path.parent.name == "videos"
+    page = path.read_text()
+    assert "<title>Cartpole, iteration 6, return " in page and "__VISER_EMBED_DATA__" in page
+    assert 'darkMode:matchMedia("(prefers-color-scheme: dark)").matches' in page
+    assert hosts == ["127.0.0.1"] and capsys.readouterr().out == f"{path}\n"
+
+
 # -- its parts --------------------------------------------------------------------------------
 
 
