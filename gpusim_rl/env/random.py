@@ -82,7 +82,7 @@ class EnvRandom:
         return bits
 
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
-        """Draws uniform numbers in [low, high), shape [N, *shape]; bounds may be tensors that broadcast to it.
+        """Draws uniform numbers in [low, high), shape `[N, *shape]`; bounds may be tensors that broadcast to it.
 
         Bounds other than 0 and 1 need scaling, which rounds: about one in 2^24 numbers can be `high` itself.
         """
@@ -94,7 +94,7 @@ class EnvRandom:
         return unit.add_(low) if low != 0.0 else unit
 
     def normal(self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
-        """Draws normal numbers, shape [N, *shape] (Box and Muller's method)."""
+        """Draws normal numbers, shape `[N, *shape]` (Box and Muller's method)."""
         count = math.prod(shape)
         u = self.uniform(0.0, 1.0, 2, count)
         radius = torch.log1p(-u[:, 0]).mul_(-2.0).sqrt_()
@@ -102,7 +102,7 @@ class EnvRandom:
         return unit.view(self.num_envs, *shape) * std + mean
 
     def integers(self, low: int, high: int, *shape: int) -> Int[Tensor, "envs ..."]:
-        """Draws uniform integers in [low, high), int64, shape [N, *shape]."""
+        """Draws uniform integers in [low, high), int64, shape `[N, *shape]`."""
         span = high - low
         # 31 bits against a span that is far smaller: the bias of the remainder is below span / 2**31
         drawn = (_shift_right(self._bits(math.prod(shape)), 33) % span).view(self.num_envs, *shape)

@@ -94,17 +94,16 @@ class SourceLocation:
 class SyncCounter(TorchDispatchMode):
     """Counts host syncs while it is entered; on a CPU it tests code that is meant for CUDA.
 
+        with SyncCounter() as syncs:
+            algorithm.update()
+        assert syncs.total == 0, syncs.locations
+
     What happens inside one operator of torch is not seen, and need not be: the fused Adam step, for example, is one
     operator, whose CPU kernel reads step counter and learning rate from memory as the CUDA kernel reads them on the
     device. Adam's unfused step is counted.
 
     Args:
         library: Package whose own lines are named rather than those of its callers and of what it calls.
-
-    Example:
-        with SyncCounter() as syncs:
-            algorithm.update()
-        assert syncs.total == 0, syncs.locations
     """
 
     def __init__(self, library: str | None = None) -> None:

@@ -1,0 +1,116 @@
+"""Settings of Sphinx for the site of the documents, which `python docs/build_site.py` builds.
+
+The pages are Markdown as the code host shows it. Two things are added in the build: the contents below to the start
+page, and the code host to links that lead out of docs/.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+from sphinx.ext.napoleon import Config, GoogleDocstring
+
+from gpusim_rl.public import __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+SOURCE = "https://github.com/gpusim-rl/gpusim_rl/blob/main/"
+CONTENTS = {
+    "Begin": ["quickstart", "tasks", "faq"],
+    "Make it yours": [
+        "your_robot",
+        "add_a_task",
+        "algorithms",
+        "randomization",
+        "export",
+        "migrating_from_isaacgymenvs",
+    ],
+    "Run it": ["config", "outputs", "doctor", "profiling", "gpu", "distributed", "connect"],
+    "Trust it": ["benchmarks", "reliability", "security", "architecture"],
+    "Python": [
+        "reference/training",
+        "reference/task",
+        "reference/environment",
+        "reference/scene",
+        "reference/algorithm",
+        "reference/settings",
+        "reference/other",
+    ],
+}
+
+project = "gpusim_rl"
+author = "the authors of gpusim_rl"
+version = release = __version__
+root_doc = "index"
+include_patterns = ["*.md", "reference/*.rst"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+html_theme = "furo"
+html_title = project
+html_static_path = ["theme"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+html_theme_options = {
+    "source_repository": "https://github.com/gpusim-rl/gpusim_rl/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+highlight_language = "text"
+myst_heading_anchors = 4
+
+default_role = "code"  # docstrings have Markdown's backticks
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_mock_imports = ["gymnasium", "rl_games", "rsl_rl", "skrl", "stable_baselines3"]  # bases of adapters
+autodoc_inherit_docstrings = False
+toc_object_entries_show_parents = "hide"
+python_maximum_signature_line_length = 80
+GOOGLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
+
+
+def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
+    """Adds the contents to the start page, and the code host to links that lead out of docs/."""
+    if page == root_doc:
+        for caption, pages in CONTENTS.items():
+            source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
+    source[0] = re.sub(r"(?<!!)(\[[^\]]*\])\(\.\./", rf"\1({SOURCE}", source[0])
+
+
+def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turns a docstring, Markdown in Google's style, into what Sphinx reads: an indented example needs a mark there."""
+    marked: list[str] = []
+    depth = 0
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if line.strip() == "Example:":
+            line = f"{line}:\n"
+        elif line and marked and not marked[-1] and indent >= depth + 4:
+            marked += [" " * depth + "::", ""]
+        elif line:
+            depth = indent
+        marked += line.split("\n")
+    if what not in ("attribute", "data", "property"):  # of those it takes what is before a colon for a type
+        marked = GoogleDocstring(marked, GOOGLE, app, what, name, obj, options).lines()
+    lines[:] = marked
+
+
+def read_signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Leaves out rules of settings, and writes a default that is an object of a class as `Class()`."""
+    if signature == "(*args: Any, **kwargs: Any)":  # of the mock that it inherits
+        signature = str(inspect.signature(obj.__init__)).replace("self, ", "").replace("'", "")
+    signature = signature and re.sub(r"~typing\.Annotated\[([\w.]+(?:\[[^\]]*\])?), .*?<lambda>\)\]", r"\1", signature)
+    return signature and re.sub(r"<[\w.]*?(\w+) object[^>]*>", r"\1()", signature), returned
+
+
+def setup(app: Sphinx) -> None:
+    """Connects the functions above."""
+    app.connect("source-read", complete_page)
+    app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("autodoc-process-signature", read_signature)
