@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SOURCE = "https://github.com/gpusim-rl/gpusim_rl/blob/main/"
 CONTENTS = {
-    "Begin": ["quickstart", "tasks", "faq"],
+    "Begin": ["quickstart", "tasks", "symptoms", "faq"],
     "Make it yours": [
         "your_robot",
         "add_a_task",
@@ -29,7 +29,7 @@ CONTENTS = {
         "migrating_from_isaacgymenvs",
     ],
     "Run it": ["config", "outputs", "doctor", "profiling", "gpu", "distributed", "connect"],
-    "Trust it": ["benchmarks", "reliability", "security", "architecture"],
+    "Trust it": ["benchmarks", "reliability", "security", "not_there", "architecture"],
     "Python": [
         "reference/training",
         "reference/task",

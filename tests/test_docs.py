@@ -484,13 +484,15 @@ def test_settings_that_are_named_exist(document):
 
 
 def commands(document: str) -> list[str]:
-    """Command lines in the bash blocks of a document, without comments."""
+    """Command lines in the bash blocks of a document, and in the table of symptoms, without comments."""
     text = (ROOT / document).read_text()
     lines = [
         line
         for body in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         for line in body.splitlines()
     ]
+    if document == "docs/symptoms.md":
+        lines += re.findall(r"\| `(python [^`]*)`", text)
     stripped = [re.sub(r"\s+#.*", "", line) for line in lines if not line.startswith("#")]
     return [part for line in stripped for part in line.split(" && ")]
 
