@@ -27,6 +27,8 @@ HEAD = """# Settings
 
 <!-- Written by python docs/build_config.py from the comments in cfg/: edit those. -->
 
+Every setting of a run, with its default and its meaning.
+
 ```bash
 python train.py --help                       # the settings people change
 python train.py --cfg job task=Ant           # all settings and their values for this command

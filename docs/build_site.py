@@ -1,4 +1,7 @@
-"""Build the site of the documents: all pages, the API reference from the docstrings, search. Every warning is an error.
+"""Build the site of the documents: all pages, the API reference from the docstrings, search, and the same as text.
+
+Every warning is an error. For language models the site has llms.txt, a list of its pages, llms-full.txt, all of them in
+one file, and each page as Markdown.
 
 python docs/build_site.py                    docs/site/index.html (not committed)
 python docs/build_site.py --out /tmp/site    another folder
@@ -9,6 +12,7 @@ It needs `pip install -e ".[docs]"` and no network; nor do the pages it builds.
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import sys
 import tempfile
@@ -27,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         options = ["--quiet", "--fail-on-warning", "--jobs", "auto"]
         if failed := build_main([*options, "--doctree-dir", cache, str(DOCS), str(out)]):
             return failed
+    write_text(out)
     requests = outside_requests(out)
     for request in requests:
         print(f"error: {request}", file=sys.stderr)
@@ -39,6 +44,41 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="build_site", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=DOCS / "site", help="folder to write (default: docs/site)")
     return parser.parse_args(argv)
+
+
+def contents() -> dict[str, list[str]]:
+    """Names of the pages below the start page, by heading: `CONTENTS` of conf.py, without its import of Sphinx."""
+    for node in ast.parse((DOCS / "conf.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONTENTS":
+            return ast.literal_eval(node.value)
+    raise AssertionError("conf.py has no CONTENTS")
+
+
+def write_text(site: Path) -> None:
+    """Write llms.txt, llms-full.txt (https://llmstxt.org) and the pages as Markdown into the folder of the site."""
+    title, summary, start = read_page("index")
+    lines, pages = [f"# {title}", "", f"> {summary}"], [start]
+    for heading, names in contents().items():
+        lines += ["", f"## {heading}", ""]
+        for name in names:
+            if name.startswith("reference/"):
+                lines.append(f"- [{(DOCS / name).with_suffix('.rst').read_text().partition(chr(10))[0]}]({name}.html)")
+                continue
+            title, summary, text = read_page(name)
+            lines.append(f"- [{title}]({name}.md): {summary}")
+            pages.append(text)
+            (site / f"{name}.md").write_text(text)
+    (site / "llms.txt").write_text("\n".join(lines) + "\n")
+    (site / "llms-full.txt").write_text("\n\n".join(pages))
+
+
+def read_page(name: str) -> tuple[str, str, str]:
+    """Title of a page of Markdown, its first paragraph of text on one line, and the page."""
+    text = (DOCS / f"{name}.md").read_text()
+    title, *paragraphs = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL).split("\n\n")
+    words = next(paragraph for paragraph in map(str.strip, paragraphs) if paragraph and paragraph[0] not in "#|!")
+    summary = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(words.split())).replace("**", "")
+    return title.removeprefix("# "), summary, text
 
 
 def outside_requests(site: Path) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
+import importlib.util
 import re
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -15,17 +15,19 @@ DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "reference").glob("*.rst"))
 
 
-def contents() -> dict[str, list[str]]:
-    """Pages below the start page, as conf.py has them; it imports Sphinx, which is not installed here."""
-    tree = ast.parse((DOCS / "conf.py").read_text())
-    [value] = [node.value for node in tree.body if isinstance(node, ast.Assign) and "CONTENTS" in ast.unparse(node)]
-    return ast.literal_eval(value)
+@pytest.fixture(scope="module")
+def build_site() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_site", DOCS / "build_site.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_every_page_is_in_the_contents_once():
+def test_every_page_is_in_the_contents_once(build_site):
     pages = [path.stem for path in DOCS.glob("*.md") if path.stem != "index"]
     pages += [f"reference/{path.stem}" for path in REFERENCE]
-    assert sorted(page for group in contents().values() for page in group) == sorted(pages)
+    assert sorted(page for group in build_site.contents().values() for page in group) == sorted(pages)
 
 
 @pytest.mark.parametrize("package", ["gpusim_rl", "gpusim_rl.env", "gpusim_rl.sim", "gpusim_rl.connect"])
@@ -46,3 +48,26 @@ def test_refusals_that_are_quoted_are_in_the_code():
     quoted = [part for part in re.findall(r"`([^`]+)`", (DOCS / "not_there.md").read_text()) if part.count(" ") > 2]
     assert len(quoted) > 5
     assert [message for message in quoted if message.removeprefix("error: ") not in text] == []
+
+
+def test_the_list_for_language_models_has_every_page_with_its_summary(build_site, tmp_path):
+    build_site.write_text(tmp_path)
+    listed = (tmp_path / "llms.txt").read_text()
+    assert listed.startswith("# gpusim_rl\n\n> Robots learn by reinforcement learning")
+    links = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\)(?:: (.+))?$", listed, re.MULTILINE)
+    pages = [page for group in build_site.contents().values() for page in group]
+    assert [target.rpartition(".")[0] for _, target, _ in links] == pages
+    for title, target, summary in links:
+        if target.endswith(".md"):
+            page = (tmp_path / target).read_text()
+            assert page.startswith(f"# {title}\n") and page == (DOCS / target).read_text()
+            assert 20 < len(summary) < 700 and "](" not in summary
+    whole = (tmp_path / "llms-full.txt").read_text()
+    assert all(page.read_text() in whole for page in DOCS.glob("*.md"))
+
+
+def test_what_a_page_would_load_from_elsewhere_is_found(build_site, tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<a href="https://x.org">x</a><img src="y.png"><script src="//cdn.org/z.js"></script>'
+    )
+    assert build_site.outside_requests(tmp_path) == ['a.html loads <script src="//cdn.org/z.js']
