@@ -347,6 +347,24 @@ def test_the_trace_is_where_the_document_says(tmp_path):
     assert (tmp_path / "runs" / "Cartpole" / "latest" / "profile" / "trace.json.gz").is_file()
 
 
+# -- AGENTS.md --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_agent_can_type_all_its_commands(tmp_path):
+    typed = [command for command in commands("AGENTS.md") if command.startswith("python ")]
+    assert len(typed) == 8
+    for command in typed:
+        done = shell(re.sub(r"(tools/|train\.py)", rf"{ROOT}/\1", command, count=1), tmp_path)
+        if "json" in command:
+            json.loads(done.stdout)
+    run = (tmp_path / "runs" / "Reach" / "latest").resolve()
+    first, *_, last = [row for row in rows(run) if row["episode/return"]]
+    assert float(last["episode/return"]) > float(first["episode/return"])
+    assert list((run / "videos").glob("*.mp4")) and json.loads((run / "evaluation.json").read_text())
+
+
 # -- your_robot.md ----------------------------------------------------------------------------
 
 
@@ -436,6 +454,7 @@ def test_the_ported_task_conforms_and_learns(tmp_path):
 
 DOCUMENTS = [
     "README.md",
+    "AGENTS.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
