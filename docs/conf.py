@@ -1,7 +1,7 @@
 """Settings of Sphinx for the site of the documents, which `python docs/build_site.py` builds.
 
 The pages are Markdown as the code host shows it. Two things are added in the build: the contents below to the start
-page, and the code host to links that lead out of docs/.
+page, and the code host to links that lead to what is no page.
 """
 
 from __future__ import annotations
@@ -74,11 +74,12 @@ GOOGLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
 
 
 def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Adds the contents to the start page, and the code host to links that lead out of docs/."""
+    """Adds the contents to the start page, and the code host to links that lead to what is no page."""
     if page == root_doc:
         for caption, pages in CONTENTS.items():
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
-    source[0] = re.sub(r"(?<!!)(\[[^\]]*\])\(\.\./", rf"\1({SOURCE}", source[0])
+    text = re.sub(r"(?<!!)(\[[^\]]*\])\(((?:examples|notebooks)/)", r"\1(../docs/\2", source[0])
+    source[0] = re.sub(r"(?<!!)(\[[^\]]*\])\(\.\./", rf"\1({SOURCE}", text)
 
 
 def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
