@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -39,10 +40,11 @@ GAP = 2  # columns between a label, its value and the next label
 VALUE_WIDTH = 9  # columns that a value takes at least: the layout must not change with every row
 BAR_WIDTH = 12  # columns of the progress bar, below which it gets a line of its own
 UNKNOWN = "–"
+BARS = "▁▂▃▄▅▆▇█"  # of the sparkline, the lowest first
 STYLES = {"banner": "", "info": "", "notice": "bold", "warning": "bold yellow", "footer": "bold"}
 NUMBERS = {  # label: name in the row
     "return (last 100 episodes)": "episode/return",
-    "best return": "episode/best_return",
+    "best (middle 90 of 100)": "episode/best_return",  # the mean of some episodes more is often above it
     "episode length": "episode/length",
     "steps/s": "speed/env_steps_per_s",
     "KL": "policy/kl",
@@ -54,7 +56,6 @@ NUMBERS = {  # label: name in the row
     "entropy": "policy/entropy",
     "elapsed": "time/elapsed_s",
 }
-OF_THE_TASK = ("reward/", "task/")  # numbers of a task that the panel shows
 MACHINE = (("CPU", "cpu_percent", "memory_gb"), ("GPU", "gpu_percent", "gpu_memory_gb"))
 LINE_NUMBERS = {  # the same for plain lines
     "return": "episode/return",
@@ -90,7 +91,10 @@ class Console:
         self._min_interval_s = min_interval_s
         self._rich = rich.console.Console(file=cast(TextIO, self._out), markup=False, highlight=False)
         self._live: Live | None = None
+        self._title = "training"
         self._row: Row = {}
+        self._returns: list[float] = []
+        self._first_return = 0.0  # iteration of the first of them
         self._line_due = self._panel_due = -math.inf  # times on the monotonic clock
         self._line_shown = True  # the latest row is among the lines
         self._eta = _Eta(total_iterations)
@@ -99,8 +103,9 @@ class Console:
         self._busy = False  # something is being shown
         self._notices: list[str] = []  # that came meanwhile
 
-    def start(self, banner: Sequence[tuple[str, str]]) -> None:
-        """Shows labels and texts that describe the run, at most 12 lines; then the panel."""
+    def start(self, banner: Sequence[tuple[str, str]], title: str = "training") -> None:
+        """Shows labels and texts that describe the run, at most 12 lines; then the panel with this title."""
+        self._title = on_one_line(title)
         width = max((len(label) for label, _ in banner), default=0)
         self._say("banner", *(f"{label:<{width}}  {text}" for label, text in banner), data=dict(banner))
         if self.mode == "rich":
@@ -115,6 +120,9 @@ class Console:
         now, last = time.monotonic(), (row["iteration"] or 0) >= self._total
         self._row, self._line_shown = row, False
         self._eta.update(row)
+        if (mean := row.get("episode/return")) is not None and math.isfinite(mean):
+            self._first_return = self._first_return if self._returns else row["iteration"] or 0.0
+            self._returns.append(mean)
         self._progress, self._alive_at = "", now
         if self.mode == "json":
             self._write_json({"event": "row", **finite(row)})
@@ -262,15 +270,40 @@ class Console:
         machine = [
             f"{label} {_percent(row.get(f'system/{load}'))}, memory {_number(row.get(f'system/{memory}'), ' GB')}"
             for label, load, memory in MACHINE
+            if label == "CPU" or row.get(f"system/{memory}") is not None
         ]
-        above = [*self._head(inner), *_pairs(usual, inner)]
+        task = [name for name in row if name.startswith("task/")]
+        terms = [name for name in row if name.startswith("reward/")]
+        terms.sort(key=lambda name: -abs(row[name] or 0.0))
+        numbers = [(name, _number(row[name])) for name in (*task, *terms)]
+        above = [*self._head(inner), *self._sparkline(inner)]
         below = [*_listed("time", phases, inner), *_listed("machine", machine, inner)]
+        sizes = _sizes([*usual, *numbers], inner)  # shared, so that all values stand below each other
+        above += _pairs(usual, inner, sizes)
         free = self._rich.height - 3 - len(above) - len(below)  # borders, and a line of text above the panel
-        task = [(name, _number(row[name])) for name in row if name.startswith(OF_THE_TASK)]
-        body = Group(*above, *_pairs(task, inner, free), *below)
+        body = Group(*above, *_pairs(numbers, inner, sizes, free), *below)
         return Panel(
-            body, title="training", subtitle=Text(on_one_line(self._progress)) if self._progress else None, width=width
+            body,
+            title=Text(self._title),
+            subtitle=Text(on_one_line(self._progress)) if self._progress else None,
+            width=width,
         )
+
+    def _sparkline(self, width: int) -> list[Text]:
+        """The return from the first episode of this start until now, means of equal numbers of rows; its range."""
+        low, high = min(self._returns, default=0.0), max(self._returns, default=0.0)
+        words = f"{_number(low)} to {_number(high)}"
+        if self._first_return > 1:
+            words += f" since iteration {_number(self._first_return)}"
+        label = f"{'return':<{len('machine') + GAP}}"
+        bars = min(len(self._returns), width - len(label) - GAP - len(words))
+        if bars < BAR_WIDTH or not self._out.encoding.lower().startswith("utf"):
+            return []
+        ends = [len(self._returns) * bar // bars for bar in range(bars + 1)]
+        means = [sum(self._returns[begin:end]) / (end - begin) for begin, end in pairwise(ends)]
+        scale = (len(BARS) - 1) / ((high - low) or 1.0)
+        line = "".join(BARS[round(scale * (mean - low))] for mean in means)
+        return [Text.assemble((label, "dim"), (line, "green"), " " * GAP, words)]
 
     def _head(self, width: int) -> list[RenderableType]:
         """Progress bar, iteration and time left; on two lines where they do not fit on one."""
@@ -362,33 +395,41 @@ def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
     return known + [(name, name) for name in others[: len(usual) - len(known)]]
 
 
-def _pairs(pairs: Sequence[tuple[str, str]], width: int, lines: int | None = None) -> list[Text]:
-    """Labels and values, in two columns where the width holds both, else in one. A long one is wrapped, never cut.
-
-    Args:
-        pairs: Label and value.
-        width: Width of a line [characters].
-        lines: Number of lines at most, the last of which then tells how many pairs are left out; None for no limit.
-    """
+def _sizes(pairs: Sequence[tuple[str, str]], width: int) -> list[tuple[int, int]]:
+    """Widths of labels and of values in each column [characters]: two columns where the width holds both, else one."""
 
     def sizes(columns: int) -> list[tuple[int, int]]:
         parts = [pairs[column::columns] for column in range(columns)]
         return [
-            (max(len(label) for label, _ in part), max(VALUE_WIDTH, *(len(value) for _, value in part)))
+            (max(len(on_one_line(label)) for label, _ in part), max(VALUE_WIDTH, *(len(value) for _, value in part)))
             for part in parts
         ]
 
+    two = len(pairs) > 1 and sum(label + value + 2 * GAP for label, value in sizes(2)) - GAP <= width
+    return sizes(2 if two else 1)
+
+
+def _pairs(
+    pairs: Sequence[tuple[str, str]], width: int, sizes: Sequence[tuple[int, int]], lines: int | None = None
+) -> list[Text]:
+    """Labels and values in columns of these sizes. A long one is wrapped, never cut.
+
+    Args:
+        pairs: Label and value.
+        width: Width of a line [characters].
+        sizes: Widths of labels and of values in each column [characters].
+        lines: Number of lines at most, the last of which then tells how many pairs are left out; None for no limit.
+    """
     if not pairs or (lines is not None and lines < 2):
         return []
     pairs = [(on_one_line(label), value) for label, value in pairs]  # a task, or a class of a stranger's, names them
-    two = len(pairs) > 1 and sum(label + value + 2 * GAP for label, value in sizes(2)) - GAP <= width
-    columns = 2 if two else 1
-    spare = max(0, width // columns - max(label + value + 2 * GAP for label, value in sizes(columns)))
+    columns = len(sizes)
+    spare = max(0, width // columns - max(label + value + 2 * GAP for label, value in sizes))
     shown = pairs if lines is None or len(pairs) <= lines * columns else pairs[: (lines - 1) * columns]
     rows = []
     for start in range(0, len(shown), columns):
         row = Text()
-        cells = zip(shown[start : start + columns], sizes(columns), strict=False)
+        cells = zip(shown[start : start + columns], sizes, strict=False)
         for (label, value), (label_size, value_size) in cells:
             # In a narrow column a long value begins further left.
             begin = min(label_size, max(len(label), width - len(value) - GAP)) + GAP

@@ -106,7 +106,9 @@ class Logger:
     def start(self, run: RunView, *, continues: bool) -> None:
         """Describes the run; `continues` tells that an earlier start of it has made the folder."""
         config = run.start.spec.config
-        self.console.start(banner(run, self.run_dir, continues=continues))
+        folder, name = self.run_dir.path.parts[-2:]
+        title = f"{run.start.task_name} · {name if folder == run.start.task_name else f'{folder}/{name}'}"
+        self.console.start(banner(run, self.run_dir, continues=continues), title)
         if self._cfg.log.print_config:
             self.console.info(*yaml.safe_dump(dict(config), sort_keys=False).splitlines())
         self._writers.start(config)

@@ -24,13 +24,18 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     threads = torch.get_num_threads()
     chosen = _precision(run)
     bits = f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
+    speed_up = []
+    if start.device.type == "cuda":
+        speed_up = [("graph", f"{run.graph}; compiled: {start.compile}")]
+    elif start.compile.mode != "off":
+        speed_up = [("compiled", str(start.compile))]
     git = run_dir.environment.get("git")
     lines = [
         ("task", f"{run.start.task_name}, {_several(run)}{cfg.num_envs} envs, {env.summary}"),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(start.sim)),
         ("learner", f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}{bits}"),
-        ("graph", f"{run.graph}; compiled: {start.compile}"),
+        *speed_up,
         *run.algorithm.describe().items(),
         ("seed", f"{start.seed}{ignored}"),
     ]

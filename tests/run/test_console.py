@@ -288,7 +288,7 @@ def test_terminal_shows_one_panel_with_every_field():
         "iteration 5/5",
         "ETA 0 s",
         "return (last 100 episodes) 1,234",
-        "best return 2,346",
+        "best (middle 90 of 100) 2,346",
         "episode length 321",
         "steps/s 35,213",
         "simulator steps/s 67,000",
@@ -300,6 +300,54 @@ def test_terminal_shows_one_panel_with_every_field():
         "CPU 97 %, memory 1.23 GB · GPU 88 %, memory 4.5 GB",
     ):
         assert field in text, field
+
+
+def panel_of(*rows: dict, title: str = "Ant · 2026-01-31_12-00-00", width: int = 100) -> list[str]:
+    """The lines of the panel after these rows."""
+    console = Console("rich", 100, None)
+    console._rich = rich.console.Console(file=io.StringIO(), width=width + 2, height=40)
+    console.start([], title)
+    for numbers in rows:
+        console.update(numbers)
+    with console._rich.capture() as shown:
+        console._rich.print(console._panel())
+    return shown.get().splitlines()
+
+
+def test_the_panel_names_task_and_run():
+    assert re.fullmatch(r"╭─+ Ant · 2026-01-31_12-00-00 ─+╮", panel_of(row(1))[0])
+
+
+def test_reward_terms_come_by_size_below_the_other_numbers():
+    terms = {"reward/upright": 0.1, "reward/effort_of_the_actuators": -2.0, "reward/alive": 0.5, "reward/off": None}
+    lines = panel_of(row(1) | terms)
+    names = re.findall(r"(?:task|reward)/(\w+)", " ".join(lines))
+    assert names == ["level", "effort_of_the_actuators", "alive", "upright", "off"]
+    at = {line.index(value) for line in lines for value in ("321 ", "3.21 ", "0.0123 ") if value in line}
+    assert len(at) == 1, "all numbers stand below each other"
+
+
+@pytest.mark.parametrize("memory", [None, 4.5])
+def test_the_panel_names_a_gpu_only_where_there_is_one(memory):
+    text = words(panel_of(row(1, **{"system/gpu_memory_gb": memory})))
+    assert ("GPU" in text) is (memory is not None) and "CPU 97 %, memory 1.23 GB" in text
+
+
+def test_the_panel_draws_the_return_and_its_range():
+    [line] = [text for text in panel_of(*(row(i, **{"episode/return": 2.0 * i}) for i in range(1, 81))) if "▁" in text]
+    bars = re.sub("[^▁▂▃▄▅▆▇█]", "", line)
+    assert bars == "".join(sorted(bars)) and bars[0] == "▁" and bars[-1] == "█" and "  2 to 160 " in line
+    rows = [row(i, **{"episode/return": None if i < 20 else -5.0}) for i in range(1, 81)]
+    assert "  -5 to -5 since iteration 20" in " ".join(panel_of(*rows)), "a return that does not change"
+    assert "▁" not in " ".join(panel_of(row(1), row(2))), "two points are no curve"
+
+
+def test_the_best_return_is_of_as_many_episodes_as_its_label_says():
+    from gpusim_rl.run.console import NUMBERS
+    from gpusim_rl.run.metrics import TRIMMED, WINDOW
+
+    cut = int(TRIMMED * WINDOW)
+    assert NUMBERS[f"best (middle {WINDOW - 2 * cut} of {WINDOW})"] == "episode/best_return"
 
 
 @pytest.mark.slow
