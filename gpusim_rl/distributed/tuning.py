@@ -27,6 +27,8 @@ from gpusim_rl.settings.overrides import key_of, value_of
 
 MAY_DIFFER = ("device", "sim_device", "rl_device", "log.", "wandb_")
 """Beginnings of settings that trials of one study need not share."""
+AXIS_INCHES = 1.7
+"""Distance of the axes in the picture of parallel coordinates [inch]."""
 INTERRUPTED = "interrupted"
 """Mark of a trial that the user has stopped: it does not count."""
 
@@ -217,16 +219,34 @@ class Study:
         files = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is experimental
-            for name, draw in (
-                ("parallel_coordinates", drawing.plot_parallel_coordinate),
-                ("importance", partial(drawing.plot_param_importances, evaluator=evaluator)),
+            for name, draw, told in (
+                ("parallel_coordinates", drawing.plot_parallel_coordinate, "return"),
+                ("importance", partial(drawing.plot_param_importances, evaluator=evaluator), "the return"),
             ):
                 with suppress(ValueError, RuntimeError, ZeroDivisionError):  # too few trials that differ
-                    axes: Any = draw(self.trials)
+                    axes: Any = draw(self.trials, target_name=told)
+                    if name == "parallel_coordinates":
+                        spread_out(axes)
                     with replacing(self.search.folder / f"{name}.png") as file:
                         axes.figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
                     files.append(self.search.folder / f"{name}.png")
         return files
+
+
+def spread_out(axes: Any) -> None:
+    """Gives the axes of Optuna's parallel coordinates the room that their labels need."""
+    figure = axes.figure
+    names = [name.get_text() for name in axes.get_xticklabels()]
+    figure.set_size_inches(AXIS_INCHES * len(names), 5.0)
+    axes.set_title("settings of the trials; the darker, the higher the return", y=1.05)
+    axes.set_xticks(axes.get_xticks(), [name.replace(".", ".\n") for name in names], rotation=0, ha="center")
+    for other in list(figure.axes):
+        if other is not axes and other.get_ylabel():
+            other.remove()  # the colour bar repeats the first axis, behind the labels of the last one
+            continue
+        for label in (*other.get_yticklabels(), *other.get_yticklabels(minor=True)):
+            if label.get_text():
+                label.set(fontsize="small", bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
 
 
 def number_of(trial: Any) -> int:

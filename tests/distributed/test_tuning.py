@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import signal
 import subprocess
@@ -200,3 +201,30 @@ def test_trials_that_fail_or_stall_do_not_end_the_search(tmp_path):
     failed = tune(tmp_path, "trials=2", "max_iterations=12", "study=overflows", *overflows)
     assert failed.returncode == 0 and "2 fail" in failed.stdout
     assert "no gradient was finite" in (tmp_path / "runs" / "overflows" / "0001.log").read_text()
+
+
+@pytest.mark.filterwarnings("ignore")  # parallel coordinates are experimental
+def test_the_labels_of_parallel_coordinates_do_not_overlap():
+    optuna = pytest.importorskip("optuna")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from optuna.visualization.matplotlib import plot_parallel_coordinate
+
+    from gpusim_rl.distributed.tuning import spread_out
+
+    study = optuna.create_study(direction="maximize")
+    space = {f"ppo.some_long_setting_{name}": optuna.distributions.FloatDistribution(1e-5, 1.0) for name in "abcdef"}
+    space["ppo.network.hidden"] = optuna.distributions.CategoricalDistribution(["[32, 32]", "[256, 128, 64]"])
+    for value in range(4):
+        params = {name: "[256, 128, 64]" if "hidden" in name else 0.1 + 0.2 * value for name in space}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=float(value)))
+    axes = plot_parallel_coordinate(study, target_name="return")
+    spread_out(axes)
+    axes.figure.canvas.draw()
+    names = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert len(names) == 1 + len(space)
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(names))
+    values = [label.get_window_extent() for one in axes.figure.axes for label in one.get_yticklabels()]
+    assert len(axes.figure.axes) == 1 + len(space), "an axis for each, and no colour bar behind the labels"
+    assert not any(value.overlaps(name) for value in values for name in names)
