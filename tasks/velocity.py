@@ -182,6 +182,9 @@ class VelocityCommand(Stateful):
         value: x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
     """
 
+    names = ("x", "y", "yaw")
+    """Names of the numbers in `value`."""
+
     draws = 8
     """Random numbers that a new command needs."""
 

@@ -37,6 +37,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--html", action="store_true", help="a replay of one env in 3D, as one page for a browser")
     parser.add_argument("--num-envs", type=positive, help="tiles of a video's grid (default: 9)")
     parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
+    parser.add_argument("--no-caption", dest="caption", action="store_false", help="leave out iteration and commands")
     add_picture_arguments(parser, width=1280, height=720)
     add_player_arguments(parser, policy="trained")
     return parser.parse_args(argv)
@@ -83,15 +84,19 @@ def write_page(player: Player, path: Path, args: argparse.Namespace) -> None:
 
 def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
     """Writes a video."""
+    from gpusim_rl.view.caption import Caption, commands_of, words_of
+    from gpusim_rl.view.renderer import Grid
     from gpusim_rl.view.video import drawing, frame_rate, video_writer
 
-    size = (args.width, args.height)
+    env, size = player.env, (args.width, args.height)
+    caption = Caption(Grid.of(env.num_envs, *size), words_of(player)) if args.caption else None
     with drawing(player, size, args.renderer) as (draw, control_hz):
         every, fps = frame_rate(control_hz)
         with video_writer(path, size, fps, "record") as write:
             for step in progress(args.steps):
                 if step % every == 0:
-                    write(draw())
+                    picture = draw()
+                    write(picture if caption is None else caption.write(picture, commands_of(env)))
                 player.step()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -15,6 +16,8 @@ from gpusim_rl.settings.checks import build, settings_class
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.sim import Scene
 from gpusim_rl.view import renderer as rendering
+from gpusim_rl.view.caption import Caption, commands_of, words_of
+from gpusim_rl.view.player import Player
 from gpusim_rl.view.video import frame_rate, video_writer
 from helpers.commands import run_command
 
@@ -250,6 +253,44 @@ def test_both_renderers_draw_the_same_picture(task):
     # Pixels differ at edges, shadows and the horizon; the same things are in the same places.
     small = [picture.reshape(15, 8, 20, 8, 3).mean(axis=(1, 3)) for picture in pictures]
     assert np.corrcoef(small[0].ravel(), small[1].ravel())[0, 1] > 0.95
+
+
+def test_a_caption_says_who_acts_and_with_what_return(runs_folder):
+    [run] = [path for path in (runs_folder / "runs" / "Cartpole").glob("2*") if path.is_dir()][:1]
+    with closing(Player.open(str(run))) as player:
+        last = (run / "metrics.csv").read_text().splitlines()[-1].split(",")
+        columns = (run / "metrics.csv").read_text().splitlines()[0].split(",")
+        value = float(last[columns.index("episode/return")])
+        assert words_of(player) == ["Cartpole", f"iteration {last[0]}", f"return {value:,.4g}"]
+        player.iteration = 10**6  # of which the file knows nothing
+        assert words_of(player) == ["Cartpole", "iteration 1,000,000"]
+        assert commands_of(player.env) == []
+
+
+def test_a_caption_without_a_policy_says_what_acts():
+    with closing(Player.open("Pendulum", act="random", from_yaml=True)) as player:
+        assert words_of(player) == ["Pendulum", "random actions"]
+
+
+@pytest.mark.parametrize("task", ["Anymal", pytest.param("Go1Velocity", marks=pytest.mark.slow)])
+def test_a_caption_has_the_command_of_each_env(task):
+    with closing(Player.open(task, act="zero", num_envs=2, from_yaml=True)) as player:
+        texts = commands_of(player.env)
+        found = getattr(player.env.task, "commands", None) or player.env.task.command
+        expected = ["command  x {:.2f}  y {:.2f}  yaw {:.2f}".format(*row) for row in found.value.tolist()]
+    assert texts == expected and texts[0] != texts[1]
+
+
+def test_a_caption_is_in_the_corners_and_fits():
+    picture = np.full((240, 480, 3), 90, dtype=np.uint8)
+    grid = rendering.Grid.of(2, 480, 240)
+    written = Caption(grid, ["Ant", "iteration 7"]).write(picture, ["command  x 1.00", "command  x 2.00"])
+    changed = (written != picture).any(axis=2)
+    assert changed[:30, :150].any() and changed[210:, :200].any() and changed[210:, 241:].any()
+    assert not changed[40:200].any(), "the robots are in the middle"
+    assert (picture == 90).all(), "the renderer's own buffer stays as it is"
+    narrow = Caption(rendering.Grid.of(1, 60, 60), ["Ant", "iteration 7"]).write(picture[:60, :60], ["much too long"])
+    assert (narrow != 90).any() and (narrow[30:] == 90).all(), "what does not fit is left out"
 
 
 def test_an_interrupted_recording_leaves_nothing(tmp_path):

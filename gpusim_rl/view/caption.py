@@ -1,0 +1,89 @@
+"""Captions of videos: who acts, and what each env is commanded to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gpusim_rl.env import Environment, VecEnv
+from gpusim_rl.env.stateful import Stateful
+from gpusim_rl.files.safe_open import refuse_links
+from gpusim_rl.run.writers import read_csv
+from gpusim_rl.view.player import Player
+from gpusim_rl.view.renderer import Grid
+
+TEXTS_PER_TILE = 20  # heights of the text in that of a tile
+SMALLEST, LARGEST = 10, 18  # heights of the text [pixels]
+INK, OUTLINE = (255, 255, 255), (30, 34, 42)
+
+
+def words_of(player: Player) -> list[str]:
+    """Returns what a video shows, the most important first: task, iteration, and the mean return of the training."""
+    if player.policy is None:
+        return [player.name, f"{player.act} actions"]
+    words = [player.name, f"iteration {player.iteration:,}"]
+    value = None if player.run_dir is None else _return_at(player.run_dir / "metrics.csv", player.iteration)
+    return words if value is None else [*words, f"return {value:,.4g}"]
+
+
+def _return_at(metrics: Path, iteration: int | None) -> float | None:
+    """Returns the mean return of the last 100 episodes at an iteration; None where it is not known."""
+    if not metrics.is_file():
+        return None
+    refuse_links(metrics.parent)
+    content = read_csv(metrics)
+    for row in content.rows:
+        numbers = dict(zip(content.columns, row, strict=True))
+        if numbers["iteration"] == str(iteration) and numbers.get("episode/return"):
+            return float(numbers["episode/return"])
+    return None
+
+
+def commands_of(env: Environment) -> list[str]:
+    """Returns the commands of each env, `command  x 1.00  yaw -0.30`; none where the task has no commands.
+
+    Commands are an object of the task, as `Commands` is, with `names` and with `value` of shape [num_envs, names].
+    """
+    if not isinstance(env, VecEnv):
+        return []
+    for item in vars(env.task).values():
+        names, values = getattr(item, "names", None), getattr(item, "value", None)
+        if isinstance(item, Stateful) and names and values is not None:
+            rows = values.tolist()
+            return ["  ".join(("command", *map("{} {:.2f}".format, names, row))) for row in rows]
+    return []
+
+
+class Caption:
+    """Writes into the corners of a picture, away from the robots in the middle of its tiles.
+
+    Args:
+        grid: Tiles of the picture.
+        words: Words for the upper left corner; the last ones are left out where the picture is too narrow.
+    """
+
+    def __init__(self, grid: Grid, words: Sequence[str]) -> None:
+        from PIL import Image, ImageDraw, ImageFont
+
+        self._grid, self._images, self._drawing = grid, Image, ImageDraw
+        size = min(LARGEST, max(SMALLEST, grid.tile_height // TEXTS_PER_TILE))
+        self._font = ImageFont.load_default(size=size)
+        self._edge = size // 2
+        shown = [*words]
+        while shown and self._font.getlength(", ".join(shown)) > grid.width - 2 * self._edge:
+            shown.pop()
+        self._words = ", ".join(shown)
+
+    def write(self, picture: np.ndarray, commands: Sequence[str] = ()) -> np.ndarray:
+        """Returns the picture, uint8 [height, width, 3], with the words, and below in each tile its command."""
+        image = self._images.fromarray(np.ascontiguousarray(picture))
+        draw, edge = self._drawing.Draw(image), self._edge
+        look = {"font": self._font, "fill": INK, "stroke_width": 1, "stroke_fill": OUTLINE}
+        draw.text((edge, edge), self._words, **look)
+        for tile, command in enumerate(commands):
+            left, top = self._grid.corner(tile)
+            if self._font.getlength(command) <= self._grid.tile_width - 2 * edge:
+                draw.text((left + edge, top + self._grid.tile_height - edge), command, anchor="ld", **look)
+        return np.asarray(image)
