@@ -102,7 +102,8 @@ def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
 
     from gpusim_rl.env import VecEnv
     from gpusim_rl.errors import ConfigError, say
-    from gpusim_rl.view.html_replay import caption, html_replay
+    from gpusim_rl.view.caption import words_of
+    from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.report import Playback
     from gpusim_rl.view.video import moving_picture
@@ -111,7 +112,7 @@ def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
     options = {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
     try:
         with closing(Player.open(str(run.run.path), **options)) as player:
-            text = f"{caption(player)}, seed {run.seed}"
+            text = f"{', '.join(words_of(player))}, seed {run.seed}"
             if in_3d and isinstance(player.env, VecEnv):
                 return Playback(
                     f"{text}. Drag to turn, scroll to zoom.", html_replay(player, range(args.steps), "report")

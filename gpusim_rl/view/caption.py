@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusim_rl.env import Environment, VecEnv
-from gpusim_rl.env.stateful import Stateful
+from gpusim_rl.env import Environment, Steerable, VecEnv
 from gpusim_rl.files.safe_open import refuse_links
 from gpusim_rl.run.writers import read_csv
 from gpusim_rl.view.player import Player
@@ -42,18 +41,13 @@ def _return_at(metrics: Path, iteration: int | None) -> float | None:
 
 
 def commands_of(env: Environment) -> list[str]:
-    """Returns the commands of each env, `command  x 1.00  yaw -0.30`; none where the task has no commands.
-
-    Commands are an object of the task, as `Commands` is, with `names` and with `value` of shape [num_envs, names].
-    """
-    if not isinstance(env, VecEnv):
+    """Returns the commands of each env, `command  x 1.00  yaw -0.30`; none where the task has no commands."""
+    parts = vars(env.task).values() if isinstance(env, VecEnv) else ()
+    commands = next((part for part in parts if isinstance(part, Steerable)), None)
+    if commands is None:
         return []
-    for item in vars(env.task).values():
-        names, values = getattr(item, "names", None), getattr(item, "value", None)
-        if isinstance(item, Stateful) and names and values is not None:
-            rows = values.tolist()
-            return ["  ".join(("command", *map("{} {:.2f}".format, names, row))) for row in rows]
-    return []
+    names = [name.partition(" ")[0] for name in commands.controls()]
+    return ["  ".join(("command", *map("{} {:.2f}".format, names, row))) for row in commands.value.tolist()]
 
 
 class Caption:

@@ -6,15 +6,14 @@ import copy
 import html
 import io
 from collections.abc import Iterable
-from contextlib import ExitStack, redirect_stdout, suppress
+from contextlib import ExitStack, redirect_stdout
 
 import mujoco
 import numpy as np
 
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, import_extra
-from gpusim_rl.run.run_dir import RunDir
-from gpusim_rl.run.writers import read_csv
+from gpusim_rl.view.caption import words_of
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.renderer import FOVY_DEG, Camera
 from gpusim_rl.view.video import frame_rate
@@ -65,22 +64,7 @@ def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
                 recording.insert_sleep(1.0 / fps)
             player.step()
         page = recording.as_html()
-    title = html.escape(caption(player))
+    title = html.escape(", ".join(words_of(player)))
     page = page.replace("<title>Viser</title>", f"<title>{title}</title>", 1)
     page = page.replace("{darkMode:false}", '{darkMode:matchMedia("(prefers-color-scheme: dark)").matches}', 1)
     return page.replace("<body>", f"<body>{CAPTION.format(title)}", 1)
-
-
-def caption(player: Player) -> str:
-    """Returns what a replay shows: task, iteration of the policy, and its return while it trained, as far as known."""
-    if player.iteration is None:
-        return f"{player.name}, {player.act} actions"
-    words = [player.name, f"iteration {player.iteration:,}"]
-    if player.run_dir is not None:
-        with suppress(OSError, ConfigError):
-            content = read_csv(RunDir(player.run_dir).metrics_csv)
-            rows = [dict(zip(content.columns, row, strict=True)) for row in content.rows]
-            known = [row.get("episode/return") for row in rows if int(row["iteration"]) <= player.iteration]
-            if value := next((value for value in reversed(known) if value), None):
-                words.append(f"return {float(value):.4g}")
-    return ", ".join(words)
