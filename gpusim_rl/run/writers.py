@@ -325,7 +325,7 @@ class TensorboardWriter(Writer):
 
     def show(self, iteration: int, video: Path) -> None:
         """Adds the video as a moving picture among the images."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         image = Summary.Image(encoded_image_string=as_gif(video))
         summary = Summary(value=[Summary.Value(tag="video", image=image)])
