@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.errors import ConfigError, TaskError, import_extra
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.sim.interface import Sim
@@ -62,5 +62,7 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
     scene.choose(cfg.integrator, cfg.cone)
     if scene.model.nv == 0:
         raise TaskError("the scene has no joints: nothing in it can move")
+    if simulator.uses_warp:  # it is not there on Python 3.10
+        import_extra("mujoco_warp", "mjwarp", f"sim={choice.name}")
     module = importlib.import_module(f"gpusim_rl.sim.{simulator.name}")
     return getattr(module, simulator.cls)(scene, num_envs, cfg, choice.device)

@@ -400,6 +400,12 @@ def test_an_older_mujoco_warp_is_one_line(monkeypatch):
     assert str(error.value) == f"mujoco-warp {installed} is too old; try: pip install '{REQUIREMENT}'"
 
 
+def test_without_mujoco_warp_there_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco_warp", None)  # as on Python 3.10
+    with pytest.raises(ConfigError, match=r"^sim=mjwarp needs mujoco_warp: pip install 'gpusim-rl\[mjwarp\]'$"):
+        make("mjwarp", ball_scene(), 1)
+
+
 def test_the_package_requires_that_mujoco_warp(checkout: Path):
     assert f'"{REQUIREMENT}"' in (checkout / "pyproject.toml").read_text()
 
