@@ -24,6 +24,11 @@ class Learned:
     threshold: float
     stat: str  # the task's own number that the threshold is of; empty for the return
 
+    @property
+    def column(self) -> str:
+        """Column of metrics.csv that the threshold is of."""
+        return f"task/{self.stat}" if self.stat else "episode/return"
+
 
 def learned() -> dict[str, Learned]:
     """Returns the results by task; none where the benchmarks' data is not there."""

@@ -1,5 +1,7 @@
 """Plot learning curves: runs that differ only in their seed become one line, mean and standard deviation.
 
+Where one of them has ended, or has not begun, the others are thin lines: a mean of fewer runs would look like progress.
+
 python tools/plot.py Ant                                     the latest Ant run
 python tools/plot.py runs/Ant/*                              all Ant runs
 python tools/plot.py runs/Ant/* --key policy/kl --x time     another column, over wall-clock time
@@ -15,11 +17,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from gpusim_rl.view.curves import SavedCurves
 
-X_COLUMNS = {"env_steps": ("env_steps", "env steps"), "time": ("time/elapsed_s", "time [s]")}
+X_COLUMNS = {"env_steps": "env_steps", "time": "time/elapsed_s"}
+TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0}  # seconds of each unit
+WORDS = {  # other columns are told by their names
+    "episode/return": "return, mean of the last 100 episodes",
+    "episode/trimmed_return": "return, mean of the middle 90 of 100 episodes",
+    "episode/best_return": "best return, mean of the middle 90 of 100 episodes",
+    "episode/length": "length, mean of the last 100 episodes [control steps]",
+    "eval/return": "return of evaluations",
+    "policy/kl": "change of the policy in an update, KL [nat]",
+    "policy/entropy": "entropy of the policy [nat]",
+    "policy/std": "standard deviation of the actions",
+    "speed/env_steps_per_s": "env steps per second [1/s]",
+    "speed/sim_steps_per_s": "env steps per second of simulation [1/s]",
+    "time/elapsed_s": "time of training [s]",
+    "time/iteration_s": "time of an iteration [s]",
+    "task/lin_vel_error": "error of the velocity [m/s]",
+    "task/ang_vel_error": "error of the yaw rate [rad/s]",
+    "task/falls_per_minute": "falls per minute of an env [1/min]",
+}
+GROUPS = {
+    "reward": "{} term of the reward per control step",
+    "loss": "{} loss",
+    "eval": "{} in evaluations",
+    "time": "{}, share of the time",
+}
+UNITS = {"_gb": "GB", "_percent": "%"}  # by the end of a column's name
+LARGE = 1e5  # numbers of an axis that goes so far are written as 1.2 M
+FAR = 2.0  # heights of the picture within which the threshold is drawn
 LABEL_WIDTH = 100  # characters of the legend on one row
 
 
@@ -60,8 +91,8 @@ def plot(args: argparse.Namespace) -> Path:
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out must end in .png, .svg or .pdf, got {out}")
     check_out(args.out, overwrite=args.overwrite)
-    runs = read_runs(folders, args.key, X_COLUMNS[args.x][0])
-    figure = draw(grouped(runs), args.key, *X_COLUMNS[args.x])
+    runs = read_runs(folders, args.key, X_COLUMNS[args.x])
+    figure = draw(grouped(runs), args.key, args.x)
     try:
         with replacing(out) as file:  # a link there is replaced, not followed
             figure.savefig(file, format=out.suffix[1:], dpi=150)
@@ -70,39 +101,108 @@ def plot(args: argparse.Namespace) -> Path:
     return out
 
 
-def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_column: str, x_label: str) -> Figure:
-    """Returns the picture: a line for each group of runs, and below the axes their titles.
-
-    Beyond the end of the shortest run, where a mean ends, each run has a thin line.
-    """
+def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figure:
+    """Returns the picture: a line for each group of runs, and below the axes their titles and last values."""
     from matplotlib.figure import Figure
 
-    from gpusim_rl.view.curves import beyond, count, mean_and_std, titles
+    from gpusim_rl.view.curves import titles
 
     figure = Figure(layout="constrained")
     axes = figure.subplots()
+    tasks = list(dict.fromkeys(runs[0].task for runs in groups))
+    ends = [float(run.curve(key, X_COLUMNS[x_axis]).x[-1]) for runs in groups for run in runs]
+    x_label, scale, unit = x_units(x_axis, max(ends))
     rows = 0  # rows of the legend
     for runs, title in zip(groups, titles([runs[0].settings for runs in groups]), strict=True):
-        curves = [run.curve(key, x_column) for run in runs]
-        x, mean, std = mean_and_std(curves)
-        rests = beyond(curves, x)
-        note = "; mean as far as the shortest" if rests and len(x) else "; no mean: no x in common" if rests else ""
-        label = f"{title} ({count(runs)}{note})" if len(runs) > 1 else title
-        label = textwrap.fill(label, LABEL_WIDTH).replace("$", r"\$")  # a dollar would begin a formula
-        rows += 1 + label.count("\n")
-        [line] = axes.plot(x, mean, label=label)
-        if len(curves) > 1:
-            axes.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.2, linewidth=0)
-        for rest in rests:
-            axes.plot(rest.x, rest.y, color=line.get_color(), linewidth=0.8, alpha=0.8)
-        if rests and len(x):
-            axes.plot(x[-1:], mean[-1:], marker="|", markersize=12, color=line.get_color())
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(key)
+        settings = title.removeprefix(tasks[0]).strip() if len(tasks) == 1 else title
+        rows += draw_group(axes, runs, settings, key, X_COLUMNS[x_axis], scale, unit)
+    rows += draw_threshold(axes, groups, key)
+    axes.set(xlabel=x_label, ylabel=in_words(key), title=", ".join(tasks))
+    for axis in (axes.xaxis, axes.yaxis):
+        write_numbers(axis)
     axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     figure.set_size_inches(8, 5 + 0.2 * rows)
     return figure
+
+
+def draw_group(
+    axes: Axes, runs: Sequence[SavedCurves], settings: str, key: str, x_column: str, scale: float, unit: str
+) -> int:
+    """Draws the mean of runs with its spread, and thin what is before and after it; returns its rows in the legend."""
+    from gpusim_rl.view.curves import Curve, beyond, count, mean_and_std
+
+    curves = [Curve(curve.x / scale, curve.y) for curve in (run.curve(key, x_column) for run in runs)]
+    x, mean, std = mean_and_std(curves)
+    [line] = axes.plot(x, mean, linewidth=1.8)
+    color = line.get_color()
+    words = [settings] * bool(settings) + [count(runs) or "1 run"]
+    if len(x):
+        spread = f" ± {std[-1]:,.3g}" if len(runs) > 1 else ""
+        words.append(f"{mean[-1]:,.4g}{spread} at {with_prefix(float(f'{x[-1]:.3g}'))} {unit}")
+        axes.plot(x[-1], mean[-1], "o", color=color, markersize=4)
+    if len(runs) > 1:
+        axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.2, linewidth=0)
+    rests = beyond(curves, x)
+    for rest in rests:
+        axes.plot(rest.x, rest.y, color=color, linewidth=0.8, alpha=0.8)
+    if not len(x):
+        words.append("no mean: no part in common")
+    elif any(rest.x[-1] > x[-1] for rest in rests):
+        words.append("where the shortest ends; thin: single runs")
+    label = textwrap.fill(", ".join(words), LABEL_WIDTH)
+    line.set_label(label.replace("$", r"\$"))  # a dollar would begin a formula
+    return 1 + label.count("\n")
+
+
+def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str) -> int:
+    """Draws what counts as learned, where all runs have the same threshold of this column; returns its legend rows."""
+    goal = groups[0][0].goal
+    if goal is None or goal.column != key or any(runs[0].goal != goal for runs in groups):
+        return 0
+    low, high = axes.get_ylim()
+    margin = FAR * (high - low)
+    label = f"threshold {goal.threshold:,g}: counts as learned"
+    if low - margin <= goal.threshold <= high + margin:
+        axes.axhline(goal.threshold, color="0.4", linewidth=1.0, linestyle="--", label=label)
+    else:
+        axes.plot([], [], " ", label=f"{label}, outside of the picture")
+    return 1
+
+
+def x_units(x_axis: str, last: float) -> tuple[str, float, str]:
+    """Returns label, size and short name of the unit of the horizontal axis, which ends at `last`."""
+    if x_axis == "env_steps":
+        return "env steps (control steps of all envs together)", 1.0, "steps"
+    unit = next((unit for unit, seconds in TIMES.items() if last >= 2.0 * seconds), "s")
+    return f"time of training [{unit}]", TIMES[unit], unit
+
+
+def write_numbers(axis: Axis) -> None:
+    """Writes all numbers of an axis in one way: with a prefix where it goes far, else in full."""
+
+    def written(value: float, _: float) -> str:
+        return with_prefix(value, most=max(abs(end) for end in axis.get_view_interval()))
+
+    axis.set_major_formatter(written)
+
+
+def with_prefix(value: float, most: float | None = None) -> str:
+    """Returns a number as a person writes it: 1.2 M, 350 k, 1,234; `most` is the largest beside it."""
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter()(value) if (abs(value) if most is None else most) >= LARGE else f"{value:,.6g}"
+
+
+def in_words(key: str) -> str:
+    """Returns what a column holds, with its unit where that is known."""
+    if key in WORDS:
+        return WORDS[key]
+    group, _, name = key.rpartition("/")
+    end = next((end for end in UNITS if name.endswith(end)), "")
+    words = GROUPS.get(group, "{}").format(name.removesuffix(end).replace("_", " "))
+    return f"{words} [{UNITS[end]}]" if end else words
 
 
 def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCurves]:

@@ -13,8 +13,10 @@ import numpy as np
 from gpusim_rl.errors import ConfigError, say, warn
 from gpusim_rl.files.paths import find_run
 from gpusim_rl.files.safe_open import refuse_links
+from gpusim_rl.learned import Learned, learned
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.writers import read_csv
+from gpusim_rl.settings.overrides import key_of
 from gpusim_rl.settings.schema import ALGORITHMS
 
 # Settings that may differ between runs of one line: they do not change what is learned on average, or are names.
@@ -48,6 +50,15 @@ class SavedCurves:
     def task(self) -> str:
         """Name of the task's class."""
         return str(self.settings["task._target_"]).rpartition(".")[2]
+
+    @property
+    def goal(self) -> Learned | None:
+        """What the learning benchmark has of the task; None for a task that is not ours, or another variant of it."""
+        ours = str(self.settings["task._target_"]).startswith("gpusim_rl.tasks.")
+        goal = learned().get(self.task) if ours else None
+        own = [text for text in goal.overrides if text.startswith("task.")] if goal else []
+        same = all(str(self.settings.get(key_of(text))) == text.partition("=")[2] for text in own)
+        return goal if same else None
 
     def curve(self, key: str, x_column: str) -> Curve:
         """Returns a column over another; one without points where either is missing."""
@@ -161,21 +172,21 @@ def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.nd
     if len(curves) == 1:
         return curves[0].x, curves[0].y, np.zeros_like(curves[0].y)
     ends = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
-    x = np.linspace(*ends, POINTS) if ends[0] < ends[1] else np.zeros(0)
+    x = np.linspace(*ends, POINTS if ends[0] < ends[1] else 1) if ends[0] <= ends[1] else np.zeros(0)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     return x, values.mean(axis=0), values.std(axis=0)
 
 
 def beyond(curves: Sequence[Curve], x: np.ndarray) -> list[Curve]:
-    """Returns what of the curves is beyond the end of their mean at `x`, each from that end on."""
-    end = x[-1] if len(x) else -np.inf
+    """Returns what of the curves is before and after their mean at `x`, joined to it; all where there is no mean."""
+    if not len(x):
+        return list(curves)
     rests = []
     for curve in curves:
-        later = curve.x > end
-        if not later.any():
-            continue
-        rests.append(Curve(curve.x[later], curve.y[later]))
-        if np.isfinite(end):
-            value = np.interp(end, curve.x, curve.y)
-            rests[-1] = Curve(np.append(end, rests[-1].x), np.append(value, rests[-1].y))
+        first, last = np.interp(x[[0, -1]], curve.x, curve.y)
+        before, after = curve.x < x[0], curve.x > x[-1]
+        if before.any():
+            rests.append(Curve(np.append(curve.x[before], x[0]), np.append(curve.y[before], first)))
+        if after.any():
+            rests.append(Curve(np.append(x[-1], curve.x[after]), np.append(last, curve.y[after])))
     return rests

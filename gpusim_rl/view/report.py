@@ -19,7 +19,7 @@ import numpy as np
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import SAFE
 from gpusim_rl.files.safe_open import load_yaml, open_file
-from gpusim_rl.learned import Learned, duration, learned, median_time
+from gpusim_rl.learned import Learned, duration, median_time
 from gpusim_rl.public import __version__
 from gpusim_rl.run.logger import command
 from gpusim_rl.run.run_dir import chosen_task
@@ -140,11 +140,11 @@ def recent_means(run: SavedCurves, key: str) -> np.ndarray:
 def seconds_to(run: SavedCurves, goal: Learned) -> float | None:
     """Returns when a run first reached a threshold [s]; None if it did not. Only means of WINDOW episodes count."""
     if goal.stat:
-        judged = recent_means(run, f"task/{goal.stat}")
+        judged = recent_means(run, goal.column)
     else:
         empty = np.full(len(run.columns["iteration"]), np.nan)
         whole = run.columns.get("episode/count", empty) >= WINDOW
-        judged = np.where(whole, run.columns.get("episode/return", empty), np.nan)
+        judged = np.where(whole, run.columns.get(goal.column, empty), np.nan)
     reached = np.flatnonzero(judged >= goal.threshold)
     elapsed = run.columns.get("time/elapsed_s")
     return float(elapsed[reached[0]]) if len(reached) and elapsed is not None else None
@@ -177,16 +177,10 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
     """Returns what the template shows of a task."""
     runs = [run for group in groups for run in group.runs]
     target, name = str(runs[0].settings["task._target_"]), runs[0].task
-    goal = learned().get(name) if target.startswith("gpusim_rl.tasks.") else None
-    if goal is not None and not all(
-        str(runs[0].settings.get(key_of(text))) == text.partition("=")[2]
-        for text in goal.overrides
-        if text.startswith("task.")
-    ):
-        goal = None  # it is of another variant
+    goal = runs[0].goal
     columns = list(dict.fromkeys(key for run in runs for key in run.columns))
     stats = [key for key in columns if key.startswith("task/")]
-    goal_key = f"task/{goal.stat}" if goal and goal.stat else "episode/return"
+    goal_key = goal.column if goal else "episode/return"
 
     def panels(keys: Sequence[str], size: tuple[int, int] = SMALL) -> list[dict[str, str]]:
         drawn = [(key, _chart(groups, key, size, goal if key == goal_key else None)) for key in keys]

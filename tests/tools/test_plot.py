@@ -155,7 +155,7 @@ def saved(x: list[float], y: list[float], **settings: object) -> curves.SavedCur
 @pytest.mark.parametrize("lines", [1, 20])
 def test_the_legend_is_below_the_axes(plot, tmp_path, lines):
     runs = [saved([0, 1], [0, 1], **{"num_envs": i, "ppo.network.hidden": [i] * 40}) for i in range(lines)]
-    figure = plot.draw([[run] for run in runs], "episode/return", "env_steps", "env steps")
+    figure = plot.draw([[run] for run in runs], "episode/return", "env_steps")
     figure.savefig(tmp_path / "x.png")
     axes, legend = figure.axes[0].get_window_extent(), figure.legends[0].get_window_extent()
     assert legend.y1 <= axes.y0 and legend.y0 >= 0 and legend.x0 >= 0 and legend.x1 <= figure.bbox.x1
@@ -168,25 +168,110 @@ def test_seeds_are_one_line_and_other_settings_are_not(runs_folder):
     assert sorted([run.seed for run in group] for group in curves.grouped(runs)) == [[1, 2], [3]]
 
 
+def returns(*runs: curves.SavedCurves) -> list[curves.Curve]:
+    return [run.curve("episode/return", "env_steps") for run in runs]
+
+
+def legend(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_a_mean_ends_with_the_shortest_run(plot):
     """A mean of what is left would jump from 2.5 to 20 where the bad run ends."""
-    group = [saved([0, 10], [0, 20]), saved([0, 5], [0, -5])]
-    short, long = group[1].curve("episode/return", "env_steps"), group[0].curve("episode/return", "env_steps")
-    x, mean, std = curves.mean_and_std([long, short])
-    assert (x[0], x[-1]) == (0, 5)
-    assert (mean[-1], std[-1]) == (2.5, 7.5)
-    [rest] = curves.beyond([long, short], x)
-    assert (rest.x.tolist(), rest.y.tolist()) == ([5, 10], [10, 20])
-    figure = plot.draw([group], "episode/return", "env_steps", "env steps")
-    assert [line.get_xdata()[-1] for line in figure.axes[0].lines] == [5, 10, 5]
-    assert [line.get_linewidth() < 1 for line in figure.axes[0].lines] == [False, True, False]
-    assert figure.legends[0].texts[0].get_text() == "Ant (2 runs; mean as far as the shortest)"
+    group = [saved([0, 10], [0, 20]), saved([2, 5], [-2, -5])]
+    x, mean, std = curves.mean_and_std(returns(*group))
+    assert (x[0], x[-1]) == (2, 5)
+    assert (mean[0], mean[-1], std[-1]) == (1, 2.5, 7.5)
+    rests = curves.beyond(returns(*group), x)
+    assert [(rest.x.tolist(), rest.y.tolist()) for rest in rests] == [([0, 2], [0, 4]), ([5, 10], [10, 20])]
+    figure = plot.draw([group], "episode/return", "env_steps")
+    assert [line.get_xdata()[-1] for line in figure.axes[0].lines] == [5, 5, 2, 10]
+    assert [line.get_linewidth() < 1 for line in figure.axes[0].lines] == [False, False, True, True]
+    assert legend(figure) == ["2 runs, 2.5 ± 7.5 at 5 steps, where the shortest ends; thin: single runs"]
 
 
-def test_one_run_has_no_spread_and_runs_apart_have_no_mean():
-    one, other = (saved(x, [3, 4]).curve("episode/return", "env_steps") for x in ([0, 1], [2, 3]))
-    x, mean, std = curves.mean_and_std([one])
+def test_one_run_has_no_spread_and_runs_apart_have_no_mean(plot):
+    one, other = saved([0, 1], [3, 4]), saved([2, 3], [3, 4])
+    x, mean, std = curves.mean_and_std(returns(one))
     assert (x.tolist(), mean.tolist(), std.tolist()) == ([0, 1], [3, 4], [0, 0])
-    x, mean, _ = curves.mean_and_std([one, other])
+    x, mean, _ = curves.mean_and_std(returns(one, other))
     assert len(x) == len(mean) == 0
-    assert [rest.x.tolist() for rest in curves.beyond([one, other], x)] == [[0, 1], [2, 3]]
+    assert [rest.x.tolist() for rest in curves.beyond(returns(one, other), x)] == [[0, 1], [2, 3]]
+    assert legend(plot.draw([[one, other]], "episode/return", "env_steps")) == ["2 runs, no mean: no part in common"]
+
+
+def test_runs_of_one_row_have_a_mean(plot):
+    figure = plot.draw([[saved([5], [1]), saved([5], [3])]], "episode/return", "env_steps")
+    assert legend(figure) == ["2 runs, 2 ± 1 at 5 steps"]
+
+
+@pytest.mark.parametrize(
+    ("end", "shown", "last"),
+    [
+        (2_000_000, {"500 k", "1 M", "1.5 M"}, "2 M"),
+        (120_000, {"20 k", "80 k", "100 k"}, "120 k"),
+        (20_000, {"5,000", "15,000"}, "20,000"),
+    ],
+)
+def test_numbers_are_written_as_a_person_would(plot, end, shown, last):
+    figure = plot.draw([[saved([0, end], [0, 10]), saved([0, end], [2, 12])]], "episode/return", "env_steps")
+    assert len(figure.axes[0].lines) == 2, "mean and its last point"
+    assert legend(figure) == [f"2 runs, 11 ± 1 at {last} steps"]
+    figure.canvas.draw()
+    ticks = {text.get_text() for text in figure.axes[0].get_xticklabels()}
+    assert shown <= ticks and not any("e" in text for text in ticks)
+
+
+def test_a_picture_has_title_words_and_what_counts_as_learned(plot):
+    cartpole = {"task._target_": "gpusim_rl.tasks.cartpole.Cartpole"}
+    run = saved([0, 10], [0, 500], **cartpole)
+    figure = plot.draw([[run]], "episode/return", "env_steps")
+    [axes] = figure.axes
+    assert axes.get_title() == "Cartpole"
+    assert axes.get_xlabel() == "env steps (control steps of all envs together)"
+    assert axes.get_ylabel() == "return, mean of the last 100 episodes"
+    assert legend(figure) == ["1 run, 500 at 10 steps", "threshold 470: counts as learned"]
+    assert axes.lines[-1].get_ydata() == [470, 470]
+    run.columns["policy/kl"] = run.columns["episode/return"]
+    assert len(legend(plot.draw([[run]], "policy/kl", "env_steps"))) == 1
+    far = plot.draw([[saved([0, 10], [0, 1], **cartpole)]], "episode/return", "env_steps")
+    assert legend(far)[1] == "threshold 470: counts as learned, outside of the picture"
+    assert far.axes[0].get_ylim()[1] < 2
+    two = plot.draw([[run], [saved([0, 10], [0, 400])]], "episode/return", "env_steps")
+    assert two.axes[0].get_title() == "Cartpole, Ant"
+    assert legend(two) == ["Cartpole, 1 run, 500 at 10 steps", "Ant, 1 run, 400 at 10 steps"]
+
+
+def test_a_threshold_is_of_the_tasks_own_number_and_of_its_variant(plot):
+    def trifinger(difficulty: int) -> curves.SavedCurves:
+        settings = {"task._target_": "gpusim_rl.tasks.trifinger.Trifinger", "task.difficulty": difficulty}
+        run = saved([0, 10], [0, 1], **settings)
+        run.columns["task/success"] = run.columns["episode/return"]
+        return run
+
+    figure = plot.draw([[trifinger(1)]], "task/success", "env_steps")
+    assert legend(figure)[1:] == ["threshold 0.5: counts as learned"] and figure.axes[0].get_ylabel() == "success"
+    assert legend(plot.draw([[trifinger(1)]], "episode/return", "env_steps"))[1:] == []
+    assert legend(plot.draw([[trifinger(4)]], "task/success", "env_steps"))[1:] == []
+
+
+def test_time_is_in_a_unit_that_fits(plot):
+    run = saved([0, 10], [0, 5])
+    run.columns["time/elapsed_s"] = np.array([0.0, 5400.0])
+    figure = plot.draw([[run]], "episode/return", "time")
+    assert figure.axes[0].get_xlabel() == "time of training [min]"
+    assert legend(figure) == ["1 run, 5 at 90 min"]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("reward/foot_slip", "foot slip term of the reward per control step"),
+        ("time/elapsed_s", "time of training [s]"),
+        ("time/update", "update, share of the time"),
+        ("system/gpu_memory_gb", "gpu memory [GB]"),
+        ("policy/kl", "change of the policy in an update, KL [nat]"),
+    ],
+)
+def test_a_column_is_told_in_words(plot, key, words):
+    assert plot.in_words(key) == words
