@@ -20,6 +20,11 @@ AZIMUTH_DEG, ELEVATION_DEG = 120.0, -18.0  # from the right, ahead of a robot th
 FOVY_DEG = 45.0
 DISTANCE = 2.7  # distance of the camera [radii of the robot]
 LIGHT_SLOPE = 0.7  # horizontal over vertical component of the light's direction
+ROUGH_LIGHT_SLOPE = (
+    0.15  # the same over rough ground, whose slopes would lie in the light's direction: striped, half dark
+)
+SLICES = 48  # sides of a cylinder
+THINNER = 0.0075  # of a radius; more than the sides of such a cylinder are inside of it
 SKY = ((0.62, 0.72, 0.85), (0.93, 0.95, 0.97))  # above and at the horizon
 HEIGHT_RATE = 0.1  # share of the way to the robot's height that the camera goes per picture
 GAP = 2  # pixels between tiles
@@ -77,6 +82,7 @@ class Camera:
 
     azimuth_deg = AZIMUTH_DEG
     elevation_deg = ELEVATION_DEG
+    shadow_pixels = 1024  # side of the picture of the shadows, which is drawn for each tile
 
     def __init__(self, scene: Scene, qpos: np.ndarray) -> None:
         model, bodies = scene.model, scene.bodies_of(scene.articulation_names[0])
@@ -156,7 +162,8 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
     visual.global_.fovy = FOVY_DEG
     visual.map.zfar = 80.0
     visual.map.shadowclip = 2.7  # half the width of what can throw a shadow
-    visual.quality.shadowsize = 1024
+    visual.quality.shadowsize = camera.shadow_pixels
+    visual.quality.numslices, visual.quality.numstacks = SLICES, SLICES // 2
     visual.headlight.ambient[:] = 0.35
     visual.headlight.diffuse[:] = 0.35
     visual.headlight.specular[:] = 0.1
@@ -164,12 +171,29 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
     if model.nlight == 1 and model.light_type[0] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL.value:
         # It throws shadows only around its own position: it goes with the robot, and shines over the camera's shoulder.
         azimuth = math.radians(camera.azimuth_deg)
-        direction = np.array([LIGHT_SLOPE * math.cos(azimuth), LIGHT_SLOPE * math.sin(azimuth), -1.0])
+        slope = ROUGH_LIGHT_SLOPE if model.nhfield else LIGHT_SLOPE
+        direction = np.array([slope * math.cos(azimuth), slope * math.sin(azimuth), -1.0])
         direction /= np.linalg.norm(direction)
         model.light_mode[0] = mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value
         model.light_bodyid[0] = camera.body
         model.light_dir0[0], model.light_pos0[0] = direction, -4.0 * camera.radius * direction
+    _part_equal_ends(model)
     return model
+
+
+def _part_equal_ends(model: mujoco.MjModel) -> None:
+    """Makes spheres and capsules thinner than those of the parent body and of the other leg, by less than is seen.
+
+    Capsules of a robot often have an end in common: two surfaces in one place, of which each pixel takes another.
+    """
+    depth, side, children = np.zeros((3, model.nbody), dtype=np.int64)
+    for body in range(1, model.nbody):  # parents come before children
+        parent = model.body_parentid[body]
+        depth[body], side[body] = depth[parent] + 1, (side[parent] + children[parent]) % 2
+        children[parent] += 1
+    kinds = (mujoco.mjtGeom.mjGEOM_SPHERE.value, mujoco.mjtGeom.mjGEOM_CAPSULE.value)
+    thinner = THINNER * (2 * (depth % 2) + side)[model.geom_bodyid]
+    model.geom_size[:, 0] *= np.where(np.isin(model.geom_type, kinds), 1.0 - thinner, 1.0)
 
 
 def tiled(pictures: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:

@@ -30,6 +30,8 @@ class FramingCamera(Camera):
     a tile, `fill` the share of its width or height that the framed things take.
     """
 
+    shadow_pixels = 4096  # one picture may take its time
+
     def __init__(self, scene: Scene, qpos: np.ndarray, aspect: float, fill: float = FILL) -> None:
         super().__init__(scene, qpos)
         points = [self._points(scene, positions) for positions in qpos]

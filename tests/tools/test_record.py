@@ -10,6 +10,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
+from gpusim_rl.env import VecEnv
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.checks import build, settings_class
@@ -18,6 +19,7 @@ from gpusim_rl.sim import Scene
 from gpusim_rl.view import renderer as rendering
 from gpusim_rl.view.caption import Caption, commands_of, words_of
 from gpusim_rl.view.player import Player
+from gpusim_rl.view.snapshot import FramingCamera
 from gpusim_rl.view.video import frame_rate, video_writer
 from helpers.commands import run_command
 
@@ -275,8 +277,9 @@ def test_a_caption_without_a_policy_says_what_acts():
 @pytest.mark.parametrize("task", ["Anymal", pytest.param("Go1Velocity", marks=pytest.mark.slow)])
 def test_a_caption_has_the_command_of_each_env(task):
     with closing(Player.open(task, act="zero", num_envs=2, from_yaml=True)) as player:
+        assert isinstance(player.env, VecEnv)
         texts = commands_of(player.env)
-        found = getattr(player.env.task, "commands", None) or player.env.task.command
+        found = vars(player.env.task).get("commands") or vars(player.env.task)["command"]
         expected = ["command  x {:.2f}  y {:.2f}  yaw {:.2f}".format(*row) for row in found.value.tolist()]
     assert texts == expected and texts[0] != texts[1]
 
@@ -315,3 +318,42 @@ def test_the_model_for_pictures_has_the_positions_of_the_scene():
     model = rendering.picture_model(scene, rendering.Camera(scene, qpos_at_rest(scene, 1)))
     assert (model.nq, model.nbody, model.ngeom) == (scene.model.nq, scene.model.nbody, scene.model.ngeom)
     assert scene.model.ncam == 0, "the scene itself stays as it is"
+
+
+def test_ends_in_one_place_are_parted_in_pictures():
+    scene = task_scene("Ant")
+    before = scene.model.geom_size.copy()
+    model = rendering.picture_model(scene, rendering.Camera(scene, qpos_at_rest(scene, 1)))
+    leg, foot = (float(model.geom(f"ant/{name}").size[0]) for name in ("leg_1", "foot_1"))
+    corners = 1.0 - np.cos(np.pi / model.vis.quality.numslices)  # how far the sides of a drawn circle are inside of it
+    assert abs(leg - foot) > 2.0 * corners * 0.08 and max(leg, foot) == 0.08
+    assert (scene.model.geom_size == before).all(), "the physics stay as they are"
+
+
+@pytest.mark.slow
+def test_no_speckles_where_two_capsules_meet():
+    if not any(rendering.gl_works(platform) for platform in rendering.gl_platforms()):
+        pytest.skip("no OpenGL here")
+    scene = task_scene("Ant")
+    qpos = qpos_at_rest(scene, 1)
+    qpos[:, [8, 10, 12, 14]] = [1, -1, -1, 1]  # ankles bent: a blue and an orange end are in one place
+    renderer, _ = rendering.make_renderer(scene, qpos, 640, 480, "gl", FramingCamera(scene, qpos, 4 / 3))
+    pixels = renderer.render(qpos).astype(int)
+    renderer.close()
+    orange = (pixels[..., 0] > 150) & (pixels[..., 2] < 90)
+    blue = (pixels[..., 2] > 120) & (pixels[..., 0] < 90)
+    assert orange.sum() > 5000 and blue.sum() > 5000
+    pairs = ((orange, blue), (blue, orange))
+    speckles = sum(int((inside[:, 1:-1] & around[:, :-2] & around[:, 2:]).sum()) for inside, around in pairs)
+    assert speckles < 10, "above 100 where both ends have the same radius"
+
+
+def test_rough_ground_is_lit_from_above():
+    def slope(task: str) -> float:
+        scene = task_scene(task)
+        model = rendering.picture_model(scene, rendering.Camera(scene, qpos_at_rest(scene, 1)))
+        x, y, z = model.light_dir0[0]
+        return float(np.hypot(x, y) / -z)
+
+    steepest = 0.1 / 0.2  # m along over m up of a stair in AnymalTerrain's height field
+    assert slope("AnymalTerrain") < steepest < slope("Anymal")
