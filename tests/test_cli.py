@@ -329,12 +329,15 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
                 "train ",
                 "audit ",
                 "check-task ",
+                "demo ",
                 "doctor ",
                 "export ",
                 "new-task ",
                 "play ",
                 "plot ",
+                "publish-demo ",
                 "record ",
+                "report ",
                 "snapshot ",
                 "transfer ",
                 "tune ",
@@ -424,7 +427,7 @@ def test_list_tells_every_task(capsys):
 
 
 def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path):
-    hardware = {"hardware": "2 CPU cores"}
+    hardware = {"hardware": "2 CPU cores", "threshold": 1.0, "stat": ""}
     best = {
         "Ant": {"result": "3,000 in 7 min", "seconds": 400.0, "overrides": [], **hardware},
         "Anymal": {"result": "3,000 in 7 min", "seconds": 400.0, "overrides": ["num_envs=512"], **hardware},

@@ -139,6 +139,7 @@ def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, 
         "task": state["task"],
         "algorithm": state["config"]["algo"]["name"],
         "return": round(result["return_mean"], 4),
+        "return_std": round(result["return_std"], 4),
         "success": {
             name.partition("/")[2]: round(value, 4) for name, value in result.items() if name.startswith("task/")
         },

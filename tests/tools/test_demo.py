@@ -1,0 +1,57 @@
+"""Demo policies of the package: each plays, offline, as its card says."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+
+import pytest
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import demos_dir
+from gpusim_rl.run.evaluation import evaluate
+from gpusim_rl.view.player import Player
+
+pytest_plugins = ["helpers.tool_runs"]
+
+DEMOS = sorted(file.parent.name for file in demos_dir().glob("*/demo.json"))
+
+
+def test_there_are_demos_of_robots_that_people_own_and_they_are_small():
+    assert {"Go1Velocity", "Ant", "Quadcopter", "HalfCheetah"} <= set(DEMOS)
+    files = [path for path in demos_dir().rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {"config.yaml", "demo.json", "last.pt"}
+    assert sum(path.stat().st_size for path in files) < 6e6
+
+
+@pytest.mark.parametrize("demo", DEMOS)
+def test_a_demo_plays_as_its_card_says(demo):
+    """Of 16 episodes the mean return is that of the card, within what so few episodes can tell."""
+    card = json.loads((demos_dir() / demo / "demo.json").read_text())
+    with closing(Player.open(str(demos_dir() / demo), num_envs=16)) as player:
+        result, _ = evaluate(player.env, player.policy, player.obs)  # type: ignore[arg-type]
+    spread = 4.0 * (result["return_std"] ** 2 + card["return_std"] ** 2) ** 0.5 / 16**0.5
+    assert abs(result["return_mean"] - card["return"]) <= 0.02 * abs(card["return"]) + spread
+
+
+def test_a_name_may_be_short(load_tool):
+    choose = load_tool("demo").choose
+    demos = ["Ant", "Go1Velocity", "Go2Velocity", "HalfCheetah"]
+    assert choose("Ant", demos) == "Ant"
+    assert choose("go1", demos) == "Go1Velocity"
+    assert choose("half", demos) == "HalfCheetah"
+    with pytest.raises(ConfigError, match=r"'go' is the beginning of Go1Velocity, Go2Velocity. Try one of them"):
+        choose("go", demos)
+    with pytest.raises(ConfigError, match=r"no demo of 'Antt'. Did you mean 'Ant'\? There are Ant, Go1Velocity"):
+        choose("Antt", demos)
+
+
+def test_the_list_says_what_each_reaches_and_how_it_came_about(tool_here):
+    lines = tool_here("demo", "--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == DEMOS
+    assert all(" M steps in " in line and "; return " in line for line in lines)
+
+
+def test_options_of_play_are_passed_on(tool_here):
+    said = tool_here("demo", "Ant", "--viewer", "none", "--steps", "5", "--num-envs", "2").stdout
+    assert said.splitlines()[-1].startswith("Ant: mean reward")

@@ -1,0 +1,79 @@
+"""Watch a trained policy in the browser at once: it comes with the package, nothing is trained or fetched.
+
+gpusim-rl demo                  a Go1, with sliders for its commands
+gpusim-rl demo Humanoid         another task: --list names them
+gpusim-rl demo Ant --num-envs 9       what follows are options of play
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FIRST = "Go1Velocity"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Plays a demo policy, or names all."""
+    from gpusim_rl.cli import load_command
+    from gpusim_rl.errors import friendly_errors, say
+    from gpusim_rl.files.paths import demos_dir
+
+    with friendly_errors():
+        args, options = parse(argv)
+        cards = {file.parent.name: json.loads(file.read_text("utf-8")) for file in demos_dir().glob("*/demo.json")}
+        if args.list:
+            say(*(f"{name:<16}{summary(card)}" for name, card in sorted(cards.items())))
+            return 0
+        name = choose(args.task, sorted(cards))
+        say(f"{name}: {summary(cards[name])}")
+        if not any(option.partition("=")[0] == "--viewer" for option in options):
+            options = ["--viewer", "web", *options]
+        return load_command("play")([str(demos_dir() / name), *options])
+
+
+def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Reads the command line; what it does not know is for play."""
+    parser = argparse.ArgumentParser(
+        prog="demo",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="All other options are those of play.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("task", nargs="?", default=FIRST, help=f"task, or the beginning of its name (default: {FIRST})")
+    parser.add_argument("--list", action="store_true", help="name the demos and leave")
+    return parser.parse_known_args(argv)
+
+
+def choose(name: str, demos: list[str]) -> str:
+    """Returns the demo of a task, or the only one whose name begins so, in capitals or not.
+
+    Raises:
+        ConfigError: There is none, or there are several.
+    """
+    from gpusim_rl.errors import ConfigError, did_you_mean
+
+    found = [demo for demo in demos if demo.lower().startswith(name.lower())]
+    if name in demos or len(found) == 1:
+        return name if name in demos else found[0]
+    if found:
+        raise ConfigError(f"{name!r} is the beginning of {', '.join(found)}. Try one of them")
+    raise ConfigError(f"no demo of {name!r}.{did_you_mean(name, demos)} There are {', '.join(demos)}")
+
+
+def summary(card: dict[str, Any]) -> str:
+    """Returns in a line how the policy came about, and what it reaches."""
+    reached = ", ".join(f"{name} {value:.3g}" for name, value in card["success"].items())
+    return (
+        f"{card['algorithm']}, {card['env_steps'] / 1e6:.2g} M steps in {card['minutes']:.0f} min on"
+        f" {card['gpu'] or card['cpu']}; return {card['return']:.4g}{f', {reached}' if reached else ''}"
+    )
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
