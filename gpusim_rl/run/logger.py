@@ -106,8 +106,8 @@ class Logger:
     def start(self, run: RunView, *, continues: bool) -> None:
         """Describes the run; `continues` tells that an earlier start of it has made the folder."""
         config = run.start.spec.config
-        folder, name = self.run_dir.path.parts[-2:]
-        title = f"{run.start.task_name} · {name if folder == run.start.task_name else f'{folder}/{name}'}"
+        folder, name = ("", *self.run_dir.path.parts)[-2:]
+        title = f"{run.start.task_name} · {name if folder in ('', run.start.task_name) else f'{folder}/{name}'}"
         self.console.start(banner(run, self.run_dir, continues=continues), title)
         if self._cfg.log.print_config:
             self.console.info(*yaml.safe_dump(dict(config), sort_keys=False).splitlines())
@@ -214,6 +214,7 @@ class Logger:
 
     def _film(self, run: RunView) -> None:
         """Records a video of the policy; its failure is a warning."""
+        self.console.info("recording a video of the policy")
         try:
             video = film(self.run_dir.path, self._flags())
         except ConfigError as error:
