@@ -117,7 +117,7 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
         settings = title.removeprefix(tasks[0]).strip() if len(tasks) == 1 else title
         rows += draw_group(axes, runs, settings, key, X_COLUMNS[x_axis], scale, unit)
     rows += draw_threshold(axes, groups, key)
-    axes.set(xlabel=x_label, ylabel=in_words(key), title=", ".join(tasks))
+    axes.set(xlabel=x_label, ylabel=in_words(key), title=as_text(", ".join(tasks)))
     for axis in (axes.xaxis, axes.yaxis):
         write_numbers(axis)
     axes.grid(alpha=0.3)
@@ -125,6 +125,11 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     figure.set_size_inches(8, 5 + 0.2 * rows)
     return figure
+
+
+def as_text(label: str) -> str:
+    """Returns a label that matplotlib takes as it is: a dollar would begin a formula."""
+    return label.replace("$", r"\$")
 
 
 def draw_group(
@@ -152,7 +157,7 @@ def draw_group(
     elif any(rest.x[-1] > x[-1] for rest in rests):
         words.append("where the shortest ends; thin: single runs")
     label = textwrap.fill(", ".join(words), LABEL_WIDTH)
-    line.set_label(label.replace("$", r"\$"))  # a dollar would begin a formula
+    line.set_label(as_text(label))
     return 1 + label.count("\n")
 
 
