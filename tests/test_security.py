@@ -521,6 +521,17 @@ def test_settings_are_drawn_as_text(stranger: Stranger, load_tool) -> None:
     assert plot.plot(plot.parse([str(stranger.run)])).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("columns", ["", "iteration,env_steps,time/elapsed_s,episode/return\n1,-1e308,-5,1e308\n"])
+@pytest.mark.parametrize("name", ["plot", "report"])
+def test_strange_numbers_are_not_drawn(stranger: Stranger, load_tool, name: str, columns: str) -> None:
+    """An empty metrics.csv is what a full disk leaves."""
+    (stranger.run / "metrics.csv").write_text(columns)
+    tool = load_tool(name)
+    args = tool.parse([str(stranger.run), *(["--no-replay"] if name == "report" else [])])
+    with nullcontext() if columns and name == "report" else pytest.raises(ConfigError, match=r"metrics\.csv"):
+        assert getattr(tool, name)(args).is_file()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -101,7 +101,7 @@ def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
     import importlib.util
 
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.errors import first_line, say
     from gpusim_rl.view.caption import words_of
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
@@ -121,9 +121,9 @@ def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
             better = "" if in_3d else " In 3D with pip install 'gpusim-rl[view]'."
             data = base64.b64encode(webp).decode()
             return Playback(f"{text}.{better}", picture=f"data:image/webp;base64,{data}")
-    except (ConfigError, OSError) as error:
-        say(f"no replay of {run.run}: {error}", file=sys.stderr)
-        return Playback(f"No replay: {error}")
+    except Exception as error:  # of a task or a simulator, too: the numbers are worth the page without it
+        say(f"no replay of {run.run}: {first_line(error)}", file=sys.stderr)
+        return Playback(f"No replay: {first_line(error)}")
 
 
 if __name__ == "__main__":

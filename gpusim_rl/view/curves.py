@@ -24,6 +24,9 @@ FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_",
 POINTS = 400  # points of a mean
 
 
+HUGE = 1e100  # numbers from which on a picture cannot be drawn
+
+
 @dataclass(frozen=True)
 class Curve:
     """One column of a run over another one, rows where one of them is empty left out."""
@@ -64,7 +67,7 @@ class SavedCurves:
         """Returns a column over another; one without points where either is missing."""
         missing = np.full(len(self.columns["iteration"]), np.nan)
         x, y = self.columns.get(x_column, missing), self.columns.get(key, missing)
-        known = np.isfinite(x) & np.isfinite(y)
+        known = (x >= 0) & (x < HUGE) & (np.abs(y) < HUGE)
         return Curve(x[known], y[known])
 
 
@@ -95,6 +98,8 @@ def read_run(folder: Path) -> SavedCurves:
     if not run.metrics_csv.is_file():
         raise ConfigError(f"{folder} has no metrics.csv: either it was deleted, or the first iteration is not over yet")
     content = read_csv(run.metrics_csv)
+    if "iteration" not in content.columns:
+        raise ConfigError(f"{run.metrics_csv} has no column 'iteration': it is empty, or not that of a run")
     if content.damaged:
         warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")
     config = run.config
