@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from gpusim_rl.errors import first_line
 from gpusim_rl.files.safe_open import keep_damaged, open_file, read_bytes, replacing
 from gpusim_rl.run.film import as_gif
 from gpusim_rl.run.run_dir import RunDir
@@ -75,8 +76,12 @@ class Writers:
         self._each(lambda writer: writer.write(iteration, row))
 
     def show(self, iteration: int, video: Path) -> None:
-        """Hands on a video of the policy."""
-        self._each(lambda writer: writer.show(iteration, video))
+        """Hands on a video of the policy. Its failure says nothing of the rows."""
+        for writer in self._writers:
+            try:
+                writer.show(iteration, video)
+            except writer.failures as error:
+                self._warn(f"no video in {writer.name}: {first_line(error)}")
 
     def close(self, exit_code: int) -> None:
         """Finishes all writers."""
