@@ -40,6 +40,11 @@ class Steerable(Protocol):
         ...
 
 
+def steerable(task: Task[Any]) -> Steerable | None:
+    """Returns the commands of a task; None where it has none."""
+    return next((part for part in vars(task).values() if isinstance(part, Steerable)), None)
+
+
 class Commands(Stateful):
     """Commands that the policy has to follow: named numbers, drawn uniformly for each env.
 

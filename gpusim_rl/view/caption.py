@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusim_rl.env import Environment, Steerable, VecEnv
+from gpusim_rl.env import Environment, VecEnv
+from gpusim_rl.env.command import steerable
 from gpusim_rl.files.safe_open import refuse_links
 from gpusim_rl.run.writers import read_csv
 from gpusim_rl.view.player import Player
@@ -42,8 +43,7 @@ def _return_at(metrics: Path, iteration: int | None) -> float | None:
 
 def commands_of(env: Environment) -> list[str]:
     """Returns the commands of each env, `command  x 1.00  yaw -0.30`; none where the task has no commands."""
-    parts = vars(env.task).values() if isinstance(env, VecEnv) else ()
-    commands = next((part for part in parts if isinstance(part, Steerable)), None)
+    commands = steerable(env.task) if isinstance(env, VecEnv) else None
     if commands is None:
         return []
     names = [name.partition(" ")[0] for name in commands.controls()]

@@ -16,13 +16,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from gpusim_rl.env import Steerable, VecEnv
+from gpusim_rl.env import VecEnv
+from gpusim_rl.env.command import steerable
 from gpusim_rl.errors import ConfigError, first_line, import_extra, say, warn
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.web_numbers import LOSS, PAD, Numbers, bars, table
@@ -95,9 +96,7 @@ class WebViewer:
             )
         viser = check_installed()
         self._player, self._vec_env = player, player.env
-        self.commands: Steerable | None = next(
-            (part for part in vars(player.env.task).values() if isinstance(part, Steerable)), None
-        )
+        self.commands = steerable(player.env.task)
         self.env = 0
         self.held: list[float] | None = None
         self.paused = False
@@ -149,9 +148,11 @@ class WebViewer:
 
     def drain(self) -> None:
         """Calls what the page has put into the queue."""
-        with contextlib.suppress(Empty):
-            while True:
+        while not self.queue.empty():  # nothing else takes from it
+            try:
                 self.queue.get_nowait()()
+            except (TypeError, ValueError, IndexError, KeyError) as error:  # what no page of ours asks for
+                warn(f"the viewer was asked for what it cannot do: {first_line(error)}")
 
     def step(self) -> None:
         """Takes one control step in all envs; the env that is followed obeys the person who steers."""
@@ -180,7 +181,7 @@ class WebViewer:
 
     def follow(self, env: int) -> None:
         """Follows another env, which obeys from now on."""
-        self.env = int(env)
+        self.env = min(max(int(env), 0), self._vec_env.num_envs - 1)
         self._numbers.forget()
         self._scene.look_at(self.env)
 
@@ -211,8 +212,9 @@ class WebViewer:
     def take(self, name: str) -> None:
         """Takes the policy of another checkpoint of the run."""
         assert self._player.checkpoint is not None
-        file = self._player.checkpoint.with_name(name)
-        self._try(lambda: self._player.take(file))
+        if name in _checkpoints(self._player.checkpoint):
+            file = self._player.checkpoint.with_name(name)
+            self._try(lambda: self._player.take(file))
 
     def look_for_checkpoints(self) -> None:
         """Takes over a newer checkpoint, and lists those that there are."""
