@@ -55,7 +55,7 @@ def record(args: argparse.Namespace) -> Path:
         raise ConfigError(f"a replay's name must end in .html, got {args.out.name!r}")
     if as_page and args.num_envs not in (None, 1):
         raise ConfigError(f"--html shows one env, got --num-envs {args.num_envs}. Try a video: record {args.run}")
-    for module in ("viser", "mjviser") if as_page else ("imageio_ffmpeg",):
+    for module in ("viser", "mjviser") if as_page else ("imageio_ffmpeg", *["PIL.Image"] * args.caption):
         import_extra(module, "view" if as_page else "video", "record --html" if as_page else "record")
     check_out(args.out, overwrite=args.overwrite)
     args.num_envs = args.num_envs or (1 if as_page else 9)
