@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FIRST = "Go1Velocity"
+OWN = ("-h", "--help", "--list")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpusim_rl.files.paths import demos_dir
 
     with friendly_errors():
-        args, options = parse(argv)
+        args, options = parse(sys.argv[1:] if argv is None else argv)
         cards = {file.parent.name: json.loads(file.read_text("utf-8")) for file in demos_dir().glob("*/demo.json")}
         if args.list:
             say(*(f"{name:<16}{summary(card)}" for name, card in sorted(cards.items())))
@@ -35,17 +36,17 @@ def main(argv: list[str] | None = None) -> int:
         return load_command("play")([str(demos_dir() / name), *options])
 
 
-def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Reads the command line; what it does not know is for play."""
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Reads the task, if it comes first, and `--list`; all others are words for play."""
     parser = argparse.ArgumentParser(
         prog="demo",
         description=(__doc__ or "").partition("\n")[0],
-        epilog="All other options are those of play.",
-        allow_abbrev=False,
+        epilog="What follows the task are options of play.",
     )
     parser.add_argument("task", nargs="?", default=FIRST, help=f"task, or the beginning of its name (default: {FIRST})")
     parser.add_argument("--list", action="store_true", help="name the demos and leave")
-    return parser.parse_known_args(argv)
+    ours, others = (argv[:1], argv[1:]) if argv[:1] and (argv[0] in OWN or argv[0][0] != "-") else ([], argv)
+    return parser.parse_args(ours), others
 
 
 def choose(name: str, demos: list[str]) -> str:
@@ -69,7 +70,7 @@ def summary(card: dict[str, Any]) -> str:
     reached = ", ".join(f"{name} {value:.3g}" for name, value in card["success"].items())
     return (
         f"{card['algorithm']}, {card['env_steps'] / 1e6:.2g} M steps in {card['minutes']:.0f} min on"
-        f" {card['gpu'] or card['cpu']}; return {card['return']:.4g}{f', {reached}' if reached else ''}"
+        f" {card['hardware']}; return {card['return']:.4g}{f', {reached}' if reached else ''}"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from contextlib import closing
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CLOSE = 0.02  # of the return: what the rounding of weights may change
-KEYS = ("task", "config", "sim", "seed", "obs_sizes", "num_actions", "iteration", "env_steps", "best_return")
+KEPT = ("task", "config", "sim", "seed", "obs_sizes", "num_actions", "iteration", "env_steps")
 PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
 """Settings that name folders, and all of W&B's: those of a demo are the defaults."""
 
@@ -48,6 +49,7 @@ def publish(args: argparse.Namespace) -> Path:
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.checkpoint_file import load
     from gpusim_rl.files.paths import demos_dir, find_checkpoint
+    from gpusim_rl.run.checkpoint import check_training
 
     found = find_checkpoint(args.run)
     file, run = found.file, found.run_dir
@@ -55,10 +57,14 @@ def publish(args: argparse.Namespace) -> Path:
         raise ConfigError(f"{file} is not in a run folder. Try the file in the folder of the run that made it")
     if file.name == "last.pt" and (best := file.with_name("best.pt")).is_file():
         file = best
-    state = load(file)
-    out = args.out or demos_dir() / state["task"]
+    state = check_training(load(file), file, (*KEPT, "elapsed_s", "policy", "env"))
+    if not re.fullmatch(r"\w+", state["task"]):
+        raise ConfigError(f"{file}: a task's name must be of A-Z a-z 0-9 _, got {state['task']!r}")
+    out: Path = (args.out or demos_dir() / state["task"]).absolute()
     if out.exists() and not args.overwrite:
         raise ConfigError(f"{out} exists. Try --overwrite")
+    if out.exists() and not (out / "demo.json").is_file():
+        raise ConfigError(f"{out} is not a demo: it has no demo.json. Try another --out")
     new = out.with_name(f".{out.name}.new")  # the old one stays until the new one is known to be good
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -88,7 +94,7 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
     config = _impersonal(state["config"])
     policy = {name: _half(name, value) for name, value in state["policy"].items()}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    kept = {key: state[key] for key in KEYS}
+    kept = {key: state[key] for key in KEPT}
     save(folder / "checkpoints/last.pt", {**kept, "config": config, "policy": policy, "env": _progress(state["env"])})
 
 
@@ -134,7 +140,11 @@ def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
 
 def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, float]) -> None:
     """Writes what a person wants to know of the policy."""
-    environment = json.loads((run / "env.json").read_text(encoding="utf-8"))
+    from gpusim_rl.run.run_dir import RunDir
+
+    environment = RunDir(run).environment
+    gpus = [device["name"] for device in (environment.get("gpu") or {}).get("devices", ())]
+    on_gpu = str(environment["learner"]["device"]).startswith("cuda")
     card = {
         "task": state["task"],
         "algorithm": state["config"]["algo"]["name"],
@@ -147,11 +157,10 @@ def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, 
         "env_steps": state["env_steps"],
         "minutes": round(state["elapsed_s"] / 60.0, 1),
         "seed": state["seed"],
-        "commit": environment["git"]["sha"],
+        "commit": (environment.get("git") or {}).get("sha"),
         "date": environment["time"][:10],
         "versions": {name: environment["versions"][name] for name in ("gpusim-rl", "torch", "mujoco")},
-        "cpu": environment["cpu"]["model"],
-        "gpu": environment["gpu"],
+        "hardware": gpus[0] if on_gpu and gpus else environment["cpu"]["model"],
     }
     file.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
 

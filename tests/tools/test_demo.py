@@ -55,3 +55,5 @@ def test_the_list_says_what_each_reaches_and_how_it_came_about(tool_here):
 def test_options_of_play_are_passed_on(tool_here):
     said = tool_here("demo", "Ant", "--viewer", "none", "--steps", "5", "--num-envs", "2").stdout
     assert said.splitlines()[-1].startswith("Ant: mean reward")
+    said = tool_here("demo", "--viewer", "none", "--steps", "5", "--num-envs", "2").stdout
+    assert said.splitlines()[-1].startswith("Go1Velocity: mean reward"), "without a task too"

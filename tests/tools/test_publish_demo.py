@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,3 +58,29 @@ def test_a_demo_that_plays_otherwise_is_not_kept(runs_folder, tmp_path, monkeypa
         publish_demo.publish(publish_demo.parse([*arguments, "--overwrite"]))
     assert (out / "demo.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["Cartpole"]
+
+
+def test_nothing_but_a_demo_is_replaced(runs_folder, monkeypatch, load_tool):
+    monkeypatch.chdir(runs_folder)
+    publish_demo = load_tool("publish_demo")
+    before = sorted(path for path in runs_folder.rglob("*"))
+    for out in (Path("runs"), Path("runs/Cartpole"), Path.cwd()):
+        with pytest.raises(
+            ConfigError, match=rf"^{out.absolute()} is not a demo: it has no demo.json. Try another --out"
+        ):
+            publish_demo.publish(publish_demo.parse(["Cartpole", "--out", str(out), "--overwrite"]))
+    assert sorted(path for path in runs_folder.rglob("*")) == before
+
+
+def test_a_card_names_the_gpu_where_one_trained_and_needs_no_repository(runs_folder, tmp_path, load_tool):
+    state = {"task": "A", "config": {"algo": {"name": "ppo"}}, "env_steps": 5, "elapsed_s": 60.0, "seed": 1}
+    run = next(path for path in (runs_folder / "runs/Cartpole").glob("2*") if path.is_dir())
+    environment = json.loads((run / "env.json").read_text())
+    environment |= {"git": None, "gpu": {"driver": "600", "devices": [{"name": "H100", "memory_gb": 80.0}]}}
+    result = {"return_mean": 1.0, "return_std": 0.0, "episodes": 2.0}
+    for device, hardware in (("cuda:0", "H100"), ("cpu", environment["cpu"]["model"])):
+        environment["learner"] = {"device": device}
+        (tmp_path / "env.json").write_text(json.dumps(environment))
+        load_tool("publish_demo")._write_card(tmp_path / "demo.json", state, tmp_path, result)
+        card = json.loads((tmp_path / "demo.json").read_text())
+        assert (card["hardware"], card["commit"]) == (hardware, None)
