@@ -182,7 +182,6 @@ class VelocityCommand(Stateful):
         value: x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
     """
 
-    names = ("x", "y", "yaw")
     """Names of the numbers in `value`."""
 
     draws = 8
@@ -482,7 +481,7 @@ class VelocityTask(Task[VelocityConfig]):
                 f"task.weights.trot: expected `trot` of the robot to have a number for each of {len(robot.feet)} feet,"
                 f" got {len(robot.trot)}. Try task.weights.trot=0"
             )
-        self.trot = torch.tensor(robot.trot, device=device)
+        self.trot = torch.tensor(robot.trot, dtype=torch.float32, device=device)
         self.weights = self.dt * torch.tensor([*weights.values()], device=device)[:, None]
 
         self.command = VelocityCommand(cfg.command, num, self.dt, device)
