@@ -53,10 +53,3 @@ def test_another_algorithm_counts_where_ppo_does_not_reach_the_threshold(tmp_pat
     assert (known.result, known.seconds) == ("3,000 in 10 min (1 seed)", 600.0)
     assert known.overrides == ["algo=sac", "num_envs=32"]
     assert best_results(write(tmp_path, 700.0), others)["Ant"].result == "3,000 in 12 min"
-
-
-def test_the_front_page_counts_the_tasks_that_are_learned_in_20_minutes():
-    root = Path(__file__).resolve().parents[2]
-    best = json.loads((root / "benchmarks/best.json").read_text())
-    quick = [task for task, known in best.items() if known["seconds"] is not None and known["seconds"] <= 20 * 60]
-    assert f"{len(quick)} of {len(best)} tasks reach their threshold in 20 minutes" in (root / "README.md").read_text()
