@@ -15,8 +15,8 @@ def test_each_command_is_held_for_a_whole_episode(monkeypatch, tmp_path, capsys)
         walking, "COMMANDS", {name: walking.COMMANDS[name] for name in ("stand", "forward", "left", "turn left")}
     )
     monkeypatch.setattr(walking, "__file__", str(tmp_path / "walking.py"))
-    stages = [{"steps": 4, "y": [-1.0, 1.0]}, {"steps": 5, "x": [-1.0, 1.0]}]  # it makes 4 steps
-    command = {"x": [-0.5, 0.5], "stages": stages}
+    stages = [{"steps": 4, "y": [-1.0, 1.0]}, {"steps": 500, "x": [-1.0, 1.0]}]  # it makes some
+    command = {"x": [-0.5, 0.5], "stages": stages, "stage_error": None}
     settings = {"episode_length": 50, "encoder_bias": 0.0, "randomize_episode_start": False, "command": command}
     small = {"horizon": 4, "minibatch_size": 8, "network": {"hidden": [8]}}
     gpusim_rl.train(
