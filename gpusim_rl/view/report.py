@@ -305,10 +305,11 @@ def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict
     defaults["device"] = "auto"
     unused = {key.partition(".")[0] for key in defaults} - {key.partition(".")[0] for key in runs[0].settings}
     keys = list(dict.fromkeys([*(key for run in runs for key in run.settings), "max_iterations"]))
+    named = tuple(name for name in FREE if name != "max_iterations")  # a report tells how long a run was to be
     rows = []
     for key in keys:
         values = [dict(flat(run.config)).get(key, "–") for run in runs]
-        if key.startswith(FREE[:-1]) or key.partition(".")[0] in unused or key.endswith("_target_"):
+        if key.startswith(named) or key.partition(".")[0] in unused or key.endswith("_target_"):
             continue
         if any(value != defaults.get(key, "–") for value in values):
             shown = values[:1] if all(value == values[0] for value in values) else values
