@@ -97,6 +97,9 @@ class Robot:
         file: MJCF or URDF, or `menagerie:<robot>`. Its motors, sensors and floor are left out.
         fixed_base: False gives a file without floating base one.
         sites: Body and place in it [m] of sites that the file lacks, by name.
+
+    Raises:
+        TaskError: A value is not as described here.
     """
 
     name: str
@@ -118,6 +121,38 @@ class Robot:
     fixed_base: bool | None = None
     sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for item in (*self.feet, *self.thighs, *self.shanks):
+            if item.partition(":")[0] not in ("body", "geom"):
+                expected = f"expected body:<name> or geom:<name>, got {item!r}; try 'body:{item}'"
+                raise TaskError(f"robot {self.name!r}: feet, thighs and shanks: {expected}")
+        if len(self.soles) != len(self.feet):
+            expected = f"expected a sole for each of {len(self.feet)} feet, got {len(self.soles)}"
+            raise TaskError(f"robot {self.name!r}: {expected}")
+        for pattern, widths in self.widths.items():
+            if len(widths) != 3 or min(widths) <= 0.0:
+                expected = f"must be three numbers above 0: standing, walking, running [rad], got {widths}"
+                raise TaskError(f"robot {self.name!r}: widths[{pattern!r}] {expected}")
+
+    def by_joint(self, joints: list[str], values: str, default: Any = None) -> list[Any]:
+        """Returns of `pose`, `motors` or `widths` what each joint has: the value of the first pattern that fits.
+
+        Raises:
+            TaskError: A pattern fits no joint, or a joint has no pattern and there is no default.
+        """
+        by_pattern: Mapping[str, Any] = getattr(self, values)
+        where = f"robot {self.name!r}: {values}:"
+        for pattern in by_pattern:
+            if not any(fnmatchcase(joint, pattern) for joint in joints):
+                hint = did_you_mean(pattern, joints)
+                raise TaskError(f"{where} {pattern!r} matches no joint.{hint} There are {joints}")
+        found = [
+            next((value for key, value in by_pattern.items() if fnmatchcase(joint, key)), default) for joint in joints
+        ]
+        if None in found:
+            raise TaskError(f"{where} no pattern matches {joints[found.index(None)]!r}; try '*' for all others")
+        return found
+
     def add_to(self, scene: Scene) -> None:
         """Adds the robot to a scene as "robot", without motors and sensors.
 
@@ -134,11 +169,6 @@ class Robot:
                 known = [each.name.removeprefix("robot/") for each in spec.bodies[1:]]
                 raise TaskError(f"{self.file}: no body {body!r} for the site {site!r}.{did_you_mean(body, known)}")
             place.add_site(name=f"robot/{site}", pos=pos)
-
-
-def by_joint(names: list[str], values: Mapping[str, Any], default: Any = None) -> list[Any]:
-    """Returns a value for each joint: that of the first pattern that fits."""
-    return [next((value for key, value in values.items() if fnmatchcase(name, key)), default) for name in names]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,6 +468,10 @@ class VelocityTask(Task[VelocityConfig]):
     def _hits(cls, cfg: VelocityConfig) -> dict[str, tuple[str, ...]]:
         """Returns what must not touch the ground, by what it counts for."""
         robot, weights = cls.robot, cfg.all_weights
+        if "shank_contact" in weights and not robot.shanks:
+            of = "rough_weights" if cfg.terrain == "rough" and "shank_contact" in cfg.rough_weights else "weights"
+            key = f"task.{of}.shank_contact"
+            raise ConfigError(f"{key}: the robot has no `shanks`. Try {key}=0")
         hits = {"shank_contact": robot.shanks, "trunk_contact": (f"body:{robot.root}",)}
         return {
             **{name: items for name, items in hits.items() if name in weights},
@@ -465,9 +499,9 @@ class VelocityTask(Task[VelocityConfig]):
         self.hits = hits
         self.sensors = {name: body.sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
 
-        self.pose = torch.tensor(by_joint(names, robot.pose, 0.0), device=device)
-        self.scale = torch.tensor([motor.scale for motor in by_joint(names, robot.motors)], device=device)
-        widths = torch.tensor(by_joint(names, robot.widths), device=device)
+        self.pose = torch.tensor(robot.by_joint(names, "pose", 0.0), device=device)
+        self.scale = torch.tensor([motor.scale for motor in robot.by_joint(names, "motors")], device=device)
+        widths = torch.tensor(robot.by_joint(names, "widths"), device=device)
         self.tightness = widths.T.pow(-2.0) / len(names)  # standing, walking, running
         self.gaits = torch.tensor([MOVING, RUNNING], device=device)
         low, high = body.joint_limits.unbind(dim=1)

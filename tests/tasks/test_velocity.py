@@ -8,11 +8,12 @@ import math
 import mujoco
 import pytest
 import torch
+from gpusim_rl.tasks.go1_velocity import Go1Velocity
 
 import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import euler_xyz, quat_from_axis_angle, wrap_angle
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.compose import compose
 
 NUM = 64
@@ -233,6 +234,8 @@ def test_swings_count_and_in_a_trot_only_those_of_a_diagonal():
     assert in_the_air(env)["trot"] == 0.0
     with pytest.raises(ConfigError, match=r"`trot` of the robot to have a number for each of 2 feet, got 0. Try"):
         make_env("G1", num_envs=1, weights={"trot": 1.0})
+    with pytest.raises(ConfigError, match=r"^task.rough_weights.shank_contact: the robot has no `shanks`. Try .*=0"):
+        make_env("G1", num_envs=1, rough_weights={"shank_contact": -1.0}, **ROUGH)
 
 
 def test_legs_that_press_against_each_other_cost():
@@ -264,6 +267,24 @@ def test_friction_of_feet_and_centre_of_mass_of_the_trunk_are_random(robot, foot
     com = env.sim.param("body_ipos", "robot", [trunk])
     offset = com.value - com.default
     assert 0.02 < offset.abs().max() <= 0.0251
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"pose": {"*_caff_joint": -1.8}}, r"'go1': pose: '\*_caff_joint' matches no joint..* There are \['FR_hip"),
+        ({"pose": {"FL_clf_joint": -1.8}}, r"pose: 'FL_clf_joint' matches no joint. Did you mean 'FL_calf_joint'\?"),
+        ({"widths": {"*_calf_joint": (0.1, 0.6, 0.6)}}, r"'go1': widths: no pattern matches 'FR_hip_joint'; try '\*'"),
+        ({"widths": {"*": (0.1, 0.6)}}, r"widths\['\*'\] must be three numbers above 0: .*, got \(0.1, 0.6\)"),
+        ({"widths": {"*": (0.1, 0.6, 0.0)}}, r"widths\['\*'\] must be three numbers above 0"),
+        ({"feet": ("FR_calf", *["body:FL_calf"] * 3)}, r"or geom:<name>, got 'FR_calf'; try 'body:FR_calf'"),
+        ({"soles": ("FR", "FL", "RR")}, r"'go1': expected a sole for each of 4 feet, got 3"),
+    ],
+)
+def test_a_robot_that_is_described_wrongly_is_one_line(values, words, monkeypatch):
+    with pytest.raises(TaskError, match=words):
+        monkeypatch.setattr(Go1Velocity, "robot", dataclasses.replace(Go1Velocity.robot, **values))
+        make_env(num_envs=1)
 
 
 ROUGH = {"terrain": "rough", "pushes": False}
