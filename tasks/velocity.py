@@ -162,7 +162,10 @@ class Robot:
         spec, file = scene.spec, self.file or assets_dir() / self.name / f"{self.name}.xml"
         ground = len(spec.worldbody.geoms)
         scene.add("robot", file, fixed_base=self.fixed_base)
-        for element in [*spec.sensors, *spec.actuators, *spec.worldbody.geoms[ground:]]:
+        floor = spec.worldbody.geoms[ground:]
+        names = {geom.name for geom in floor}
+        pairs = [pair for pair in spec.pairs if names & {pair.geomname1, pair.geomname2}]
+        for element in [*spec.sensors, *spec.actuators, *pairs, *floor]:
             spec.delete(element)
         for site, (body, pos) in self.sites.items():
             if (place := spec.body(f"robot/{body}")) is None:
@@ -452,7 +455,7 @@ class VelocityTask(Task[VelocityConfig]):
             if cfg.terrain == "rough":
                 scene.add_sensor("robot", f"{sole}_ahead", "framexaxis", site=sole)
         for item in dict.fromkeys([*robot.feet, *(name for names in cls._hits(cfg).values() for name in names)]):
-            kind, name = item.split(":")
+            kind, _, name = item.partition(":")
             of = {"geom": name} if kind == "geom" else {"body": name}
             scene.add_sensor("robot", f"{item}/ground", "contact", cutoff=0.0, against="ground", **of)
         weights = cfg.all_weights

@@ -888,8 +888,8 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         name=draft.name,
         base="G1Velocity" if biped else "Go1Velocity",
         module=draft.module,
-        feet=f"[{', '.join(dict.fromkeys(foot.body for foot in robot.feet))}]",
-        torso=robot.torso,
+        feet=json.dumps([*dict.fromkeys(foot.body for foot in robot.feet)]),
+        torso=json.dumps(robot.torso),
         ppo=mirrors and "ppo: {symmetry: {augment: false}}  # the robot has no mirror image\n",
     )
     return source, yaml
@@ -940,14 +940,15 @@ SIDES = re.compile(
 def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values by pattern, where all joints that it fits differ by their side alone; else by joint."""
     from fnmatch import fnmatchcase
+    from glob import escape
 
-    patterns = {joint: re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", joint)) for joint in joints}
+    patterns = {joint: re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", escape(joint))) for joint in joints}
     result: dict[str, Any] = {}
     for joint, value in values.items():
         alike = [other for other in joints if patterns[other] == patterns[joint]]
         alone = alike == [other for other in joints if fnmatchcase(other, patterns[joint])]
         same = all(nearly(values.get(other), values.get(alike[0])) for other in alike)
-        result.setdefault(patterns[joint] if alone and same else joint, value)
+        result.setdefault(patterns[joint] if alone and same else escape(joint), value)
     return result
 
 

@@ -160,6 +160,30 @@ def test_a_robot_of_a_file_follows_commanded_velocities(tmp_path, monkeypatch):
     env.close()
 
 
+PAIR = '<contact><pair geom1="floor" geom2="{}_ball"/></contact>'
+
+
+@pytest.mark.parametrize(
+    ("legs", "more"), [(("dog:fl", "dog:fr"), ""), (("leg[0]", "leg[1]"), ""), (("fl", "fr"), PAIR.format("fl"))]
+)
+def test_whatever_a_file_calls_its_bodies_and_says_of_its_floor_it_walks(tmp_path, monkeypatch, legs, more):
+    floor = '<worldbody><geom name="floor" type="plane" size="0 0 1"/>'
+    text = walker(*legs).replace("<worldbody>", floor).replace("</worldbody>", f"</worldbody>{more}")
+    for leg in legs:
+        text = text.replace(f'{leg}_tip" pos="0 0 -0.2"><geom', f'{leg}_tip" pos="0 0 -0.2"><geom name="{leg}_ball"')
+    (tmp_path / "bot.xml").write_text(text)
+    done = run_here(ROOT / "tools" / "new_task.py", "Hopalong", "--mjcf", "bot.xml", "--velocity", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_tasks.hopalong", raising=False)
+    env = make_env("Hopalong", num_envs=2, device="cpu", config_dir=tmp_path / "my_cfg", task={"randomize": True})
+    env.reset()
+    env.step(torch.zeros(2, 4))
+    assert env.sim.scene.model.npair == 0 and len(env.task.robot.feet) == 2  # type: ignore[attr-defined]
+    env.close()
+
+
 @pytest.mark.parametrize("legs", ["lf rf lm rm lr rr", "a b c", "l0a l0b l1a"])
 def test_each_joint_has_one_motor_whatever_the_legs_are_called(tmp_path, legs):
     (tmp_path / "bot.xml").write_text(walker(*legs.split()))
