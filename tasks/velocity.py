@@ -174,6 +174,13 @@ class Robot:
             place.add_site(name=f"robot/{site}", pos=pos)
 
 
+def check_range(key: str, limits: Any) -> None:
+    """Raises a ConfigError where a setting is no [low, high]."""
+    numbers = isinstance(limits, list) and all(isinstance(limit, int | float) for limit in limits)
+    if not numbers or len(limits) != 2 or not limits[0] <= limits[1]:
+        raise ConfigError(f"{key} must be [low, high], got {limits}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandConfig:
     """Settings of `VelocityCommand`."""
@@ -201,8 +208,7 @@ class CommandConfig:
         for number, stage in enumerate(self.stages):
             ranges |= {f"stages[{number}].{name}": limits for name, limits in stage.items() if name != "steps"}
         for name, limits in ranges.items():
-            if not isinstance(limits, list) or len(limits) != 2 or limits[0] > limits[1]:
-                raise ConfigError(f"task.command.{name} must be [low, high], got {limits}")
+            check_range(f"task.command.{name}", limits)
         for name in ("standing", "heading", "forward"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"task.command.{name} must be a share from 0 to 1, got {getattr(self, name)}")
@@ -214,8 +220,6 @@ class VelocityCommand(Stateful):
     Attributes:
         value: x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
     """
-
-    """Names of the numbers in `value`."""
 
     draws = 8
     """Random numbers that a new command needs."""
@@ -309,6 +313,15 @@ class PushConfig:
     lin_vel: list[float]  # m/s along x, y and z, at most
     ang_vel: list[float]  # rad/s about x, y and z, at most
 
+    def __post_init__(self) -> None:
+        check_range("task.push.interval", self.interval)
+        if self.interval[0] < 0.0:
+            raise ConfigError(f"task.push.interval must be [low, high] of at least 0, got {self.interval}")
+        for name in ("lin_vel", "ang_vel"):
+            most = getattr(self, name)
+            if len(most) != 3 or min(most) < 0.0:
+                raise ConfigError(f"task.push.{name} must be three numbers of at least 0, got {most}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VelocityConfig(TaskConfig):
@@ -331,10 +344,18 @@ class VelocityConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
+        check_range("task.start_height", self.start_height)
+        for name in ("lin_vel_width", "ang_vel_width", "upright_width", "swing_height"):
+            if getattr(self, name) <= 0.0:
+                raise ConfigError(f"task.{name} must be above 0, got {getattr(self, name)}")
+        if self.encoder_bias < 0.0:
+            raise ConfigError(f"task.encoder_bias must be at least 0, got {self.encoder_bias}")
         known = (*TERMS, *FOOT_TERMS, *OPTIONAL_TERMS)
-        for name in (*self.weights, *self.rough_weights):
-            if name not in known:
-                raise ConfigError(f"task.weights: no term {name!r}.{did_you_mean(name, known)} There are {list(known)}")
+        for key in ("weights", "rough_weights"):
+            for name in getattr(self, key):
+                if name not in known:
+                    hint = f"{did_you_mean(name, known)} There are {list(known)}"
+                    raise ConfigError(f"task.{key}: no term {name!r}.{hint}")
 
     @property
     def all_weights(self) -> dict[str, float]:

@@ -353,6 +353,7 @@ def test_a_term_that_does_not_exist_is_named():
         ({"stages": [{"steps": -5}]}, r"stages must be {steps, x, y, yaw} with growing steps"),
         ({"stages": [{"steps": 5, "x": 1.0}]}, r"stages\[0\].x must be \[low, high\], got 1.0"),
         ({"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}, r"stages\[0\].yaw must be \[low, high\], got \[1.0, -1.0\]"),
+        ({"stages": [{"steps": 5, "y": ["a", "b"]}]}, r"stages\[0\].y must be \[low, high\], got \['a', 'b'\]"),
         ({"x": [1.0, 0.0]}, r"x must be \[low, high\], got \[1.0, 0.0\]"),
         ({"standing": 2.0}, r"standing must be a share from 0 to 1, got 2.0"),
     ],
@@ -360,3 +361,21 @@ def test_a_term_that_does_not_exist_is_named():
 def test_wrong_commands_are_one_line(command, words):
     with pytest.raises(ConfigError, match=rf"^task\.command\.{words}"):
         make_env(num_envs=1, command=command)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"push": {"interval": [3.0, 1.0]}}, r"push.interval must be \[low, high\], got \[3.0, 1.0\]"),
+        ({"push": {"interval": [-1.0, 1.0]}}, r"push.interval must be \[low, high\] of at least 0, got \[-1.0, 1.0\]"),
+        ({"push": {"lin_vel": [0.5]}}, r"push.lin_vel must be three numbers of at least 0, got \[0.5\]"),
+        ({"push": {"ang_vel": [0.5, 0.5, -1.0]}}, r"push.ang_vel must be three numbers of at least 0, got"),
+        ({"start_height": [0.1]}, r"start_height must be \[low, high\], got \[0.1\]"),
+        ({"lin_vel_width": 0.0}, r"lin_vel_width must be above 0, got 0.0"),
+        ({"swing_height": 0.0}, r"swing_height must be above 0, got 0.0"),
+        ({"encoder_bias": -1.0}, r"encoder_bias must be at least 0, got -1.0"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings, words):
+    with pytest.raises(ConfigError, match=rf"^task\.{words}"):
+        make_env(num_envs=1, **settings)
