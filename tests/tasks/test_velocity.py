@@ -301,6 +301,7 @@ def test_on_rough_ground_feet_and_scan_see_the_ground_below_them(robot):
     env.sim.refresh()
     heights, (x, y, _) = env.clean_obs()["policy"][:, -187:], task.body.root_pos.unbind(dim=1)
     middle = 5 * 17 + 8
+    assert task.units["heights"] == "5 m"  # what an exported policy is to be given
     below = (task.body.root_pos[:, 2] - task.ground.height(x, y)) / 5.0
     torch.testing.assert_close(heights[:, middle], below, atol=1e-5, rtol=0.0)
     _, _, yaw = euler_xyz(task.body.root_quat)
