@@ -9,7 +9,7 @@ from helpers.commands import ROOT, run_command
 WITHOUT = """
 import os, pathlib, signal
 
-for name in ("memfd_create", "O_NOFOLLOW", "O_DIRECTORY", "sched_getaffinity", "sched_setaffinity", "fork", "forkpty"):
+for name in ("memfd_create", "O_DIRECTORY", "sched_getaffinity", "sched_setaffinity", "fork", "forkpty"):
     delattr(os, name)
 del signal.SIGHUP, signal.SIGQUIT
 

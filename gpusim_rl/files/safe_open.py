@@ -36,7 +36,6 @@ DIGEST = b"# sha256 "
 NUMBER = re.compile(r"[-+.]?[0-9][0-9a-fA-FxobE_:.+-]*")
 PLAIN = (str, int, float, bool, type(None))
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT}
 
 
@@ -47,10 +46,8 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
         ConfigError: It is no regular file; or it is one to write to, and has a second name.
         OSError: It cannot be opened.
     """
-    if not _NO_LINK and path.is_symlink():  # a system that cannot open a file so
-        raise _not_a_file(path, path.lstat().st_mode)
     try:
-        number = os.open(path, _FLAGS[mode] | _NO_LINK | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        number = os.open(path, _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
             raise _not_a_file(path, path.lstat().st_mode) from None
