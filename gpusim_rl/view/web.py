@@ -32,6 +32,7 @@ from gpusim_rl.view.web_scene import NEEDED_BY, WebScene
 LOCALHOST = "127.0.0.1"
 PORT = 8080  # the first that is tried
 PORTS = 100  # that are tried
+DISTANCE = 1.3  # of the camera [that in a video]: there are panels, and other robots
 FRAME_S, NUMBERS_S, CHECKPOINTS_S = 1 / 30, 0.2, 1.0  # least time between two pictures, numbers, looks at checkpoints
 SPEEDS = {"0.1 x": 0.1, "0.25 x": 0.25, "0.5 x": 0.5, "real time": 1.0, "2 x": 2.0, "4 x": 4.0}
 BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # by whether it is paused
@@ -112,7 +113,7 @@ class WebViewer:
         self._server.request_share_url = lambda verbose=True: None
         self.port = self._server.get_port()
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
-        self._scene = WebScene(self._server, player.env.sim)
+        self._scene = WebScene(self._server, player.env.sim, DISTANCE)
         self._panel(title or player.name)
         self._scene.draw()
 

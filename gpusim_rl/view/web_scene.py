@@ -1,4 +1,4 @@
-"""What the viewer in the browser draws: the bodies of all envs at once, side by side on flat ground.
+"""What a browser draws, of a viewer or of a replay: the bodies of all envs at once, side by side on flat ground.
 
 viser draws, and mjviser makes its meshes of a MuJoCo model and shows contacts.
 """
@@ -6,7 +6,6 @@ viser draws, and mjviser makes its meshes of a MuJoCo model and shows contacts.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import Any
 
 import mujoco
@@ -16,7 +15,6 @@ from gpusim_rl.errors import import_extra
 from gpusim_rl.sim import Sim
 from gpusim_rl.view.renderer import FOVY_DEG, SKY, Camera, picture_model
 
-FARTHER = 1.3  # times the distance of the camera in a video: there are panels, and other robots
 GAP = 1.15  # distance between two envs [their size]
 GROUND, GROUND_LINES = (196, 203, 210), ((180, 187, 195), (150, 158, 168))
 VISIBLE_GROUPS = 3  # geoms of groups 0 to 2 are drawn, as in MuJoCo's viewer
@@ -32,17 +30,18 @@ class WebScene:
     Args:
         server: Server of the page, from viser.
         sim: Simulator with the envs.
+        distance: Distance of the camera [that in a video].
 
     Attributes:
         following: Whether the world moves under the camera.
     """
 
-    def __init__(self, server: Any, sim: Sim) -> None:
+    def __init__(self, server: Any, sim: Sim, distance: float = 1.0) -> None:
         mjviser = import_extra("mjviser", "view", NEEDED_BY)
         self._sim = sim
         qpos = sim.qpos.cpu().numpy()
         self._camera = Camera(sim.scene, qpos[:1])
-        self._camera.distance *= FARTHER
+        self._camera.distance *= distance
         self._model = picture_model(sim.scene, self._camera)
         self._data = mujoco.MjData(self._model)
         self._pos = np.zeros((sim.num_envs, self._model.nbody, 3))
@@ -108,34 +107,19 @@ class WebScene:
             places[env, :2] = size * (-(env % columns), env // columns)  # the first one is nearest to the camera
         return places
 
-    def _copy_fixed(self, server: Any) -> list[tuple[Any, int]]:
-        """Draws what is fixed to the world, but for the ground, in the other envs too; returns handles and bodies."""
-        convert = import_extra("mjviser.conversions", "view", NEEDED_BY)
-        model, others = self._model, self._sim.num_envs - 1
-        if others == 0 or not self._places.any():
-            return []
-        mujoco.mj_kinematics(model, self._data)
-        geoms = defaultdict(list)
-        for geom in range(model.ngeom):
-            body = int(model.geom_bodyid[geom])
-            if (
-                convert.is_fixed_body(model, body)
-                and model.geom_type[geom] != mujoco.mjtGeom.mjGEOM_PLANE
-                and model.geom_group[geom] < VISIBLE_GROUPS
-                and model.geom_rgba[geom, 3] > 0.0
-            ):
-                geoms[body].append(geom)
-        handles = []
-        for body, of_body in geoms.items():
-            for part, alike in enumerate(convert.group_geoms_by_visual_compat(model, of_body)):
-                handle = server.scene.add_batched_meshes_trimesh(
-                    f"/fixed_bodies/others/{body}/{part}",
-                    convert.merge_geoms(model, alike),
-                    batched_wxyzs=np.tile(self._data.xquat[body], (others, 1)),
+    def _copy_fixed(self, server: Any) -> list[tuple[Any, np.ndarray]]:
+        """Draws what is fixed to the world, but for the ground, in the other envs too; returns handles and places."""
+        others, handles = self._sim.num_envs - 1, []
+        for number, fixed in enumerate(self._scene._fixed_geom_handles.values()):
+            if others and self._places.any() and fixed.visible:
+                handle = server.scene.add_batched_glb(
+                    f"/fixed_bodies/others/{number}",
+                    fixed.glb_data,
+                    batched_wxyzs=np.tile(fixed.wxyz, (others, 1)),
                     batched_positions=np.zeros((others, 3)),
                     lod="off",
                 )
-                handles.append((handle, body))
+                handles.append((handle, np.array(fixed.position)))
         return handles
 
     def look_at(self, env: int) -> None:
@@ -143,8 +127,8 @@ class WebScene:
         self._env = env
         places = self._places - self._places[env]
         self._around = np.zeros_like(places) if self._alone else places
-        for handle, body in self._fixed:
-            handle.batched_positions = np.delete(places, env, axis=0) + self._data.xpos[body]
+        for handle, position in self._fixed:
+            handle.batched_positions = np.delete(places, env, axis=0) + position
             handle.visible = not self._alone
         self._scene.env_idx = env
         self._scene.show_only_selected = self._alone

@@ -67,7 +67,10 @@ def test_a_page_draws_and_asks_nobody(browser, pages, kind, scheme):
     page.wait_for_timeout(3000)
     picture = np.asarray(Image.open(io.BytesIO(page.screenshot(timeout=PATIENCE_MS))).convert("L"), dtype=float)
     assert canvas.bounding_box()["width"] > 200
-    assert (np.median(picture) > 128) == (scheme == "light"), "the page does not follow light and dark"
+    shown = page.locator("iframe").bounding_box() if kind == "report" else {"x": 0, "y": 0, "width": 400, "height": 420}
+    left, end = round(shown["x"]) + 20, round(shown["y"] + shown["height"]) - 8
+    time_line = picture[end - 4 : end, left : left + round(shown["width"]) - 40]  # below its controls
+    assert (np.median(time_line) > 128) == (scheme == "light"), "the page does not follow light and dark"
     assert picture.std() > 10, "nothing is drawn"
     assert errors == []
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
