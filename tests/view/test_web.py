@@ -9,7 +9,6 @@ import shutil
 import socket
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -237,12 +236,33 @@ def test_pause_step_and_reset():
         assert progress.tolist() == [0, 0]
 
 
-def test_speed_is_that_of_the_page():
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize("speed", [0.5, 4.0])
+def test_speed_is_that_of_the_page_and_a_slow_machine_does_not_rush_afterwards(speed, monkeypatch):
     with shown("Cartpole") as viewer:
-        viewer.speed = 4.0
-        start = time.perf_counter()
+        from gpusim_rl.view import web
+
+        clock = Clock()
+        monkeypatch.setattr(web, "time", clock)
+        dt, step = viewer._vec_env.task.dt / speed, viewer.step
+        viewer.speed = speed
         viewer.run(steps=30)
-        assert time.perf_counter() - start > 30 / 4.0 * viewer._vec_env.task.dt
+        assert clock.now_s == pytest.approx(30 * dt)
+        took = iter([3.0 * dt] + [0.1 * dt] * 9)
+        monkeypatch.setattr(viewer, "step", lambda: clock.sleep(next(took)) or step())
+        viewer.run(steps=10)
+        assert clock.now_s == pytest.approx((30 + 3 + 9) * dt)
 
 
 def test_another_checkpoint_of_the_run_acts_and_a_newer_one_is_taken_over(run):
