@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -92,6 +93,27 @@ def test_another_address_is_served_only_with_a_word(run, capsys, host, told):
     out, err = capsys.readouterr()
     assert re.fullmatch(rf"Cartpole is shown at http://{re.escape(host)}:\d+ \(Ctrl-C ends it\)\n", out)
     assert ("whoever can reach 0.0.0.0 on port" in err and "there is no password" in err) == told
+
+
+def test_the_address_is_told_once_the_port_listens(run, monkeypatch):
+    asyncio_server = pytest.importorskip("websockets.asyncio.server")
+    from gpusim_rl.view import web
+
+    serve, answers = asyncio_server.serve, []
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        time.sleep(1.0)  # a machine that is busy
+        return serve(*arguments, **options)
+
+    def told(line: str) -> None:
+        with socket.create_connection(("127.0.0.1", int(re.findall(r":(\d+)", line)[0])), timeout=0.5):
+            answers.append(line)
+
+    monkeypatch.setattr(asyncio_server, "serve", late)
+    monkeypatch.setattr(web, "say", told)
+    with closing(Player.open(str(run))) as player:
+        web.view_in_browser(player, port=0, steps=1)
+    assert len(answers) == 1
 
 
 def test_without_a_display_a_run_is_played_in_the_browser(tool):
