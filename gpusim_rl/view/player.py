@@ -108,7 +108,9 @@ class Player:
             env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn}, overlap=False)
             env: Environment = spec.task_class.from_settings(env_cfg, num_envs=num_envs, seed=spec.cfg.seed)
         else:
-            env = _whole_episodes(spec, sim or plays_on or SIMULATORS[state["sim"]].plays_on, num_envs, spec.cfg.seed)
+            shown_on = sim or plays_on or SIMULATORS[state["sim"]].plays_on
+            device = (spec.cfg.sim_device or spec.cfg.device) if shown_on == state["sim"] else "auto"
+            env = _whole_episodes(spec, shown_on, num_envs, spec.cfg.seed, device)
         player = cls(env, seed=spec.cfg.seed, act=act)
         player.run_dir, player.settings = run.path, config
         if act == "trained":
@@ -209,10 +211,15 @@ def _zero_action(env: Environment) -> Tensor:
     return torch.zeros(env.num_envs, env.num_actions, dtype=dtype, device=env.device)
 
 
-def _whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int) -> VecEnv:
-    """Makes the envs of a task where all episodes begin at their start, on the device that suits the simulator here."""
-    on_cuda = "cuda" in SIMULATORS[sim].devices and torch.cuda.is_available()
-    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+def _whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int, on: str = "auto") -> VecEnv:
+    """Makes the envs of a task where all episodes begin at their start.
+
+    They are on the device of the name `on`; where that is not here, on the one that suits the simulator.
+    """
+    device, number = torch.device("cpu"), on.removeprefix("cuda:")
+    if on != "cpu" and "cuda" in SIMULATORS[sim].devices and torch.cuda.is_available():
+        here = number.isdecimal() and int(number) < torch.cuda.device_count()
+        device = torch.device("cuda", int(number) if here else torch.cuda.current_device())
     task_cfg, choice = spec.cfg.task.whole_episodes(), choose_sim(sim, device)
     assert issubclass(spec.task_class, Task)
     return VecEnv.make(spec.task_class, task_cfg, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=seed)

@@ -19,7 +19,9 @@ import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.run import checkpoint, collector
+from gpusim_rl.view import player
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.replay_dump import DumpReplay
 from helpers.training import OVERFLOWS, Faulty, make_trainer, the_run
@@ -52,6 +54,24 @@ def run(runs_folder, tmp_path, monkeypatch) -> Path:
     source = sorted(path for path in (runs_folder / "runs" / "Cartpole").glob("2*") if path.is_dir())[0]
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(source, tmp_path / "runs" / "Cartpole" / source.name))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "where"),
+    [("cuda:1", 2, "cuda:1"), ("cuda:3", 2, "cuda:0"), ("auto", 2, "cuda:0"), ("cpu", 2, "cpu"), ("cuda:1", 0, "cpu")],
+)
+def test_a_run_is_played_on_its_own_device_if_that_is_here(run, monkeypatch, device, gpus, where):
+    file = run / "checkpoints" / "last.pt"
+    checkpoint_file.save(file, {**checkpoint_file.load(file), "sim": "newton"})
+    for name, value in (("is_available", gpus > 0), ("device_count", gpus), ("current_device", 0)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+
+    def chosen(sim: str, device: torch.device) -> None:
+        raise LookupError(f"{sim} on {device}")
+
+    monkeypatch.setattr(player, "choose_sim", chosen)
+    with pytest.raises(LookupError, match=f"^newton on {where}$"):
+        Player.open(str(run), changes={"device": device})
 
 
 # -- the command ------------------------------------------------------------------------------
