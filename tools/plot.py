@@ -18,38 +18,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from gpusim_rl.view.curves import SavedCurves
 
 X_COLUMNS = {"env_steps": "env_steps", "time": "time/elapsed_s"}
 TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0}  # seconds of each unit
-WORDS = {  # other columns are told by their names
-    "episode/return": "return, mean of the last 100 episodes",
-    "episode/trimmed_return": "return, mean of the middle 90 of 100 episodes",
-    "episode/best_return": "best return, mean of the middle 90 of 100 episodes",
-    "episode/length": "length, mean of the last 100 episodes [control steps]",
-    "eval/return": "return of evaluations",
-    "policy/kl": "change of the policy in an update, KL [nat]",
-    "policy/entropy": "entropy of the policy [nat]",
-    "policy/std": "standard deviation of the actions",
-    "speed/env_steps_per_s": "env steps per second [1/s]",
-    "speed/sim_steps_per_s": "env steps per second of simulation [1/s]",
-    "time/elapsed_s": "time of training [s]",
-    "time/iteration_s": "time of an iteration [s]",
-    "task/lin_vel_error": "error of the velocity [m/s]",
-    "task/ang_vel_error": "error of the yaw rate [rad/s]",
-    "task/falls_per_minute": "falls per minute of an env [1/min]",
-}
-GROUPS = {
-    "reward": "{} term of the reward per control step",
-    "loss": "{} loss",
-    "eval": "{} in evaluations",
-    "time": "{}, share of the time",
-}
-UNITS = {"_gb": "GB", "_percent": "%"}  # by the end of a column's name
-LARGE = 1e5  # numbers of an axis that goes so far are written as 1.2 M
 FAR = 2.0  # heights of the picture within which the threshold is drawn
 LABEL_WIDTH = 100  # characters of the legend on one row
 
@@ -105,7 +79,8 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
     """Returns the picture: a line for each group of runs, and below the axes their titles and last values."""
     from matplotlib.figure import Figure
 
-    from gpusim_rl.view.curves import titles
+    from gpusim_rl.view.curves import in_words, titles
+    from gpusim_rl.view.svg_chart import short
 
     figure = Figure(layout="constrained")
     axes = figure.subplots()
@@ -119,7 +94,7 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
     rows += draw_threshold(axes, groups, key)
     axes.set(xlabel=x_label, ylabel=in_words(key), title=as_text(", ".join(tasks)))
     for axis in (axes.xaxis, axes.yaxis):
-        write_numbers(axis)
+        axis.set_major_formatter(lambda value, _: short(value))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
@@ -137,6 +112,7 @@ def draw_group(
 ) -> int:
     """Draws the mean of runs with its spread, and thin what is before and after it; returns its rows in the legend."""
     from gpusim_rl.view.curves import Curve, beyond, count, mean_and_std
+    from gpusim_rl.view.svg_chart import short
 
     curves = [Curve(curve.x / scale, curve.y) for curve in (run.curve(key, x_column) for run in runs)]
     x, mean, std = mean_and_std(curves)
@@ -145,7 +121,7 @@ def draw_group(
     words = [settings] * bool(settings) + [count(runs) or "1 run"]
     if len(x):
         spread = f" ± {std[-1]:,.3g}" if len(runs) > 1 else ""
-        words.append(f"{mean[-1]:,.4g}{spread} at {with_prefix(float(f'{x[-1]:.3g}'))} {unit}")
+        words.append(f"{mean[-1]:,.4g}{spread} at {short(x[-1], 3)} {unit}")
         axes.plot(x[-1], mean[-1], "o", color=color, markersize=4)
     if len(runs) > 1:
         axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.2, linewidth=0)
@@ -182,32 +158,6 @@ def x_units(x_axis: str, last: float) -> tuple[str, float, str]:
         return "env steps (control steps of all envs together)", 1.0, "steps"
     unit = next((unit for unit, seconds in TIMES.items() if last >= 2.0 * seconds), "s")
     return f"time of training [{unit}]", TIMES[unit], unit
-
-
-def write_numbers(axis: Axis) -> None:
-    """Writes all numbers of an axis in one way: with a prefix where it goes far, else in full."""
-
-    def written(value: float, _: float) -> str:
-        return with_prefix(value, most=max(abs(end) for end in axis.get_view_interval()))
-
-    axis.set_major_formatter(written)
-
-
-def with_prefix(value: float, most: float | None = None) -> str:
-    """Returns a number as a person writes it: 1.2 M, 350 k, 1,234; `most` is the largest beside it."""
-    from matplotlib.ticker import EngFormatter
-
-    return EngFormatter()(value) if (abs(value) if most is None else most) >= LARGE else f"{value:,.6g}"
-
-
-def in_words(key: str) -> str:
-    """Returns what a column holds, with its unit where that is known."""
-    if key in WORDS:
-        return WORDS[key]
-    group, _, name = key.rpartition("/")
-    end = next((end for end in UNITS if name.endswith(end)), "")
-    words = GROUPS.get(group, "{}").format(name.removesuffix(end).replace("_", " "))
-    return f"{words} [{UNITS[end]}]" if end else words
 
 
 def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCurves]:

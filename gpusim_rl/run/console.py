@@ -193,7 +193,7 @@ class Console:
     def _show_line(self) -> None:
         self._line_shown = True
         row = self._row
-        numbers = [f"{label} {_number(row.get(name))}" for label, name in _labels(row, LINE_NUMBERS)]
+        numbers = [f"{label} {number(row.get(name))}" for label, name in _labels(row, LINE_NUMBERS)]
         line = " | ".join([f"iteration {row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"])
         self.note(line)
         if self.mode == "plain":
@@ -265,17 +265,17 @@ class Console:
         width = max(1, min(PANEL_WIDTH, self._rich.width - ECHO_WIDTH))
         inner = max(1, width - 4)  # border and padding
         formats = {"elapsed": _duration}
-        usual = [(label, formats.get(label, _number)(row.get(name))) for label, name in _labels(row, NUMBERS)]
+        usual = [(label, formats.get(label, number)(row.get(name))) for label, name in _labels(row, NUMBERS)]
         phases = [f"{phase} {_percent(row.get(f'time/{phase}'), 100)}" for phase in PHASES if f"time/{phase}" in row]
         machine = [
-            f"{label} {_percent(row.get(f'system/{load}'))}, memory {_number(row.get(f'system/{memory}'), ' GB')}"
+            f"{label} {_percent(row.get(f'system/{load}'))}, memory {number(row.get(f'system/{memory}'), ' GB')}"
             for label, load, memory in MACHINE
             if label == "CPU" or row.get(f"system/{memory}") is not None
         ]
         task = [name for name in row if name.startswith("task/")]
         terms = [name for name in row if name.startswith("reward/")]
         terms.sort(key=lambda name: -abs(row[name] or 0.0))
-        numbers = [(name, _number(row[name])) for name in (*task, *terms)]
+        numbers = [(name, number(row[name])) for name in (*task, *terms)]
         above = [*self._head(inner), *self._sparkline(inner)]
         below = [*_listed("time", phases, inner), *_listed("machine", machine, inner)]
         sizes = _sizes([*usual, *numbers], inner)  # shared, so that all values stand below each other
@@ -292,9 +292,9 @@ class Console:
     def _sparkline(self, width: int) -> list[Text]:
         """The return from the first episode of this start until now, means of equal numbers of rows; its range."""
         low, high = min(self._returns, default=0.0), max(self._returns, default=0.0)
-        words = f"{_number(low)} to {_number(high)}"
+        words = f"{number(low)} to {number(high)}"
         if self._first_return > 1:
-            words += f" since iteration {_number(self._first_return)}"
+            words += f" since iteration {number(self._first_return)}"
         label = f"{'return':<{len('machine') + GAP}}"
         bars = min(len(self._returns), width - len(label) - GAP - len(words))
         if bars < BAR_WIDTH or not self._out.encoding.lower().startswith("utf"):
@@ -308,7 +308,7 @@ class Console:
     def _head(self, width: int) -> list[RenderableType]:
         """Progress bar, iteration and time left; on two lines where they do not fit on one."""
         done = self._row.get("iteration")
-        words = (f"iteration {_number(done)}/{self._total}", f"ETA {self._eta}")
+        words = (f"iteration {number(done)}/{self._total}", f"ETA {self._eta}")
         head = Table.grid(expand=True, padding=(0, GAP))
         head.add_column(ratio=1)
         bar = ProgressBar(total=max(1, self._total), completed=done or 0)
@@ -460,10 +460,11 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _number(value: int | float | None, unit: str = "") -> str:
+def number(value: int | float | None, unit: str = "", least: float = 0.0) -> str:
+    """Returns a number as a person reads it: `1,234`, `0.123 GB`; one that is nearer to zero than `least` as `0`."""
     if value is None:
         return UNKNOWN
-    return (f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}") + unit
+    return (f"{value:,.0f}" if abs(value) >= 1000 else "0" if abs(value) < least else f"{value:.3g}") + unit
 
 
 def _percent(value: int | float | None, scale: int = 1) -> str:

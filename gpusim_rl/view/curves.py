@@ -24,6 +24,19 @@ FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_",
 POINTS = 400  # points of a mean
 
 
+WORDS = {  # other columns are told by their names
+    "episode/return": "return, mean of the last 100 episodes",
+    "episode/trimmed_return": "return, mean of the middle 90 of 100 episodes",
+    "episode/best_return": "best return, mean of the middle 90 of 100 episodes",
+    "episode/length": "episode length [control steps]",
+    "policy/kl": "KL of the policy per update [nat]",
+    "policy/entropy": "entropy of the policy [nat]",
+    "policy/std": "std of the actions",
+    "task/lin_vel_error": "error of the velocity [m/s]",
+    "task/ang_vel_error": "error of the yaw rate [rad/s]",
+}
+GROUPS = {"reward": "{}, reward per step", "loss": "{} loss", "eval": "{} in evaluations", "time": "{}, share of time"}
+UNITS = {"_gb": "GB", "_percent": "%", "_per_s": "1/s", "_s": "s"}  # by the end of a column's name
 HUGE = 1e100  # numbers from which on a picture cannot be drawn
 
 
@@ -166,6 +179,14 @@ def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
                 words.append(f"{key.removeprefix('task.')}={value}")
         lines.append(" ".join(words))
     return lines
+
+
+def in_words(key: str) -> str:
+    """Returns what a column holds, with its unit where that is known."""
+    group, _, name = key.rpartition("/")
+    end = next((end for end in UNITS if name.endswith(end)), "")
+    words = name.removesuffix(end).replace("_", " ")
+    return WORDS.get(key) or (f"{words} [{UNITS[end]}]" if end else GROUPS.get(group, "{}").format(words))
 
 
 def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

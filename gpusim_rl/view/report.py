@@ -21,11 +21,12 @@ from gpusim_rl.files.paths import SAFE
 from gpusim_rl.files.safe_open import load_yaml, open_file
 from gpusim_rl.learned import Learned, duration, median_time
 from gpusim_rl.public import __version__
+from gpusim_rl.run.console import number
 from gpusim_rl.run.logger import command
 from gpusim_rl.run.run_dir import chosen_task
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.overrides import key_of
-from gpusim_rl.view.curves import FREE, SavedCurves, count, flat, grouped, titles
+from gpusim_rl.view.curves import FREE, SavedCurves, count, flat, grouped, in_words, titles
 from gpusim_rl.view.svg_chart import MOST, Line, chart, short
 
 WINDOW = 100  # episodes in a mean
@@ -182,9 +183,10 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
     stats = [key for key in columns if key.startswith("task/")]
     goal_key = goal.column if goal else "episode/return"
 
-    def panels(keys: Sequence[str], size: tuple[int, int] = SMALL) -> list[dict[str, str]]:
+    def panels(keys: Sequence[str], size: tuple[int, int] = SMALL, above: str = "") -> list[dict[str, str]]:
         drawn = [(key, _chart(groups, key, size, goal if key == goal_key else None)) for key in keys]
-        return [{"title": _words(key), "now": _spread(groups[0].runs, key), "svg": svg} for key, svg in drawn if svg]
+        shown = [(key, in_words(key.removeprefix(above)), svg) for key, svg in drawn if svg]
+        return [{"title": words, "now": _spread(groups[0].runs, key), "svg": svg} for key, words, svg in shown]
 
     changed, unknown = _changed(groups, config_dir)
     entry = next((entry for entry in tasks(config_dir).values() if entry.target == target), None)
@@ -197,7 +199,7 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
         "by_time": _chart(groups, "episode/return", LARGE, own_goal, "time/elapsed_s"),
         "threshold_note": _threshold_note(goal, changed),
         "stats": panels(["episode/length", *stats]),
-        "rewards": panels([key for key in columns if key.startswith("reward/")]),
+        "rewards": panels([key for key in columns if key.startswith("reward/")], above="reward/"),
         "learning": panels([k for k in columns if k.startswith(LEARNING) and not k.startswith(NOT_SHOWN)]),
         "speed": panels(["speed/env_steps_per_s"], MEDIUM),
         "changed": changed,
@@ -211,7 +213,7 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str]) -> dict[str
     """Returns the tiles of a group: label, value, and a line below."""
     runs = group.runs
     best = [curve.y.max() for run in runs if len((curve := run.curve("episode/best_return", "iteration")).y)]
-    tiles = [("return", _spread(runs, "episode/return"), f"best {_number(max(best))}" if best else "no episode yet")]
+    tiles = [("return", _spread(runs, "episode/return"), f"best {number(max(best))}" if best else "no episode yet")]
     verdict = ""
     if goal is not None:
         times = [seconds_to(run, goal) for run in runs]
@@ -220,12 +222,13 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str]) -> dict[str
         verdict = "good" if median is not None else "bad"
         when = f", median {duration(median)}" if median is not None and len(runs) > 1 else ""
         when = f" after {duration(median)}" if median is not None and not when else when
-        tiles.append((f"threshold {_number(goal.threshold)}", of, f"{_words(goal.stat or 'return')}{when}"))
-    tiles += [(_words(key), value, "last 100 episodes") for key in stats if (value := _spread(runs, key)) != "–"]
+        tiles.append((f"threshold {number(goal.threshold)}", of, f"{in_words(goal.stat or 'return')}{when}"))
+    tiles += [(in_words(key), value, "last 100 episodes") for key in stats if (value := _spread(runs, key)) != "–"]
     tiles.append(("episode length", _spread(runs, "episode/length"), "control steps"))
     steps, took = ([v for run in runs if (v := last(run, key)) is not None] for key in ("env_steps", "time/elapsed_s"))
     if steps and took:
-        tiles.append(("trained for", duration(statistics.median(took)), f"{short(statistics.median(steps))} env steps"))
+        done = short(statistics.median(steps), 3)
+        tiles.append(("trained for", duration(statistics.median(took)), f"{done} env steps"))
     if group.pace.env_steps_per_s:
         tiles.append(
             ("speed", f"{group.pace.env_steps_per_s:,.0f}", f"env steps/s, {runs[0].config.get('num_envs')} envs")
@@ -265,8 +268,8 @@ def _run(group: Group, run: SavedCurves, end: Ending) -> dict[str, Any]:
         "seed": run.seed,
         "kind": end.kind,
         "ending": end.words,
-        "return": _number(last(run, "episode/return")),
-        "steps": _number(last(run, "env_steps")),
+        "return": number(last(run, "episode/return")),
+        "steps": number(last(run, "env_steps")),
         "time": duration(last(run, "time/elapsed_s") or 0.0),
         "sim": " on ".join(str(sim[key]) for key in ("name", "device") if sim.get(key)),
         "commit": str(git.get("sha", "–"))[:10] + (" + changes" if git.get("dirty") else ""),
@@ -361,16 +364,7 @@ def _spread(runs: Sequence[SavedCurves], key: str) -> str:
         return "–"
     deviation = statistics.pstdev(values) if len(values) > 1 else 0.0
     spread = f" ± {deviation:,.0f}" if deviation >= 100 else f" ± {deviation:.2g}" if len(values) > 1 else ""
-    return f"{_number(statistics.fmean(values))}{spread}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _words(key: str) -> str:
-    """Returns the name of a column as words."""
-    return key.removeprefix("task/").removeprefix("reward/").removeprefix("episode/").replace("_", " ")
+    return f"{number(statistics.fmean(values))}{spread}"
 
 
 def _overrides(run: SavedCurves) -> list[str]:

@@ -84,12 +84,11 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def short(value: float) -> str:
-    """Returns a number in few characters: `1.5k`, `0.002`."""
-    for size, suffix in SUFFIXES:
-        if abs(value) >= size:
-            return f"{value / size:.4g}{suffix}"
-    return f"{value:.3g}"
+def short(value: float, digits: int = 6) -> str:
+    """Returns a number in few characters, `1.5k`, `0.002`: a round one, or one that is rounded to some digits."""
+    value = float(f"{value:.{digits}g}")
+    size, suffix = next((pair for pair in SUFFIXES if abs(value) >= pair[0]), (1.0, ""))
+    return f"{value / size:.6g}{suffix}"
 
 
 @dataclass(frozen=True)

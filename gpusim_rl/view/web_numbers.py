@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from gpusim_rl.env import Step, VecEnv
+from gpusim_rl.run.console import number
 
 MEAN_S, MEAN_OF_ALL_S = 0.5, 5.0  # time constants of the means over one env and over all [s]
+LEAST = 5e-4  # numbers nearer to zero are shown as 0
 GAIN, LOSS = "#12b886", "#fa5252"  # colours of bars
 PAD = "padding:0 0.9em;font-size:0.8em;line-height:1.4;"  # style of what we write beside viser's own controls
 RIGHT = "text-align:right;font-variant-numeric:tabular-nums"
@@ -49,13 +51,13 @@ class Numbers:
 
     def rows(self, env: VecEnv, followed: int) -> Iterable[tuple[str, str, str]]:
         """Yields a name, a number of the env that is followed, and that of all envs."""
-        mean = _number(self._return_sum / self._ended) if self._ended else "–"
+        mean = number(self._return_sum / self._ended if self._ended else None, least=LEAST)
         yield "time in episode [s]", f"{int(env.progress[followed]) * self._dt:.1f}", ""
-        yield "return", _number(float(self._returns[followed])), mean
+        yield "return", number(float(self._returns[followed]), least=LEAST), mean
         yield "episodes", "", str(self._ended)
         yield "ended early", "", f"{self._early / self._ended:.0%}" if self._ended else "–"
         for name in self._stats[1] | self._stats[0]:
-            one, of_all = (_number(stats[name]) if name in stats else "–" for stats in self._stats)
+            one, of_all = (number(stats.get(name), least=LEAST) for stats in self._stats)
             yield name, one, of_all
 
 
@@ -64,10 +66,6 @@ def _move(means: dict[str, float], values: Mapping[str, float], share: float) ->
     for name, value in values.items():
         if math.isfinite(value):
             means[name] = means.get(name, value) + share * (value - means.get(name, value))
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 1000.0 else f"{value:.3g}" if abs(value) >= 5e-4 else "0"
 
 
 def bars(terms: Mapping[str, float]) -> str:

@@ -1,0 +1,53 @@
+"""Numbers and columns as a person reads them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gpusim_rl.run.console import number
+from gpusim_rl.view.curves import in_words
+from gpusim_rl.view.svg_chart import short
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("reward/foot_slip", "foot slip, reward per step"),
+        ("loss/value", "value loss"),
+        ("time/iteration_s", "iteration [s]"),
+        ("time/update", "update, share of time"),
+        ("speed/env_steps_per_s", "env steps [1/s]"),
+        ("system/gpu_memory_gb", "gpu memory [GB]"),
+        ("policy/kl", "KL of the policy per update [nat]"),
+        ("foot_slip", "foot slip"),
+    ],
+)
+def test_a_column_is_told_in_words(key, words):
+    assert in_words(key) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (1234.5, "1,234"), (-0.12345, "-0.123"), (3e-5, "3e-05"), (0, "0"), (math.inf, "inf")],
+)
+def test_a_number(value, text):
+    assert number(value) == text
+
+
+def test_a_number_with_a_unit_and_one_that_is_next_to_nothing():
+    assert number(0.5, " GB") == "0.5 GB"
+    assert [number(value, least=5e-4) for value in (-3e-5, 6e-4, 2000.0)] == ["0", "0.0006", "2,000"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(999.0, "999"), (1500.0, "1.5k"), (-2e6, "-2M"), (3e9, "3G"), (0.002, "0.002"), (10_001.0, "10.001k")],
+)
+def test_a_round_number_is_short(value, text):
+    assert short(value) == text
+
+
+def test_a_number_of_many_digits_is_rounded_to_be_short():
+    assert [short(value, 3) for value in (1_234_567.0, 999_999.0, 0.123456)] == ["1.23M", "1M", "0.123"]
