@@ -47,6 +47,7 @@ class Player:
         self.iteration: int | None = None  # of the checkpoint
         self.run_dir: Path | None = None  # None without a run
         self.settings: dict[str, Any] = {}  # of the run, plain values; empty without a run
+        self._progress: dict[str, Any] | None = None  # of the training: where new episodes begin
         self._written_ns = 0  # time at which the checkpoint was written
         self._hidden: Hidden = ()
         self._spec: RunSpec
@@ -112,12 +113,12 @@ class Player:
             device = (spec.cfg.sim_device or spec.cfg.device) if shown_on == state["sim"] else "auto"
             env = _whole_episodes(spec, shown_on, num_envs, spec.cfg.seed, device)
         player = cls(env, seed=spec.cfg.seed, act=act)
-        player.run_dir, player.settings = run.path, config
+        player.run_dir, player.settings, player._progress = run.path, config, state["env"]
         if act == "trained":
             player._spec = spec
             player._take(state, file, written_ns)
         with must_fit(file, f"task {player.name}"):
-            player.obs = player.env.begin_from(state["env"])  # on the levels, say, that the training has reached
+            player.restart()
         return player
 
     def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
@@ -134,7 +135,7 @@ class Player:
             policy.load_state_dict(state["policy"])
             self.policy = policy.eval().requires_grad_(False)
             self._hidden = policy.initial_state(env.num_envs)
-        self._written_ns = written_ns
+        self._written_ns, self._progress = written_ns, state["env"]
         self.checkpoint, self.iteration = file, state["iteration"]
 
     def follow(self) -> bool:
@@ -160,9 +161,8 @@ class Player:
         self._take(check_training(load(file), file, NEEDED), file, written_ns)
 
     def restart(self) -> None:
-        """Begins new episodes in all envs."""
-        everywhere = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.env.device)
-        self.obs = self.env.begin_episodes(everywhere) if isinstance(self.env, VecEnv) else self.env.reset()
+        """Begins new episodes in all envs, on the levels, say, that the training has reached."""
+        self.obs = self.env.reset() if self._progress is None else self.env.begin_from(self._progress)
         self._hidden = tuple(torch.zeros_like(hidden) for hidden in self._hidden)
 
     @torch.no_grad()

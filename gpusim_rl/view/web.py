@@ -260,9 +260,8 @@ class WebViewer:
             with gui.add_folder("Command"):
                 self._hold_box = gui.add_checkbox("Hold", False, hint="the followed robot obeys the sliders")
                 self._on(self._hold_box, self.hold)
-                for index, (name, (low, high)) in enumerate(controls.items()):
-                    low, high = round(min(low, 0.0), 2), max(round(high, 2), 0.01)  # with 0, to stand still
-                    slider = gui.add_slider(name, low, high, 0.01, low)
+                for index, name in enumerate(controls):
+                    slider = gui.add_slider(name, 0.0, 0.01, 0.01, 0.0)  # `show` knows how far it goes
                     self._on(slider, lambda value, index=index: self.steer(index, value))
                     self._sliders.append(slider)
                 self._on(gui.add_button("Stand still"), lambda _: self.stand())
@@ -308,7 +307,11 @@ class WebViewer:
         self._rewards.content = bars(self._numbers.terms)
         pace = ("speed", f"{self._pace:.2f} x real time" if self._pace else "–", "")
         self._table.content = table([pace, *self._numbers.rows(self._vec_env, self.env)])
-        if self.commands is not None and self.held is None and self._sliders:
+        if self.commands is None or not self._sliders:
+            return
+        for slider, (low, high) in zip(self._sliders, self.commands.controls().values(), strict=True):
+            slider.min, slider.max = round(min(low, 0.0), 2), max(round(high, 2), 0.01)  # with 0, to stand still
+        if self.held is None:
             for slider, value in zip(self._sliders, self.commands.value[self.env].tolist(), strict=True):
                 slider.value = round(min(max(value, slider.min), slider.max), 2)
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,18 @@ def run(runs_folder, tmp_path, monkeypatch) -> Path:
     source = sorted(path for path in (runs_folder / "runs" / "Cartpole").glob("2*") if path.is_dir())[0]
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(source, tmp_path / "runs" / "Cartpole" / source.name))
+
+
+def test_new_episodes_begin_at_the_progress_of_the_newest_checkpoint(run, monkeypatch):
+    file = run / "checkpoints" / "last.pt"
+    with closing(Player.open(str(run), num_envs=2)) as shown:
+        begun: list[Any] = []
+        monkeypatch.setattr(shown.env, "begin_from", lambda state: begun.append(state) or shown.obs)
+        state = checkpoint_file.load(file)
+        checkpoint_file.save(file, {**state, "env": {**state["env"], "newer": True}})
+        assert shown.follow() and begun == [], "what is shown goes on"
+        shown.restart()
+        assert "newer" in begun[0]
 
 
 @pytest.mark.parametrize(

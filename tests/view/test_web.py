@@ -237,6 +237,22 @@ def test_a_command_of_the_page_is_that_of_the_task(task):
         assert viewer.commands.value[1].tolist() != [0.0, 0.0, 0.0]
 
 
+def test_sliders_go_as_far_as_the_commands_of_the_task():
+    with shown("Go1Velocity") as viewer:
+        limits = viewer.commands.limits
+        limits[:, 0] = torch.tensor([-2.5, 3.5])  # a curriculum has widened them
+        viewer.steer(0, 3.0)
+        viewer.show()
+        assert (viewer._sliders[0].min, viewer._sliders[0].max) == (-2.5, 3.5) and viewer._sliders[0].value == 3.0
+        touch(viewer._sliders[0], 3.25)
+        viewer.drain()
+        assert float(viewer.commands.value[0, 0]) == 3.25
+        limits[:, 0] = torch.tensor([0.5, 0.5])
+        viewer.hold(False)
+        viewer.show()
+        assert (viewer._sliders[0].min, viewer._sliders[0].max) == (0.0, 0.5), "0 is there, to stand still"
+
+
 def test_values_that_no_control_has_are_left_out():
     with shown("Anymal") as viewer:
         for handle, value in ((viewer._sliders[0], 1e9), (viewer._sliders[0], float("nan")), (viewer._buttons, "x")):
