@@ -56,6 +56,7 @@ BAD_OVERRIDES = [
     ("Ant", "cannot read 'Ant': expected key=value. Did you mean 'task=Ant'?"),
     ("log.wandb=true", "unknown key 'log.wandb'. Did you mean 'wandb_activate'?"),
     ("ppo.lr=1e-3", "unknown key 'ppo.lr'. Did you mean 'ppo.learning_rate'?"),
+    ("ppo.tau=0.95", "unknown key 'ppo.tau'. Did you mean 'ppo.gae_lambda'?"),
     ("algo=sac sac.buffer_size=9", "unknown key 'sac.buffer_size'. Did you mean 'sac."),
     ("batch_size=64", "unknown key 'batch_size'. Did you mean 'ppo.minibatch_size'?"),
     ("num_envs=[1", "cannot read 'num_envs=[1': expected key=value"),

@@ -272,32 +272,8 @@ REACHING = {
 NOISE = 0.1  # rad or m, of joints at the start
 NARROW = 0.15  # rad, of a leg's joint: a file with less may mean radians where MuJoCo reads degrees
 
-# Settings of IsaacGymEnvs by what they are called here: those of env and sim are read one by one below.
-PPO = {
-    "horizon": "config.horizon_length",
-    "epochs": "config.mini_epochs",
-    "minibatch_size": "config.minibatch_size",
-    "learning_rate": "config.learning_rate",
-    "gamma": "config.gamma",
-    "gae_lambda": "config.tau",
-    "clip": "config.e_clip",
-    "kl_threshold": "config.kl_threshold",
-    "entropy_coef": "config.entropy_coef",
-    "bounds_coef": "config.bounds_loss_coef",
-    "reward_scale": "config.reward_shaper.scale_value",
-    "value_coef": "config.critic_coef",
-    "value_clip": "config.clip_value",
-    "sequence_length": "config.seq_len",
-    "max_grad_norm": "config.grad_norm",
-    "schedule": "config.lr_schedule",
-    "schedule_per": "config.schedule_type",
-    "normalize_obs": "config.normalize_input",
-    "normalize_value": "config.normalize_value",
-    "normalize_advantage": "config.normalize_advantage",
-    "network.hidden": "network.mlp.units",
-    "network.activation": "network.mlp.activation",
-    "network.separate": "network.separate",
-}
+# Where IsaacGymEnvs has its PPO settings, and where we have them; those of env and sim are read one by one below.
+PLACES = {"config": "", "config.reward_shaper": "", "network": "network.", "network.mlp": "network."}
 WORDS = {"identity": "constant", "None": "none", "legacy": "minibatch", "standard": "epoch"}
 """Values of theirs that have other names here."""
 NOT_TOLD = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name", "config.value_bootstrap"}
@@ -458,7 +434,8 @@ def take_settings(draft: Draft, file: Path) -> None:
         return
     params = read_yaml(algorithm).get("params") or {}
     given = leaves(params)
-    taken = {key: given[path] for key, path in PPO.items() if path in given}
+    ours = {path: our_key(path) for path in given}
+    taken = {key: given[path] for path, key in ours.items() if key}
     taken = {key: WORDS.get(value, value) if isinstance(value, str) else value for key, value in taken.items()}
     if look_up(params, "config.truncate_grads") is False:
         taken["max_grad_norm"] = None
@@ -467,9 +444,18 @@ def take_settings(draft: Draft, file: Path) -> None:
         (draft.ppo.setdefault(section, {}) if section else draft.ppo)[leaf] = value
     if isinstance(epochs := look_up(params, "config.max_epochs"), int):
         draft.common["max_iterations"] = epochs
-    known = {*PPO.values(), *NOT_TOLD, "config.max_epochs", "config.truncate_grads"}
-    if ignored := [key for key in given if key not in known]:
+    known = {*NOT_TOLD, "config.max_epochs", "config.truncate_grads"}
+    if ignored := [path for path in given if not ours[path] and path not in known]:
         draft.notes.append(f"not taken from {algorithm.name}: {', '.join(ignored)}")
+
+
+def our_key(path: str) -> str:
+    """Returns what a PPO setting of theirs is called below our `ppo`; nothing where we have none of the kind."""
+    from gpusim_rl.settings.checks import OTHERS, known_keys
+
+    above, _, leaf = path.rpartition(".")
+    key = f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
+    return key if above in PLACES and f"ppo.{key}" in known_keys() else ""
 
 
 def leaves(values: dict[str, Any], above: str = "") -> dict[str, Any]:

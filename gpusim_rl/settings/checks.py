@@ -147,28 +147,30 @@ ISAACGYMENVS = {
     "train": "Learning is below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md has all names",
 }
 """Advice for those who type its keys, and keys below them."""
-OTHERS = {
-    "lr": "learning_rate",
-    "batch_size": "minibatch_size",
-    "n_steps": "horizon",
-    "n_epochs": "epochs",
-    "mini_epochs": "epochs",
-    "num_learning_epochs": "epochs",
-    "ent_coef": "entropy_coef",
-    "vf_coef": "value_coef",
-    "critic_coef": "value_coef",
-    "lam": "gae_lambda",
-    "clip_range": "clip",
-    "e_clip": "clip",
-    "clip_param": "clip",
-    "desired_kl": "kl_threshold",
-    "units": "hidden",
-    "hidden_sizes": "hidden",
-    "buffer_size": "capacity",
-    "wandb": "wandb_activate",
-    "max_epochs": "max_iterations",
-    "total_timesteps": "max_iterations",
+OURS = {
+    "learning_rate": "lr",
+    "minibatch_size": "batch_size",
+    "horizon": "n_steps horizon_length",
+    "epochs": "n_epochs mini_epochs num_learning_epochs",
+    "entropy_coef": "ent_coef",
+    "value_coef": "vf_coef critic_coef",
+    "bounds_coef": "bounds_loss_coef",
+    "gae_lambda": "lam tau",
+    "clip": "clip_range e_clip clip_param",
+    "value_clip": "clip_value",
+    "kl_threshold": "desired_kl",
+    "max_grad_norm": "grad_norm",
+    "reward_scale": "scale_value",
+    "schedule": "lr_schedule",
+    "schedule_per": "schedule_type",
+    "sequence_length": "seq_len",
+    "normalize_obs": "normalize_input",
+    "hidden": "units hidden_sizes",
+    "capacity": "buffer_size",
+    "wandb_activate": "wandb",
+    "max_iterations": "max_epochs total_timesteps",
 }
+OTHERS = {theirs: ours for ours, names in OURS.items() for theirs in names.split()}
 """Names of settings in other libraries, and ours."""
 
 

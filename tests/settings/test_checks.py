@@ -178,3 +178,9 @@ def test_config_class_must_be_a_dataclass():
 
     with pytest.raises(ConfigError, match="must be a dataclass"):
         checks.settings_class(Hopper)
+
+
+def test_names_of_other_libraries_lead_to_settings_that_there_are():
+    assert checks.OURS.keys() <= {key.rpartition(".")[2] for key in checks.known_keys()}
+    names = [name for group in checks.OURS.values() for name in group.split()]
+    assert sorted(names) == sorted(checks.OTHERS) and not checks.OTHERS.keys() & checks.OURS.keys()
