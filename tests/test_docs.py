@@ -706,3 +706,20 @@ def test_files_for_the_code_host_are_right():
     )
     for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         assert {"name", "description", "body"} <= set(yaml.safe_load(form.read_text())), form.name
+
+
+def test_workflows_use_releases_and_may_write_only_where_they_publish():
+    rights = {}
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = file.read_text()
+        for action in re.findall(r"uses: (.+)", text):
+            release = r"actions/[\w-]+@v\d+" if action.startswith("actions/") else r"\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+"
+            assert re.fullmatch(release, action), f"{file.name}: {action}"
+        workflow = yaml.safe_load(text)
+        assert workflow["permissions"] == {"contents": "read"}, file.name
+        for name, job in workflow["jobs"].items():
+            rights |= {(file.stem, name): set(job["permissions"])} if "permissions" in job else {}
+            checkouts = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
+            assert all(step.get("with") == {"persist-credentials": False} for step in checkouts), f"{file.name}: {name}"
+            assert ("permissions" not in job) or not [step for step in job["steps"] if "run" in step], "no code of ours"
+    assert rights == {("release", "publish"): {"id-token"}, ("site", "publish"): {"pages", "id-token"}}
