@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import json
 import re
 import shutil
@@ -176,6 +177,23 @@ def test_every_extra_that_a_message_or_a_document_names_exists(checkout):
     listed = re.findall(r"(?:gpusim-rl|install -e \"\.|install \"\.)\[([\w,-]+)\]", text)
     named = {*re.findall(r'import_extra\([^,()]+, "([\w-]+)"', text), *",".join(listed).split(",")}
     assert {"check", "plot", "video", "sb3"} < named <= set(extras)
+
+
+def test_the_page_on_an_index_is_the_readme_with_links_that_lead_to_the_release(wheel, checkout):
+    """There a relative link leads nowhere."""
+    _, file = wheel
+    with zipfile.ZipFile(file) as archive:
+        metadata = archive.read(f"gpusim_rl-{gpusim_rl.__version__}.dist-info/METADATA").decode()
+    message = email.message_from_string(metadata)
+    assert message["Description-Content-Type"] == "text/markdown"
+    page, readme = message.get_payload(), (checkout / "README.md").read_text()
+    host, tag = "https://github.com/gpusim-rl/gpusim_rl", f"v{gpusim_rl.__version__}"
+    links, targets = ([*re.finditer(r"(!?)\[[^\]]*\]\(([^)]+)\)", text)] for text in (page, readme))
+    assert len(links) == len(targets) > 20
+    for link, target in zip(links, targets, strict=True):
+        assert link[2] == f"{host}/{'raw' if link[1] else 'blob'}/{tag}/{target[2]}"
+        assert (checkout / target[2].partition("#")[0]).is_file()
+    assert page.replace(f"{host}/raw/{tag}/", "").replace(f"{host}/blob/{tag}/", "").strip() == readme.strip()
 
 
 def test_the_wheel_uses_its_own_files(wheel, command):
