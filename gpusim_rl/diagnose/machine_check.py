@@ -19,6 +19,7 @@ from gpusim_rl.errors import ConfigError, on_one_line
 from gpusim_rl.files.provenance import describe_environment, installed_version
 from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_available_bytes
 from gpusim_rl.public import __version__
+from gpusim_rl.settings.simulators import WARP_PYTHON
 
 LITTLE_MEMORY_GB = 2.0  # Cartpole and the libraries fit, Ant at 4096 envs hardly
 LITTLE_DISK_GB = 1.0  # some checkpoints and videos
@@ -143,7 +144,7 @@ def _cpus() -> Check:
 
 def _packages() -> list[Check]:
     checks, versions = [], []
-    for package, module in {**NEEDED, **OF_SIMULATORS}.items():
+    for package, module in {**NEEDED, **(OF_SIMULATORS if sys.version_info >= WARP_PYTHON else {})}.items():
         version = installed_version(package)
         if version is None:
             if package != "newton":  # an extra
@@ -178,9 +179,13 @@ def _gpus() -> list[Check]:
 def _kernel_cache() -> Check:
     import torch
 
+    cuda = torch.cuda.is_available()
+    if sys.version_info < WARP_PYTHON:
+        text = "sim=mjwarp and sim=newton need Python 3.11 or later; sim=mujoco does not"
+        return Check("kernels", "failed" if cuda else "warning", text, "install a later Python, to use a GPU")
+
     from gpusim_rl.sim.warp import start_warp
 
-    cuda = torch.cuda.is_available()
     try:
         start_warp(torch.device("cuda" if cuda else "cpu"))
         import warp

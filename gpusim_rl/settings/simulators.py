@@ -65,6 +65,9 @@ SIMULATORS: Mapping[str, Simulator] = {
     )
 }
 
+WARP_PYTHON = (3, 11)
+"""Oldest Python that MuJoCo Warp 4.0 supports: on an older one there is `sim=mujoco` alone."""
+
 NO_SIMULATOR = "none"
 """In place of a name, where the envs are of another library."""
 

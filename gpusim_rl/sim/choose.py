@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from dataclasses import dataclass
 
 import torch
 
 from gpusim_rl.errors import ConfigError, TaskError, import_extra
 from gpusim_rl.settings.schema import SimConfig
-from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
+from gpusim_rl.settings.simulators import SIMULATORS, WARP_PYTHON, default_simulator
 from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.scene import Scene
 
@@ -62,7 +63,10 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
     scene.choose(cfg.integrator, cfg.cone)
     if scene.model.nv == 0:
         raise TaskError("the scene has no joints: nothing in it can move")
-    if simulator.uses_warp:  # it is not there on Python 3.10
+    if simulator.uses_warp:
+        if sys.version_info < WARP_PYTHON:  # the pip command would fail
+            got = "{}.{}; try sim=mujoco sim_device=cpu".format(*sys.version_info)
+            raise ConfigError(f"sim={choice.name} needs Python 3.11 or later, got {got}")
         import_extra("mujoco_warp", "mjwarp", f"sim={choice.name}")
     module = importlib.import_module(f"gpusim_rl.sim.{simulator.name}")
     return getattr(module, simulator.cls)(scene, num_envs, cfg, choice.device)

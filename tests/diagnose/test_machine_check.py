@@ -114,6 +114,23 @@ def test_a_package_that_is_missing_is_told(monkeypatch):
     assert fixes["mujoco-warp is not installed"] == "pip install mujoco-warp"
 
 
+@pytest.mark.parametrize(("cuda", "state"), [(False, "warning"), (True, "failed")])
+def test_a_python_without_mujoco_warp_is_broken_only_where_there_is_a_gpu(monkeypatch, cuda, state):
+    version = machine_check.installed_version
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
+    monkeypatch.setattr(machine_check, "installed_version", lambda name: None if "warp" in name else version(name))
+    monkeypatch.setitem(sys.modules, "warp", None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
+    [packages] = machine_check._packages()
+    assert packages.state == "ok"
+    assert machine_check._kernel_cache() == Check(
+        "kernels",
+        state,
+        "sim=mjwarp and sim=newton need Python 3.11 or later; sim=mujoco does not",
+        "install a later Python, to use a GPU",
+    )
+
+
 def test_a_fix_stands_below_its_line():
     text = str(Check("disk", "warning", "0.1 GB free", "free some"))
     assert text.splitlines() == ["warning  disk       0.1 GB free", f"{'':<19} fix: free some"]
