@@ -47,7 +47,7 @@ def record(args: argparse.Namespace) -> Path:
     """Plays the run and draws every frame; returns the video or the page."""
     from gpusim_rl.errors import ConfigError, import_extra, say
     from gpusim_rl.files.paths import check_out, free_name
-    from gpusim_rl.view.arguments import open_player
+    from gpusim_rl.view.arguments import check_video, open_player
 
     # Said before the work, not after it.
     as_page = args.html or (args.out is not None and args.out.suffix == ".html")
@@ -58,6 +58,8 @@ def record(args: argparse.Namespace) -> Path:
     for module in ("viser", "mjviser") if as_page else ("imageio_ffmpeg", *["PIL.Image"] * args.caption):
         import_extra(module, "view" if as_page else "video", "record --html" if as_page else "record")
     check_out(args.out, overwrite=args.overwrite)
+    if not as_page:
+        check_video(args.out or Path("default.mp4"), (args.width, args.height))
     args.num_envs = args.num_envs or (1 if as_page else 9)
     with closing(open_player(args, render_mode="rgb_array")) as player:
         default = default_path(player.run_dir, player.iteration, args, ".html" if as_page else ".mp4")

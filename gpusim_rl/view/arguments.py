@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.settings.trust import add_trust_arguments
 
@@ -42,8 +45,22 @@ def positive(text: str) -> int:
     return value
 
 
+def check_video(path: Path, size: tuple[int, int]) -> None:
+    """Checks the name of a video and its width and height [pixels].
+
+    Raises:
+        ConfigError: The name does not end in .mp4 or the size is odd.
+    """
+    if path.suffix != ".mp4":
+        raise ConfigError(f"a video's name must end in .mp4, got {path.name!r}")
+    if size[0] % 2 or size[1] % 2 or min(size) < 2:
+        raise ConfigError(f"width and height of a video must be even, got {size[0]}x{size[1]}")
+
+
 def open_player(args: argparse.Namespace, **options: Any) -> Player:
     """Opens the player that a command line asks for; `options` are other arguments of `Player.open`."""
+    if args.policy == "trained":
+        args.run = str(find_checkpoint(args.run).file)  # before torch is imported
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported

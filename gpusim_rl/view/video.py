@@ -12,6 +12,7 @@ import numpy as np
 
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, import_extra, say
+from gpusim_rl.view.arguments import check_video
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.renderer import make_renderer, tiled
 
@@ -37,10 +38,7 @@ def video_writer(
         ConfigError: The extra is missing, the name does not end in .mp4 or the size is odd.
     """
     ffmpeg = import_extra("imageio_ffmpeg", "video", needed_by)
-    if path.suffix != ".mp4":
-        raise ConfigError(f"a video's name must end in .mp4, got {path.name!r}")
-    if size[0] % 2 or size[1] % 2 or min(size) < 2:
-        raise ConfigError(f"width and height of a video must be even, got {size[0]}x{size[1]}")
+    check_video(path, size)
     partial = path.with_name(f".{path.stem}.partial.mp4")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -119,15 +119,6 @@ def test_the_command_line_of_the_package_knows_it(runs_folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task; in runs"),
-        pytest.param(
-            ("Cartpole", "--width", "321"),
-            "width and height of a video must be even, got 321x240",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'", marks=pytest.mark.slow
-        ),
         (("Cartpole", "--out", "new/x.mp4"), "--out new/x.mp4: there is no folder new. Try one that is there, or make"),
         (("Cartpole", "--num-envs", "400"), "320x240 pixels are too few for 400 envs"),
         (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
@@ -141,6 +132,20 @@ def test_bad_input_is_one_line(tool, arguments, line):
     errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
     assert len(errors) == 1 and errors[0].startswith(f"error: {line}"), done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task; in runs"),
+        (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x720"),
+        (("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'"),
+    ],
+)
+def test_what_can_be_read_from_the_command_line_is_refused_before_torch_is_imported(tool, tmp_path, arguments, line):
+    (tmp_path / "torch.py").write_text("raise ImportError('too early')")
+    done = tool("record", *arguments, check=False, env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(f"error: {line}"), done.stderr
 
 
 def test_a_missing_extra_is_one_line(tool, tmp_path):
