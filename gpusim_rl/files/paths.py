@@ -6,7 +6,7 @@ import glob
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -251,12 +251,17 @@ def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:
-    """Returns what there is where a run was looked for, and what may have been meant."""
-    nearest = next(parent for parent in path.parents if parent.is_dir())
-    if "/" not in name and Path(runs).is_dir():
-        nearest = Path(runs)
+    """Returns the runs that there are where one was looked for, and the one that may have been meant."""
+    nearest = Path(runs) if "/" not in name else next(parent for parent in path.parents if parent.is_dir())
     hint = did_you_mean(name, run_names(runs))
-    return f"in {nearest} there is {_contents(nearest)}{hint and '.'}{hint}"
+    found = _contents(nearest, _leads_to_run) if nearest.is_dir() else "no run yet"
+    return f"in {nearest} there is {found}{hint and '.'}{hint}"
+
+
+def _leads_to_run(entry: Path) -> bool:
+    """Returns whether an entry of a folder is a checkpoint, a run, or what holds some."""
+    patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
+    return entry.suffix == ".pt" or any(next(entry.glob(pattern), None) for pattern in patterns)
 
 
 def from_here(path: Path) -> Path:
@@ -265,8 +270,8 @@ def from_here(path: Path) -> Path:
     return path.relative_to(current) if current in path.parents else path
 
 
-def _contents(folder: Path, limit: int = 6) -> str:
-    """Returns the names in a folder, newest first."""
+def _contents(folder: Path, counts: Callable[[Path], bool] | None = None, limit: int = 6) -> str:
+    """Returns the names in a folder, newest first; only those that count."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
-    names = [entry.name for entry in entries if not entry.name.startswith(".")]
-    return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or "nothing"
+    names = [entry.name for entry in entries if entry.name[0] != "." and (counts is None or counts(entry))]
+    return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or ("no run" if counts else "nothing")
