@@ -149,8 +149,12 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         raise ConfigError(f"env.id={name}: Gymnasium has no such env.{hint}") from None
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError) as error:
         kwargs_text = f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else ""
+        cause = error.__cause__ if ":" in name else None
+        if isinstance(cause, ModuleNotFoundError):  # Gymnasium's message on `module:` tells no remedy
+            error = cause
         missing = isinstance(error, ModuleNotFoundError) and error.name
-        advice = f". Try pip install {missing}, or the extra of Gymnasium for it" if missing else ""
+        where = f"start in the folder of {missing}.py" if cause else "the extra of Gymnasium for it"
+        advice = f". Try pip install {missing}, or {where}" if missing else ""
         raise ConfigError(f"env.id={name}{kwargs_text}: {first_line(error)}{advice}") from None
     if envs.spec is None:
         envs.spec = gymnasium.spec(name.rpartition(":")[2])

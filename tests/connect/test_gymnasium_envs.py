@@ -291,7 +291,11 @@ def trainer_of(tmp_path: Any, **settings: Any) -> Trainer:
         ),
         ({"id": "Ant-v5", "kwargs": {"xml_file": "/nope.xml"}}, "env.id=Ant-v5 env.kwargs={'xml_file': '/nope.xml'}: "),
         ({"id": "Pendulm-v1"}, "env.id=Pendulm-v1: Gymnasium has no such env. Did you mean 'Pendulum-v1'?"),
-        ({"id": "no_such:Pendulum-v1"}, "env.id=no_such:Pendulum-v1: No module named 'no_such'"),
+        (
+            {"id": "no_such:Pendulum-v1"},
+            r"env.id=no_such:Pendulum-v1: No module named 'no_such'\. Try pip install no_such, or start in the folder"
+            r" of no_such\.py$",
+        ),
         ({"id": "os:Pendulm-v1"}, "env.id=os:Pendulm-v1: Gymnasium has no such env. Did you mean"),
         ({"id": None}, "needs env.id or env._target_"),
         ({"id": None, "_target_": "no_such_module.make"}, "env._target_=no_such_module.make: no module named"),
