@@ -280,6 +280,7 @@ NOT_TOLD = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "
 NOT_TOLD |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo")}
 """Their settings of a run, which ours has on its command line, and what is always so here."""
 READ = {"num_envs", "episode_length", "clip_actions", "clip_observations", "control_frequency_inv"}
+SECTIONS = {"name", "physics_engine", "env", "sim", "task"}
 NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
 
 
@@ -293,6 +294,7 @@ class Draft:
     free_base: bool = False  # whether the first body gets a free joint
     common: dict[str, Any] = field(default_factory=dict)  # given settings that every task has
     values: dict[str, tuple[Any, str]] = field(default_factory=dict)  # the task's own, each with a comment
+    values_of: str = ""  # name of the file that gave them
     ppo: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # lines for the user
 
@@ -418,12 +420,14 @@ def take_settings(draft: Draft, file: Path) -> None:
     of_task = {key: value for key, value in env.items() if key not in READ | NOT_NEEDED}
     more = {f"sim.{key}": value for key, value in physics.items() if key not in ("dt", "substeps")}
     more |= {f"task.{key}": value for key, value in (theirs.get("task") or {}).items()}
+    asset = of_task.pop("asset", None) or {}
+    more |= {f"asset.{key}": value for key, value in asset.items() if key not in ("assetFileName", "assetRoot")}
+    more |= {key: value for key, value in theirs.items() if key not in SECTIONS}
     draft.values = {key: (value, "") for key, value in of_task.items() if isinstance(value, int | float)}
-    if draft.values:
-        draft.notes.append(f"from {file.name}, in the yaml, not used by the class yet: {', '.join(draft.values)}")
-    if ignored := [*(key for key in of_task if key not in draft.values and key != "asset"), *more]:
+    draft.values_of = file.name
+    if ignored := [*(key for key in of_task if key not in draft.values), *more]:
         draft.notes.append(f"not taken from {file.name}: {', '.join(ignored)}")
-    asset = (env.get("asset") or {}).get("assetFileName")
+    asset = asset.get("assetFileName")
     if not draft.robot and asset:
         draft.robot = str(file.resolve().parents[3] / "assets" / asset)
     if not draft.robot:
@@ -703,7 +707,12 @@ def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
     if robot.gains:
         values["stiffness"] = ({joint: gains[0] for joint, gains in robot.gains.items()}, "N m/rad or N/m")
         values["damping"] = ({joint: gains[1] for joint, gains in robot.gains.items()}, "N m s/rad or N s/m")
-    return values | {key: value for key, value in draft.values.items() if key not in values}
+    theirs = {key: value for key, value in draft.values.items() if key not in values}
+    if theirs:
+        draft.notes.insert(0, f"from {draft.values_of}, in the yaml, not used by the class yet: {', '.join(theirs)}")
+    if doubles := [key for key in draft.values if key in values]:
+        draft.notes.append(f"not taken from {draft.values_of}, for the class has its own: {', '.join(doubles)}")
+    return values | theirs
 
 
 def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:

@@ -28,12 +28,14 @@ env:
   controlFrequencyInv: 2
   powerScale: 1.5
   jointsAtLimitCost: 1e-1
-  asset: {assetFileName: "mjcf/doggo.xml"}
+  speed: 3.0
+  asset: {assetFileName: "mjcf/doggo.xml", collapseFixedJoints: true}
 sim:
   dt: 0.0083333
   substeps: 2
   physx: {num_threads: 4, solver_type: 1}
 task: {randomize: false, randomization_params: {frequency: 600}}
+viewer: {pos: [1, 2, 3]}
 """
 ISAAC_PPO = """
 params:
@@ -232,8 +234,10 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
     told = [line for line in done.stdout.splitlines() if line.startswith(("from", "not taken"))]
     assert told == [
         "from Doggo.yaml, in the yaml, not used by the class yet: power_scale, joints_at_limit_cost",
-        "not taken from Doggo.yaml: sim.physx, task.randomize, task.randomization_params",
+        "not taken from Doggo.yaml: sim.physx, task.randomize, task.randomization_params, asset.collapseFixedJoints,"
+        " viewer",
         "not taken from DoggoPPO.yaml: network.mlp.d2rl, config.save_frequency",
+        "not taken from Doggo.yaml, for the class has its own: speed",
     ]
     found = settings(tmp_path, "MyDoggo")
     assert (found["num_envs"], found["max_iterations"]) == (512, 70)
