@@ -106,8 +106,9 @@ class Console:
     def start(self, banner: Sequence[tuple[str, str]], title: str = "training") -> None:
         """Shows labels and texts that describe the run, at most 12 lines; then the panel with this title."""
         self._title = on_one_line(title)
-        width = max((len(label) for label, _ in banner), default=0)
-        self._say("banner", *(f"{label:<{width}}  {text}" for label, text in banner), data=dict(banner))
+        indent = max((len(label) for label, _ in banner), default=0) + GAP
+        lines = [f"{label:<{indent}}{text}" for label, text in banner]
+        self._say("banner", *lines, data=dict(banner), hang=indent)
         if self.mode == "rich":
             # No thread that redraws: it would compete with the physics for the interpreter.
             with self._whole():
@@ -199,13 +200,16 @@ class Console:
         if self.mode == "plain":
             self._write(self._out, on_one_line(line))
 
-    def _say(self, event: str, *lines: str, data: Mapping[str, object] | None = None) -> None:
+    def _say(self, event: str, *lines: str, data: Mapping[str, object] | None = None, hang: int = 0) -> None:
+        """Shows lines. A terminal gets them whole, to be copied, or with `hang` wrapped at words and indented so."""
         data = data or {"text": "\n".join(lines)}
         text = "\n".join(map(on_one_line, lines))  # they may hold names and settings of a folder from a stranger
         self.note(*lines)
         if self.mode == "json":
             self._write_json({"event": event, **data})
         elif self.mode == "rich":
+            if hang:
+                text = "\n".join(_wrapped(line, self._rich.width, hang) for line in text.split("\n"))
             shown = Text(text, style=STYLES[event])
             if event == "banner":
                 shown.highlight_regex(r"(?m)^\S+", "bold cyan")
@@ -440,6 +444,14 @@ def _pairs(
     if len(shown) < len(pairs):
         rows.append(Text(f"and {len(pairs) - len(shown)} more in metrics.csv", "dim"))
     return rows
+
+
+def _wrapped(line: str, width: int, hang: int) -> str:
+    """Returns a line wrapped at words, whose continuations begin below its text; a long word stays whole."""
+    if len(line) <= width:
+        return line
+    text = textwrap.wrap(line[hang:], max(1, width - hang), break_long_words=False, break_on_hyphens=False)
+    return line[:hang] + ("\n" + " " * hang).join(text)
 
 
 def _listed(label: str, items: Sequence[str], width: int) -> list[Text]:

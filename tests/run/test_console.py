@@ -302,16 +302,24 @@ def test_terminal_shows_one_panel_with_every_field():
         assert field in text, field
 
 
-def panel_of(*rows: dict, title: str = "Ant · 2026-01-31_12-00-00", width: int = 100) -> list[str]:
+def panel_of(*rows: dict, title: str = "Ant · 2026-01-31_12-00-00", width: int = 100, height: int = 40) -> list[str]:
     """The lines of the panel after these rows."""
     console = Console("rich", 100, None)
-    console._rich = rich.console.Console(file=io.StringIO(), width=width + 2, height=40)
+    console._rich = rich.console.Console(file=io.StringIO(), width=width + 2, height=height)
     console.start([], title)
     for numbers in rows:
         console.update(numbers)
     with console._rich.capture() as shown:
         console._rich.print(console._panel())
     return shown.get().splitlines()
+
+
+def test_the_banner_is_wrapped_at_words_below_its_texts():
+    banner = "[('run', 'runs/' + 50 * 'x'), ('learner', 'ppo on cpu, bf16 (auto: the CPU has bf16 instructions)')]"
+    script = f"import test_console as t; c = t.Console('auto', 9, None); c.start({banner}); c.close()"
+    screen = render(in_terminal(script, 40), 40)
+    assert screen[:2] == [f"run      runs/{26 * 'x'}", 24 * "x"], "a path is whole, to be copied"
+    assert screen[2:4] == ["learner  ppo on cpu, bf16 (auto: the CPU", "         has bf16 instructions)"]
 
 
 def test_the_panel_names_task_and_run():
