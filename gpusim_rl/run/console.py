@@ -285,7 +285,9 @@ class Console:
         sizes = _sizes([*usual, *numbers], inner)  # shared, so that all values stand below each other
         above += _pairs(usual, inner, sizes)
         free = self._rich.height - 3 - len(above) - len(below)  # borders, and a line of text above the panel
-        body = Group(*above, *_pairs(numbers, inner, sizes, free), *below)
+        rows = _pairs(numbers, inner, sizes, free)
+        space = [Text()] if rows and len(rows) + 2 <= free else []
+        body = Group(*above, *space, *rows, *space, *below)
         return Panel(
             body,
             title=Text(self._title),
@@ -437,8 +439,9 @@ def _pairs(
         for (label, value), (label_size, value_size) in cells:
             # In a narrow column a long value begins further left.
             begin = min(label_size, max(len(label), width - len(value) - GAP)) + GAP
-            row.append(f"{label:<{begin}}", "dim")
-            row.append(f"{value:<{value_size + GAP + spare}}")
+            minus = value.startswith("-")  # it hangs in the gap, so that digits stand below each other
+            row.append(f"{label:<{begin - minus}}", "dim")
+            row.append(f"{value:<{value_size + GAP + spare + minus}}")
         row.rstrip()
         rows.append(row)
     if len(shown) < len(pairs):

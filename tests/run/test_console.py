@@ -335,6 +335,17 @@ def test_reward_terms_come_by_size_below_the_other_numbers():
     assert len(at) == 1, "all numbers stand below each other"
 
 
+def test_a_minus_stands_left_of_the_digits():
+    lines = panel_of(row(1) | {"reward/upright": 0.1, "reward/a": -2.0, "reward/b": 0.05, "reward/c": -1e-5})
+    at = {line.index(digits) for line in lines for digits in ("2,346 ", "0.0654 ", "1e-05 ") if digits in line}
+    assert len(at) == 1 and " -0.0654 " in " ".join(lines)
+
+
+def test_where_there_is_room_the_groups_of_numbers_stand_apart():
+    assert [number for number, line in enumerate(panel_of(row(1))) if not line.strip("│ ")] == [8, 11]
+    assert not [line for line in panel_of(row(1), height=15) if not line.strip("│ ")]
+
+
 @pytest.mark.parametrize("memory", [None, 4.5])
 def test_the_panel_names_a_gpu_only_where_there_is_one(memory):
     text = words(panel_of(row(1, **{"system/gpu_memory_gb": memory})))
