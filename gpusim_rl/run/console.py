@@ -317,7 +317,13 @@ class Console:
         words = (f"iteration {number(done)}/{self._total}", f"ETA {self._eta}")
         head = Table.grid(expand=True, padding=(0, GAP))
         head.add_column(ratio=1)
-        bar = ProgressBar(total=max(1, self._total), completed=done or 0)
+        bar = ProgressBar(
+            total=max(1, self._total),
+            completed=done or 0,
+            style="bright_black",
+            complete_style="green",
+            finished_style="green",
+        )
         if width < BAR_WIDTH + sum(GAP + len(text) for text in words):
             head.add_row(bar)
             return [head, Text((" " * GAP).join(words))]
