@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,10 @@ class Video:
         self.robot, self.writer, self.next = robot, None, 0.0
         if file is None:
             return
-        import imageio_ffmpeg
-
+        try:
+            import imageio_ffmpeg
+        except ImportError:
+            raise SystemExit("--video: needs imageio-ffmpeg; try pip install imageio-ffmpeg") from None
         try:
             self.renderer = mujoco.Renderer(robot.model, 480, 640)
         except (mujoco.FatalError, RuntimeError) as error:
@@ -271,4 +274,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SystemExit as ended:
+        if not isinstance(ended.code, str):
+            raise
+        print(f"error: {ended.code}", file=sys.stderr)
+        sys.exit(2)

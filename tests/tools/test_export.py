@@ -32,7 +32,7 @@ from gpusim_rl.export.scene_file import needs, write_scene
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.sim import Scene
 from gpusim_rl.view.player import Player
-from helpers.commands import ROOT
+from helpers.commands import ROOT, run_here
 from helpers.training import make_trainer, the_run
 
 pytest_plugins = ["helpers.tool_runs"]
@@ -216,7 +216,7 @@ def test_what_runs_on_the_robot_needs_neither_torch_nor_this_package(file):
     tree = ast.parse(file.read_text())
     roots = {name.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     roots |= {str(node.module).split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    standard = {"__future__", "argparse", "collections", "importlib", "json", "pathlib", "typing"}
+    standard = {"__future__", "argparse", "collections", "importlib", "json", "pathlib", "sys", "typing"}
     assert roots <= standard | {"mujoco", "numpy", "onnxruntime", "imageio_ffmpeg"}
 
 
@@ -607,6 +607,18 @@ def test_a_video_without_opengl_is_one_line(exported_run, deploy, monkeypatch, t
     monkeypatch.setattr(mujoco, "Renderer", no_context)
     with pytest.raises(SystemExit, match=r"^--video: no OpenGL .*loaded\); try MUJOCO_GL=egl"):
         deploy.main([str(exported_run("Anymal")), "--video", str(tmp_path / "a.mp4")])
+
+
+def test_a_video_without_its_package_is_one_line(exported_run, deploy, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(SystemExit, match=r"^--video: needs imageio-ffmpeg; try pip install imageio-ffmpeg$"):
+        deploy.main([str(exported_run("Anymal")), "--video", str(tmp_path / "a.mp4")])
+
+
+def test_what_the_example_cannot_do_ends_as_any_wrong_input(tmp_path):
+    done = run_here(DEPLOY, tmp_path, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {tmp_path} has no policy.json")
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
