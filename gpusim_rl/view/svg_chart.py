@@ -85,10 +85,10 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def short(value: float, digits: int = 6) -> str:
-    """Returns a number in few characters, `1.5k`, `0.002`: a round one, or one that is rounded to some digits."""
+    """Returns a number in few characters, `1.5 k`, `0.002`: a round one, or one that is rounded to some digits."""
     value = float(f"{value:.{digits}g}")
     size, suffix = next((pair for pair in SUFFIXES if abs(value) >= pair[0]), (1.0, ""))
-    return f"{value / size:.6g}{suffix}"
+    return f"{value / size:.6g} {suffix}".rstrip()
 
 
 @dataclass(frozen=True)

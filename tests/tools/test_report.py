@@ -285,7 +285,7 @@ def test_only_means_of_100_episodes_reach_a_threshold():
 def test_ticks_are_round():
     assert ticks(0, 470, 5) == [0, 100, 200, 300, 400]
     assert ticks(-0.31, 0.02, 4) == pytest.approx([-0.3, -0.2, -0.1, 0.0])
-    assert [short(value) for value in (0, 470, 61440, 3.8e6, -2.5e-5)] == ["0", "470", "61.44k", "3.8M", "-2.5e-05"]
+    assert [short(value) for value in (0, 470, 61440, 3.8e6, -2.5e-5)] == ["0", "470", "61.44 k", "3.8 M", "-2.5e-05"]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end():

@@ -43,11 +43,11 @@ def test_a_number_with_a_unit_and_one_that_is_next_to_nothing():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(999.0, "999"), (1500.0, "1.5k"), (-2e6, "-2M"), (3e9, "3G"), (0.002, "0.002"), (10_001.0, "10.001k")],
+    [(999.0, "999"), (1500.0, "1.5 k"), (-2e6, "-2 M"), (3e9, "3 G"), (0.002, "0.002"), (10_001.0, "10.001 k")],
 )
 def test_a_round_number_is_short(value, text):
     assert short(value) == text
 
 
 def test_a_number_of_many_digits_is_rounded_to_be_short():
-    assert [short(value, 3) for value in (1_234_567.0, 999_999.0, 0.123456)] == ["1.23M", "1M", "0.123"]
+    assert [short(value, 3) for value in (1_234_567.0, 999_999.0, 0.123456)] == ["1.23 M", "1 M", "0.123"]
