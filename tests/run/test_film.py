@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 
 import pytest
 
@@ -16,9 +17,10 @@ TINY = ("--num-envs", "1", "--width", "64", "--height", "48", "--steps", "24")
 
 
 @pytest.fixture
-def run(runs_folder, monkeypatch):
-    monkeypatch.chdir(runs_folder)
-    return next((runs_folder / "runs" / "Cartpole").glob("2*"))
+def run(runs_folder, tmp_path, monkeypatch):
+    shutil.copytree(runs_folder / "runs", tmp_path / "runs", symlinks=True)  # other tests make videos there, too
+    monkeypatch.chdir(tmp_path)
+    return next((tmp_path / "runs" / "Cartpole").glob("2*"))
 
 
 def test_a_video_is_in_the_folder_and_tensorboard_shows_it(run, tmp_path):
