@@ -1,0 +1,182 @@
+"""Draw what a person sees: panel, plot, report, viewer and the start page of the site, in docs/images/screen_*.webp.
+
+python docs/make_screenshots.py                                 all, with three short trainings of Cartpole
+python docs/make_screenshots.py plot report --runs runs/Ant/*   some, with runs that there are
+
+It needs `pip install -e ".[test,docs]"` and Chromium. Without a GPU a picture in 3D takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CHROMIUM = ("chromium-headless-shell", "chromium", "google-chrome")
+FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # 3D on the CPU
+PATIENCE_MS = 400_000  # the CPU draws slowly
+SHOWN = 0.6  # share of a run after which the panel is drawn
+WIDTH = 102  # of the terminal, characters
+TERMINAL = (
+    '<pre style="color: {foreground}; background: {background}; display: inline-block; margin: 0; padding: 16px 10px;'
+    ' font: 19px/normal monospace">{code}</pre>'
+)
+QUALITY = 80  # of the WebP files, 0 to 100
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the pictures, and print their paths and sizes."""
+    from gpusim_rl.errors import friendly_errors, import_extra
+
+    args = parse(argv)
+    with friendly_errors(), tempfile.TemporaryDirectory() as folder, browser() as chromium:
+        images = import_extra("PIL.Image", "test", "make_screenshots")
+        work = Work(Path(folder), chromium, [str(run.resolve()) for run in args.runs])
+        for picture in args.pictures or PICTURES:
+            path = args.out / f"screen_{picture}.webp"
+            png = PICTURES[picture](work)
+            images.open(io.BytesIO(png)).convert("RGB").save(path, quality=QUALITY, method=6)
+            print(f"{path} {path.stat().st_size / 1e3:.0f} kB", flush=True)
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="make_screenshots", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help=f"default: {' '.join(PICTURES)}")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="run folders of one task (default: trains)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder (default: docs/images)")
+    args = parser.parse_args(argv)
+    if unknown := set(args.pictures) - set(PICTURES):
+        parser.error(f"no picture {', '.join(unknown)}; there are {', '.join(PICTURES)}")
+    return args
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Start Chromium, and end it."""
+    from gpusim_rl.errors import ConfigError, import_extra
+
+    playwright = import_extra("playwright.sync_api", "test", "make_screenshots")
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        raise ConfigError(f"no browser on the PATH: expected one of {', '.join(CHROMIUM)}. Try apt install chromium")
+    with playwright.sync_playwright() as running:
+        chromium = running.chromium.launch(executable_path=found, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+class Work:
+    """A folder to work in, a browser, and runs, which are made when they are first asked for."""
+
+    def __init__(self, folder: Path, chromium: Any, runs: Sequence[str]) -> None:
+        self.folder, self._chromium, self._runs = folder, chromium, runs
+
+    def run(self, script: str, *words: str) -> None:
+        """Run a script of this checkout in the folder."""
+        from gpusim_rl.errors import ConfigError
+
+        if subprocess.run([sys.executable, str(ROOT / script), *words], cwd=self.folder).returncode:
+            raise ConfigError(f"{script} has failed: its last line above says why")
+
+    def runs(self) -> Sequence[str]:
+        """Return the run folders; three seeds of Cartpole where none were named."""
+        if not self._runs:
+            self.run("train.py", "-m", "seed=1,2,3", "max_iterations=120", "device=cpu")
+            self._runs = sorted(map(str, (self.folder / "runs" / "Cartpole").glob("2*")))
+        return self._runs
+
+    def page(self, height: int, address: str = "about:blank") -> Any:
+        """Open a page of a laptop's width."""
+        page = self._chromium.new_page(viewport={"width": 1280, "height": height}, color_scheme="light")
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(address)
+        return page
+
+
+def panel(work: Work) -> bytes:
+    """Show the panel of a run, as it was in the middle of the training."""
+    from rich.console import Console as Terminal
+    from rich.terminal_theme import SVG_EXPORT_THEME
+
+    from gpusim_rl.run.console import Console
+    from gpusim_rl.view.curves import read_run
+
+    run = read_run(Path(work.runs()[0]))
+    count = len(run.columns["iteration"])
+    os.environ |= {"COLUMNS": str(WIDTH), "LINES": "40"}
+    console = Console("rich", run.config["max_iterations"], None)
+    console._title = f"{run.task} · {run.run.path.name}"
+    for row in range(round(SHOWN * count)):
+        numbers = {name: float(column[row]) for name, column in run.columns.items()}
+        console.update({name: number if number == number else None for name, number in numbers.items()})
+    terminal = Terminal(file=io.StringIO(), width=WIDTH, record=True, color_system="truecolor")
+    terminal.print(f"$ python train.py task={run.task}", highlight=False)
+    terminal.print(console._panel())
+    page = work.page(800)
+    page.set_content(terminal.export_html(theme=SVG_EXPORT_THEME, code_format=TERMINAL, inline_styles=True))
+    return page.locator("pre").screenshot()
+
+
+def plot(work: Work) -> bytes:
+    """Draw the curves of the runs."""
+    work.run("tools/plot.py", *work.runs(), "--out", "plot.png", "--overwrite")
+    return (work.folder / "plot.png").read_bytes()
+
+
+def report(work: Work) -> bytes:
+    """Write a report of the runs, and open it from the disk."""
+    work.run("tools/report.py", *work.runs(), "--out", "report.html", "--overwrite")
+    page = work.page(1080, f"file://{work.folder / 'report.html'}")
+    wait_for_scene(page, page.frame_locator("iframe"))
+    return page.screenshot()
+
+
+def viewer(work: Work) -> bytes:
+    """Play the demo, with the forces of its contacts."""
+    command = [sys.executable, "-u", str(ROOT / "tools" / "demo.py"), "Go1", "--port", "0", "--num-envs", "4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            found = next(filter(None, (re.search(r"http://\S+", line) for line in server.stdout)))
+            page = work.page(1060, found[0])
+            wait_for_scene(page, page)
+            for _ in range(2):  # a busy page may lose the first click; the second does nothing otherwise
+                page.get_by_label("Contact forces").check(force=True)
+                page.wait_for_timeout(6_000)
+            return page.screenshot()
+        finally:
+            server.terminate()
+
+
+def wait_for_scene(page: Any, frame: Any) -> None:
+    """Wait until a scene in 3D is drawn, and close the note that the CPU draws it, if there is one."""
+    frame.locator("canvas").first.wait_for()
+    page.wait_for_timeout(20_000)
+    for button in frame.locator("button.mantine-Notification-closeButton").all():
+        button.click(force=True)
+    page.wait_for_timeout(3_000)
+
+
+def site(work: Work) -> bytes:
+    """Build the site, and open its start page."""
+    work.run("docs/build_site.py", "--out", "site")
+    return work.page(800, f"file://{work.folder / 'site' / 'index.html'}").screenshot()
+
+
+PICTURES = {"panel": panel, "plot": plot, "report": report, "viewer": viewer, "site": site}
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+    sys.exit(main())
