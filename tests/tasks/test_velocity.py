@@ -121,11 +121,24 @@ def test_commands_widen_only_when_they_are_followed():
 def test_robots_turn_to_their_heading():
     env = make_env(command={"standing": 0.0, "heading": 1.0, "forward": 0.0})
     task = env.task
-    env.step(torch.zeros(NUM, 12))
-    _, _, yaw = euler_xyz(task.body.root_quat)
-    expected = (0.5 * wrap_angle(task.command._drawn[:, 3] - yaw)).clamp(-0.5, 0.5)
-    torch.testing.assert_close(task.command.value[:, 2], expected)
-    assert expected.std() > 0.2
+    for _ in range(2):  # at the start, and a step later
+        _, _, yaw = euler_xyz(task.body.root_quat)
+        expected = (0.5 * wrap_angle(task.command._drawn[:, 3] - yaw)).clamp(-0.5, 0.5)
+        torch.testing.assert_close(task.command.value[:, 2], expected, atol=1e-5, rtol=0.0)
+        assert expected.std() > 0.2
+        env.step(torch.zeros(NUM, 12))
+
+
+def test_a_servo_turns_its_joint_until_the_encoder_with_its_bias_shows_the_target():
+    env = make_env(num_envs=4)
+    task = env.task
+    assert 0.01 < task.encoder_bias.abs().max() <= 0.015
+    task.apply_action(torch.zeros(4, 12))
+    task.body.set_state(everywhere(env), joint_pos=env.sim.ctrl)
+    env.sim.refresh()
+    seen = env.clean_obs()
+    torch.testing.assert_close(seen["policy"][:, 9:21], torch.zeros(4, 12), atol=1e-6, rtol=0.0)
+    torch.testing.assert_close(seen["critic"][:, 9:21], -task.encoder_bias, atol=1e-6, rtol=0.0)
 
 
 def test_pushes_come_within_their_interval_and_are_as_strong_as_configured():
@@ -327,16 +340,17 @@ def test_thighs_on_the_ground_end_an_episode_on_rough_ground_and_a_tilt_does_not
 
 
 def test_levels_follow_the_way_walked():
-    env = make_env(num_envs=3, episode_length=2, command={"standing": 0.0, "forward": 1.0, "heading": 0.0}, **ROUGH)
+    ahead = {"x": [1.0, 1.0], "standing": 0.0, "forward": 1.0, "heading": 0.0}
+    env = make_env(num_envs=3, episode_length=2, command=ahead, **ROUGH)
     task = env.task
     task.levels.value.fill_(3)
     env.reset()
-    away = torch.tensor([5.0, 0.0, 0.3])[:, None] * X
+    away = torch.tensor([5.0, 0.015, 0.025])[:, None] * X
     for _ in range(2):
         task.body.set_state(everywhere(env), root_pos=task.origin + away + Z)
         env.step(torch.zeros(3, 12))
-    # 20 s of a command are needed for a level down; of 0.04 s 4 mm are less than half
-    assert task.levels.value.tolist()[:2] == [4, 2]
+    # 0.04 s of 1 m/s are 40 mm, and half of them keep the level
+    assert task.levels.value.tolist() == [4, 2, 3]
 
 
 def test_a_term_that_does_not_exist_is_named():
