@@ -18,7 +18,8 @@ DEMOS = sorted(file.parent.name for file in demos_dir().glob("*/demo.json"))
 
 
 def test_there_are_demos_of_robots_that_people_own_and_they_are_small():
-    assert {"Go1Velocity", "Ant", "Quadcopter", "HalfCheetah"} <= set(DEMOS)
+    robots = {"Go1Velocity", "G1Velocity", "Ant", "Humanoid", "FrankaCubeStack", "Quadcopter", "HalfCheetah"}
+    assert robots <= set(DEMOS)
     files = [path for path in demos_dir().rglob("*") if path.is_file()]
     assert {path.name for path in files} == {"config.yaml", "demo.json", "last.pt"}
     assert sum(path.stat().st_size for path in files) < 6e6
