@@ -1,7 +1,7 @@
 """Build the site of the documents: all pages, the API reference from the docstrings, search, and the same as text.
 
-Every warning is an error. For language models the site has llms.txt, a list of its pages, llms-full.txt, all of them in
-one file, and each page as Markdown.
+Every warning is an error. The start page has a replay in 3D of the Go1 that comes with the package. For language
+models the site has llms.txt, a list of its pages, llms-full.txt, all of them in one file, and each page as Markdown.
 
 python docs/build_site.py                    docs/site/index.html (not committed)
 python docs/build_site.py --out /tmp/site    another folder
@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import logging
 import re
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
+REPLAYED = 250  # control steps: 5 s
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,12 +34,24 @@ def main(argv: list[str] | None = None) -> int:
         options = ["--quiet", "--fail-on-warning", "--jobs", "auto"]
         if failed := build_main([*options, "--doctree-dir", cache, str(DOCS), str(out)]):
             return failed
+    write_replay(out / "replay.html")
     write_text(out)
     requests = outside_requests(out)
     for request in requests:
         print(f"error: {request}", file=sys.stderr)
     print(f"{len(list(out.rglob('*.html')))} pages: {out / 'index.html'}")
     return 1 if requests else 0
+
+
+def write_replay(page: Path) -> None:
+    """Write the replay that the start page shows (conf.py)."""
+    from gpusim_rl.files.paths import demos_dir
+    from gpusim_rl.view.html_replay import html_replay
+    from gpusim_rl.view.player import Player
+
+    logging.getLogger("websockets").setLevel("WARNING")  # Sphinx shows what libraries tell
+    with closing(Player.open(str(demos_dir() / "Go1Velocity"), num_envs=1)) as player:
+        page.write_text(html_replay(player, range(REPLAYED), "build_site"))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -1,7 +1,7 @@
 """Settings of Sphinx for the site of the documents, which `python docs/build_site.py` builds.
 
-The pages are Markdown as the code host shows it. Two things are added in the build: the contents below to the start
-page, and the code host to links that lead to what is no page.
+The pages are Markdown as the code host shows it. Three things are added in the build: the contents below and a replay
+to the start page, and the code host to links that lead to what is no page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from gpusim_rl.public import __version__
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
+
+REPLAY = """```{raw} html
+<iframe src="replay.html" title="A trained Go1 walks, in 3D" class="replay"></iframe>
+<p class="replay">The Go1 that comes with the package. Drag to turn, scroll to zoom.</p>
+```"""
+"""The page of `build_site.write_replay`."""
 
 SOURCE = "https://github.com/gpusim-rl/gpusim_rl/blob/main/"
 CONTENTS = {
@@ -74,8 +80,10 @@ GOOGLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
 
 
 def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Adds the contents to the start page, and the code host to links that lead to what is no page."""
+    """Adds the contents and a replay to the start page, and the code host to links that lead to what is no page."""
     if page == root_doc:
+        source[0], found = re.subn(r"(^!\[.*\n)", rf"\1\n{REPLAY}\n", source[0], count=1, flags=re.MULTILINE)
+        assert found, "the start page has no picture for the replay to stand below"
         for caption, pages in CONTENTS.items():
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
     text = re.sub(r"(?<!!)(\[[^\]]*\])\(((?:examples|notebooks)/)", r"\1(../docs/\2", source[0])
