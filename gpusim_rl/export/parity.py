@@ -43,6 +43,13 @@ class Parity:
     borders: int
     """Observations that are left out of it: the policy changes its choice within their rounding."""
     observations: int
+    rounding: float
+    """Largest change of the policy's own outputs from one float32 of the observations to the next, of the same unit."""
+
+    @property
+    def allowed(self) -> float:
+        """Largest error that rounding explains: `TOLERANCE`, or more where the policy is steep."""
+        return max(TOLERANCE, 2.0 * self.rounding)
 
 
 def onnx_function(file: Path) -> Function:
@@ -144,9 +151,12 @@ def compare(exact: Function, other: Function, obs: np.ndarray, state: Arrays, un
     """
     episodes = obs.reshape(STEPS, -1, obs.shape[1])
     exact_state = other_state = tuple(np.repeat(layers, episodes.shape[1], axis=1) for layers in state)
-    worst, borders = 0.0, 0
+    worst, rounding, borders, random = 0.0, 0.0, 0, np.random.default_rng(0)
     for step_obs in episodes:
         expected, got = exact(step_obs, *exact_state), other(step_obs, *other_state)
+        next_obs = np.nextafter(step_obs, random.choice(np.array([-np.inf, np.inf], np.float32), step_obs.shape))
+        moved = _errors(expected, exact(next_obs, *exact_state), units)
+        rounding = max(rounding, float(moved.max(initial=0.0, where=moved <= JUMP)))
         error = _errors(expected, got, units)
         rows = np.flatnonzero(error > JUMP)
         if 0 < len(rows) <= BORDER * len(obs):
@@ -156,7 +166,7 @@ def compare(exact: Function, other: Function, obs: np.ndarray, state: Arrays, un
         worst = max(worst, float(np.nan_to_num(error, nan=np.inf).max()))
         count = len(expected) - len(state)
         exact_state, other_state = expected[count:], got[count:]
-    return Parity(worst, borders, len(obs))
+    return Parity(worst, borders, len(obs), rounding)
 
 
 def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
@@ -184,9 +194,9 @@ def _at_border(
 
 def require(parity: Parity, name: str) -> None:
     """Raises a ConfigError where a file is not the policy: its error is too large, or it has too many borders."""
-    if not parity.max_error <= TOLERANCE or parity.borders > BORDER * parity.observations:
+    if not parity.max_error <= parity.allowed or parity.borders > BORDER * parity.observations:
         raise ConfigError(
-            f"{name} differs from the policy by {parity.max_error:.2g} (expected at most {TOLERANCE:g}), and in"
+            f"{name} differs from the policy by {parity.max_error:.2g} (expected at most {parity.allowed:.2g}), and in"
             f" {parity.borders} of {parity.observations:,} choices: nothing was written. Try another version of"
             " onnxruntime or torch"
         )

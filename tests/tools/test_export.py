@@ -380,7 +380,7 @@ def test_controls_leave_out_errors_that_only_the_simulation_has(tmp_path):
 
 def test_an_error_is_found_and_nothing_is_left(ant, monkeypatch):
     folder, _ = ant
-    monkeypatch.setattr(files.parity, "TOLERANCE", -1.0)
+    monkeypatch.setattr(files.parity.Parity, "allowed", -1.0)
     monkeypatch.setattr(files.parity, "CALLS", 10)
     monkeypatch.setattr(files, "write_onnx", lambda model, size, file: shutil.copy(folder / "policy.onnx", file))
     before = sorted(folder.parent.iterdir())
@@ -397,9 +397,22 @@ def test_a_choice_at_its_border_is_no_error_and_a_wrong_one_is():
 
     exact, near = float(obs[7000, 0]), float(np.nextafter(obs[7000, 0], np.float32(-1.0)))
     found = parity.compare(choice(exact), choice(near), obs, ())
-    assert found == parity.Parity(0.0, 1, 10_000)
+    assert found == parity.Parity(0.0, 1, 10_000, 0.0)
     assert parity.compare(choice(exact), choice(exact - 3e-4), obs, ()).max_error == 1.0
     assert parity.compare(choice(exact), choice(0.0), obs, ()).max_error == 1.0
+
+
+def test_a_steep_policy_may_differ_by_what_rounding_does_to_it():
+    obs = np.linspace(-1.0, 1.0, 10_000, dtype=np.float32)[:, None]
+
+    def steep(shift: float) -> parity.Function:
+        return lambda seen: (np.sin(400.0 * (seen + np.float32(shift))).astype(np.float32),)
+
+    rounded = parity.compare(steep(0.0), steep(4e-8), obs, ())
+    assert parity.TOLERANCE < rounded.max_error <= rounded.allowed < 1e-4
+    parity.require(rounded, "policy.onnx")
+    with pytest.raises(ConfigError, match=r"policy.onnx differs from the policy by .*expected at most 6.*e-05"):
+        parity.require(parity.compare(steep(0.0), steep(1e-6), obs, ()), "policy.onnx")
 
 
 def test_a_nan_is_an_error():
