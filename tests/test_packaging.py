@@ -17,6 +17,7 @@ import pytest
 import tomllib
 
 import gpusim_rl
+from helpers.beside import VERSIONS, bare_environment, pip
 from helpers.commands import run_command
 
 
@@ -215,3 +216,27 @@ def test_every_pip_finds_the_extras(wheel):
     assert [name for name in extras if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)] == []
     used = [part for line in lines if "extra ==" in line for part in re.findall(r"extra == ['\"]([^'\"]+)", line)]
     assert set(used) <= set(extras), "conditions name an extra as it is provided"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "library, mujoco", [(None, "4."), ("isaaclab", "3.12."), ("mjlab", "3.11.")], ids=["bare", "isaaclab", "mjlab"]
+)
+def test_pip_finds_versions_beside_other_libraries(library, mujoco, checkout, tmp_path):
+    """Isaac Lab and mjlab pin a MuJoCo that is older than the one that our own simulators need."""
+    python, report = bare_environment(tmp_path / "venv"), tmp_path / "report.json"
+    more = [VERSIONS[library]] if library else []
+    pip(
+        python,
+        "install",
+        "--dry-run",
+        "--quiet",
+        "--report",
+        str(report),
+        str(copy_of(checkout, tmp_path / "us")),
+        *more,
+    )
+    found = {row["metadata"]["name"]: row["metadata"]["version"] for row in json.loads(report.read_text())["install"]}
+    assert set(found) >= {"gpusim-rl", "torch", *([library] if library else [])}
+    assert found["mujoco"].startswith(mujoco)
+    assert found["mujoco-warp"].startswith(mujoco)

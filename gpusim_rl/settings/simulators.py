@@ -20,6 +20,8 @@ class Simulator:
     """Class in that file: made with (scene, num_envs, cfg, device), it follows `interface.Sim`."""
     library: str
     """Module that this file imports."""
+    needs: tuple[str, ...] = ("mujoco>=3.17,<5",)
+    """Versions of packages. The package's own metadata admit older ones, which Isaac Lab and mjlab pin."""
     extra: str | None = None
     """Our extra that installs the library; None if it is always installed."""
     devices: tuple[str, ...]
@@ -33,6 +35,8 @@ class Simulator:
     uses_warp: bool = False
     """Physics is Warp kernels: `sim.graph` acts on it, and on the CPU it runs on one thread."""
 
+
+WARP_PACKAGES = ("mujoco>=3.17,<5", "mujoco-warp>=4.0,<5")  # 3.17 has no SetConstGroup
 
 SIMULATORS: Mapping[str, Simulator] = {
     simulator.name: simulator
@@ -49,6 +53,7 @@ SIMULATORS: Mapping[str, Simulator] = {
             name="mjwarp",
             cls="MjwarpSim",
             library="mujoco_warp",
+            needs=WARP_PACKAGES,
             devices=("cuda", "cpu"),
             default_on=("cuda",),
             uses_warp=True,
@@ -57,6 +62,7 @@ SIMULATORS: Mapping[str, Simulator] = {
             name="newton",
             cls="NewtonSim",
             library="newton",
+            needs=WARP_PACKAGES,
             extra="newton",
             devices=("cuda", "cpu"),
             plays_on="newton",

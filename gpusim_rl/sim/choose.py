@@ -8,10 +8,12 @@ import sys
 from dataclasses import dataclass
 
 import torch
+from packaging.requirements import Requirement
 
 from gpusim_rl.errors import ConfigError, TaskError, import_extra
+from gpusim_rl.files.provenance import installed_version
 from gpusim_rl.settings.schema import SimConfig
-from gpusim_rl.settings.simulators import SIMULATORS, WARP_PYTHON, default_simulator
+from gpusim_rl.settings.simulators import SIMULATORS, WARP_PYTHON, Simulator, default_simulator
 from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.scene import Scene
 
@@ -54,7 +56,7 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
     The integrator and the cones of the settings, where they are given, become the scene's.
 
     Raises:
-        ConfigError: Its extra is not installed, or the scene uses something that it lacks.
+        ConfigError: Its extra is not installed, a package is too old for it, or the scene uses something that it lacks.
         TaskError: Nothing in the scene can move.
     """
     simulator = SIMULATORS[choice.name]
@@ -68,5 +70,18 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
             got = "{}.{}; try sim=mujoco sim_device=cpu".format(*sys.version_info)
             raise ConfigError(f"sim={choice.name} needs Python 3.11 or later, got {got}")
         import_extra("mujoco_warp", "mjwarp", f"sim={choice.name}")
+    _check_versions(simulator)
     module = importlib.import_module(f"gpusim_rl.sim.{simulator.name}")
     return getattr(module, simulator.cls)(scene, num_envs, cfg, choice.device)
+
+
+def _check_versions(simulator: Simulator) -> None:
+    for need in simulator.needs:
+        requirement = Requirement(need)
+        version = installed_version(requirement.name)
+        if version is not None and not requirement.specifier.contains(version, prereleases=True):
+            command = " ".join(f"'{each}'" for each in simulator.needs)
+            raise ConfigError(
+                f"sim={simulator.name} needs {need}, and {version} is installed; try: pip install {command}, in an"
+                " environment without Isaac Lab and mjlab, which need older ones"
+            )

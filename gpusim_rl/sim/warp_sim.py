@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import mujoco_warp as mjw
@@ -12,7 +11,6 @@ import warp as wp
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.articulation import Articulation
 from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
 from gpusim_rl.sim.interface import not_finite
@@ -20,10 +18,6 @@ from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
-
-REQUIREMENT = "mujoco-warp>=4.0,<5"  # as in pyproject.toml
-if not hasattr(mjw, "SetConstGroup"):  # new in 4.0
-    raise ConfigError(f"mujoco-warp {version('mujoco-warp')} is too old; try: pip install '{REQUIREMENT}'")
 
 # What `step` depends on: continuing from these arrays is continuing the simulation.
 STATE = (
