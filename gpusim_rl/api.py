@@ -135,8 +135,8 @@ def _spec(
     name = cfg.env.id or cfg.env._target_
     if name is not None and issubclass(task_class, Task):
         raise ConfigError(f"env={name} has no effect with task {task_class.__name__}. Try task=Gymnasium")
-    if (cfg.env.overlap or cfg.env.kwargs) and issubclass(task_class, Task):
-        key = "overlap" if cfg.env.overlap else "kwargs"
+    key = next((key for key in ("overlap", "kwargs", "cfg", "physics") if getattr(cfg.env, key)), None)
+    if key is not None and issubclass(task_class, Task):
         raise ConfigError(f"env.{key} has no effect with task {task_class.__name__}. Try task=Gymnasium")
     return RunSpec(cfg, task_class, algorithm_class, dict(config), list(overrides), checkpoint, TaskFolders.user)
 

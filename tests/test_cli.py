@@ -418,7 +418,9 @@ def test_the_package_exports_what_it_says():
 def test_list_tells_every_task(capsys):
     cli.main(["list", "--json"])
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert set(rows) == {file.stem for file in (paths.cfg_dir() / "task").glob("*.yaml")} - {"Gymnasium"}
+    assert set(rows) == {file.stem for file in (paths.cfg_dir() / "task").glob("*.yaml")} - {
+        *("Gymnasium", "IsaacLab", "MjLab")
+    }
     ant = rows["Ant"]
     assert (ant["obs"], ant["act"], ant["envs"], ant["source"]) == (60, 8, 4096, "gpusim_rl")
     assert all(row["description"] for row in rows.values())

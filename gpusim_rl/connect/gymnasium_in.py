@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,10 +25,10 @@ except ModuleNotFoundError:
     raise ConfigError("task=Gymnasium needs gymnasium: pip install 'gpusim-rl[gymnasium]'") from None
 
 from gpusim_rl.connect.gymnasium_spaces import actions_of, flat_size, flatten
+from gpusim_rl.connect.library_config import LibraryConfig
 from gpusim_rl.connect.vector_envs import adapt, make
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.half_batches import HalfBatches
-from gpusim_rl.env.task import ResetFromConfig
 from gpusim_rl.settings.schema import EnvConfig
 
 logger = logging.getLogger(__name__)
@@ -37,23 +36,6 @@ logger = logging.getLogger(__name__)
 Array = np.ndarray
 FlatObservation = dict[str, Array]
 """Observation groups by name, float32 [num_envs, size] each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GymnasiumConfig:
-    """The section `task`: nothing of these envs is set by us. Their own settings are in the section `env`."""
-
-    randomize: Literal[False] = False
-    randomization_params: dict[str, Any] = field(default_factory=dict)
-    reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)
-    observations: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Checks the values; raises ConfigError where these envs are asked for what they cannot do."""
-        if self.reset_from.share > 0.0:
-            raise ConfigError("task.reset_from.share has no effect here: the state of these envs is not known. Try 0")
-        if self.observations:
-            raise ConfigError("task.observations has no effect here: these envs do not name the parts. Try without it")
 
 
 class GymnasiumEnv(Environment):
@@ -70,7 +52,8 @@ class GymnasiumEnv(Environment):
         ConfigError: Something in them cannot be represented; the message says what.
     """
 
-    Config: ClassVar[type] = GymnasiumConfig
+    Config: ClassVar[type] = LibraryConfig
+    library = "Gymnasium"
     resumable = False
 
     def __init__(
@@ -110,12 +93,15 @@ class GymnasiumEnv(Environment):
         self._warned = False
 
     @classmethod
-    def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int) -> Environment:
-        """Makes the envs that the settings name; with `env.overlap` in two halves.
+    def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
+        """Makes the envs that the settings name, on the CPU; with `env.overlap` in two halves.
 
         Raises:
             ConfigError: There are no such envs, their package is missing, or they cannot be represented.
         """
+        if cfg.cfg or cfg.physics is not None:
+            key = "cfg" if cfg.cfg else "physics"
+            raise ConfigError(f"env.{key} has no effect with task=Gymnasium. Try env.kwargs, or task=IsaacLab")
         if not cfg.overlap:
             return cls._make(cfg, num_envs, seed)
         if num_envs % 2:

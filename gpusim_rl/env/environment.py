@@ -73,11 +73,16 @@ class Environment(ABC):
         physics_evaluations: Evaluations of the dynamics in a control step, on the device.
         frames_per_s: Control steps in a second of what `render` shows [Hz].
         summary: Words for the start of a run, e.g. `control 60 Hz, episode 500 steps`.
+        library: Library that the envs are of, in words; for tasks of ours it is not read.
+        on_learners_device: Whether envs of another library step on the learner's device. The library may capture CUDA
+            graphs of its own there, so that none of ours holds a control step.
         resumable: Whether `state_dict` holds all that the next step depends on; else a resumed run begins new episodes.
         stateful: Objects whose tensors a CUDA graph must keep in their places.
         num_threads: CPU threads of the physics; None where it has none of its own.
     """
 
+    library: ClassVar[str] = "another library"
+    on_learners_device: ClassVar[bool] = False
     resumable: ClassVar[bool] = True
 
     num_envs: int
@@ -94,8 +99,14 @@ class Environment(ABC):
     num_threads: int | None = None
 
     @classmethod
-    def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int) -> Environment:
+    def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
         """Makes envs of another library from the section `env`, for a class that `task._target_` names.
+
+        Args:
+            cfg: The section `env`.
+            num_envs: Number of envs.
+            seed: Seed of the envs.
+            device: Device of the learner; a library that can have its envs there does so.
 
         Raises:
             ConfigError: There are no such envs, or they do not fit.

@@ -74,6 +74,7 @@ class Collector:
             env.device,
             physics_steps=algorithm.horizon * env.physics_evaluations,
             check_task=cfg.debug.check_task,
+            library=env.library if env.on_learners_device else None,
         )
         self.graphs = Graphs(
             choice,

@@ -73,15 +73,26 @@ class GraphChoice:
 
 
 def choose_graph(
-    wanted: str, device: torch.device, sim_device: torch.device, *, physics_steps: int, check_task: bool
+    wanted: str,
+    device: torch.device,
+    sim_device: torch.device,
+    *,
+    physics_steps: int,
+    check_task: bool,
+    library: str | None = None,
 ) -> GraphChoice:
-    """Decides for the setting `graph`; `physics_steps` are the evaluations of the physics in a rollout."""
+    """Decides for the setting `graph`; `physics_steps` are the evaluations of the physics in a rollout.
+
+    Another `library` that steps its envs on this device may capture graphs of its own.
+    """
     if wanted == "off":
         return GraphChoice("off", "as configured")
     if device.type != "cuda":
         return GraphChoice("off", "CUDA graphs need a GPU")
     if sim_device != device:
         return GraphChoice("update", f"physics on {sim_device}")
+    if library is not None:
+        return GraphChoice("update", f"a step is {library}'s own")
     if check_task:
         return GraphChoice("update", "debug.check_task reads every step")
     if wanted != "auto":

@@ -6,34 +6,38 @@ import dataclasses
 
 import torch
 
+from gpusim_rl.env import Environment
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 from gpusim_rl.sim import SimChoice, choose_sim
 
 
-def choose_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch.device, SimChoice]:
+def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
     """Returns the device of the learner, and the simulator with its device.
 
     Args:
         cfg: Settings of the run.
-        outside: Whether the envs are of another library, and have no simulator of ours.
+        outside: Class of the envs, where they are of another library and have no simulator of ours.
 
     Raises:
         ConfigError: There is no such device, or the simulator cannot run on it.
     """
     rl_device = _device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
-    if outside:
-        if cfg.sim.name != "auto" or cfg.sim_device not in (None, "auto", "cpu"):
-            raise ConfigError("sim and sim_device have no effect on envs of another library: they step on the CPU")
-        return rl_device, SimChoice(NO_SIMULATOR, torch.device("cpu"), "envs of another library")
+    if outside is not None:
+        device, where = torch.device("cpu"), "on the CPU"
+        if outside.on_learners_device:
+            device, where = rl_device, "where the learner is"
+        if cfg.sim.name != "auto" or cfg.sim_device not in (None, "auto", device.type):
+            raise ConfigError(f"sim and sim_device have no effect on envs of {outside.library}: they step {where}")
+        return rl_device, SimChoice(NO_SIMULATOR, device, f"{outside.library}'s own")
     sim_device = _device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
     if cfg.sim_device is None and cfg.sim.name != "auto" and SIMULATORS[cfg.sim.name].devices == ("cpu",):
         sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
     return rl_device, choose_sim(cfg.sim.name, sim_device)
 
 
-def choose_eval_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch.device, SimChoice]:
+def choose_eval_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
     """Chooses as `choose_devices` for evaluations beside the training: as in the training, or all on `eval_device`."""
     if cfg.eval_device is not None:
         device = str(_device(cfg.eval_device, "eval_device"))

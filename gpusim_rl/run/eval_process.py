@@ -139,13 +139,17 @@ class Evaluation:
         task_class = load_task_or_environment(config["task"].get("_target_"))
         self._algorithm_class: type[Algorithm] = load_algorithm_class(config["algo"].get("_target_"))
         self._cfg = cfg = build_run(config, task_class=task_class, algorithm_class=self._algorithm_class)
-        self._device, choice = choose_eval_devices(cfg, outside=issubclass(task_class, Environment))
+        self._device, choice = choose_eval_devices(
+            cfg, outside=task_class if issubclass(task_class, Environment) else None
+        )
         set_deterministic(cfg.torch_deterministic)
         self.env: Environment
         if issubclass(task_class, Environment):
             together = dataclasses.replace(cfg.env, overlap=False)
             try:
-                self.env = task_class.from_settings(together, num_envs=cfg.eval.num_envs, seed=cfg.eval.seed)
+                self.env = task_class.from_settings(
+                    together, num_envs=cfg.eval.num_envs, seed=cfg.eval.seed, device=self._device
+                )
             except ConfigError as error:
                 raise ConfigError(f"eval.num_envs={cfg.eval.num_envs}: {error}") from None
         else:

@@ -233,9 +233,10 @@ class RunDir:
 
 
 def _name_of_task(spec: RunSpec) -> str:
-    """Returns the name of the task's yaml; of `task=Gymnasium` the env's: `Pong-v5` of `ale_py:ALE/Pong-v5`."""
+    """Returns the name of the task's yaml; of another library's the env's: `Pong-v5` of `ale_py:ALE/Pong-v5`."""
     name = chosen_task(spec.overrides) or spec.task_class.__name__
-    return re.split("[:/]", spec.cfg.env.id)[-1] if name == "Gymnasium" and spec.cfg.env.id else name
+    of_library = spec.cfg.env.id if name in ("Gymnasium", "IsaacLab", "MjLab") else None
+    return re.split("[:/]", of_library)[-1] if of_library else name
 
 
 def chosen_task(overrides: Sequence[str]) -> str | None:

@@ -87,7 +87,8 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     Raises:
         ConfigError: Something in the configuration or the checkpoint does not fit.
     """
-    cfg, outside = spec.cfg, issubclass(spec.task_class, Environment)
+    cfg = spec.cfg
+    outside = spec.task_class if issubclass(spec.task_class, Environment) else None
     if cfg.log.tensorboard:
         import_extra("tensorboard", "tensorboard", "log.tensorboard=true")
     if cfg.log.video:
@@ -161,7 +162,7 @@ def _make_env(start: RunStart) -> Environment:
     cfg, task_class, task_cfg = start.cfg, start.spec.task_class, start.cfg.task
     if issubclass(task_class, Environment):
         env_cfg = dataclasses.replace(cfg.env, overlap=False) if cfg.test else cfg.env
-        return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=start.process_seed)
+        return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=start.process_seed, device=start.device)
     if cfg.test:  # whole episodes only
         task_cfg = task_cfg.whole_episodes()
     sim = make_sim(task_class.scene(task_cfg), start.sim, cfg.num_envs, cfg.sim)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs")
+OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs", "env.cfg")
 """Their keys are names of the task's own things: a command line may add some (see gpusim_rl/env/randomize.py)."""
 
 

@@ -49,6 +49,8 @@ TRAVELS = (
     "env._target_",  # likewise
     "env.id",  # name of envs that an installed package has registered
     "env.kwargs",  # arguments of those: settings/trust.py
+    "env.cfg",  # likewise, fields
+    "env.physics",  # name of one of their presets
     "task.robot",  # a model, which MuJoCo reads: docs/security.md
     "task.must_not_touch",  # names of its bodies
     "task.*.columns",  # names of kinds of ground
@@ -506,7 +508,7 @@ class DQNConfig(OffPolicyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvConfig:
-    """Envs of another library, for `task=Gymnasium`."""
+    """Envs of another library, for `task=Gymnasium`, `task=IsaacLab` and `task=MjLab`."""
 
     id: str | None
     _target_: str | None
@@ -514,6 +516,8 @@ class EnvConfig:
     vectorization: Literal["sync", "async", "vector_entry_point", "envpool"]
     max_episode_steps: Count | None
     overlap: bool
+    cfg: dict[str, Any]
+    physics: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,8 +94,8 @@ def strange_values(
     env = env if isinstance(env, dict) else {}
     if ":" in str(env.get("id")) and (place_of(ENV_ID), env["id"]) not in named:
         strange.append((ENV_ID, str(env["id"])))
-    kwargs = env.get("kwargs")
-    texts = [(key, text) for key, text in _leaves(kwargs, "env.kwargs") if isinstance(text, str)]
+    leaves = [leaf for part in ("kwargs", "cfg") for leaf in _leaves(env.get(part), f"env.{part}")]
+    texts = [(key, text) for key, text in leaves if isinstance(text, str)]
     return [*strange, *((key, text) for key, text in texts if LEADS_ELSEWHERE.search(text))]
 
 

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from gpusim_rl.errors import ConfigError, TaskError, import_extra
 from gpusim_rl.files.provenance import installed_version
 from gpusim_rl.settings.schema import SimConfig
-from gpusim_rl.settings.simulators import SIMULATORS, WARP_PYTHON, Simulator, default_simulator
+from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, WARP_PYTHON, Simulator, default_simulator
 from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.scene import Scene
 
@@ -29,6 +29,8 @@ class SimChoice:
     reason: str
 
     def __str__(self) -> str:
+        if self.name == NO_SIMULATOR:
+            return f"{self.reason}, on {self.device}"
         return f"{self.name} on {self.device} ({self.reason})"
 
 

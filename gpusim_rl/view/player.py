@@ -107,7 +107,9 @@ class Player:
                 raise ConfigError(f"--sim={sim} has no effect on envs of another library")
             drawn = {} if render_mode is None else {"render_mode": render_mode}
             env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn}, overlap=False)
-            env: Environment = spec.task_class.from_settings(env_cfg, num_envs=num_envs, seed=spec.cfg.seed)
+            env: Environment = spec.task_class.from_settings(
+                env_cfg, num_envs=num_envs, seed=spec.cfg.seed, device=torch.device("cpu")
+            )
         else:
             shown_on = sim or plays_on or SIMULATORS[state["sim"]].plays_on
             device = (spec.cfg.sim_device or spec.cfg.device) if shown_on == state["sim"] else "auto"

@@ -472,7 +472,7 @@ def only_two(num_envs: int) -> Any:
 def test_a_function_that_does_not_take_the_arguments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = prepare("Gymnasium", env={"_target_": f"{__name__}.only_two", "kwargs": {"render_mode": "human"}}).cfg.env
     with pytest.raises(ConfigError, match=r"env\._target_=.*only_two with num_envs and env\.kwargs: .*'render_mode'"):
-        GymnasiumEnv.from_settings(cfg, num_envs=2, seed=0)
+        GymnasiumEnv.from_settings(cfg, num_envs=2, seed=0, device=torch.device("cpu"))
 
 
 class Choices(gym.Env):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.commands import ROOT, Finished, run_command
 
 VERSIONS = {"isaaclab": "isaaclab==3.0.0", "mjlab": "mjlab==1.6.0"}
 
@@ -36,3 +40,48 @@ def bare_environment(folder: Path) -> Path:
     """Makes a virtual environment with nothing in it; returns its Python."""
     subprocess.run([python_3_12(), "-m", "venv", "--without-pip", folder], check=True)
     return folder / "bin" / "python"
+
+
+def environment_of(library: str, folder: Path) -> Path:
+    """Returns the Python of an environment with a library and, installed after it, this checkout.
+
+    The variables ISAACLAB_PYTHON and MJLAB_PYTHON name the Python of one that is there already. Else it is made, in
+    `folder`, which takes minutes and some 8 GB.
+    """
+    named = os.environ.get(f"{library.upper()}_PYTHON")
+    if named:
+        return Path(named)
+    python = bare_environment(folder)
+    pip(python, "install", "--quiet", VERSIONS[library], "-e", f"{ROOT}[export,video]")
+    return python
+
+
+class Library:
+    """Runs commands in the environment of a library, in a folder."""
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self.python, self.folder = python, folder
+
+    def run(self, script: str, *arguments: str | Path, check: bool = True, **variables: str) -> Finished:
+        """Runs a script of the checkout."""
+        paths = {
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests", ROOT / "tests/helpers", ROOT / "docs/examples")))
+        }
+        return run_command(
+            *(self.python, ROOT / script, *arguments),
+            cwd=self.folder,
+            env=paths | variables,
+            timeout_s=600,
+            check=check,
+        )
+
+    def error(self, *arguments: str) -> str:
+        """Returns the last line of a training that refuses its settings."""
+        done = self.run("train.py", *arguments, check=False)
+        assert done.returncode == 2, done.stderr[-2000:]
+        return done.stderr.splitlines()[-1]
+
+    def last_row(self, run_dir: Path) -> dict[str, str]:
+        """Returns the last row of the metrics of a run."""
+        with (run_dir / "metrics.csv").open() as file:
+            return list(csv.DictReader(file))[-1]

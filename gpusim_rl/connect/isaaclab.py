@@ -1,0 +1,129 @@
+"""Environments of Isaac Lab 3 as ours: `task=IsaacLab env.id=Isaac-Cartpole-Direct`.
+
+They run where Isaac Lab runs, on its own simulators: on a CPU or CUDA, without Kit where the physics is Newton's.
+docs/connect.md says what is taken from them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gpusim_rl.connect.library_config import change, module_and_id, quietly, refuse_gymnasiums, require
+from gpusim_rl.connect.tensor_envs import TensorEnvs
+from gpusim_rl.env.environment import Observation
+from gpusim_rl.errors import ConfigError, did_you_mean, first_line
+from gpusim_rl.settings.load_class import load_function
+from gpusim_rl.settings.schema import EnvConfig
+
+
+class IsaacLabEnv(TensorEnvs):
+    """IsaacLab: envs of Isaac Lab, by their id in Gymnasium's registry or from a configuration of yours.
+
+    They reset in the same step; `compute_final_obs` keeps the true last observation.
+
+    Args:
+        envs: `DirectRLEnv` or `ManagerBasedRLEnv` of Isaac Lab, or wrapped in Gymnasium's way.
+        name: Name of the envs in messages.
+
+    Raises:
+        ConfigError: They are of several agents, or something in them cannot be represented.
+    """
+
+    library = "Isaac Lab"
+
+    def __init__(self, envs: Any, name: str = "") -> None:
+        envs, name = envs.unwrapped, name or type(envs.unwrapped).__name__
+        _refuse_several_agents(envs.cfg, name)
+        envs.cfg.compute_final_obs = True
+        super().__init__(envs, name=name, groups={"policy": "policy", "critic": "critic"})
+
+    @classmethod
+    def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> IsaacLabEnv:
+        """Makes the envs that the settings name.
+
+        Raises:
+            ConfigError: There are no such envs, Isaac Lab is missing, or its assets are.
+        """
+        require("isaaclab", cls.library, ">=3.0,<4", "pip install isaaclab==3.0.0, with Python 3.12")
+        refuse_gymnasiums(cfg, cls.library)
+        with quietly(cls.library):
+            env_cfg, make, name = _find(cfg)
+            _refuse_several_agents(env_cfg, name)
+            env_cfg.scene.num_envs, env_cfg.sim.device, env_cfg.seed = num_envs, str(device), seed
+            change(env_cfg, cfg.cfg, "env.cfg")
+            if importlib.import_module("isaaclab.sim").SimulationContext.instance() is not None:
+                raise ConfigError(f"{name}: Isaac Lab simulates one scene in a process, and there is one already")
+            try:
+                return cls(make(cfg=env_cfg, **cfg.kwargs), name)
+            except FileNotFoundError as error:
+                raise ConfigError(
+                    f"{name}: {first_line(error)}. Isaac Lab loads it from a server; try a scene whose files are on"
+                    " the disk (docs/connect.md#isaac-lab)"
+                ) from None
+
+    def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
+        if "final_obs" not in extras:  # no episode has ended yet
+            return obs
+        last = self._numbers(extras["final_obs"])
+        return {group: torch.where(ended[:, None], last[group], value) for group, value in obs.items()}
+
+    def _begin_episodes(
+        self, obs: Observation, ended: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]
+    ) -> tuple[Observation, Bool[Tensor, " envs"]]:
+        # The library alone knows how to reset: the next step of a diverged env is the last one of its time limit.
+        late = diverged & ~ended
+        self._envs.episode_length_buf.masked_fill_(late, self.max_episode_length)
+        return obs, ~late
+
+    def _reward_terms(self) -> Tensor:
+        return self._envs.reward_manager._step_reward * self._envs.step_dt
+
+
+def _find(cfg: EnvConfig) -> tuple[Any, Any, str]:
+    """Returns the configuration of the envs that the settings name, the function that makes them, and their name."""
+    if (cfg.id is None) == (cfg._target_ is None):
+        raise ConfigError("task=IsaacLab needs env.id or env._target_: try env.id=Isaac-Cartpole-Direct")
+    presets = [] if cfg.physics is None else [cfg.physics]
+    if cfg._target_ is not None:
+        env_cfg = load_function(cfg._target_, "env._target_", "my_envs.MyEnvCfg")()
+        hydra = importlib.import_module("isaaclab_tasks.utils.hydra")
+        there = {name for options in hydra.collect_presets(env_cfg).values() for name in options}
+        for name in {*presets} - there:
+            raise ConfigError(f"env.physics={name}: {cfg._target_} has no such preset.{did_you_mean(name, there)}")
+        env_cfg = hydra.resolve_presets(env_cfg, presets)
+        return env_cfg, _class_of(env_cfg, cfg._target_), cfg._target_
+    import gymnasium
+
+    importlib.import_module("isaaclab_tasks")  # it registers them
+    name = module_and_id(str(cfg.id))
+    known = sorted(key for key, spec in gymnasium.registry.items() if "env_cfg_entry_point" in (spec.kwargs or {}))
+    if name not in known:
+        raise ConfigError(f"env.id={name}: Isaac Lab has no such env.{did_you_mean(name, known)}")
+    parse = importlib.import_module("isaaclab_tasks.utils.parse_cfg").parse_env_cfg
+    try:
+        env_cfg = parse(name, overrides=[f"physics={preset}" for preset in presets])
+    except ValueError as error:
+        raise ConfigError(f"env.physics={cfg.physics}: {first_line(error)}") from None
+    return env_cfg, lambda **kwargs: gymnasium.make(name, **kwargs), name
+
+
+def _refuse_several_agents(env_cfg: Any, name: str) -> None:
+    if hasattr(env_cfg, "possible_agents"):
+        raise ConfigError(f"{name} has several agents, and the algorithms here train one")
+
+
+def _class_of(env_cfg: Any, target: str) -> Any:
+    """Returns the class of the envs of a configuration of the user's; no direct one names its class."""
+    envs = importlib.import_module("isaaclab.envs")
+    if isinstance(env_cfg, envs.ManagerBasedRLEnvCfg):
+        return envs.ManagerBasedRLEnv
+    raise ConfigError(
+        f"env._target_={target} makes a {type(env_cfg).__name__}, expected a ManagerBasedRLEnvCfg. Try"
+        " gymnasium.register in your module, and env.id=my_module:My-Env"
+    )

@@ -1,0 +1,104 @@
+"""Settings of envs of another library: the section `task`, of which nothing is set by us, and the library's own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, Literal
+
+from packaging.specifiers import SpecifierSet
+
+from gpusim_rl.env.task import ResetFromConfig
+from gpusim_rl.errors import ConfigError, did_you_mean, first_line
+from gpusim_rl.settings.schema import EnvConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryConfig:
+    """Settings that these envs cannot have. Their own are in the section `env`."""
+
+    randomize: Literal[False] = False
+    randomization_params: dict[str, Any] = field(default_factory=dict)
+    reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)
+    observations: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the values; raises ConfigError where these envs are asked for what they cannot do."""
+        if self.reset_from.share > 0.0:
+            raise ConfigError("task.reset_from.share has no effect here: the state of these envs is not known. Try 0")
+        if self.observations:
+            raise ConfigError("task.observations has no effect here: these envs do not name the parts. Try without it")
+
+
+@contextlib.contextmanager
+def quietly(library: str) -> Iterator[None]:
+    """Keeps what a library prints while it makes its envs off the screen."""
+    logger.info("%s makes its envs; where kernels are to be compiled, that takes minutes", library)
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def refuse_gymnasiums(cfg: EnvConfig, library: str) -> None:
+    """Stops where a setting of `env` is changed that means nothing to envs which are stepped as tensors."""
+    for key, default in {"vectorization": "sync", "overlap": False, "max_episode_steps": None}.items():
+        if getattr(cfg, key) != default:
+            raise ConfigError(f"env.{key} has no effect on envs of {library}. Try without it, or env.cfg.<field>")
+
+
+def require(module: str, library: str, versions: str, install: str) -> None:
+    """Stops with one line where a library is missing, or has another version than the adapter was written for."""
+    try:
+        version = metadata.version(module)
+    except metadata.PackageNotFoundError:
+        raise ConfigError(f"{library} is not installed. Try {install}") from None
+    if version not in SpecifierSet(versions):
+        raise ConfigError(f"{library} {version} is here, and this adapter needs {versions}. Try {install}")
+
+
+def module_and_id(name: str) -> str:
+    """Imports the module of `module:id`, in which the user registers envs; returns the id.
+
+    Raises:
+        ConfigError: There is no such module.
+    """
+    module, _, env_id = name.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"env.id={name}: {first_line(error)}") from None
+    return env_id
+
+
+def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
+    """Sets fields of a configuration of another library, nested as they are.
+
+    Raises:
+        ConfigError: There is no such field, or the value is of another kind.
+    """
+    for name, value in changes.items():
+        fields = cfg if isinstance(cfg, dict) else vars(cfg)
+        if name not in fields:
+            raise ConfigError(f"{key}.{name}: no such field.{did_you_mean(name, sorted(fields))}")
+        old = fields[name]
+        if isinstance(value, Mapping) and old is not None:
+            change(old, value, f"{key}.{name}")
+            continue
+        if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if isinstance(old, tuple) and isinstance(value, list):
+            value = tuple(value)
+        if old is not None and value is not None and not isinstance(value, type(old)):
+            expected, got = type(old).__name__, type(value).__name__
+            raise ConfigError(f"{key}.{name} must be {expected}, such as {old!r}; got {got} {value!r}")
+        if isinstance(cfg, dict):
+            cfg[name] = value
+        else:
+            setattr(cfg, name, value)

@@ -1,0 +1,111 @@
+"""Environments of mjlab as ours: `task=MjLab env.id=Mjlab-Velocity-Flat-Unitree-Go1`.
+
+They run on mjlab's own simulator, MuJoCo Warp, on CUDA or a CPU. docs/connect.md says what is taken from them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import mujoco
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gpusim_rl.connect.library_config import change, module_and_id, quietly, refuse_gymnasiums, require
+from gpusim_rl.connect.tensor_envs import TensorEnvs
+from gpusim_rl.env.environment import Observation
+from gpusim_rl.errors import ConfigError, did_you_mean, first_line
+from gpusim_rl.settings.load_class import load_function
+from gpusim_rl.settings.schema import EnvConfig
+from gpusim_rl.sim.warp import start_warp
+
+
+class MjLabEnv(TensorEnvs):
+    """MjLab: envs of mjlab, by their id in its registry or from a configuration of yours.
+
+    We reset them, so that the true last observation is at hand. mjlab wants the numbers of the envs that begin anew, so
+    the host waits for the device once in a step; mjlab does so itself, once more.
+
+    Args:
+        envs: `ManagerBasedRlEnv` of mjlab.
+        name: Name of the envs in messages.
+
+    Raises:
+        ConfigError: Something in them cannot be represented.
+    """
+
+    library = "mjlab"
+
+    def __init__(self, envs: Any, name: str = "") -> None:
+        envs = envs.unwrapped
+        envs.cfg.auto_reset = False
+        super().__init__(envs, name=name or type(envs).__name__, groups={"policy": "actor", "critic": "critic"})
+
+    @classmethod
+    def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> MjLabEnv:
+        """Makes the envs that the settings name.
+
+        Raises:
+            ConfigError: There are no such envs, mjlab is missing, or it cannot draw them.
+        """
+        require("mjlab", cls.library, ">=1.6,<2", "pip install mjlab==1.6.0, in an environment of its own")
+        if cfg.physics is not None:
+            raise ConfigError("env.physics has no effect on envs of mjlab: they have one simulator. Try without it")
+        refuse_gymnasiums(cfg, cls.library)
+        start_warp(device)
+        with quietly(cls.library):
+            env_cfg, name = _find(cfg)
+            env_cfg.scene.num_envs, env_cfg.seed = num_envs, seed
+            change(env_cfg, cfg.cfg, "env.cfg")
+            try:
+                envs = importlib.import_module("mjlab.envs").ManagerBasedRlEnv(
+                    env_cfg, device=str(device), **cfg.kwargs
+                )
+            except mujoco.FatalError as error:  # its renderer's, which takes the OpenGL that was chosen at the start
+                raise ConfigError(f"{name}: {first_line(error)}. Try with the variable MUJOCO_GL=egl") from None
+            return cls(envs, name)
+
+    def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
+        return obs
+
+    def _begin_episodes(
+        self, obs: Observation, ended: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]
+    ) -> tuple[Observation, Bool[Tensor, " envs"]]:
+        where = ended | diverged
+        env_ids = where.nonzero().flatten()
+        if env_ids.numel():
+            first = self._numbers(self._envs.reset(env_ids=env_ids)[0])
+            obs = {group: torch.where(where[:, None], first[group], value) for group, value in obs.items()}
+        return obs, torch.ones_like(where)
+
+    def _reward_terms(self) -> Tensor:
+        rewards = self._envs.reward_manager
+        return rewards._step_reward * (self._envs.step_dt if self._envs.cfg.scale_rewards_by_dt else 1.0)
+
+    def render(self) -> list[Any]:
+        """Returns the picture of the envs that mjlab's camera sees; needs `env.kwargs.render_mode=rgb_array`.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        picture = self._envs.render()
+        if picture is None:
+            raise ConfigError(f"{self.name} draws no pictures (render_mode rgb_array)")
+        return [picture]
+
+
+def _find(cfg: EnvConfig) -> tuple[Any, str]:
+    """Returns the configuration of the envs that the settings name, and their name."""
+    if (cfg.id is None) == (cfg._target_ is None):
+        raise ConfigError("task=MjLab needs env.id or env._target_: try env.id=Mjlab-Velocity-Flat-Unitree-Go1")
+    if cfg._target_ is not None:
+        return load_function(cfg._target_, "env._target_", "my_envs.my_env_cfg")(), cfg._target_
+    importlib.import_module("mjlab.tasks")  # it registers them
+    registry = importlib.import_module("mjlab.tasks.registry")
+    name = module_and_id(str(cfg.id))
+    if name not in registry.list_tasks():
+        raise ConfigError(f"env.id={name}: mjlab has no such env.{did_you_mean(name, registry.list_tasks())}")
+    return registry.load_env_cfg(name), name

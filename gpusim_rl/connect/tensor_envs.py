@@ -1,0 +1,257 @@
+"""Vector envs in torch of another library as ours. Their tensors stay on their device, and nothing waits for it."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gpusim_rl.connect.library_config import LibraryConfig
+from gpusim_rl.env.environment import Environment, Observation, Step
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
+
+logger = logging.getLogger(__name__)
+
+
+class TensorEnvs(Environment):
+    """Envs that are stepped together, with observations, rewards and ends in torch tensors.
+
+    A subclass says how its library begins episodes, and where the true last observation is.
+
+    Args:
+        envs: Vector env of the library.
+        name: Name of the envs in messages.
+        groups: Name of the library's observation group for each of ours; `policy` must be there.
+
+    Raises:
+        ConfigError: Something in them cannot be represented; the message says what.
+    """
+
+    Config: ClassVar[type] = LibraryConfig
+    on_learners_device = True
+    resumable = False
+
+    def __init__(self, envs: Any, *, name: str, groups: Mapping[str, str]) -> None:
+        self.name, self._envs = name, envs
+        self.device = torch.device(envs.device)
+        self.num_envs = int(envs.num_envs)
+        self.max_episode_length = int(envs.max_episode_length)
+        self.steps_between_truncations = 1  # an env may truncate its episode whenever it wants
+        self.frames_per_s = 1.0 / float(envs.step_dt)
+        self.summary = f"{name}, control {self.frames_per_s:.0f} Hz, episode {self.max_episode_length} steps at most"
+        self.action_space, self._to_library = actions_of(envs.single_action_space, self.device, name)
+        self.num_actions = self.action_space.size
+        self._groups = groups
+        self._time_limit_ends = bool(envs.cfg.is_finite_horizon)  # the time left is part of the task
+        self._rewards = getattr(envs, "reward_manager", None)
+        self._stat_names: list[str] = []
+        self._resetting = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self._not_finite = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def reset(self) -> Observation:
+        """Begins an episode in every env.
+
+        Raises:
+            ConfigError: The observations cannot be represented.
+            TaskError: A number in them is not finite.
+        """
+        self._resetting.zero_()
+        obs, extras = self._envs.reset()
+        # Metrics have the same numbers in every step. Those that appear later are not taken.
+        of_rewards = _SUMS if self._rewards is not None else ()
+        self._stat_names = self._stat_names or [key for key in extras.get("log", {}) if not key.startswith(of_rewards)]
+        found = self._numbers(obs)
+        self.obs_sizes = {group: value.shape[1] for group, value in found.items()}
+        for group, value in found.items():
+            if not bool(value.isfinite().all()):
+                raise TaskError(f"{self.name}: reset() returned a NaN or an infinite number, in observations {group!r}")
+        return found
+
+    def step(self, action: Tensor) -> Step:
+        """Advances all envs by one control step and resets those whose episode ended.
+
+        Args:
+            action: Actions, [num_envs, num_actions]: of a box, in [-1, 1], clamped and scaled to its bounds (where it
+                has none, as they are); of a discrete space, int64 indices.
+
+        Raises:
+            ValueError: The actions have another shape.
+        """
+        if list(action.shape) != [self.num_envs, self.num_actions]:
+            raise ValueError(
+                f"step() needs actions of shape {[self.num_envs, self.num_actions]}, got {list(action.shape)}"
+            )
+        bad_action = ~action.isfinite().all(dim=1)
+        sent = self._to_library(action.masked_fill(bad_action[:, None], 0))
+        library_obs, reward, terminated, truncated, extras = self._envs.step(sent)
+        ended = terminated | truncated
+        if self._time_limit_ends:
+            terminated = ended
+        obs = self._numbers(library_obs)
+        final_obs = self._final_obs(obs, ended, extras)
+        not_finite = ~reward.isfinite()
+        for value in final_obs.values():
+            not_finite = not_finite | ~value.isfinite().all(dim=1)
+        skipped = self._resetting & ended  # the library used this step to reset an env that had diverged
+        self._not_finite |= not_finite & ~skipped
+        diverged = not_finite | bad_action | skipped
+        obs, begun = self._begin_episodes(obs, ended, diverged)
+        self._resetting = diverged & ~begun
+        truncated = truncated & ~terminated & ~diverged
+        terminated = terminated & ~diverged
+        return Step(
+            obs={group: value.masked_fill(~value.isfinite(), 0.0) for group, value in obs.items()},
+            final_obs={group: value.masked_fill(diverged[:, None], 0.0) for group, value in final_obs.items()},
+            reward=reward.float().masked_fill(diverged, 0.0),
+            terms={name: value.masked_fill(diverged, 0.0) for name, value in self._terms().items()},
+            stats=self._stats(ended, extras),
+            terminated=terminated,
+            truncated=truncated,
+            diverged=diverged,
+            bad_action=bad_action,
+            done=ended | diverged,
+            incomplete=diverged.clone(),
+            skipped=skipped,
+        )
+
+    @abstractmethod
+    def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
+        """Returns the observations at the end of a step, before any reset."""
+
+    @abstractmethod
+    def _begin_episodes(
+        self, obs: Observation, ended: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]
+    ) -> tuple[Observation, Bool[Tensor, " envs"]]:
+        """Begins an episode where one has ended, and where an env has diverged.
+
+        Returns:
+            The observations to act on, and which envs are at the start of an episode. A diverged env that is not will
+            be when the next step ends, which is no sample.
+        """
+
+    def _numbers(self, obs: Any) -> Observation:
+        """Returns the library's observations as our groups, float32 [num_envs, size], in memory of their own."""
+        if not isinstance(obs, Mapping):
+            raise ConfigError(f"{self.name}: observations are {type(obs).__name__}, expected named groups of tensors")
+        found = {}
+        for group, theirs in self._groups.items():
+            if theirs not in obs:
+                if group == "policy":
+                    raise ConfigError(f"{self.name} has no observations {theirs!r}; there are {sorted(obs)}")
+                continue
+            value = obs[theirs]
+            parts = [*value.values()] if isinstance(value, Mapping) else [value]
+            if any(part.dim() > 3 for part in parts):
+                shapes = ", ".join(str(list(part.shape[1:])) for part in parts)
+                raise ConfigError(
+                    f"{self.name}: the networks here take numbers, and its observations {theirs!r} are pictures,"
+                    f" {shapes}. Try a preset without cameras"
+                )
+            found[group] = torch.cat([part.detach().reshape(self.num_envs, -1).float() for part in parts], dim=1)
+        return found
+
+    def _terms(self) -> dict[str, Tensor]:
+        """Returns the terms of the reward of a step, where the library keeps them apart."""
+        if self._rewards is None:
+            return {}
+        return dict(zip(self._rewards.active_terms, self._reward_terms().unbind(1), strict=True))
+
+    def _reward_terms(self) -> Tensor:
+        """Returns the weighted terms of the last reward, [num_envs, terms], of which it is the sum."""
+        raise NotImplementedError
+
+    def _stats(self, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Returns what the library logs of the episodes that ended in this step: means over those."""
+        log, missing = extras.get("log", {}), torch.full((self.num_envs,), torch.nan, device=self.device)
+        stats = {}
+        for name in self._stat_names:
+            value = log.get(name)
+            if isinstance(value, Tensor):
+                stats[name] = torch.where(ended, value.detach().to(self.device).float().mean(), missing)
+            else:
+                stats[name] = missing if value is None else missing.masked_fill(ended, float(value))
+        return stats
+
+    def first_diverged(self) -> dict[str, Any] | None:
+        """Says which env had a number that is not finite; its state is the library's, and is not kept."""
+        bad = self._not_finite.nonzero().flatten().tolist()
+        if bad:
+            logger.warning(
+                "%s: step() returned a NaN or an infinite number (env %d). Such samples are left out and counted in"
+                " sim/diverged, and new episodes begin",
+                self.name,
+                bad[0],
+            )
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the counters that the library's curricula go by, and no more of it."""
+        state = {"common_step_counter": int(self._envs.common_step_counter)}
+        levels = self._terrain_levels()
+        return state if levels is None else state | {"terrain_levels": levels.clone()}
+
+    def begin_from(self, state: dict[str, Any]) -> Observation:
+        """Begins new episodes at the progress of another run: its step counter and its levels of terrain."""
+        self._envs.common_step_counter = int(state.get("common_step_counter", 0))
+        levels, saved = self._terrain_levels(), state.get("terrain_levels")
+        if levels is None or saved is None:
+            return self.reset()
+        terrain, index = self._envs.scene.terrain, torch.arange(self.num_envs, device=self.device) % len(saved)
+        levels.copy_(saved.to(self.device)[index])
+        terrain.env_origins[:] = terrain.terrain_origins[levels, terrain.terrain_types]
+        terrain.update_env_origins = lambda *_, **__: None  # this reset ends no episode by which to change a level
+        try:
+            return self.reset()
+        finally:
+            del terrain.update_env_origins
+
+    def _terrain_levels(self) -> Tensor | None:
+        """Returns the level of every env on the library's terrain, int64 [num_envs]; None without levels."""
+        terrain = getattr(self._envs.scene, "terrain", None)
+        levels = getattr(terrain, "terrain_levels", None)
+        return levels if getattr(terrain, "terrain_origins", None) is not None else None
+
+    def close(self) -> None:
+        """Ends the envs."""
+        self._envs.close()
+
+
+_SUMS = "Episode_Reward/"
+"""What both libraries log of their reward terms, of which we have every step."""
+
+
+def actions_of(space: Any, device: torch.device, name: str) -> tuple[ActionSpace, Callable[[Tensor], Tensor]]:
+    """Returns the action space of one env as ours, and the function from our actions to its; `name` is for messages.
+
+    Raises:
+        ConfigError: There is no such action space here.
+    """
+    if hasattr(space, "low") and hasattr(space, "high"):
+        size = int(np.prod(space.shape))
+        low, high = (
+            torch.tensor(np.broadcast_to(bound, space.shape).reshape(-1), dtype=torch.float32, device=device)
+            for bound in (space.low, space.high)
+        )
+        bounded = low.isfinite() & high.isfinite()
+        middle, half = torch.where(bounded, (low + high) / 2, 0.0), torch.where(bounded, (high - low) / 2, 1.0)
+
+        def to_box(action: Tensor) -> Tensor:
+            scaled = middle + half * torch.where(bounded, action.clamp(-1.0, 1.0), action)
+            return torch.minimum(torch.maximum(scaled, low), high).reshape(-1, *space.shape)
+
+        return Box(size), to_box if bool(low.isfinite().any() | high.isfinite().any()) else _as_they_are
+    if hasattr(space, "nvec") or hasattr(space, "n"):
+        counts: Iterable[Any] = space.nvec.flatten() if hasattr(space, "nvec") else (space.n,)
+        return MultiDiscrete(tuple(map(int, counts))), _as_they_are
+    raise ConfigError(f"{name}: actions of {space} cannot be represented: box, discrete and multi-discrete can")
+
+
+def _as_they_are(action: Tensor) -> Tensor:
+    return action

@@ -1,0 +1,75 @@
+"""`task=IsaacLab` in an environment with Isaac Lab itself; see tests/helpers/isaaclab_checks.py and beside.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from helpers.beside import Library, environment_of
+from helpers.commands import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+TASK = ("task=IsaacLab", "env.id=offline_cartpole:Offline-Cartpole", "env.physics=newton_mjwarp", "device=cpu")
+SMALL = ("num_envs=8", "ppo.horizon=16", "ppo.minibatch_size=64")
+
+
+@pytest.fixture(scope="module")
+def isaaclab(tmp_path_factory) -> Library:
+    folder = tmp_path_factory.mktemp("isaaclab")
+    shutil.copy(ROOT / "docs/examples/offline_cartpole.py", folder)
+    return Library(environment_of("isaaclab", folder / "venv"), folder)
+
+
+@pytest.fixture(scope="module")
+def run_dir(isaaclab: Library) -> Path:
+    isaaclab.run("train.py", *TASK, *SMALL, "max_iterations=8", "env.cfg.episode_length_s=1.5")
+    return isaaclab.folder / "runs/Offline-Cartpole/latest"
+
+
+@pytest.mark.parametrize("check", ["steps", "value", "words"])
+def test_the_envs_are_isaac_labs(isaaclab, check):
+    assert f"{check} holds" in isaaclab.run("tests/helpers/isaaclab_checks.py", check).stdout
+
+
+def test_a_training_logs_what_isaac_lab_logs(isaaclab, run_dir):
+    row = isaaclab.last_row(run_dir)
+    assert row["iteration"] == "8"
+    assert 0.0 < float(row["episode/length"]) <= 90.0
+    assert 0.0 <= float(row["task/Metrics/success_rate"]) <= 1.0
+    assert float(row["sim/diverged"]) == 0.0
+
+
+def test_a_run_is_resumed_evaluated_and_exported(isaaclab, run_dir):
+    resumed = isaaclab.run("train.py", f"checkpoint={run_dir}", "max_iterations=10", "trust=true")
+    assert "new episodes begin, for these envs cannot be restored" in resumed.stdout + resumed.stderr
+    assert isaaclab.last_row(run_dir)["iteration"] == "10"
+    isaaclab.run("train.py", f"checkpoint={run_dir}", "test=true", "trust=true")
+    result = json.loads((run_dir / "evaluation.json").read_text())
+    assert result["episodes"] == 8
+    assert result["length_mean"] <= 90.0
+    isaaclab.run("tools/export.py", run_dir, "--trust")
+    assert list(run_dir.rglob("*.onnx"))
+    played = isaaclab.run("tools/play.py", run_dir, "--trust", "--viewer", "none")
+    assert "mean reward" in played.stdout
+
+
+def test_other_algorithms_train(isaaclab):
+    few = ("max_iterations=3", "log.dir=sac")
+    isaaclab.run("train.py", *TASK, "num_envs=8", "algo=sac", "sac.learning_starts=16", "sac.batch_size=64", *few)
+    assert float(isaaclab.last_row(isaaclab.folder / "sac/Offline-Cartpole/latest")["loss/critic"]) > 0.0
+
+
+def test_settings_of_ours_that_mean_nothing_there_are_one_line(isaaclab):
+    assert isaaclab.error(*TASK, "sim=mujoco").endswith(
+        "sim and sim_device have no effect on envs of Isaac Lab: they step where the learner is"
+    )
+    assert "task.randomize" in isaaclab.error(*TASK, "task.randomize=true")
+    assert "env.vectorization has no effect on envs of Isaac Lab" in isaaclab.error(*TASK, "env.vectorization=async")
+
+
+def test_our_own_simulators_say_what_they_need_there(isaaclab):
+    line = isaaclab.error("task=Cartpole", "num_envs=4", "device=cpu")
+    assert line.startswith("error: sim=mujoco needs mujoco>=3.17,<5, and 3.12.0 is installed; try: pip install ")

@@ -1,0 +1,251 @@
+"""What every library of tensors gets from us, on a stand-in; test_isaaclab.py and test_mjlab.py have the libraries."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.api import prepare
+from gpusim_rl.connect import library_config
+from gpusim_rl.connect.isaaclab import IsaacLabEnv
+from gpusim_rl.connect.library_config import change, require
+from gpusim_rl.connect.mjlab import MjLabEnv
+from gpusim_rl.connect.tensor_envs import actions_of
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run.cuda_graph import choose_graph
+from gpusim_rl.run.devices import choose_devices
+from gpusim_rl.spaces import Box, MultiDiscrete
+
+CPU, LIMIT = torch.device("cpu"), 4
+
+
+class Terrain:
+    """Levels that a reset changes, as the curricula of both libraries do."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.terrain_levels = torch.zeros(num_envs, dtype=torch.int64)
+        self.terrain_types = torch.zeros(num_envs, dtype=torch.int64)
+        self.terrain_origins = torch.arange(10.0)[:, None, None].expand(10, 1, 3)
+        self.env_origins = torch.zeros(num_envs, 3)
+
+    def update_env_origins(self, env_ids: Any, move_up: Any, move_down: Any) -> None:
+        self.terrain_levels.clamp_(min=1)
+        self.terrain_levels -= 1
+
+
+class Library:
+    """Observes (episode, step). Env 1 terminates after two steps. It resets itself, or waits for `reset(env_ids)`."""
+
+    device, max_episode_length, step_dt = "cpu", LIMIT, 0.1
+
+    def __init__(self, num_envs: int = 3, *, finite: bool = False, group: str = "policy") -> None:
+        self.num_envs, self.group, self.unwrapped = num_envs, group, self
+        self.cfg = SimpleNamespace(is_finite_horizon=finite, auto_reset=True, compute_final_obs=False)
+        self.single_action_space = SimpleNamespace(shape=(2,), low=-np.inf, high=np.inf)
+        self.episode = torch.zeros(num_envs)
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.int64)
+        self.common_step_counter, self.closed = 0, False
+        self.bad = torch.zeros(num_envs, dtype=torch.bool)
+        self.extras: dict[str, Any] = {"log": {}}
+        self.scene = SimpleNamespace(terrain=Terrain(num_envs))
+
+    def _obs(self) -> dict[str, torch.Tensor]:
+        return {
+            self.group: torch.stack([self.episode, self.episode_length_buf.float()], dim=1),
+            "camera": torch.zeros(1),
+        }
+
+    def reset(self, env_ids: torch.Tensor | None = None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        where = slice(None) if env_ids is None else env_ids
+        if env_ids is None or len(env_ids):
+            self.scene.terrain.update_env_origins(where, None, None)
+        self.extras["log"] = {"Metrics/steps": self.episode_length_buf[where].float().mean(), "Curriculum/level": 2.5}
+        self.episode[where] += 1
+        self.episode_length_buf[where] = 0
+        return self._obs(), self.extras
+
+    def step(self, action: torch.Tensor) -> tuple[Any, ...]:
+        assert action.shape == (self.num_envs, 2)
+        assert bool(action.isfinite().all())
+        self.episode_length_buf += 1
+        self.common_step_counter += 1
+        late = self.episode_length_buf >= LIMIT
+        fell = (torch.arange(self.num_envs) == 1) & (self.episode_length_buf == 2)
+        reward = self.episode_length_buf.float().masked_fill(self.bad, torch.nan)
+        if self.cfg.auto_reset:
+            ended = (late | fell).nonzero().flatten()
+            if len(ended):
+                if self.cfg.compute_final_obs:
+                    self.extras["final_obs"] = self._obs()
+                self.reset(ended)
+        return self._obs(), reward, fell, late, self.extras
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def made(kind: str, **settings: Any) -> tuple[Any, Library]:
+    if kind == "isaaclab":
+        library = Library(**settings)
+        return IsaacLabEnv(library, "Theirs"), library
+    library = Library(group="actor", **settings)
+    return MjLabEnv(library, "Theirs"), library
+
+
+KINDS = pytest.mark.parametrize("kind", ["isaaclab", "mjlab"])
+ACTION = torch.zeros(3, 2)
+
+
+@KINDS
+def test_the_last_observation_is_the_true_one(kind):
+    env, _ = made(kind)
+    assert env.reset()["policy"].tolist() == [[1, 0]] * 3
+    seen = [env.step(ACTION) for _ in range(LIMIT)]
+    assert seen[1].terminated.tolist() == [False, True, False]
+    assert seen[1].final_obs["policy"].tolist() == [[1, 2], [1, 2], [1, 2]]
+    assert seen[1].obs["policy"].tolist() == [[1, 2], [2, 0], [1, 2]]
+    assert seen[3].truncated.tolist() == [True, False, True]
+    assert seen[3].terminated.tolist() == [False, True, False]
+    assert seen[3].final_obs["policy"].tolist() == [[1, 4], [2, 2], [1, 4]]
+    assert seen[3].obs["policy"].tolist() == [[2, 0], [3, 0], [2, 0]]
+    assert seen[3].reward.tolist() == [4, 2, 4]
+    assert seen[3].stats["Metrics/steps"].tolist() == pytest.approx([10 / 3] * 3)
+    assert seen[3].stats["Curriculum/level"].tolist() == [2.5] * 3
+    assert [float(step.stats["Metrics/steps"].nan_to_num(-1.0).max()) for step in seen[:3]] == [-1, 2, -1]
+
+
+@KINDS
+def test_a_time_limit_that_is_part_of_the_task_ends_it(kind):
+    env, _ = made(kind, finite=True)
+    env.reset()
+    last = [env.step(ACTION) for _ in range(LIMIT)][-1]
+    assert last.terminated.tolist() == [True] * 3
+    assert not bool(last.truncated.any())
+
+
+@KINDS
+def test_what_is_not_finite_is_no_sample_and_a_new_episode_begins(kind, caplog):
+    env, library = made(kind)
+    env.reset()
+    library.bad[2] = True
+    bad = env.step(ACTION)
+    library.bad[2] = False
+    assert bad.diverged.tolist() == bad.done.tolist() == bad.incomplete.tolist() == [False, False, True]
+    assert bad.reward.tolist() == [1, 1, 0]
+    assert bad.final_obs["policy"].tolist() == [[1, 1], [1, 1], [0, 0]]
+    following = env.step(ACTION)
+    by_library = kind == "isaaclab"  # it alone can reset: a step is spent on that, and is not counted as a failure
+    assert following.diverged.tolist() == following.skipped.tolist() == [False, False, by_library]
+    assert following.obs["policy"][2].tolist() == ([2, 0] if by_library else [2, 1])
+    assert not bool((following.terminated | following.truncated)[2])
+    assert env.first_diverged() is None
+    assert "Theirs: step() returned a NaN or an infinite number (env 2)" in caplog.text
+
+
+@KINDS
+def test_a_bad_action_does_not_reach_the_library(kind):
+    env, _ = made(kind)
+    env.reset()
+    step = env.step(torch.tensor([[0.0, 0.0], [torch.inf, 0.0], [0.0, torch.nan]]))
+    assert step.bad_action.tolist() == step.diverged.tolist() == [False, True, True]
+
+
+@KINDS
+def test_levels_and_counters_of_another_run_are_taken_over(kind):
+    env, library = made(kind)
+    env.reset()
+    env.begin_from({"common_step_counter": 700, "terrain_levels": torch.tensor([3, 5])})
+    assert library.common_step_counter == 700
+    assert library.scene.terrain.terrain_levels.tolist() == [3, 5, 3]
+    assert library.scene.terrain.env_origins[:, 0].tolist() == [3, 5, 3]
+    state = env.state_dict()
+    assert state["common_step_counter"] == 700
+    assert state["terrain_levels"].tolist() == [3, 5, 3]
+    library.reset()
+    assert library.scene.terrain.terrain_levels.tolist() == [2, 4, 2]  # from now on they change again
+    env.close()
+    assert library.closed
+
+
+def test_an_observation_that_is_not_finite_at_the_start_ends_the_run():
+    env, library = made("mjlab")
+    library.episode[0] = torch.nan
+    with pytest.raises(
+        TaskError, match=r"Theirs: reset\(\) returned a NaN or an infinite number, in observations 'pol"
+    ):
+        env.reset()
+
+
+def test_observations_that_cannot_be_represented_are_one_line():
+    env, library = made("isaaclab")
+    library.group = "pixels"
+    with pytest.raises(ConfigError, match=r"Theirs has no observations 'policy'; there are \['camera', 'pixels'\]"):
+        env.reset()
+    library._obs = lambda: {"policy": torch.zeros(3, 8, 8, 3)}
+    with pytest.raises(
+        ConfigError, match=r"its observations 'policy' are pictures, \[8, 8, 3\]\. Try a preset without"
+    ):
+        env.reset()
+
+
+def test_actions_go_to_the_bounds_of_the_library():
+    space = SimpleNamespace(shape=(3,), low=np.array([-2.0, 0.0, -np.inf]), high=np.array([2.0, 10.0, np.inf]))
+    ours, send = actions_of(space, CPU, "Theirs")
+    assert ours == Box(3)
+    assert send(torch.tensor([[1.0, -1.0, 5.0], [-9.0, 0.0, -5.0]])).tolist() == [[2.0, 0.0, 5.0], [-2.0, 5.0, -5.0]]
+    ours, send = actions_of(SimpleNamespace(nvec=np.array([3, 2])), CPU, "Theirs")
+    assert ours == MultiDiscrete((3, 2))
+    with pytest.raises(ConfigError, match=r"Theirs: actions of .* cannot be represented"):
+        actions_of(SimpleNamespace(spaces={}), CPU, "Theirs")
+
+
+def test_several_agents_are_refused():
+    library = Library()
+    library.cfg.possible_agents = ["a", "b"]
+    with pytest.raises(ConfigError, match="Theirs has several agents, and the algorithms here train one"):
+        IsaacLabEnv(library, "Theirs")
+
+
+def test_fields_of_a_configuration_are_changed_by_name():
+    cfg = SimpleNamespace(
+        sim=SimpleNamespace(dt=0.5, shape=(1, 2)), rewards={"alive": SimpleNamespace(weight=1.0)}, x=None
+    )
+    change(cfg, {"sim": {"dt": 1, "shape": [3, 4]}, "rewards": {"alive": {"weight": 2.5}}, "x": "y"}, "env.cfg")
+    assert (cfg.sim.dt, cfg.sim.shape, cfg.rewards["alive"].weight, cfg.x) == (1.0, (3, 4), 2.5, "y")
+    with pytest.raises(ConfigError, match=r"^env\.cfg\.sim\.dtt: no such field\. Did you mean 'dt'\?$"):
+        change(cfg, {"sim": {"dtt": 1}}, "env.cfg")
+    with pytest.raises(
+        ConfigError, match=r"^env\.cfg\.rewards\.alive\.weight must be float, such as 2\.5; got str 'a'$"
+    ):
+        change(cfg, {"rewards": {"alive": {"weight": "a"}}}, "env.cfg")
+
+
+def test_a_library_that_is_missing_or_another_version_is_one_line(monkeypatch):
+    for task, name in (("IsaacLab", "Isaac Lab"), ("MjLab", "mjlab")):
+        spec = prepare(task, env={"id": "Some-Env"}, device="cpu")
+        with pytest.raises(ConfigError, match=f"^{name} is not installed. Try pip install "):
+            spec.task_class.from_settings(spec.cfg.env, num_envs=2, seed=0, device=CPU)
+    monkeypatch.setattr(library_config.metadata, "version", lambda _: "2.3.0")
+    with pytest.raises(ConfigError, match=r"^Isaac Lab 2\.3\.0 is here, and this adapter needs >=3\.0,<4\. Try x$"):
+        require("isaaclab", "Isaac Lab", ">=3.0,<4", "x")
+
+
+def test_settings_that_mean_nothing_are_refused():
+    with pytest.raises(ConfigError, match=r"env\.cfg has no effect with task=Gymnasium"):
+        cfg = prepare("Gymnasium", env={"id": "CartPole-v1", "cfg": {"a": 1}}).cfg.env
+        prepare("Gymnasium").task_class.from_settings(cfg, num_envs=2, seed=0, device=CPU)
+    with pytest.raises(ConfigError, match=r"env\.physics has no effect with task Cartpole"):
+        prepare("Cartpole", env={"physics": "newton_mjwarp"})
+
+
+def test_the_library_steps_where_the_learner_is_and_outside_of_our_graphs():
+    spec = prepare("IsaacLab", env={"id": "Some-Env"}, device="cpu")
+    device, sim = choose_devices(spec.cfg, outside=spec.task_class)
+    assert (str(device), str(sim)) == ("cpu", "Isaac Lab's own, on cpu")
+    cuda = torch.device("cuda", 0)
+    choice = choose_graph("auto", cuda, cuda, physics_steps=1, check_task=False, library="Isaac Lab")
+    assert (choice.mode, choice.reason) == ("update", "a step is Isaac Lab's own")

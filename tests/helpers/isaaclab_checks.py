@@ -1,0 +1,136 @@
+"""Checks of `task=IsaacLab` on Isaac Lab itself: python isaaclab_checks.py <name>..., one scene in a process."""
+
+from __future__ import annotations
+
+import gymnasium
+import offline_cartpole
+import torch
+from isaaclab_tasks.core.cartpole.cartpole_direct_env import CartpoleEnv
+
+from gpusim_rl.connect.isaaclab import IsaacLabEnv
+from helpers import tensor_checks
+
+CPU = torch.device("cpu")
+CARTPOLE = {"id": "offline_cartpole:Offline-Cartpole", "physics": "newton_mjwarp"}
+NO_FORCE = torch.zeros(4, 1)
+
+
+class ConstantReward(CartpoleEnv):
+    """Pays 1 in every step, and ends no episode before its time."""
+
+    def _get_rewards(self) -> torch.Tensor:
+        return torch.ones(self.num_envs, device=self.device)
+
+    def _get_dones(self) -> tuple[torch.Tensor, torch.Tensor]:
+        _, late = super()._get_dones()
+        return torch.zeros_like(late), late
+
+
+gymnasium.register(
+    id="Constant-Reward",
+    entry_point=ConstantReward,
+    disable_env_checker=True,
+    kwargs={"env_cfg_entry_point": offline_cartpole.OfflineCartpoleCfg},
+)
+
+
+def made(**changes: object) -> IsaacLabEnv:
+    cfg = tensor_checks.settings_of("IsaacLab", **CARTPOLE, cfg={"episode_length_s": 0.5, **changes})
+    return IsaacLabEnv.from_settings(cfg, num_envs=4, seed=1, device=CPU)
+
+
+def steps() -> None:
+    """What the envs give is what stepping them by hand gives, and what Isaac Lab says of a lost episode."""
+    env = made()
+    first, inner = env.reset(), env._envs
+    assert env.max_episode_length == 30
+    assert env.obs_sizes == {"policy": 4}
+    assert inner.cfg.seed == 1
+    before = {group: value.clone() for group, value in first.items()}
+    for number in range(1, 31):
+        step = env.step(NO_FORCE)
+        assert bool(step.truncated.all()) == (number == 30)
+        if number < 30:
+            assert torch.equal(step.final_obs["policy"], step.obs["policy"])
+            assert torch.equal(step.obs["policy"], inner.obs_buf["policy"])
+            assert step.obs["policy"].data_ptr() != inner.obs_buf["policy"].data_ptr()
+            assert bool(step.stats["Metrics/success_rate"].isnan().all())
+        assert torch.equal(step.reward, inner.reward_buf)
+        before = step.obs if number < 30 else before
+    assert torch.equal(step.final_obs["policy"], inner.extras["final_obs"]["policy"])
+    assert not torch.equal(step.final_obs["policy"], step.obs["policy"])
+    # The pole has moved on by a step from where it was: it is not the state after the reset.
+    assert float((step.final_obs["policy"] - before["policy"]).abs().max()) < 1.0
+    assert not bool(step.terminated.any())
+    assert not bool(step.stats["Metrics/success_rate"].isnan().any())
+
+    diverged(env)
+    assert "one scene in a process" in tensor_checks.message_of(made)
+    with tensor_checks.host_reads() as seen:
+        for _ in range(31):
+            env.step(NO_FORCE)
+    assert seen == [], seen
+    tensor_checks.check_own_time(env)
+    assert env.state_dict() == {"common_step_counter": int(inner.common_step_counter)}
+    env.begin_from({"common_step_counter": 77})
+    assert inner.common_step_counter == 77
+    env.close()
+
+
+def diverged(env: IsaacLabEnv) -> None:
+    """A number that is not finite ends an episode; the step after it is the library's reset, and no sample."""
+    inner, rewards = env._envs, env._envs._get_rewards
+    env.reset()
+    bad = torch.tensor([False, False, True, False])
+    inner._get_rewards = lambda: rewards().masked_fill(bad, torch.nan)
+    step = env.step(NO_FORCE)
+    inner._get_rewards = rewards
+    assert torch.equal(step.diverged, bad)
+    assert torch.equal(step.done, bad)
+    assert step.skipped is not None and not bool(step.skipped.any())
+    assert not bool((step.terminated | step.truncated).any())
+    assert step.reward[2] == 0.0
+    step = env.step(NO_FORCE)
+    assert step.skipped is not None and torch.equal(step.skipped, bad)
+    assert torch.equal(step.diverged, bad)
+    assert inner.episode_length_buf.tolist() == [2, 2, 0, 2]
+    step = env.step(NO_FORCE)
+    assert not bool(step.diverged.any())
+    # NaN in the state of a world of Newton's: the reset makes it whole again.
+    inner.joint_pos[1] = torch.nan
+    found = [env.step(NO_FORCE) for _ in range(3)]
+    assert [step.diverged.tolist() for step in found] == [[False, True, False, False]] * 2 + [[False] * 4]
+    assert all(bool(step.obs["policy"].isfinite().all()) for step in found)
+    step = env.step(NO_FORCE.masked_fill(bad[:, None], torch.inf))
+    assert torch.equal(step.bad_action, bad)
+    assert torch.equal(step.diverged, bad)
+
+
+def value() -> None:
+    cfg = {"episode_length_s": 8 / 60}
+    tensor_checks.check_value_of_time_out(
+        "IsaacLab", 8, **CARTPOLE | {"id": "isaaclab_checks:Constant-Reward"}, cfg=cfg
+    )
+
+
+def words() -> None:
+    """Settings that do not fit are one line each."""
+
+    def line(num_envs: int = 4, **env: object) -> str:
+        cfg = tensor_checks.settings_of("IsaacLab", **env)
+        return tensor_checks.message_of(lambda: IsaacLabEnv.from_settings(cfg, num_envs=num_envs, seed=1, device=CPU))
+
+    assert "Did you mean 'Isaac-Cartpole-Direct'?" in line(id="Isaac-Cartpole-Direc")
+    assert "No module named 'nowhere'" in line(id="nowhere:My-Env")
+    assert line(**CARTPOLE | {"physics": "wrong"}).startswith("env.physics=wrong: Unknown preset")
+    assert line(**CARTPOLE, cfg={"episode_length": 1}).endswith("no such field. Did you mean 'episode_length_s'?")
+    assert line(**CARTPOLE, cfg={"decimation": "two"}) == "env.cfg.decimation must be int, such as 2; got str 'two'"
+    assert line(id="Isaac-Shadow-Handover-Direct").endswith("several agents, and the algorithms here train one")
+    target = "offline_cartpole.OfflineCartpoleCfg"
+    assert "expected a ManagerBasedRLEnvCfg. Try gymnasium.register" in line(_target_=target)
+    assert "offline_cartpole.OfflineCartpoleCfg has no such preset" in line(_target_=target, physics="wrong")
+    assert "Isaac Lab loads it from a server" in line(id="Isaac-Cartpole-Direct")  # last: the scene is half made
+
+
+if __name__ == "__main__":
+    tensor_checks.run({"steps": steps, "value": value, "words": words})
