@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    task: type[Task[Any]] | str,
+    task: type[Task[Any]] | str | object,
     /,
     config: TaskConfig | None = None,
     *,
@@ -44,9 +44,11 @@ def train(
 
         gpusim_rl.train("Ant", num_envs=64)
         gpusim_rl.train(Hopper, Hopper.Config(...), num_envs=4096, ppo={"horizon": 8}, sim="mujoco")
+        gpusim_rl.train(envs, algo="sac")
 
     Args:
-        task: Task class, or the name of a task that has a yaml.
+        task: Task class, or the name of a task that has a yaml. Or vector envs that you have made, of Isaac Lab, mjlab,
+            Gymnasium, EnvPool or Stable-Baselines3; they are closed at the end.
         config: Settings of the task; None takes them from its yaml.
         algo: Name of an algorithm that has a yaml, or a class of your own (`gpusim_rl.Algorithm`), whose settings are
             the defaults of its `Config`; None is PPO.
@@ -60,7 +62,11 @@ def train(
         Result of `Trainer.train()` (or `Trainer.evaluate()`).
     """
     limit_openmp_spin()
-    spec = prepare(task, config, algo=algo, network=network, config_dir=config_dir, **overrides)
+    classes = {"algo": algo, "network": network, "config_dir": config_dir}
+    if isinstance(task, (str, type)):
+        spec = prepare(task, config, **classes, **overrides)
+    else:
+        spec = _with_envs(task, **classes, **overrides)
 
     from gpusim_rl.distributed.actors import make_trainer
     from gpusim_rl.distributed.data_parallel import joined
@@ -68,6 +74,38 @@ def train(
     with joined(spec) as collective:
         trainer = make_trainer(spec, collective)
         return trainer.evaluate() if spec.cfg.test else trainer.train()
+
+
+def _with_envs(envs: Any, **settings: Any) -> RunSpec:
+    """Returns the run of vector envs that a script of the user has made.
+
+    Raises:
+        ConfigError: They are of no library that is known here, or a setting has no effect on them.
+    """
+    name, own = type(envs).__name__, getattr(envs, "unwrapped", envs)
+    packages = {cls.__module__.partition(".")[0] for cls in type(own).__mro__}
+    task = next((task for package, task in _TASK_OF.items() if package in packages), "Gymnasium")
+    known: dict[str, Any] = {} if task == "Gymnasium" else {"device": str(own.device)}
+    count = getattr(own, "num_envs", None) or getattr(own, "config", {}).get("num_envs")  # EnvPool's
+    if count is not None:
+        known["num_envs"] = int(count)
+    spec = prepare(task, **{**known, **settings})
+    cfg = spec.cfg
+    made = [key for key in ("id", "_target_", "kwargs", "cfg", "physics", "overlap") if getattr(cfg.env, key)]
+    elsewhere = {"actors": cfg.actors.engine, "eval.interval": cfg.eval.interval}
+    for key in [*(f"env.{key}" for key in made), *(key for key, value in elsewhere.items() if value)]:
+        raise ConfigError(
+            f"train({name}): {key} has no effect on envs that are there already. Try task={task} env.id=..."
+        )
+    library: Any = spec.task_class
+    adopted = library.adopt(envs, cfg.env, seed=max(0, cfg.seed))
+    if adopted.num_envs != cfg.num_envs:
+        raise ConfigError(f"train({name}): num_envs={cfg.num_envs}, and there are {adopted.num_envs} envs")
+    return dataclasses.replace(spec, envs=adopted)
+
+
+_TASK_OF = {"isaaclab": "IsaacLab", "mjlab": "MjLab"}
+"""Tasks of the libraries whose envs are told by the package of their class."""
 
 
 def make_env(

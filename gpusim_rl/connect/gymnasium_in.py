@@ -119,6 +119,11 @@ class GymnasiumEnv(Environment):
         return HalfBatches(*halves)
 
     @classmethod
+    def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> GymnasiumEnv:
+        """Returns vector envs that a script of the user has made as ours."""
+        return cls(envs, seed=seed, max_episode_steps=cfg.max_episode_steps)
+
+    @classmethod
     def _make(cls, cfg: EnvConfig, num_envs: int, seed: int, first: int = 0) -> GymnasiumEnv:
         envs, name = make(cfg, num_envs, seed)
         env = cls(envs, seed=seed, name=name, max_episode_steps=cfg.max_episode_steps, first=first)

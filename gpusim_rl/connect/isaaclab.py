@@ -67,6 +67,11 @@ class IsaacLabEnv(TensorEnvs):
                     " the disk (docs/connect.md#isaac-lab)"
                 ) from None
 
+    @classmethod
+    def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> IsaacLabEnv:
+        """Returns envs that a script of the user has made as ours. They have drawn their seed."""
+        return cls(envs)
+
     def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
         if "final_obs" not in extras:  # no episode has ended yet
             return obs
@@ -88,7 +93,10 @@ class IsaacLabEnv(TensorEnvs):
 def _find(cfg: EnvConfig) -> tuple[Any, Any, str]:
     """Returns the configuration of the envs that the settings name, the function that makes them, and their name."""
     if (cfg.id is None) == (cfg._target_ is None):
-        raise ConfigError("task=IsaacLab needs env.id or env._target_: try env.id=Isaac-Cartpole-Direct")
+        raise ConfigError(
+            "task=IsaacLab needs env.id or env._target_: try env.id=Isaac-Cartpole-Direct, or in a"
+            " script gpusim_rl.train(envs)"
+        )
     presets = [] if cfg.physics is None else [cfg.physics]
     if cfg._target_ is not None:
         env_cfg = load_function(cfg._target_, "env._target_", "my_envs.MyEnvCfg")()

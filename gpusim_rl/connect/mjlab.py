@@ -68,6 +68,11 @@ class MjLabEnv(TensorEnvs):
                 raise ConfigError(f"{name}: {first_line(error)}. Try with the variable MUJOCO_GL=egl") from None
             return cls(envs, name)
 
+    @classmethod
+    def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> MjLabEnv:
+        """Returns envs that a script of the user has made as ours. They have drawn their seed."""
+        return cls(envs)
+
     def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
         return obs
 
@@ -100,7 +105,10 @@ class MjLabEnv(TensorEnvs):
 def _find(cfg: EnvConfig) -> tuple[Any, str]:
     """Returns the configuration of the envs that the settings name, and their name."""
     if (cfg.id is None) == (cfg._target_ is None):
-        raise ConfigError("task=MjLab needs env.id or env._target_: try env.id=Mjlab-Velocity-Flat-Unitree-Go1")
+        raise ConfigError(
+            "task=MjLab needs env.id or env._target_: try env.id=Mjlab-Velocity-Flat-Unitree-Go1, or"
+            " in a script gpusim_rl.train(envs)"
+        )
     if cfg._target_ is not None:
         return load_function(cfg._target_, "env._target_", "my_envs.my_env_cfg")(), cfg._target_
     importlib.import_module("mjlab.tasks")  # it registers them

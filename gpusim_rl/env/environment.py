@@ -113,6 +113,15 @@ class Environment(ABC):
         """
         raise ConfigError(f"{cls.__name__} cannot be made from the section env")
 
+    @classmethod
+    def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
+        """Returns vector envs of the library, which a script of the user has made, as ours; arguments as above.
+
+        Raises:
+            ConfigError: They are something else, or cannot be represented.
+        """
+        raise ConfigError(f"{cls.__name__} cannot take envs that are there already")
+
     @abstractmethod
     def reset(self) -> Observation:
         """Begins an episode in every env; returns the observation to act on."""

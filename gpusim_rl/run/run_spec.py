@@ -26,6 +26,7 @@ class RunSpec:
         overrides: Command line from which `train.py` composes the same configuration.
         checkpoint: Checkpoint that `cfg.checkpoint` names; None for a new run.
         config_dir: Folder of the user (`-cd`); None without one.
+        envs: Envs that a script of the user has made; None makes them from the settings.
     """
 
     cfg: RunConfig
@@ -35,3 +36,4 @@ class RunSpec:
     overrides: list[str]
     checkpoint: Checkpoint | None = None
     config_dir: Path | None = None
+    envs: Environment | None = None

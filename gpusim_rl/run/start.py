@@ -160,6 +160,8 @@ def make_collector(start: RunStart, **role: Any) -> Collector:
 
 def _make_env(start: RunStart) -> Environment:
     cfg, task_class, task_cfg = start.cfg, start.spec.task_class, start.cfg.task
+    if start.spec.envs is not None:
+        return start.spec.envs
     if issubclass(task_class, Environment):
         env_cfg = dataclasses.replace(cfg.env, overlap=False) if cfg.test else cfg.env
         return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=start.process_seed, device=start.device)

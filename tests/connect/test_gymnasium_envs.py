@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+import gpusim_rl
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
 from gpusim_rl.connect.gymnasium_spaces import flat_size
@@ -527,3 +529,46 @@ def test_pictures_are_refused_and_small_views_are_numbers() -> None:
     with pytest.raises(ConfigError, match=r"^env\.id=X-v0: the networks here take numbers, and its .* \[64, 64, 3\]\."):
         flat_size(gym.spaces.Dict({"rgb": gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)}), "env.id=X-v0")
     assert flat_size(gym.spaces.Box(0, 255, (7, 7, 3), np.uint8), "env.id=X-v0") == 147
+
+
+def test_envs_that_a_script_has_made_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {"max_iterations": 2, "ppo": {"horizon": 8, "minibatch_size": 8}, "log": {"console": "quiet"}}
+
+    envs = SyncVectorEnv([Count] * NUM_ENVS)
+    row = gpusim_rl.train(envs, env={"max_episode_steps": LIMIT}, **few)
+    assert row["env_steps"] == 2 * 8 * NUM_ENVS
+    assert 1.0 < row["episode/length"] < LIMIT
+    assert envs.closed
+    [last] = Path("runs/Gymnasium/latest/checkpoints").glob("last.pt")
+    resumed = gpusim_rl.train(SyncVectorEnv([Count] * NUM_ENVS), checkpoint=str(last), max_iterations=3)
+    assert resumed["iteration"] == 3
+    sb3 = DummyVecEnv([lambda: gym.make("Pendulum-v1")] * 2)
+    row = gpusim_rl.train(sb3, algo="sac", env={"max_episode_steps": 200}, max_iterations=2, log={"console": "quiet"})
+    assert row["iteration"] == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"num_envs": 4}, r"train\(SyncVectorEnv\): num_envs=4, and there are 3 envs"),
+        (
+            {"env": {"id": "CartPole-v1"}},
+            r"train\(SyncVectorEnv\): env\.id has no effect on envs that are there already",
+        ),
+        ({"eval": {"interval": 2}}, r"eval\.interval has no effect on envs that are there already"),
+        ({"actors": "process", "algo": "impala"}, r"actors has no effect on envs that are there already"),
+        ({"sim": "mujoco"}, r"sim and sim_device have no effect on envs of Gymnasium"),
+        ({}, r"does not tell its time limit"),
+    ],
+)
+def test_settings_that_do_not_fit_envs_of_a_script_are_one_line(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        gpusim_rl.train(
+            SyncVectorEnv([Count] * NUM_ENVS), **{"env": {"max_episode_steps": 5}} | settings if settings else {}
+        )
+
+
+def test_what_is_no_vector_env_is_named() -> None:
+    with pytest.raises(ConfigError, match="Count is a Count; expected a vector env of Gymnasium, EnvPool or Stable"):
+        gpusim_rl.train(Count())

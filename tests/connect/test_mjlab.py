@@ -26,7 +26,7 @@ def run_dir(mjlab: Library) -> Path:
     return mjlab.folder / "runs/Mjlab-Velocity-Flat-Unitree-Go1/latest"
 
 
-@pytest.mark.parametrize("check", ["steps", "value", "progress", "words"])
+@pytest.mark.parametrize("check", ["steps", "value", "progress", "live", "words"])
 def test_the_envs_are_mjlabs(mjlab, check):
     assert f"{check} holds" in mjlab.run("tests/helpers/mjlab_checks.py", check).stdout
 

@@ -6,7 +6,9 @@ import gymnasium
 import offline_cartpole
 import torch
 from isaaclab_tasks.core.cartpole.cartpole_direct_env import CartpoleEnv
+from isaaclab_tasks.utils.parse_cfg import parse_env_cfg
 
+import gpusim_rl
 from gpusim_rl.connect.isaaclab import IsaacLabEnv
 from helpers import tensor_checks
 
@@ -113,6 +115,17 @@ def value() -> None:
     )
 
 
+def live() -> None:
+    """Envs that a script has made, wrapped or not, are trained on; they are closed, and others can be made."""
+    few = {"max_iterations": 2, "log": {"console": "quiet"}}
+    cfg = parse_env_cfg("Offline-Cartpole", device="cpu", num_envs=4, overrides=["physics=newton_mjwarp"])
+    row = gpusim_rl.train(gymnasium.make("Offline-Cartpole", cfg=cfg), algo="sac", sac={"batch_size": 32}, **few)
+    assert row["iteration"] == 2
+    cfg = parse_env_cfg("Offline-Cartpole", device="cpu", num_envs=8, overrides=["physics=newton_mjwarp"])
+    row = gpusim_rl.train(CartpoleEnv(cfg), ppo={"horizon": 8, "minibatch_size": 32}, **few)
+    assert row["env_steps"] == 2 * 8 * 8
+
+
 def words() -> None:
     """Settings that do not fit are one line each."""
 
@@ -133,4 +146,4 @@ def words() -> None:
 
 
 if __name__ == "__main__":
-    tensor_checks.run({"steps": steps, "value": value, "words": words})
+    tensor_checks.run({"steps": steps, "value": value, "live": live, "words": words})

@@ -10,6 +10,7 @@ from mjlab.managers.observation_manager import ObservationGroupCfg, ObservationT
 from mjlab.managers.reward_manager import RewardTermCfg
 from mjlab.tasks.registry import load_env_cfg
 
+import gpusim_rl
 from gpusim_rl.connect.mjlab import MjLabEnv
 from helpers import tensor_checks
 
@@ -122,6 +123,16 @@ def progress() -> None:
     assert "update_env_origins" not in vars(terrain)
 
 
+def live() -> None:
+    """Envs that a script has made are trained on."""
+    cfg = load_env_cfg(GO1)
+    cfg.scene.num_envs = 4
+    envs = ManagerBasedRlEnv(cfg, device="cpu")
+    log = {"console": "quiet"}
+    row = gpusim_rl.train(envs, max_iterations=2, ppo={"horizon": 8, "minibatch_size": 16}, log=log)
+    assert row["env_steps"] == 2 * 8 * 4
+
+
 def words() -> None:
     """Settings that do not fit are one line each."""
 
@@ -138,4 +149,4 @@ def words() -> None:
 
 
 if __name__ == "__main__":
-    tensor_checks.run({"steps": steps, "value": value, "progress": progress, "words": words})
+    tensor_checks.run({"steps": steps, "value": value, "progress": progress, "live": live, "words": words})
