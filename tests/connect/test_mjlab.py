@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.beside import Library, environment_of
+from helpers.beside import Library, documented_commands, environment_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TASK = ("task=MjLab", "env.id=Mjlab-Velocity-Flat-Unitree-Go1", "device=cpu")
@@ -57,3 +57,13 @@ def test_settings_of_ours_that_mean_nothing_there_are_one_line(mjlab):
         "sim and sim_device have no effect on envs of mjlab: they step where the learner is"
     )
     assert "env.vectorization has no effect on envs of mjlab" in mjlab.error(*TASK, "env.vectorization=async")
+
+
+def test_the_commands_of_the_document_run(mjlab, tmp_path):
+    here = Library(mjlab.python, tmp_path)
+    fewer = {"max_iterations=200": "max_iterations=2", "max_iterations=300": "max_iterations=4"}
+    for script, *words in documented_commands("mjlab"):
+        if "test=true" in words:  # an episode has 1000 steps
+            words.append("num_envs=1")
+        here.run(script, *(fewer.get(word, word) for word in words), MUJOCO_GL="egl")
+    assert here.last_row(tmp_path / "runs/Mjlab-Velocity-Flat-Unitree-Go1/latest")["iteration"] == "4"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -85,3 +86,11 @@ class Library:
         """Returns the last row of the metrics of a run."""
         with (run_dir / "metrics.csv").open() as file:
             return list(csv.DictReader(file))[-1]
+
+
+def documented_commands(heading: str) -> list[list[str]]:
+    """Returns the words of the commands in a section of docs/connect.md that start Python, in their order."""
+    section = (ROOT / "docs/connect.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = re.findall(r"^(?:MUJOCO_GL=egl )?python (.*)$", section, re.MULTILINE)
+    assert lines
+    return [line.partition("#")[0].split() for line in lines]
