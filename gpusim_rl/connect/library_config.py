@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from packaging.specifiers import SpecifierSet
 
@@ -84,15 +84,15 @@ def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
         ConfigError: There is no such field, or the value is of another kind.
     """
     for name, value in changes.items():
-        fields = cfg if isinstance(cfg, dict) else vars(cfg)
+        fields = cfg if isinstance(cfg, dict) else getattr(cfg, "__dict__", {})
         if name not in fields:
             raise ConfigError(f"{key}.{name}: no such field.{did_you_mean(name, sorted(fields))}")
         old = fields[name]
         if isinstance(value, Mapping) and old is not None:
             change(old, value, f"{key}.{name}")
             continue
-        if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+        if _is_number(old) and _is_number(value) and "float" in _annotation(cfg, name, old):
+            old, value = float(old), float(value)
         if isinstance(old, tuple) and isinstance(value, list):
             value = tuple(value)
         if old is not None and value is not None and not isinstance(value, type(old)):
@@ -102,3 +102,13 @@ def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
             cfg[name] = value
         else:
             setattr(cfg, name, value)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _annotation(cfg: Any, name: str, value: Any) -> str:
+    """Returns the type of a field in words: a float may hold 5, and take 0.5."""
+    fields = getattr(cfg, "__dataclass_fields__", {})
+    return str(fields[name].type if name in fields else type(value))

@@ -29,7 +29,7 @@ def run_dir(isaaclab: Library) -> Path:
     return isaaclab.folder / "runs/Offline-Cartpole/latest"
 
 
-@pytest.mark.parametrize("check", ["steps", "value", "live", "words"])
+@pytest.mark.parametrize("check", ["steps", "value", "managed", "live", "words"])
 def test_the_envs_are_isaac_labs(isaaclab, check):
     assert f"{check} holds" in isaaclab.run("tests/helpers/isaaclab_checks.py", check).stdout
 

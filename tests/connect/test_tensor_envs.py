@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -208,6 +209,21 @@ def test_several_agents_are_refused():
     library.cfg.possible_agents = ["a", "b"]
     with pytest.raises(ConfigError, match="Theirs has several agents, and the algorithms here train one"):
         IsaacLabEnv(library, "Theirs")
+
+
+@dataclass
+class Fields:
+    length_s: float = 5
+    decimation: int = 4
+
+
+def test_a_field_takes_the_numbers_of_its_type():
+    """Isaac Lab gives whole numbers to fields that are float."""
+    cfg = Fields()
+    change(cfg, {"length_s": 0.5, "decimation": 2}, "env.cfg")
+    assert cfg == Fields(0.5, 2)
+    with pytest.raises(ConfigError, match=r"^env\.cfg\.decimation must be int, such as 2; got float 2\.5$"):
+        change(cfg, {"decimation": 2.5}, "env.cfg")
 
 
 def test_fields_of_a_configuration_are_changed_by_name():

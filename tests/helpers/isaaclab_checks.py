@@ -6,6 +6,7 @@ import gymnasium
 import offline_cartpole
 import torch
 from isaaclab_tasks.core.cartpole.cartpole_direct_env import CartpoleEnv
+from isaaclab_tasks.core.cartpole.cartpole_manager_env_cfg import CartpoleEnvCfg as ManagedCfg
 from isaaclab_tasks.utils.parse_cfg import parse_env_cfg
 
 import gpusim_rl
@@ -34,6 +35,22 @@ gymnasium.register(
     disable_env_checker=True,
     kwargs={"env_cfg_entry_point": offline_cartpole.OfflineCartpoleCfg},
 )
+
+
+def managed_cartpole() -> ManagedCfg:
+    """Isaac Lab's manager-based Cartpole, with the robot of the direct one."""
+    cfg, names = ManagedCfg(), {"slider_to_cart": "railCartJoint", "cart_to_pole": "cartPoleJoint"}
+    direct = offline_cartpole.OfflineCartpoleCfg().scene.cartpole
+    cfg.scene.ground, cfg.scene.clone_in_fabric = None, False
+    cfg.scene.robot.spawn.usd_path = direct.spawn.usd_path
+    cfg.scene.robot.init_state.joint_pos, cfg.scene.robot.actuators = direct.init_state.joint_pos, direct.actuators
+    cfg.actions.joint_effort.joint_names = ["railCartJoint"]
+    for terms in (cfg.events, cfg.rewards, cfg.terminations):
+        for term in vars(terms).values():
+            joints = term.params.get("asset_cfg")
+            if joints is not None:
+                joints.joint_names = [names[name] for name in joints.joint_names]
+    return cfg
 
 
 def made(**changes: object) -> IsaacLabEnv:
@@ -115,6 +132,33 @@ def value() -> None:
     )
 
 
+def managed() -> None:
+    """A manager-based env, from a function: its terms add up to its reward, its last observation is the true one."""
+    cfg = tensor_checks.settings_of(
+        "IsaacLab",
+        _target_="isaaclab_checks.managed_cartpole",
+        physics="newton_mjwarp",
+        cfg={"episode_length_s": 0.5, "rewards": {"alive": {"weight": 2.0}}},
+    )
+    env = IsaacLabEnv.from_settings(cfg, num_envs=4, seed=1, device=CPU)
+    env.reset()
+    assert env.max_episode_length == 30
+    for _ in range(30):
+        step = env.step(NO_FORCE)
+        assert torch.allclose(sum(step.terms.values()), step.reward, atol=1e-6)
+        assert torch.equal(step.reward, env._envs.reward_buf)
+    assert bool(step.truncated.all())
+    assert torch.equal(step.final_obs["policy"], env._envs.extras["final_obs"]["policy"])
+    assert not torch.equal(step.final_obs["policy"], step.obs["policy"])
+    assert torch.allclose(step.terms["alive"], torch.full((4,), 2.0 * env._envs.step_dt))
+    assert {"Episode_Termination/time_out"} <= {
+        name for name, value in step.stats.items() if not bool(value.isnan().any())
+    }
+    with tensor_checks.host_reads() as seen:
+        env.step(NO_FORCE)
+    assert seen == [], seen
+
+
 def live() -> None:
     """Envs that a script has made, wrapped or not, are trained on; they are closed, and others can be made."""
     few = {"max_iterations": 2, "log": {"console": "quiet"}}
@@ -146,4 +190,4 @@ def words() -> None:
 
 
 if __name__ == "__main__":
-    tensor_checks.run({"steps": steps, "value": value, "live": live, "words": words})
+    tensor_checks.run({"steps": steps, "value": value, "managed": managed, "live": live, "words": words})
