@@ -234,6 +234,8 @@ def test_fields_of_a_configuration_are_changed_by_name():
     assert (cfg.sim.dt, cfg.sim.shape, cfg.rewards["alive"].weight, cfg.x) == (1.0, (3, 4), 2.5, "y")
     with pytest.raises(ConfigError, match=r"^env\.cfg\.sim\.dtt: no such field\. Did you mean 'dt'\?$"):
         change(cfg, {"sim": {"dtt": 1}}, "env.cfg")
+    with pytest.raises(ConfigError, match=r"^env\.cfg\.sim\.dt\.unit: no such field\.$"):
+        change(cfg, {"sim": {"dt": {"unit": 1}}}, "env.cfg")
     with pytest.raises(
         ConfigError, match=r"^env\.cfg\.rewards\.alive\.weight must be float, such as 2\.5; got str 'a'$"
     ):

@@ -24,6 +24,7 @@ def test_a_run_takes_todays_defaults_for_what_it_does_not_have(tmp_path: Path) -
     state = load(file)
     config = state["config"]
     del config["ppo"]["imitation"], config["ppo"]["network"]["activation"], config["sim"]["cone"]
+    del config["env"]["cfg"], config["env"]["physics"]
     (run / "config.yaml").write_bytes(dump_yaml(config))
     save(file, {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})
     log = {"dir": str(tmp_path / "new"), "console": "quiet"}
