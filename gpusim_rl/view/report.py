@@ -291,12 +291,16 @@ def commands(runs: Sequence[SavedCurves]) -> list[str]:
 def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict[str, Any]], str]:
     """Returns settings other than the defaults of this version, with each group's value; or why they are not known."""
     from gpusim_rl.settings.compose import compose
+    from gpusim_rl.settings.discover import tasks
 
     runs = [group.runs[0] for group in groups]
     try:
         learner = str(_section(runs[0].run.environment, "learner").get("device"))
+        task = chosen_task(_overrides(runs[0])) or runs[0].task
+        if task not in tasks(config_dir, outside=True):
+            raise ConfigError(f"task {task} has no yaml here")
         words = [
-            f"task={chosen_task(_overrides(runs[0])) or runs[0].task}",
+            f"task={task}",
             f"algo={runs[0].config['algo']['name']}",
             f"device={'cuda' if learner.startswith('cuda') else 'cpu'}",
         ]

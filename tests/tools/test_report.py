@@ -230,6 +230,13 @@ def test_a_run_that_cannot_be_played_has_a_report_all_the_same(write, seeds, cap
     assert capsys.readouterr().err.startswith(f"no replay of {seeds[0]}")
 
 
+def test_the_defaults_of_a_task_without_a_yaml_are_not_known(write, seeds):
+    overrides = seeds[0] / "overrides.yaml"
+    overrides.write_text(overrides.read_text() + "- task=Balance\n")
+    page, _ = write(seeds[0])
+    assert "The defaults are not known here: task Balance has no yaml here." in page.text
+
+
 def test_without_the_extra_there_is_a_moving_picture(write, seeds, monkeypatch):
     monkeypatch.setattr(
         "importlib.util.find_spec",
