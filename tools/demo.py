@@ -68,9 +68,10 @@ def choose(name: str, demos: list[str]) -> str:
 def summary(card: dict[str, Any]) -> str:
     """Returns in a line how the policy came about, and what it reaches."""
     reached = ", ".join(f"{name} {value:.3g}" for name, value in card["success"].items())
+    value = f"{card['return']:,.0f}" if abs(card["return"]) >= 100 else f"{card['return']:.3g}"
     return (
         f"{card['algorithm']}, {card['env_steps'] / 1e6:.2g} M steps in {card['minutes']:.0f} min on"
-        f" {card['hardware']}; return {card['return']:.4g}{f', {reached}' if reached else ''}"
+        f" {card['hardware']}; return {value}{f', {reached}' if reached else ''}"
     )
 
 
