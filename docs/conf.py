@@ -72,7 +72,14 @@ default_role = "code"  # docstrings have Markdown's backticks
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-autodoc_mock_imports = ["gymnasium", "rl_games", "rsl_rl", "skrl", "stable_baselines3"]  # bases of adapters
+autodoc_mock_imports = [
+    "gymnasium",
+    "rl_games",
+    "rsl_rl",
+    "skrl",
+    "stable_baselines3",
+    "tensordict",
+]  # bases of adapters
 autodoc_inherit_docstrings = False
 toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 80
