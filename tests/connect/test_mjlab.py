@@ -65,5 +65,7 @@ def test_the_commands_of_the_document_run(mjlab, tmp_path):
     for script, *words in documented_commands("mjlab"):
         if "test=true" in words:  # an episode has 1000 steps
             words.append("num_envs=1")
+        if script == "tools/record.py":
+            words += ["--steps", "20"]
         here.run(script, *(fewer.get(word, word) for word in words), MUJOCO_GL="egl")
     assert here.last_row(tmp_path / "runs/Mjlab-Velocity-Flat-Unitree-Go1/latest")["iteration"] == "4"
