@@ -124,11 +124,16 @@ def versions() -> Fact:
     from packaging.requirements import Requirement
 
     from gpusim_rl.files.provenance import describe_environment
+    from gpusim_rl.settings.simulators import SIMULATORS
 
     environment, wrong = describe_environment(), []
     # Not from metadata: the checkout need not be installed.
     ours = re.findall(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
-    names = [*re.findall(r'"(.+?)"', ours[0]), *(importlib.metadata.requires("mujoco-warp") or [])]
+    names = [
+        *re.findall(r'"(.+?)"', ours[0]),
+        *SIMULATORS["mjwarp"].needs,
+        *(importlib.metadata.requires("mujoco-warp") or []),
+    ]
     for requirement in map(Requirement, names):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
