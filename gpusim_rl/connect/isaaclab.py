@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool
@@ -36,12 +36,13 @@ class IsaacLabEnv(TensorEnvs):
     """
 
     library = "Isaac Lab"
+    groups: ClassVar = {"policy": "policy", "critic": "critic"}
 
     def __init__(self, envs: Any, name: str = "") -> None:
-        envs, name = envs.unwrapped, name or type(envs.unwrapped).__name__
-        _refuse_several_agents(envs.cfg, name)
-        envs.cfg.compute_final_obs = True
-        super().__init__(envs, name=name, groups={"policy": "policy", "critic": "critic"})
+        cfg = envs.unwrapped.cfg
+        _refuse_several_agents(cfg, name or type(envs.unwrapped).__name__)
+        cfg.compute_final_obs = True
+        super().__init__(envs, name)
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> IsaacLabEnv:
@@ -66,11 +67,6 @@ class IsaacLabEnv(TensorEnvs):
                     f"{name}: {first_line(error)}. Isaac Lab loads it from a server; try a scene whose files are on"
                     " the disk (docs/connect.md#isaac-lab)"
                 ) from None
-
-    @classmethod
-    def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> IsaacLabEnv:
-        """Returns envs that a script of the user has made as ours. They have drawn their seed."""
-        return cls(envs)
 
     def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
         if "final_obs" not in extras:  # no episode has ended yet

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import mujoco
 import torch
@@ -38,11 +38,11 @@ class MjLabEnv(TensorEnvs):
     """
 
     library = "mjlab"
+    groups: ClassVar = {"policy": "actor", "critic": "critic"}
 
     def __init__(self, envs: Any, name: str = "") -> None:
-        envs = envs.unwrapped
-        envs.cfg.auto_reset = False
-        super().__init__(envs, name=name or type(envs).__name__, groups={"policy": "actor", "critic": "critic"})
+        envs.unwrapped.cfg.auto_reset = False
+        super().__init__(envs, name)
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> MjLabEnv:
@@ -67,11 +67,6 @@ class MjLabEnv(TensorEnvs):
             except mujoco.FatalError as error:  # its renderer's, which takes the OpenGL that was chosen at the start
                 raise ConfigError(f"{name}: {first_line(error)}. Try with the variable MUJOCO_GL=egl") from None
             return cls(envs, name)
-
-    @classmethod
-    def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> MjLabEnv:
-        """Returns envs that a script of the user has made as ours. They have drawn their seed."""
-        return cls(envs)
 
     def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
         return obs

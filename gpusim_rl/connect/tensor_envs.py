@@ -15,6 +15,7 @@ from torch import Tensor
 from gpusim_rl.connect.library_config import LibraryConfig
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.settings.schema import EnvConfig
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 
 logger = logging.getLogger(__name__)
@@ -26,19 +27,24 @@ class TensorEnvs(Environment):
     A subclass says how its library begins episodes, and where the true last observation is.
 
     Args:
-        envs: Vector env of the library.
-        name: Name of the envs in messages.
+        envs: Vector env of the library, or wrapped in Gymnasium's way.
+        name: Name of the envs in messages; by default that of their class.
+
+    Attributes:
         groups: Name of the library's observation group for each of ours; `policy` must be there.
 
     Raises:
         ConfigError: Something in them cannot be represented; the message says what.
     """
 
+    groups: ClassVar[Mapping[str, str]]
     Config: ClassVar[type] = LibraryConfig
     on_learners_device = True
     resumable = False
 
-    def __init__(self, envs: Any, *, name: str, groups: Mapping[str, str]) -> None:
+    def __init__(self, envs: Any, name: str = "") -> None:
+        envs = envs.unwrapped
+        name = name or type(envs).__name__
         self.name, self._envs = name, envs
         self.device = torch.device(envs.device)
         self.num_envs = int(envs.num_envs)
@@ -48,12 +54,16 @@ class TensorEnvs(Environment):
         self.summary = f"{name}, control {self.frames_per_s:.0f} Hz, episode {self.max_episode_length} steps at most"
         self.action_space, self._to_library = actions_of(envs.single_action_space, self.device, name)
         self.num_actions = self.action_space.size
-        self._groups = groups
         self._time_limit_ends = bool(envs.cfg.is_finite_horizon)  # the time left is part of the task
         self._rewards = getattr(envs, "reward_manager", None)
         self._stat_names: list[str] = []
         self._resetting = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self._not_finite = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+
+    @classmethod
+    def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
+        """Returns envs that a script of the user has made as ours. They have drawn their seed."""
+        return cls(envs)
 
     def reset(self) -> Observation:
         """Begins an episode in every env.
@@ -141,7 +151,7 @@ class TensorEnvs(Environment):
         if not isinstance(obs, Mapping):
             raise ConfigError(f"{self.name}: observations are {type(obs).__name__}, expected named groups of tensors")
         found = {}
-        for group, theirs in self._groups.items():
+        for group, theirs in self.groups.items():
             if theirs not in obs:
                 if group == "policy":
                     raise ConfigError(f"{self.name} has no observations {theirs!r}; there are {sorted(obs)}")
