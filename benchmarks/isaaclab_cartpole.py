@@ -3,7 +3,8 @@
     python benchmarks/isaaclab_cartpole.py
 
 in an environment with Isaac Lab and this checkout, writes isaaclab_cartpole.json: mean return and length of the last
-episodes over the steps of all envs. The envs are those of docs/examples/offline_cartpole.py, on the CPU.
+episodes over the steps of all envs, and the lengths of an episode of each env without exploration noise, at the end.
+The envs are those of docs/examples/offline_cartpole.py, on the CPU.
 """
 
 from __future__ import annotations
@@ -23,30 +24,40 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).with_suffix(".json")
-NUM_ENVS, STEPS = 64, 3600  # control steps of each env
+NUM_ENVS, STEPS = 64, 9600  # control steps of each env
 ENV = ("env.id=offline_cartpole:Offline-Cartpole", "env.physics=newton_mjwarp")
 OURS = ("task=IsaacLab", *ENV, f"num_envs={NUM_ENVS}", "device=cpu", "ppo.minibatch_size=384", "log.console=quiet")
 
 
-def ours(seed: int, folder: Path) -> list[list[float]]:
-    """Trains with our PPO; returns rows of steps, mean return and mean length."""
+Rows = list[list[float]]
+Evaluation = dict[str, float]
+
+
+def ours(seed: int, folder: Path) -> tuple[Rows, Evaluation]:
+    """Trains with our PPO; returns rows of steps, mean return and mean length, and an evaluation."""
     iterations = f"max_iterations={STEPS // 24}"
     command = [sys.executable, ROOT / "train.py", *OURS, iterations, "log.interval=1", f"seed={seed}", "log.dir=runs"]
     subprocess.run(command, cwd=folder, check=True, env=_environment())
-    with (folder / "runs/Offline-Cartpole/latest/metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["episode/return"]]
-    return [[float(row[name]) for name in ("env_steps", "episode/return", "episode/length")] for row in rows]
+    run = folder / "runs/Offline-Cartpole/latest"
+    with (run / "metrics.csv").open() as file:
+        found = [row for row in csv.DictReader(file) if row["episode/return"]]
+    rows = [[float(row[name]) for name in ("env_steps", "episode/return", "episode/length")] for row in found]
+    test = [sys.executable, ROOT / "train.py", f"checkpoint={run}", "test=true", "trust=true", "log.console=quiet"]
+    subprocess.run(test, cwd=folder, check=True, env=_environment(), stdout=subprocess.DEVNULL)
+    result = json.loads((run / "evaluation.json").read_text())
+    return rows, {name: result[name] for name in ("return_mean", "length_mean")}
 
 
-def theirs(seed: int, folder: Path) -> list[list[float]]:
-    """Trains with rsl_rl, in a process of the other Python; returns rows as `ours` does."""
+def theirs(seed: int, folder: Path) -> tuple[Rows, Evaluation]:
+    """Trains with rsl_rl, in a process of the other Python; returns the same as `ours`."""
     file = folder / "rows.json"
     command = [sys.executable, Path(__file__).resolve(), "--rsl-rl", str(seed), "--out", file]
     subprocess.run(command, cwd=folder, check=True, env=_environment())
-    return json.loads(file.read_text())
+    rows, evaluation = json.loads(file.read_text())
+    return rows, evaluation
 
 
-def train_rsl_rl(seed: int) -> list[list[float]]:
+def train_rsl_rl(seed: int) -> tuple[Rows, Evaluation]:
     """Trains with rsl_rl as Isaac Lab does, and averages the last 100 episodes, as our metrics do."""
     import gymnasium
     import torch
@@ -80,7 +91,21 @@ def train_rsl_rl(seed: int) -> list[list[float]]:
     envs.step = counted
     runner = import_module("isaaclab_rl.rsl_rl.utils").create_rsl_rl_runner(envs, settings, log_dir=None)
     runner.learn(STEPS // settings.num_steps_per_env)
-    return rows
+    return rows, evaluated(envs, step, runner.get_inference_policy(device="cpu"))
+
+
+def evaluated(envs: Any, step: Any, policy: Any) -> Evaluation:
+    """Runs one whole episode in each env without exploration noise."""
+    import torch
+
+    obs, _ = envs.reset()
+    sums, lengths, going = torch.zeros(NUM_ENVS), torch.zeros(NUM_ENVS), torch.ones(NUM_ENVS, dtype=torch.bool)
+    with torch.inference_mode():
+        while going.any():
+            obs, reward, done, _ = step(policy(obs))
+            sums, lengths = sums + reward * going, lengths + going
+            going &= ~done.bool()
+    return {"return_mean": float(sums.mean()), "length_mean": float(lengths.mean())}
 
 
 def _environment() -> dict[str, str]:
@@ -117,13 +142,17 @@ def main() -> None:
     if args.rsl_rl is not None:
         args.out.write_text(json.dumps(train_rsl_rl(args.rsl_rl)))
         return
-    curves: dict[str, list[list[list[float]]]] = {"ours": [], "rsl_rl": []}
+    curves: dict[str, list[Rows]] = {"ours": [], "rsl_rl": []}
+    evaluations: dict[str, list[Evaluation]] = {"ours": [], "rsl_rl": []}
     for seed in range(args.seeds):
         for name, learn in (("ours", ours), ("rsl_rl", theirs)):
             with tempfile.TemporaryDirectory() as folder:
-                curves[name].append(learn(seed, Path(folder)))
-            print(f"{name}, seed {seed}: length {curves[name][-1][-1][2]:.0f} of 300", flush=True)
-    result = {**about(), "columns": ["env_steps", "return", "length"], **curves}
+                rows, evaluation = learn(seed, Path(folder))
+            curves[name].append(rows)
+            evaluations[name].append(evaluation)
+            print(f"{name}, seed {seed}: {rows[-1][2]:.0f} of 300 steps, {evaluation['length_mean']:.0f} without noise")
+            sys.stdout.flush()
+    result = {**about(), "columns": ["env_steps", "return", "length"], **curves, "evaluation": evaluations}
     args.out.write_text(json.dumps(result, indent=None) + "\n")
 
 
