@@ -19,11 +19,12 @@ VERSIONS = {"isaaclab": "isaaclab==3.0.0", "mjlab": "mjlab==1.6.0"}
 
 def python_3_12() -> Path:
     """Returns a Python 3.12, the one that Isaac Lab 3.0 is for; skips the test where there is none."""
-    for name in ("python3.12", "python3", sys.executable):
-        found = shutil.which(name)
+    in_path = [shutil.which(name) for name in ("python3.12", "python3", sys.executable)]
+    of_pyenv = (Path.home() / ".pyenv" / "versions").glob("3.12.*/bin/python")
+    for found in filter(None, (*in_path, *of_pyenv)):
         code = "import sys; assert sys.version_info[:2] == (3, 12); print(sys.executable)"
-        done = found and subprocess.run([found, "-c", code], capture_output=True, text=True, check=False)
-        if done and done.returncode == 0:
+        done = subprocess.run([found, "-c", code], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
             return Path(done.stdout.strip())
     pytest.skip("there is no python3.12")
 
