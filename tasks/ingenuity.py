@@ -35,7 +35,7 @@ class IngenuityConfig(TaskConfig):
 
 
 class Ingenuity(Task[IngenuityConfig]):
-    """Ingenuity: fly to a point and hover there, upright and without spinning; the point moves every few seconds.
+    """Ingenuity: fly to a point and hover, upright and without spinning; the point moves every few seconds.
 
     Observations, actions, reward and start are those of IsaacGymEnvs' Ingenuity, with the quaternion wxyz (there xyzw),
     and with the mass and the dimensions of the real helicopter. Each rotor tilts the vector of its thrust; it makes no

@@ -31,7 +31,7 @@ class QuadcopterConfig(TaskConfig):
 
 
 class Quadcopter(Task[QuadcopterConfig]):
-    """Quadcopter: fly to a point and hover there, upright and without spinning.
+    """Quadcopter: fly to a point and hover, upright and without spinning.
 
     Observations, actions, reward and start are those of IsaacGymEnvs' Quadcopter, with the quaternion wxyz (there
     xyzw), and without PhysX's limit of the angular velocity, 4 pi rad/s. Rotors make thrust, but no torque.
