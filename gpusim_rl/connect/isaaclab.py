@@ -7,9 +7,11 @@ docs/connect.md says what is taken from them.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -20,6 +22,8 @@ from gpusim_rl.env.environment import Observation
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line
 from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
+
+REACHES, NEAREST_M = 3.5, 0.5  # how far the camera is: times the reach of the robot, and at least
 
 
 class IsaacLabEnv(TensorEnvs):
@@ -43,6 +47,7 @@ class IsaacLabEnv(TensorEnvs):
         _refuse_several_agents(cfg, name or type(envs.unwrapped).__name__)
         cfg.compute_final_obs = True
         super().__init__(envs, name)
+        self._to_camera: np.ndarray | None = None  # from what it looks at [m]
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> IsaacLabEnv:
@@ -58,6 +63,8 @@ class IsaacLabEnv(TensorEnvs):
             _refuse_several_agents(env_cfg, name)
             env_cfg.scene.num_envs, env_cfg.sim.device, env_cfg.seed = num_envs, str(device), seed
             change(env_cfg, cfg.cfg, "env.cfg")
+            if (render_mode := cfg.kwargs.get("render_mode")) is not None:
+                _draw(env_cfg, in_window=render_mode == "human")
             if importlib.import_module("isaaclab.sim").SimulationContext.instance() is not None:
                 raise ConfigError(f"{name}: Isaac Lab simulates one scene in a process, and there is one already")
             try:
@@ -84,6 +91,34 @@ class IsaacLabEnv(TensorEnvs):
 
     def _reward_terms(self) -> Tensor:
         return self._envs.reward_manager._step_reward * self._envs.step_dt
+
+    def render(self) -> list[Any]:
+        """Returns a picture of each env by Newton's viewer; needs `env.kwargs.render_mode=rgb_array`.
+
+        The camera follows the root of the env's first robot, from the side of Isaac Lab's camera and at most as far.
+
+        Raises:
+            ConfigError: The envs have no viewer.
+        """
+        sim, scene = self._envs.sim, self._envs.scene
+        if not sim.visualizers:
+            return super().render()
+        viewer, robots = sim.visualizers[0], [*scene.articulations.values()]
+        sim.forward()  # moves the bodies to where the joints are
+        targets = robots[0].data.root_pos_w.torch if robots else scene.env_origins
+        if self._to_camera is None:
+            distance_m = math.inf
+            if robots:
+                reach_m = (robots[0].data.body_pos_w.torch - targets[:, None]).norm(dim=-1).max().item()
+                distance_m = max(NEAREST_M, REACHES * reach_m)
+            offset = np.array(viewer.cfg.eye) - np.array(viewer.cfg.lookat)
+            self._to_camera = offset * min(1.0, distance_m / float(np.linalg.norm(offset)))
+        pictures = []
+        for env_id, target in enumerate(targets.cpu().numpy()):
+            viewer._viewer.set_visible_worlds([env_id])
+            viewer.set_camera_view(target + self._to_camera, target)
+            pictures.append(viewer.render_rgb_array())
+        return pictures
 
 
 def _find(cfg: EnvConfig) -> tuple[Any, Any, str]:
@@ -115,6 +150,21 @@ def _find(cfg: EnvConfig) -> tuple[Any, Any, str]:
     except ValueError as error:
         raise ConfigError(f"env.physics={cfg.physics}: {first_line(error)}") from None
     return env_cfg, lambda **kwargs: gymnasium.make(name, **kwargs), name
+
+
+def _draw(env_cfg: Any, *, in_window: bool) -> None:
+    """Asks for a viewer of Isaac Lab that needs no Kit: a window, or pictures without a display."""
+    try:
+        viewers = importlib.import_module("isaaclab_visualizers.newton.newton_visualizer")
+        importlib.import_module("pyglet.window")  # opens one of a pixel
+    except Exception as error:  # pyglet has many
+        fix = "the tool record" if in_window else "on Debian or Ubuntu: apt-get install libegl1 libgl1"
+        reason = first_line(error).rstrip(".")
+        raise ConfigError(f"Isaac Lab's viewer cannot draw here: {reason}. Try {fix}") from None
+    viewer = viewers.NewtonGLVisualizerCfg(headless=not in_window, window_width=1280, window_height=720)
+    env_cfg.sim.visualizer_cfgs = [viewer]
+    if hasattr(env_cfg.sim.physics, "load_visual_shapes"):  # Isaac Lab leaves them out where it opens no window
+        env_cfg.sim.physics.load_visual_shapes = True
 
 
 def _refuse_several_agents(env_cfg: Any, name: str) -> None:

@@ -93,7 +93,7 @@ class WebViewer:
         if not isinstance(player.env, VecEnv):
             raise ConfigError(
                 f"{player.name}: envs of another library have no model that a browser could show."
-                " Try --viewer none, or the tool record for a video"
+                " Try --viewer native where there is a display, --viewer none, or the tool record for a video"
             )
         viser = check_installed()
         self._player, self._vec_env = player, player.env

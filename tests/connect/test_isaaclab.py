@@ -29,7 +29,7 @@ def run_dir(isaaclab: Library) -> Path:
     return isaaclab.folder / "runs/Offline-Cartpole/latest"
 
 
-@pytest.mark.parametrize("check", ["steps", "value", "managed", "live", "words"])
+@pytest.mark.parametrize("check", ["steps", "value", "managed", "live", "pictures", "words"])
 def test_the_envs_are_isaac_labs(isaaclab, check):
     assert f"{check} holds" in isaaclab.run("tests/helpers/isaaclab_checks.py", check).stdout
 
@@ -42,7 +42,7 @@ def test_a_training_logs_what_isaac_lab_logs(isaaclab, run_dir):
     assert float(row["sim/diverged"]) == 0.0
 
 
-def test_a_run_is_resumed_evaluated_and_exported(isaaclab, run_dir):
+def test_a_run_is_resumed_evaluated_exported_and_recorded(isaaclab, run_dir):
     resumed = isaaclab.run("train.py", f"checkpoint={run_dir}", "max_iterations=10", "trust=true")
     assert "new episodes begin, for these envs cannot be restored" in resumed.stdout + resumed.stderr
     assert isaaclab.last_row(run_dir)["iteration"] == "10"
@@ -54,6 +54,8 @@ def test_a_run_is_resumed_evaluated_and_exported(isaaclab, run_dir):
     assert list(run_dir.rglob("*.onnx"))
     played = isaaclab.run("tools/play.py", run_dir, "--trust", "--viewer", "none")
     assert "mean reward" in played.stdout
+    isaaclab.run("tools/record.py", run_dir, "--trust", "--num-envs", "2", "--steps", "20")
+    assert list(run_dir.rglob("*.mp4"))
 
 
 def test_other_algorithms_train(isaaclab):
@@ -80,5 +82,6 @@ def test_the_commands_of_the_document_run(isaaclab, tmp_path):
     here = Library(isaaclab.python, tmp_path)
     fewer = {"max_iterations=150": "max_iterations=2", "max_iterations=200": "max_iterations=4"}
     for script, *words in documented_commands("Isaac Lab"):
-        here.run(script, *(fewer.get(word, word) for word in words))
+        more = ["--steps", "20"] if script == "tools/record.py" else []
+        here.run(script, *(fewer.get(word, word) for word in words), *more)
     assert here.last_row(tmp_path / "runs/Offline-Cartpole/latest")["iteration"] == "4"

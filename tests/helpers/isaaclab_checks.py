@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import gymnasium
 import offline_cartpole
 import torch
@@ -159,6 +161,29 @@ def managed() -> None:
     assert seen == [], seen
 
 
+def pictures() -> None:
+    """Every env is drawn alone, as it is now, without a display; drawing changes nothing of its numbers."""
+    cfg = tensor_checks.settings_of("IsaacLab", **CARTPOLE, kwargs={"render_mode": "rgb_array"})
+    env = IsaacLabEnv.from_settings(cfg, num_envs=2, seed=1, device=CPU)
+    before = env.reset()["policy"].clone()
+    first = env.render()
+    assert torch.equal(before, env._envs._get_observations()["policy"])
+    assert [(picture.shape, picture.dtype.name) for picture in first] == [((720, 1280, 3), "uint8")] * 2
+    for _ in range(20):
+        env.step(torch.ones(2, 1))
+    later = env.render()
+    sky = first[0][0, 0].astype(int)
+    for picture in (*first, *later):
+        drawn = (abs(picture.astype(int) - sky) > 20).any(axis=2)
+        rows, columns = drawn.any(axis=1).nonzero()[0], drawn.any(axis=0).nonzero()[0]
+        assert 0 < rows[0] < rows[-1] < 719  # all of it is in the picture
+        assert 0 < columns[0] < columns[-1] < 1279
+        assert columns[-1] - columns[0] > 400  # and it is large
+    assert (first[0] != first[1]).any()
+    assert (first[0] != later[0]).any()
+    env.close()
+
+
 def live() -> None:
     """Envs that a script has made, wrapped or not, are trained on; they are closed, and others can be made."""
     few = {"max_iterations": 2, "log": {"console": "quiet"}}
@@ -186,8 +211,14 @@ def words() -> None:
     target = "offline_cartpole.OfflineCartpoleCfg"
     assert "expected a ManagerBasedRLEnvCfg. Try gymnasium.register" in line(_target_=target)
     assert "offline_cartpole.OfflineCartpoleCfg has no such preset" in line(_target_=target, physics="wrong")
+    sys.modules["pyglet.window"] = None  # as where there is no OpenGL: it cannot be imported
+    drawn = line(**CARTPOLE, kwargs={"render_mode": "rgb_array"})
+    del sys.modules["pyglet.window"]
+    assert drawn.startswith("Isaac Lab's viewer cannot draw here: ")
+    assert drawn.endswith("Try on Debian or Ubuntu: apt-get install libegl1 libgl1")
     assert "Isaac Lab loads it from a server" in line(id="Isaac-Cartpole-Direct")  # last: the scene is half made
 
 
 if __name__ == "__main__":
-    tensor_checks.run({"steps": steps, "value": value, "managed": managed, "live": live, "words": words})
+    checks = {"steps": steps, "value": value, "managed": managed, "live": live, "pictures": pictures, "words": words}
+    tensor_checks.run(checks)
