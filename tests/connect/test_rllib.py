@@ -1,0 +1,25 @@
+"""docs/examples/rllib_cartpole.py: RLlib trains over a vector env of ours."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sys
+
+import pytest
+
+from helpers.commands import ROOT, run_command
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_the_example_trains(tmp_path):
+    reason = "no RLlib: pip install 'ray[rllib]'"
+    pytest.importorskip("ray.rllib.algorithms.ppo", reason=reason, exc_type=ImportError)
+    alone = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # else Ray writes one at home
+    script = ROOT / "docs/examples/rllib_cartpole.py"
+    done = run_command(sys.executable, script, cwd=tmp_path, env=alone, timeout_s=500, cold=True)
+    returns = [float(value) for value in re.findall(r"^iteration \d+: return (-?\d+),", done.stdout, re.MULTILINE)]
+    assert len(returns) == 4
+    assert returns[0] < 30.0
+    assert returns[-1] > 300.0
