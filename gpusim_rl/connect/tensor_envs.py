@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,11 +74,12 @@ class TensorEnvs(Environment):
             TaskError: A number in them is not finite.
         """
         self._resetting.zero_()
-        obs, extras = self._envs.reset()
+        with self._in_order():
+            obs, extras = self._envs.reset()
+            found = self._numbers(obs)
         # Metrics have the same numbers in every step. Those that appear later are not taken.
         of_rewards = _SUMS if self._rewards is not None else ()
         self._stat_names = self._stat_names or [key for key in extras.get("log", {}) if not key.startswith(of_rewards)]
-        found = self._numbers(obs)
         self.obs_sizes = {group: value.shape[1] for group, value in found.items()}
         for group, value in found.items():
             if not bool(value.isfinite().all()):
@@ -98,6 +100,10 @@ class TensorEnvs(Environment):
             raise ValueError(
                 f"step() needs actions of shape {[self.num_envs, self.num_actions]}, got {list(action.shape)}"
             )
+        with self._in_order():
+            return self._step(action)
+
+    def _step(self, action: Tensor) -> Step:
         bad_action = ~action.isfinite().all(dim=1)
         sent = self._to_library(action.masked_fill(bad_action[:, None], 0))
         library_obs, reward, terminated, truncated, extras = self._envs.step(sent)
@@ -130,6 +136,18 @@ class TensorEnvs(Environment):
             incomplete=diverged.clone(),
             skipped=skipped,
         )
+
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Runs the library on torch's default stream: Warp's streams are ordered with that one, and not with ours."""
+        if self.device.type != "cuda":
+            yield
+            return
+        ours, default = torch.cuda.current_stream(self.device), torch.cuda.default_stream(self.device)
+        default.wait_stream(ours)
+        with torch.cuda.stream(default):
+            yield
+        ours.wait_stream(default)
 
     @abstractmethod
     def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
