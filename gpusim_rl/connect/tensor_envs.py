@@ -221,24 +221,40 @@ class TensorEnvs(Environment):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counters that the library's curricula go by, and no more of it."""
-        state = {"common_step_counter": int(self._envs.common_step_counter)}
-        levels = self._terrain_levels()
-        return state if levels is None else state | {"terrain_levels": levels.clone()}
+        state: dict[str, Any] = {"common_step_counter": int(self._envs.common_step_counter)}
+        if (levels := self._terrain_levels()) is not None:
+            state["terrain_levels"] = levels.clone()
+        curricula = {name: term.get_state().clone() for name, term in self._curricula().items()}
+        return state | ({"curricula": curricula} if curricula else {})
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes at the progress of another run: its step counter and its levels of terrain."""
+        """Begins new episodes at the progress of another run: its step counter, levels of terrain and difficulties.
+
+        The other run may have another number of envs M: env i takes the values of env i modulo M.
+        """
         self._envs.common_step_counter = int(state.get("common_step_counter", 0))
+        index = torch.arange(self.num_envs, device=self.device)
+        for name, term in self._curricula().items():
+            if name in state.get("curricula", {}):
+                of_envs = state["curricula"][name].to(self.device)
+                term.set_state(of_envs[index % len(of_envs)] if of_envs.dim() else of_envs)
         levels, saved = self._terrain_levels(), state.get("terrain_levels")
         if levels is None or saved is None:
             return self.reset()
-        terrain, index = self._envs.scene.terrain, torch.arange(self.num_envs, device=self.device) % len(saved)
-        levels.copy_(saved.to(self.device)[index])
+        terrain = self._envs.scene.terrain
+        levels.copy_(saved.to(self.device)[index % len(saved)])
         terrain.env_origins[:] = terrain.terrain_origins[levels, terrain.terrain_types]
         terrain.update_env_origins = lambda *_, **__: None  # this reset ends no episode by which to change a level
         try:
             return self.reset()
         finally:
             del terrain.update_env_origins
+
+    def _curricula(self) -> dict[str, Any]:
+        """Returns the terms of the library's curriculum that have a state of their own."""
+        manager = getattr(self._envs, "curriculum_manager", None)
+        names, cfgs = (getattr(manager, attribute, ()) for attribute in ("_term_names", "_term_cfgs"))
+        return {name: cfg.func for name, cfg in zip(names, cfgs, strict=False) if hasattr(cfg.func, "set_state")}
 
     def _terrain_levels(self) -> Tensor | None:
         """Returns the level of every env on the library's terrain, int64 [num_envs]; None without levels."""

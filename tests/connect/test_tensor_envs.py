@@ -172,6 +172,30 @@ def test_levels_and_counters_of_another_run_are_taken_over(kind):
     assert library.closed
 
 
+@KINDS
+def test_difficulties_of_a_curriculum_are_taken_over(kind):
+    class Scheduler:
+        def __init__(self) -> None:
+            self.levels = torch.zeros(3)
+
+        def get_state(self) -> torch.Tensor:
+            return self.levels
+
+        def set_state(self, state: torch.Tensor) -> None:
+            self.levels = state.clone()
+
+    env, library = made(kind)
+    terms = [SimpleNamespace(func=Scheduler()), SimpleNamespace(func=print)]
+    library.curriculum_manager = SimpleNamespace(_term_names=["difficulty", "other"], _term_cfgs=terms)
+    terms[0].func.levels += torch.tensor([1.0, 2.0, 3.0])
+    state = env.state_dict()
+    assert list(state["curricula"]) == ["difficulty"]
+    terms[0].func.levels.zero_()
+    assert state["curricula"]["difficulty"].tolist() == [1, 2, 3]
+    env.begin_from({**state, "curricula": {"difficulty": torch.tensor([4.0, 5.0])}})
+    assert terms[0].func.levels.tolist() == [4, 5, 4]
+
+
 def test_an_observation_that_is_not_finite_at_the_start_ends_the_run():
     env, library = made("mjlab")
     library.episode[0] = torch.nan
