@@ -39,6 +39,7 @@ class MjLabEnv(TensorEnvs):
 
     library = "mjlab"
     groups: ClassVar = {"policy": "actor", "critic": "critic"}
+    counts_ends = True
 
     def __init__(self, envs: Any, name: str = "") -> None:
         envs.unwrapped.cfg.auto_reset = False

@@ -33,12 +33,14 @@ class TensorEnvs(Environment):
 
     Attributes:
         groups: Name of the library's observation group for each of ours; `policy` must be there.
+        counts_ends: Whether the log has numbers of envs that ended, by reason, where Isaac Lab has shares.
 
     Raises:
         ConfigError: Something in them cannot be represented; the message says what.
     """
 
     groups: ClassVar[Mapping[str, str]]
+    counts_ends: ClassVar[bool] = False
     Config: ClassVar[type] = LibraryConfig
     on_learners_device = True
     resumable = False
@@ -58,6 +60,7 @@ class TensorEnvs(Environment):
         self._time_limit_ends = bool(envs.cfg.is_finite_horizon)  # the time left is part of the task
         self._rewards = getattr(envs, "reward_manager", None)
         self._stat_names: list[str] = []
+        self._stepped = False
         self._resetting = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self._not_finite = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
@@ -77,9 +80,7 @@ class TensorEnvs(Environment):
         with self._in_order():
             obs, extras = self._envs.reset()
             found = self._numbers(obs)
-        # Metrics have the same numbers in every step. Those that appear later are not taken.
-        of_rewards = _SUMS if self._rewards is not None else ()
-        self._stat_names = self._stat_names or [key for key in extras.get("log", {}) if not key.startswith(of_rewards)]
+        self._take_names(extras)
         self.obs_sizes = {group: value.shape[1] for group, value in found.items()}
         for group, value in found.items():
             if not bool(value.isfinite().all()):
@@ -108,6 +109,9 @@ class TensorEnvs(Environment):
         sent = self._to_library(action.masked_fill(bad_action[:, None], 0))
         library_obs, reward, terminated, truncated, extras = self._envs.step(sent)
         ended = terminated | truncated
+        if not self._stepped:  # some log a name from the first step on
+            self._take_names(extras)
+            self._stepped = True
         if self._time_limit_ends:
             terminated = ended
         obs = self._numbers(library_obs)
@@ -127,7 +131,7 @@ class TensorEnvs(Environment):
             final_obs={group: value.masked_fill(diverged[:, None], 0.0) for group, value in final_obs.items()},
             reward=reward.float().masked_fill(diverged, 0.0),
             terms={name: value.masked_fill(diverged, 0.0) for name, value in self._terms().items()},
-            stats=self._stats(ended, extras),
+            stats=self._stats(ended & ~skipped, extras),
             terminated=terminated,
             truncated=truncated,
             diverged=diverged,
@@ -148,6 +152,14 @@ class TensorEnvs(Environment):
         with torch.cuda.stream(default):
             yield
         ours.wait_stream(default)
+
+    def _take_names(self, extras: Mapping[str, Any]) -> None:
+        """Takes the names of what the library logs: metrics have the same numbers in every step, so no later ones."""
+        of_rewards = _SUMS if self._rewards is not None else ()
+        known = {*self._stat_names}
+        self._stat_names += [
+            name for name in extras.get("log", {}) if name not in known and not name.startswith(of_rewards)
+        ]
 
     @abstractmethod
     def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
@@ -201,10 +213,15 @@ class TensorEnvs(Environment):
         stats = {}
         for name in self._stat_names:
             value = log.get(name)
-            if isinstance(value, Tensor):
-                stats[name] = torch.where(ended, value.detach().to(self.device).float().mean(), missing)
-            else:
-                stats[name] = missing if value is None else missing.masked_fill(ended, float(value))
+            if value is None:
+                stats[name] = missing
+                continue
+            if not isinstance(value, Tensor):
+                value = torch.full((), float(value), device=self.device)
+            mean = value.detach().to(self.device).float().mean()
+            if self.counts_ends and name.startswith(_ENDS):
+                mean = mean / ended.sum()
+            stats[name] = torch.where(ended & mean.isfinite(), mean, missing)
         return stats
 
     def first_diverged(self) -> dict[str, Any] | None:
@@ -267,8 +284,8 @@ class TensorEnvs(Environment):
         self._envs.close()
 
 
-_SUMS = "Episode_Reward/"
-"""What both libraries log of their reward terms, of which we have every step."""
+_SUMS, _ENDS = "Episode_Reward/", "Episode_Termination/"
+"""What both libraries log of their reward terms, of which we have every step; and why episodes ended."""
 
 
 def actions_of(space: Any, device: torch.device, name: str) -> tuple[ActionSpace, Callable[[Tensor], Tensor]]:

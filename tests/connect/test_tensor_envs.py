@@ -65,6 +65,7 @@ class Library:
         if env_ids is None or len(env_ids):
             self.scene.terrain.update_env_origins(where, None, None)
         self.extras["log"] = {"Metrics/steps": self.episode_length_buf[where].float().mean(), "Curriculum/level": 2.5}
+        self.extras["log"]["Episode_Termination/any"] = self.num_envs if env_ids is None else len(env_ids)
         self.episode[where] += 1
         self.episode_length_buf[where] = 0
         return self._obs(), self.extras
@@ -77,6 +78,7 @@ class Library:
         late = self.episode_length_buf >= LIMIT
         fell = (torch.arange(self.num_envs) == 1) & (self.episode_length_buf == 2)
         reward = self.episode_length_buf.float().masked_fill(self.bad, torch.nan)
+        self.extras["log"] = {"Metrics/of_steps": reward.mean()}
         if self.cfg.auto_reset:
             ended = (late | fell).nonzero().flatten()
             if len(ended):
@@ -115,6 +117,9 @@ def test_the_last_observation_is_the_true_one(kind):
     assert seen[3].obs["policy"].tolist() == [[2, 0], [3, 0], [2, 0]]
     assert seen[3].reward.tolist() == [4, 2, 4]
     assert seen[3].stats["Metrics/steps"].tolist() == pytest.approx([10 / 3] * 3)
+    ended = 3.0 if kind == "isaaclab" else 1.0  # mjlab's are counts, of which the share is taken
+    assert seen[3].stats["Episode_Termination/any"].tolist() == [ended] * 3
+    assert "Metrics/of_steps" in seen[0].stats  # from the first step on
     assert seen[3].stats["Curriculum/level"].tolist() == [2.5] * 3
     assert [float(step.stats["Metrics/steps"].nan_to_num(-1.0).max()) for step in seen[:3]] == [-1, 2, -1]
 
