@@ -7,6 +7,7 @@ docs/connect.md says what is taken from them.
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -16,12 +17,22 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.connect.library_config import change, module_and_id, quietly, refuse_gymnasiums, require
+from gpusim_rl.connect.library_config import (
+    change,
+    in_one_line,
+    module_and_id,
+    quietly,
+    refuse_gymnasiums,
+    refuse_ours,
+    require,
+)
 from gpusim_rl.connect.tensor_envs import TensorEnvs
 from gpusim_rl.env.environment import Observation
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line
 from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
+
+logger = logging.getLogger(__name__)
 
 REACHES, NEAREST_M = 3.5, 0.5  # how far the camera is: times the reach of the robot, and at least
 
@@ -41,12 +52,19 @@ class IsaacLabEnv(TensorEnvs):
 
     library = "Isaac Lab"
     groups: ClassVar = {"policy": "policy", "critic": "critic"}
+    keeps_last_obs = ("compute_final_obs", True)
 
     def __init__(self, envs: Any, name: str = "") -> None:
-        cfg = envs.unwrapped.cfg
-        _refuse_several_agents(cfg, name or type(envs.unwrapped).__name__)
-        cfg.compute_final_obs = True
+        _refuse_several_agents(envs.unwrapped.cfg, name or type(envs.unwrapped).__name__)
         super().__init__(envs, name)
+        self._steps_without_last = 0
+        observations = getattr(self._envs, "observation_manager", None)
+        if any(getattr(observations, "_group_obs_term_history_buffer", {}).values()):
+            logger.warning(
+                "%s: some observations have a history, of which Isaac Lab gives the last one of an episode without its"
+                " newest frame: time-outs are valued at a state that is a step old",
+                self.name,
+            )
         self._to_camera: np.ndarray | None = None  # from what it looks at [m]
 
     @classmethod
@@ -56,8 +74,11 @@ class IsaacLabEnv(TensorEnvs):
         Raises:
             ConfigError: There are no such envs, Isaac Lab is missing, or its assets are.
         """
-        require("isaaclab", cls.library, ">=3.0,<4", "pip install isaaclab==3.0.0, with Python 3.12")
+        require("isaaclab", cls.library, "pip install isaaclab==3.0.0, with Python 3.12")
         refuse_gymnasiums(cfg, cls.library)
+        ours = {path: f"{path.rpartition('.')[2]} is a setting of its own" for path in ("scene.num_envs", "seed")}
+        ours |= {"sim.device": "device is a setting of its own", "compute_final_obs": "it is needed, and switched on"}
+        refuse_ours(cfg.cfg, ours)
         with quietly(cls.library):
             env_cfg, make, name = _find(cfg)
             _refuse_several_agents(env_cfg, name)
@@ -68,7 +89,9 @@ class IsaacLabEnv(TensorEnvs):
             if importlib.import_module("isaaclab.sim").SimulationContext.instance() is not None:
                 raise ConfigError(f"{name}: Isaac Lab simulates one scene in a process, and there is one already")
             try:
-                return cls(make(cfg=env_cfg, **cfg.kwargs), name)
+                with in_one_line(name):
+                    envs = make(cfg=env_cfg, **cfg.kwargs)
+                return cls(envs, name)
             except FileNotFoundError as error:
                 raise ConfigError(
                     f"{name}: {first_line(error)}. Isaac Lab loads it from a server; try a scene whose files are on"
@@ -77,6 +100,13 @@ class IsaacLabEnv(TensorEnvs):
 
     def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
         if "final_obs" not in extras:  # no episode has ended yet
+            self._steps_without_last += 1
+            if self._steps_without_last == self.max_episode_length + 1:
+                logger.warning(
+                    "%s: step() has given no extras['final_obs'] for a whole episode. Where a time limit ends one, its"
+                    " value is that of the next one's first observation",
+                    self.name,
+                )
             return obs
         last = self._numbers(extras["final_obs"])
         return {group: torch.where(ended[:, None], last[group], value) for group, value in obs.items()}
@@ -130,7 +160,9 @@ def _find(cfg: EnvConfig) -> tuple[Any, Any, str]:
         )
     presets = [] if cfg.physics is None else [cfg.physics]
     if cfg._target_ is not None:
-        env_cfg = load_function(cfg._target_, "env._target_", "my_envs.MyEnvCfg")()
+        function = load_function(cfg._target_, "env._target_", "my_envs.MyEnvCfg")
+        with in_one_line(f"env._target_={cfg._target_}"):
+            env_cfg = function()
         hydra = importlib.import_module("isaaclab_tasks.utils.hydra")
         there = {name for options in hydra.collect_presets(env_cfg).values() for name in options}
         for name in {*presets} - there:

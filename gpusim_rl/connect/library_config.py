@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal, TypeGuard
 
-from packaging.specifiers import SpecifierSet
-
 from gpusim_rl.env.task import ResetFromConfig
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line
 from gpusim_rl.settings.schema import EnvConfig
@@ -33,6 +31,8 @@ class LibraryConfig:
         """Checks the values; raises ConfigError where these envs are asked for what they cannot do."""
         if self.reset_from.share > 0.0:
             raise ConfigError("task.reset_from.share has no effect here: the state of these envs is not known. Try 0")
+        if self.randomization_params:
+            raise ConfigError("task.randomization_params has no effect here: the physics is the library's. Try env.cfg")
         if self.observations:
             raise ConfigError("task.observations has no effect here: these envs do not name the parts. Try without it")
 
@@ -52,14 +52,40 @@ def refuse_gymnasiums(cfg: EnvConfig, library: str) -> None:
             raise ConfigError(f"env.{key} has no effect on envs of {library}. Try without it, or env.cfg.<field>")
 
 
-def require(module: str, library: str, versions: str, install: str) -> None:
-    """Stops with one line where a library is missing, or has another version than the adapter was written for."""
+def require(module: str, library: str, install: str) -> None:
+    """Stops with one line where a library is missing. `TensorEnvs` checks that it can do what is needed."""
     try:
-        version = metadata.version(module)
+        metadata.version(module)
     except metadata.PackageNotFoundError:
         raise ConfigError(f"{library} is not installed. Try {install}") from None
-    if version not in SpecifierSet(versions):
-        raise ConfigError(f"{library} {version} is here, and this adapter needs {versions}. Try {install}")
+
+
+@contextlib.contextmanager
+def in_one_line(name: str) -> Iterator[None]:
+    """Makes one line of what goes wrong where a library makes envs from settings.
+
+    Raises:
+        ConfigError: A setting is of another kind than the library takes, or something that it needs is missing.
+    """
+    try:
+        yield
+    except (ImportError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        words = first_line(error)
+        if any(module in str(error) for module in ("carb", "omni.", "isaacsim")):
+            words += ". It needs Kit: start that in a script, which hands its envs to gpusim_rl.train(envs)"
+        raise ConfigError(f"{name}: {words}") from error
+
+
+def refuse_ours(changes: Mapping[str, Any], ours: Mapping[str, str]) -> None:
+    """Stops where `env.cfg` has a field that a setting of ours decides; `ours` has that setting by the field's path."""
+    for path, setting in ours.items():
+        node: Any = changes
+        for key in path.split("."):
+            node = node.get(key) if isinstance(node, Mapping) else None
+        if node is not None:
+            raise ConfigError(f"env.cfg.{path} has no effect: {setting}")
 
 
 def module_and_id(name: str) -> str:
@@ -85,23 +111,40 @@ def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
     """
     for name, value in changes.items():
         fields = cfg if isinstance(cfg, dict) else getattr(cfg, "__dict__", {})
+        by_pattern = isinstance(cfg, dict) and all(map(_is_number, fields.values()))  # of joints, say
+        if by_pattern and _is_number(value):
+            cfg[name] = float(value)
+            continue
         if name not in fields:
             raise ConfigError(f"{key}.{name}: no such field.{did_you_mean(name, sorted(fields))}")
         old = fields[name]
         if isinstance(value, Mapping) and old is not None:
             change(old, value, f"{key}.{name}")
             continue
-        if _is_number(old) and _is_number(value) and "float" in _annotation(cfg, name, old):
+        kind = _annotation(cfg, name, old)
+        if _is_number(old) and _is_number(value) and ("float" in kind or isinstance(cfg, dict)):
             old, value = float(old), float(value)
         if isinstance(old, tuple) and isinstance(value, list):
             value = tuple(value)
-        if old is not None and value is not None and not isinstance(value, type(old)):
+        if not _fits(value, old, kind):
             expected, got = type(old).__name__, type(value).__name__
             raise ConfigError(f"{key}.{name} must be {expected}, such as {old!r}; got {got} {value!r}")
         if isinstance(cfg, dict):
             cfg[name] = value
         else:
             setattr(cfg, name, value)
+
+
+def _fits(value: Any, old: Any, kind: str) -> bool:
+    """Returns whether a value can take the place of an old one. None leaves out a term, or an optional field."""
+    if old is None:
+        return True
+    if value is None:
+        return "None" in kind or "Optional" in kind or hasattr(old, "__dict__")
+    if isinstance(value, bool) != isinstance(old, bool) or not isinstance(value, type(old)):
+        return False
+    numbers = isinstance(old, tuple) and old and all(map(_is_number, old))
+    return not numbers or (len(value) == len(old) and all(map(_is_number, value)))
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

@@ -14,7 +14,15 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.connect.library_config import change, module_and_id, quietly, refuse_gymnasiums, require
+from gpusim_rl.connect.library_config import (
+    change,
+    in_one_line,
+    module_and_id,
+    quietly,
+    refuse_gymnasiums,
+    refuse_ours,
+    require,
+)
 from gpusim_rl.connect.tensor_envs import TensorEnvs
 from gpusim_rl.env.environment import Observation
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line
@@ -39,11 +47,8 @@ class MjLabEnv(TensorEnvs):
 
     library = "mjlab"
     groups: ClassVar = {"policy": "actor", "critic": "critic"}
+    keeps_last_obs = ("auto_reset", False)
     counts_ends = True
-
-    def __init__(self, envs: Any, name: str = "") -> None:
-        envs.unwrapped.cfg.auto_reset = False
-        super().__init__(envs, name)
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> MjLabEnv:
@@ -52,19 +57,23 @@ class MjLabEnv(TensorEnvs):
         Raises:
             ConfigError: There are no such envs, mjlab is missing, or it cannot draw them.
         """
-        require("mjlab", cls.library, ">=1.6,<2", "pip install mjlab==1.6.0, in an environment of its own")
+        require("mjlab", cls.library, "pip install mjlab==1.6.0, in an environment of its own")
         if cfg.physics is not None:
             raise ConfigError("env.physics has no effect on envs of mjlab: they have one simulator. Try without it")
         refuse_gymnasiums(cfg, cls.library)
+        ours = {"scene.num_envs": "num_envs is a setting of its own", "seed": "seed is a setting of its own"}
+        refuse_ours(cfg.cfg, ours | {"auto_reset": "the envs are reset here"})
+        if unknown := cfg.kwargs.keys() - {"render_mode"}:
+            raise ConfigError(f"env.kwargs.{min(unknown)}: envs of mjlab take render_mode alone. Try env.cfg")
         start_warp(device)
         with quietly(cls.library):
             env_cfg, name = _find(cfg)
             env_cfg.scene.num_envs, env_cfg.seed = num_envs, seed
             change(env_cfg, cfg.cfg, "env.cfg")
+            make = importlib.import_module("mjlab.envs").ManagerBasedRlEnv
             try:
-                envs = importlib.import_module("mjlab.envs").ManagerBasedRlEnv(
-                    env_cfg, device=str(device), **cfg.kwargs
-                )
+                with in_one_line(name):
+                    envs = make(env_cfg, device=str(device), **cfg.kwargs)
             except mujoco.FatalError as error:  # its renderer's, which takes the OpenGL that was chosen at the start
                 raise ConfigError(f"{name}: {first_line(error)}. Try with the variable MUJOCO_GL=egl") from None
             return cls(envs, name)
@@ -106,7 +115,14 @@ def _find(cfg: EnvConfig) -> tuple[Any, str]:
             " in a script gpusim_rl.train(envs)"
         )
     if cfg._target_ is not None:
-        return load_function(cfg._target_, "env._target_", "my_envs.my_env_cfg")(), cfg._target_
+        function = load_function(cfg._target_, "env._target_", "my_envs.my_env_cfg")
+        with in_one_line(f"env._target_={cfg._target_}"):
+            made = function()
+        if not isinstance(made, importlib.import_module("mjlab.envs").ManagerBasedRlEnvCfg):
+            raise ConfigError(
+                f"env._target_={cfg._target_} returns a {type(made).__name__}, expected a ManagerBasedRlEnvCfg"
+            )
+        return made, cfg._target_
     importlib.import_module("mjlab.tasks")  # it registers them
     registry = importlib.import_module("mjlab.tasks.registry")
     name = module_and_id(str(cfg.id))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.connect.library_config import LibraryConfig
+from gpusim_rl.connect.library_config import LibraryConfig, refuse_gymnasiums
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.schema import EnvConfig
@@ -33,6 +33,8 @@ class TensorEnvs(Environment):
 
     Attributes:
         groups: Name of the library's observation group for each of ours; `policy` must be there.
+        keeps_last_obs: Field of the library's configuration, and its value, with which the true last observation of an
+            episode is at hand.
         counts_ends: Whether the log has numbers of envs that ended, by reason, where Isaac Lab has shares.
 
     Raises:
@@ -40,6 +42,7 @@ class TensorEnvs(Environment):
     """
 
     groups: ClassVar[Mapping[str, str]]
+    keeps_last_obs: ClassVar[tuple[str, bool]]
     counts_ends: ClassVar[bool] = False
     Config: ClassVar[type] = LibraryConfig
     on_learners_device = True
@@ -48,6 +51,13 @@ class TensorEnvs(Environment):
     def __init__(self, envs: Any, name: str = "") -> None:
         envs = envs.unwrapped
         name = name or type(envs).__name__
+        field, value = self.keeps_last_obs
+        if not hasattr(envs.cfg, field):
+            raise ConfigError(
+                f"{name}: this version of {self.library} has no {field}, without which the last observation of an"
+                " episode is lost. Try the version that docs/connect.md names"
+            )
+        setattr(envs.cfg, field, value)
         self.name, self._envs = name, envs
         self.device = torch.device(envs.device)
         self.num_envs = int(envs.num_envs)
@@ -67,6 +77,7 @@ class TensorEnvs(Environment):
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
         """Returns envs that a script of the user has made as ours. They have drawn their seed."""
+        refuse_gymnasiums(cfg, cls.library)
         return cls(envs)
 
     def reset(self) -> Observation:
@@ -192,7 +203,7 @@ class TensorEnvs(Environment):
                 shapes = ", ".join(str(list(part.shape[1:])) for part in parts)
                 raise ConfigError(
                     f"{self.name}: the networks here take numbers, and its observations {theirs!r} are pictures,"
-                    f" {shapes}. Try a preset without cameras"
+                    f" {shapes}. Try an env that observes numbers"
                 )
             found[group] = torch.cat([part.detach().reshape(self.num_envs, -1).float() for part in parts], dim=1)
         return found

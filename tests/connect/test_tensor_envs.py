@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
-from gpusim_rl.connect import library_config
 from gpusim_rl.connect.isaaclab import IsaacLabEnv
-from gpusim_rl.connect.library_config import change, require
+from gpusim_rl.connect.library_config import change, in_one_line, refuse_ours
 from gpusim_rl.connect.mjlab import MjLabEnv
 from gpusim_rl.connect.tensor_envs import actions_of
 from gpusim_rl.errors import ConfigError, TaskError
@@ -216,9 +215,7 @@ def test_observations_that_cannot_be_represented_are_one_line():
     with pytest.raises(ConfigError, match=r"Theirs has no observations 'policy'; there are \['camera', 'pixels'\]"):
         env.reset()
     library._obs = lambda: {"policy": torch.zeros(3, 8, 8, 3)}
-    with pytest.raises(
-        ConfigError, match=r"its observations 'policy' are pictures, \[8, 8, 3\]\. Try a preset without"
-    ):
+    with pytest.raises(ConfigError, match=r"its observations 'policy' are pictures, \[8, 8, 3\]\. Try an env that"):
         env.reset()
 
 
@@ -244,6 +241,8 @@ def test_several_agents_are_refused():
 class Fields:
     length_s: float = 5
     decimation: int = 4
+    limits: tuple[float, float] = (0.0, 1.0)
+    pose: dict[str, float] = field(default_factory=lambda: {"hip": 0.0})
 
 
 def test_a_field_takes_the_numbers_of_its_type():
@@ -253,6 +252,25 @@ def test_a_field_takes_the_numbers_of_its_type():
     assert cfg == Fields(0.5, 2)
     with pytest.raises(ConfigError, match=r"^env\.cfg\.decimation must be int, such as 2; got float 2\.5$"):
         change(cfg, {"decimation": 2.5}, "env.cfg")
+    change(cfg, {"limits": [1, 2], "pose": {"hip": 1, "knee": -0.5}}, "env.cfg")
+    assert cfg.limits == (1, 2)
+    assert cfg.pose == {"hip": 1.0, "knee": -0.5}
+    for bad in ({"decimation": None}, {"decimation": True}, {"limits": [1]}, {"limits": ["a", 1]}):
+        with pytest.raises(ConfigError, match=r"^env\.cfg\.\w+ must be "):
+            change(cfg, bad, "env.cfg")
+
+
+def test_fields_that_settings_of_ours_decide_are_refused():
+    with pytest.raises(ConfigError, match=r"^env\.cfg\.scene\.num_envs has no effect: num_envs is a setting"):
+        refuse_ours({"scene": {"num_envs": 8}}, {"scene.num_envs": "num_envs is a setting of its own"})
+    refuse_ours({"scene": {"env_spacing": 8}}, {"scene.num_envs": "x", "seed": "y"})
+
+
+def test_what_a_library_says_when_it_makes_envs_is_one_line():
+    with pytest.raises(ConfigError, match=r"^My-Env: got an unexpected$"), in_one_line("My-Env"):
+        raise TypeError("got an unexpected\nand more")
+    with pytest.raises(ConfigError, match=r"No module named 'carb'\. It needs Kit: start"), in_one_line("My-Env"):
+        raise ValueError("No module named 'carb'")
 
 
 def test_fields_of_a_configuration_are_changed_by_name():
@@ -271,14 +289,16 @@ def test_fields_of_a_configuration_are_changed_by_name():
         change(cfg, {"rewards": {"alive": {"weight": "a"}}}, "env.cfg")
 
 
-def test_a_library_that_is_missing_or_another_version_is_one_line(monkeypatch):
+def test_a_library_that_is_missing_or_another_version_is_one_line():
     for task, name in (("IsaacLab", "Isaac Lab"), ("MjLab", "mjlab")):
         spec = prepare(task, env={"id": "Some-Env"}, device="cpu")
         with pytest.raises(ConfigError, match=f"^{name} is not installed. Try pip install "):
             spec.task_class.from_settings(spec.cfg.env, num_envs=2, seed=0, device=CPU)
-    monkeypatch.setattr(library_config.metadata, "version", lambda _: "2.3.0")
-    with pytest.raises(ConfigError, match=r"^Isaac Lab 2\.3\.0 is here, and this adapter needs >=3\.0,<4\. Try x$"):
-        require("isaaclab", "Isaac Lab", ">=3.0,<4", "x")
+    for kind, switch in (("isaaclab", "compute_final_obs"), ("mjlab", "auto_reset")):
+        library = Library()
+        delattr(library.cfg, switch)
+        with pytest.raises(ConfigError, match=rf"^Theirs: this version of .* has no {switch}, without which the last"):
+            {"isaaclab": IsaacLabEnv, "mjlab": MjLabEnv}[kind](library, "Theirs")
 
 
 def test_settings_that_mean_nothing_are_refused():
@@ -287,6 +307,8 @@ def test_settings_that_mean_nothing_are_refused():
         prepare("Gymnasium").task_class.from_settings(cfg, num_envs=2, seed=0, device=CPU)
     with pytest.raises(ConfigError, match=r"env\.physics has no effect with task Cartpole"):
         prepare("Cartpole", env={"physics": "newton_mjwarp"})
+    with pytest.raises(ConfigError, match=r"task\.randomization_params has no effect here"):
+        prepare("MjLab", task={"randomization_params": {"frequency": 1}})
 
 
 def test_the_library_steps_where_the_learner_is_and_outside_of_our_graphs():
