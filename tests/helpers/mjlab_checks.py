@@ -146,6 +146,11 @@ def words() -> None:
     assert line(id=GO1, overlap=True).startswith("env.overlap has no effect on envs of mjlab")
     assert line().startswith("task=MjLab needs env.id or env._target_")
     assert "nothing_there" in line(_target_="mjlab_checks.nothing_there")
+    assert line(_target_="os.getcwd") == "env._target_=os.getcwd returns a str, expected a ManagerBasedRlEnvCfg"
+    assert line(_target_="math.sqrt").startswith("env._target_=math.sqrt: ")
+    assert line(id=GO1, kwargs={"device": "cpu"}).startswith("env.kwargs.device: envs of mjlab take render_mode alone")
+    assert line(id=GO1, cfg={"auto_reset": True}).startswith("env.cfg.auto_reset has no effect: the envs are reset here")
+    assert line(id=GO1, cfg={"decimation": None}) == "env.cfg.decimation must be int, such as 4; got NoneType None"
 
 
 if __name__ == "__main__":
