@@ -21,7 +21,10 @@ NO_FORCE = torch.zeros(4, 1)
 
 
 class ConstantReward(CartpoleEnv):
-    """Pays 1 in every step, and ends no episode before its time."""
+    """Pays 1 in every step, and ends no episode before its time. A policy sees one state, so that a value is exact."""
+
+    def _get_observations(self) -> dict[str, torch.Tensor]:
+        return {"policy": torch.ones(self.num_envs, 4, device=self.device)}
 
     def _get_rewards(self) -> torch.Tensor:
         return torch.ones(self.num_envs, device=self.device)
