@@ -33,6 +33,8 @@ CONTENTS = {
         "randomization",
         "export",
         "migrating_from_isaacgymenvs",
+        "migrating_from_isaaclab",
+        "migrating_from_mjlab",
     ],
     "Run it": ["config", "outputs", "doctor", "profiling", "gpu", "distributed", "connect"],
     "Trust it": ["benchmarks", "reliability", "security", "not_there", "architecture"],

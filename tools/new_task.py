@@ -6,6 +6,8 @@ python tools/new_task.py Walk --urdf robots/dog.urdf --free-base
 python tools/new_task.py Walk --mjcf robots/dog.xml            a robot with a free base learns to walk forward
 python tools/new_task.py Trot --mjcf robots/dog.xml --velocity walks with commanded velocities, as Go1Velocity
 python tools/new_task.py MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml
+python tools/new_task.py MyDog --from-isaaclab Isaac-Velocity-Flat-UnitreeGo2 --mjcf menagerie:unitree_go2
+python tools/new_task.py MyLift --from-mjlab Mjlab-Lift-Cube-Yam
 """
 
 from __future__ import annotations
@@ -179,44 +181,6 @@ $controls        self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).
     def _gravity(self) -> Float[Tensor, "envs 3"]:
         return quat_rotate_inverse(self.robot.root_quat, self.down)
 '''
-VELOCITY = '''\
-"""$name: the robot follows commanded velocities."""
-
-from __future__ import annotations
-$import_path
-from gpusim_rl.tasks.velocity import Motor, Robot, VelocityTask
-
-
-class $name(VelocityTask):
-    """$name: walk with the commanded velocities, forward, sideways and turning.
-
-    The recipe is that of `Go1Velocity`. Motors are a first guess: each servo has 10 Hz, by its armature.
-
-    Action space: $actions numbers in [-100, 100], offset of the joint targets from the pose / a quarter of the
-    largest torque over the stiffness [rad], in the order of the joints.
-
-    Observation space:
-
-$table
-
-    The critic sees this:
-
-$critic_table
-
-    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
-
-    Reward terms, x the control step: see `VelocityTask`.
-
-    Start: the pose, a little above the ground, any yaw; a random command, anew every 3 to 8 s. Termination: a tilt
-    of more than 70 degrees.
-    """
-
-$mirrors    robot = Robot(
-        name="$robot_name",
-        file=$robot,
-$values
-    )
-'''
 VELOCITY_YAML = """\
 # @package _global_
 # $name: walk with the commanded velocities. What is not here is in cfg/task/$base.yaml.
@@ -329,6 +293,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--velocity", action="store_true", help="a walking robot follows commanded velocities")
     parser.add_argument("--feet", metavar="A,B", help="bodies or shapes that stand on the ground, for --velocity")
     parser.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="take the settings of a task of theirs")
+    parser.add_argument("--from-isaaclab", metavar="CFG", help="take an env of Isaac Lab: an id, or my_envs.MyEnvCfg")
+    parser.add_argument("--from-mjlab", metavar="ID", help="take an env of mjlab: an id, or my_envs.my_env_cfg")
+    parser.add_argument("--names", metavar="THEIRS=OURS,..", help="what the robot's file has in place of their names")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for my_tasks and my_cfg (default: this one)")
     parser.add_argument("--overwrite", action="store_true", help="replace the files of a task that exists")
     return parser.parse_args(argv)
@@ -351,36 +318,89 @@ def new_task(args: argparse.Namespace) -> list[str]:
         raise ConfigError("--velocity needs the robot, and takes no settings of IsaacGymEnvs; try --mjcf or --urdf")
     if args.feet is not None and not args.velocity:
         raise ConfigError("--feet is for --velocity; try both")
+    theirs = {"isaaclab": args.from_isaaclab, "mjlab": args.from_mjlab}
+    theirs = {library: cfg for library, cfg in theirs.items() if cfg is not None}
+    if len(theirs) > 1 or (theirs and (args.velocity or args.free_base or args.from_isaacgymenvs is not None)):
+        raise ConfigError("--from-isaaclab or --from-mjlab takes the robot and --names, and no other source of a task")
+    if args.names is not None and not theirs:
+        raise ConfigError("--names is for --from-isaaclab and --from-mjlab; try both")
     if args.from_isaacgymenvs is not None:
         take_settings(draft, args.from_isaacgymenvs)
     source = draft.folder / "my_tasks" / f"{draft.module}.py"
     yaml = draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml"
-    files: dict[Path, str] = {}
-    if not draft.robot:
+    files: dict[Path, str | bytes] = {}
+    if draft.robot and not draft.of_menagerie and not Path(draft.robot).is_file():
+        raise ConfigError(f"there is no robot file {draft.robot}")
+    for library, cfg in theirs.items():
+        files = library_files(draft, library, cfg, args.names or "")
+    if not theirs and not draft.robot:
         draft.robot = str(draft.folder / "my_tasks" / "assets" / f"{draft.module}.xml")
         files[Path(draft.robot)] = ARM
-    elif not draft.of_menagerie and not Path(draft.robot).is_file():
-        raise ConfigError(f"there is no robot file {draft.robot}")
-    for file in (source, yaml, *files):
+    for file in {source, yaml, *files}:
         if file.exists() and not args.overwrite:
             raise ConfigError(f"the file {file} exists already; try another name, or --overwrite")
     if args.velocity:
         files[source], files[yaml] = velocity_texts(draft, args.feet.split(",") if args.feet else [])
-    else:
+    elif not theirs:
         robot = load_robot(draft, ARM if files else None)
         values = own_settings(draft, robot)
         files[source], files[yaml] = class_text(draft, robot, values), yaml_text(draft, robot, values)
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
-            temporary.write(text.encode())
+            temporary.write(text.encode() if isinstance(text, str) else text)
     go_there = "" if args.out == Path() else f"cd {shlex.quote(str(args.out))} && "
     next_steps = [
         f"{go_there}python {tool('check_task', args.out)} {draft.name} -cd my_cfg",
         f"{go_there}python {tool('train', args.out)} -cd my_cfg task={draft.name}",
         f"{go_there}python {tool('export', args.out)} {draft.name} -cd my_cfg",
     ]
-    return [*(f"wrote {file}" for file in files), *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
+    meshes = [file for file in files if isinstance(files[file], bytes) and file.suffix != ".xml"]
+    wrote = [f"wrote {file}" for file in files if file not in meshes]
+    if meshes:
+        wrote.append(f"wrote {len(meshes)} files of meshes and textures beside {wrote[0].removeprefix('wrote ')}")
+    return [*wrote, *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
+
+
+def library_files(draft: Draft, library: str, cfg: str, renamed: str) -> dict[Path, str | bytes]:
+    """Returns the files of a task with the numbers of an env of Isaac Lab or mjlab.
+
+    Raises:
+        ConfigError: The library or the configuration is missing.
+    """
+    import tempfile
+
+    from gpusim_rl.connect.library_velocity import is_velocity_task, velocity_task
+    from gpusim_rl.connect.manager_cfg import read_cfg
+    from gpusim_rl.connect.task_skeleton import RobotElements, task_texts
+    from gpusim_rl.errors import ConfigError
+
+    pairs = [pair.split("=") for pair in renamed.split(",") if renamed]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ConfigError(f"--names {renamed}: expected THEIRS=OURS,THEIRS=OURS; try --names panda_joint=joint")
+    task, assets = read_cfg(library, cfg), Path("assets", draft.module)
+    places = {key: each["file"] for key, each in task.objects.items()} | {"robot": task.robot_file}
+    places = {key: f'Path(__file__).parent / "{(assets / file).as_posix()}"' for key, file in places.items()}
+    if draft.robot:
+        places["robot"], task.left["robot"] = robot_place(draft)[0], task.robot_file
+    elif not task.files:
+        raise ConfigError(
+            f"--from-{library} {cfg}: its robot is {task.robot_file or 'made in code'}, which MuJoCo does not read; try"
+            " --mjcf or --urdf with a file of the same robot, such as --mjcf menagerie:unitree_go2"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        for path, content in task.files.items():
+            Path(scratch, path).parent.mkdir(parents=True, exist_ok=True)
+            Path(scratch, path).write_bytes(content)
+        robot = RobotElements(draft.robot or Path(scratch, task.robot_file), dict(pairs))
+    make = velocity_task if is_velocity_task(task) else task_texts
+    source, yaml, draft.notes = make(task, robot, {"name": draft.name, "module": draft.module}, places)
+    texts: dict[Path, str | bytes] = {assets / path: content for path, content in task.files.items()}
+    files = {
+        draft.folder / "my_tasks" / path: content
+        for path, content in (texts | {Path(f"{draft.module}.py"): source}).items()
+    }
+    return files | {draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml": yaml}
 
 
 def snake_case(name: str) -> str:
@@ -406,6 +426,7 @@ def take_settings(draft: Draft, file: Path) -> None:
     Raises:
         ConfigError: The file is no such yaml, or does not tell the robot.
     """
+    from gpusim_rl.connect.task_text import number
     from gpusim_rl.errors import ConfigError
 
     theirs = read_yaml(file)
@@ -503,12 +524,6 @@ def look_up(values: Any, path: str) -> Any:
     return values
 
 
-def number(value: float) -> float | int:
-    """Returns 60 for 59.99999: a rate is written as a period."""
-    near = round(value, 3)
-    return int(near) if near == int(near) else near
-
-
 # The robot
 
 
@@ -542,6 +557,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     """
     import mujoco
 
+    from gpusim_rl.connect.task_text import number
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
 
@@ -717,6 +733,8 @@ def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
 
 def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
     """Returns the content of the py file."""
+    from gpusim_rl.connect.task_text import table, type_of, wrapped
+
     arguments = ['"robot"', "ROBOT"]
     if robot.lift:
         arguments.append(f"pos=(0.0, 0.0, {robot.lift:g})")
@@ -770,6 +788,8 @@ def robot_place(draft: Draft) -> tuple[str, str]:
 
 def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
     """Returns the content of the yaml."""
+    from gpusim_rl.connect.task_text import commented_yaml, number
+
     common = draft.common
     physics_hz = common.get("physics_hz", robot.physics_hz)
     control_hz = number(physics_hz / max(1, round(physics_hz / common.get("control_hz", 50))))
@@ -782,16 +802,17 @@ def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, s
         control_hz=control_hz,
         episode_length=common.get("episode_length", round((10 if robot.free else 3) * control_hz)),
         clip_actions=common.get("clip_actions", 1.0),
-        clip_observations=text_of(common.get("clip_observations")),
-        values="\n".join(yaml_lines(values)),
+        clip_observations=json.dumps(common.get("clip_observations")),
+        values=commented_yaml(values),
         num_envs=common.get("num_envs", 1024),
         max_iterations=common.get("max_iterations", 300 if robot.free else 100),
-        ppo="\n".join(f"  {key}: {text_of(value)}" for key, value in ppo.items()),
+        ppo="\n".join(f"  {key}: {json.dumps(value)}" for key, value in ppo.items()),
     )
 
 
 def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     """Returns the content of the py file and of the yaml of a robot that follows commanded velocities."""
+    from gpusim_rl.connect.task_text import by_pattern, velocity_source
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.mirror_image import MirrorImage
@@ -833,51 +854,29 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         "root": json.dumps(robot.root),
         "torso": json.dumps(robot.torso),
         "imu": json.dumps(robot.imu or "imu"),
-        "feet": repr(tuple(foot.item for foot in robot.feet)),
-        "soles": repr(soles),
+        "feet": tuple(foot.item for foot in robot.feet),
+        "soles": soles,
         "height": f"{robot.height:g}",
         "pose": by_pattern(joints, pose),
         "motors": by_pattern(joints, motors),
         "widths": {**by_pattern(joints, widths), **others},
-        "trot": repr(robot.trot) if not biped else "",
+        "trot": robot.trot if not biped else "",
         "elliptic": "True" if not biped else "",
         "fixed_base": "False" if free else "",
         "sites": sites,
     }
-    lines = []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            items = [f"{json.dumps(name)}: {item}" for name, item in value.items()]
-            lines += [f"        {key}={{", *(f"            {item}," for item in items), "        },"]
-        elif value:
-            lines.append(f"        {key}={value.replace(chr(39), chr(34))},")
     place, import_path = robot_place(draft)
     imports = import_path + ("from typing import ClassVar\n" if mirrors else "")
-    seen = [
-        ("lin_vel", 3, "velocity of the IMU, its frame", "m/s"),
-        ("ang_vel", 3, "angular velocity of the IMU, its frame", "rad/s"),
-        ("gravity", 3, "direction of gravity in the frame of the root", "-"),
-        ("joint_pos", len(joints), "joint positions from the pose; the policy's with bias", "rad"),
-        ("joint_vel", len(joints), "joint velocities", "rad/s"),
-        ("actions", len(joints), "last action", "-"),
-        ("command", 3, "commanded x, y velocity and yaw rate", "m/s, m/s, rad/s"),
-    ]
-    of_feet = [
-        ("foot_height", len(soles), "each foot above the ground", "m"),
-        ("air_time", len(soles), "time since each foot left the ground", "s"),
-        ("contact", len(soles), "1 for feet that touch, else 0", "-"),
-        ("contact_force", 3 * len(soles), "sign(f) log(1 + abs(f)) of the forces on feet, world", "log(1 + N)"),
-    ]
-    source = Template(VELOCITY).substitute(
+    source = velocity_source(
+        values,
+        len(joints),
+        recipe="The recipe is that of `Go1Velocity`. Motors are a first guess: each servo has 10 Hz, by its armature.",
+        scale="a quarter of the\n    largest torque over the stiffness [rad]",
+        mirrors=mirrors and f"{mirrors}\n",
         name=draft.name,
         import_path=imports and f"\n{imports}",
-        actions=len(joints),
-        table=table(seen),
-        critic_table=table([*seen, *of_feet]),
-        mirrors=mirrors and f"{mirrors}\n",
         robot_name=snake_case(draft.name),
         robot=place,
-        values="\n".join(lines),
     )
     yaml = Template(VELOCITY_YAML).substitute(
         name=draft.name,
@@ -923,81 +922,6 @@ def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
         said = f"{len(narrow)} joints of legs hardly turn, {narrow[0]}"
         warn(f'{said}; if these are radians, the file needs <compiler angle="radian"/>')
     return robot
-
-
-SIDES = re.compile(
-    r"(?<![A-Za-z])(left|right|front|rear|hind|back|[lrfhb]|[frhbl][lrfh])(?![a-z])|(Left|Right)(?=[A-Z])",
-    re.IGNORECASE,
-)
-"""Words in the name of a joint that tell of which leg or arm it is."""
-
-
-def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by pattern, where all joints that it fits differ by their side alone; else by joint."""
-    from fnmatch import fnmatchcase
-    from glob import escape
-
-    patterns = {joint: re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", escape(joint))) for joint in joints}
-    result: dict[str, Any] = {}
-    for joint, value in values.items():
-        alike = [other for other in joints if patterns[other] == patterns[joint]]
-        alone = alike == [other for other in joints if fnmatchcase(other, patterns[joint])]
-        same = all(nearly(values.get(other), values.get(alike[0])) for other in alike)
-        result.setdefault(patterns[joint] if alone and same else escape(joint), value)
-    return result
-
-
-def nearly(one: Any, two: Any) -> bool:
-    """Whether two values are equal, angles to the precision of a guess."""
-    return abs(one - two) <= 0.02 if isinstance(one, float) and isinstance(two, float) else one == two
-
-
-def wrapped(head: str, brackets: str, items: list[str]) -> str:
-    """Returns a tuple or a dict, on one line where it fits."""
-    comma = "," if brackets == "()" and len(items) == 1 else ""
-    line = f"{head}{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
-    if len(line) <= 88:
-        return line
-    indent = " " * (len(head) - len(head.lstrip()))
-    return "\n".join([head + brackets[0], *(f"{indent}    {item}," for item in items), indent + brackets[1]])
-
-
-def table(rows: list[tuple[str, int, str, str]]) -> str:
-    """Returns the table of the observation's parts, as the docstring has it."""
-    cells, first = [("num", "name", "observation", "unit")], 0
-    for name, size, words, unit in rows:
-        cells.append((str(first) if size == 1 else f"{first}-{first + size - 1}", name, words, unit))
-        first += size
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(f"    {line}" for line in lines)
-
-
-def type_of(value: Any) -> str:
-    """Returns the type of a field of the class."""
-    return "dict[str, float]" if isinstance(value, dict) else type(value).__name__
-
-
-def text_of(value: Any) -> str:
-    """Returns a value in a yaml, on one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {text_of(item)}" for key, item in value.items()) + "}"
-    return json.dumps(value)
-
-
-def yaml_lines(values: Mapping[str, tuple[Any, str]]) -> list[str]:
-    """Settings in a yaml, with their comments."""
-    lines = []
-    for key, (value, comment) in values.items():
-        after = f"  # {comment}" if comment else ""
-        if isinstance(value, dict):
-            lines += [f"  {key}:{after}", *(f"    {name}: {text_of(number)}" for name, number in value.items())]
-        else:
-            lines.append(f"  {key}: {text_of(value)}{after}")
-    return lines
 
 
 if __name__ == "__main__":

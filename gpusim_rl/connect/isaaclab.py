@@ -74,13 +74,12 @@ class IsaacLabEnv(TensorEnvs):
         Raises:
             ConfigError: There are no such envs, Isaac Lab is missing, or its assets are.
         """
-        require("isaaclab", cls.library, "pip install isaaclab==3.0.0, with Python 3.12")
         refuse_gymnasiums(cfg, cls.library)
         ours = {path: f"{path.rpartition('.')[2]} is a setting of its own" for path in ("scene.num_envs", "seed")}
         ours |= {"sim.device": "device is a setting of its own", "compute_final_obs": "it is needed, and switched on"}
         refuse_ours(cfg.cfg, ours)
         with quietly(cls.library):
-            env_cfg, make, name = _find(cfg)
+            env_cfg, make, name = find_cfg(cfg)
             _refuse_several_agents(env_cfg, name)
             env_cfg.scene.num_envs, env_cfg.sim.device, env_cfg.seed = num_envs, str(device), seed
             change(env_cfg, cfg.cfg, "env.cfg")
@@ -151,8 +150,13 @@ class IsaacLabEnv(TensorEnvs):
         return pictures
 
 
-def _find(cfg: EnvConfig) -> tuple[Any, Any, str]:
-    """Returns the configuration of the envs that the settings name, the function that makes them, and their name."""
+def find_cfg(cfg: EnvConfig) -> tuple[Any, Any, str]:
+    """Returns the configuration of the envs that the settings name, the function that makes them, and their name.
+
+    Raises:
+        ConfigError: There are no such envs, or Isaac Lab is missing.
+    """
+    require("isaaclab", "Isaac Lab", "pip install isaaclab==3.0.0, with Python 3.12")
     if (cfg.id is None) == (cfg._target_ is None):
         raise ConfigError(
             "task=IsaacLab needs env.id or env._target_: try env.id=Isaac-Cartpole-Direct, or in a"

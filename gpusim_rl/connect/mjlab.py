@@ -6,7 +6,10 @@ They run on mjlab's own simulator, MuJoCo Warp, on CUDA or a CPU. docs/connect.m
 from __future__ import annotations
 
 import importlib
+import io
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import mujoco
@@ -57,7 +60,6 @@ class MjLabEnv(TensorEnvs):
         Raises:
             ConfigError: There are no such envs, mjlab is missing, or it cannot draw them.
         """
-        require("mjlab", cls.library, "pip install mjlab==1.6.0, in an environment of its own")
         if cfg.physics is not None:
             raise ConfigError("env.physics has no effect on envs of mjlab: they have one simulator. Try without it")
         refuse_gymnasiums(cfg, cls.library)
@@ -67,7 +69,7 @@ class MjLabEnv(TensorEnvs):
             raise ConfigError(f"env.kwargs.{min(unknown)}: envs of mjlab take render_mode alone. Try env.cfg")
         start_warp(device)
         with quietly(cls.library):
-            env_cfg, name = _find(cfg)
+            env_cfg, name = find_cfg(cfg)
             env_cfg.scene.num_envs, env_cfg.seed = num_envs, seed
             change(env_cfg, cfg.cfg, "env.cfg")
             make = importlib.import_module("mjlab.envs").ManagerBasedRlEnv
@@ -107,8 +109,13 @@ class MjLabEnv(TensorEnvs):
         return [picture]
 
 
-def _find(cfg: EnvConfig) -> tuple[Any, str]:
-    """Returns the configuration of the envs that the settings name, and their name."""
+def find_cfg(cfg: EnvConfig) -> tuple[Any, str]:
+    """Returns the configuration of the envs that the settings name, and their name.
+
+    Raises:
+        ConfigError: There are no such envs, or mjlab is missing.
+    """
+    require("mjlab", "mjlab", "pip install mjlab==1.6.0, in an environment of its own")
     if (cfg.id is None) == (cfg._target_ is None):
         raise ConfigError(
             "task=MjLab needs env.id or env._target_: try env.id=Mjlab-Velocity-Flat-Unitree-Go1, or"
@@ -129,3 +136,34 @@ def _find(cfg: EnvConfig) -> tuple[Any, str]:
     if name not in registry.list_tasks():
         raise ConfigError(f"env.id={name}: mjlab has no such env.{did_you_mean(name, registry.list_tasks())}")
     return registry.load_env_cfg(name), name
+
+
+def mjcf_of(entity: Any, name: str, files: dict[str, bytes]) -> str:
+    """Adds the MJCF of an entity's configuration and its meshes to `files`; returns the path of the MJCF.
+
+    Raises:
+        ConfigError: MuJoCo cannot compile or write it.
+    """
+    spec = entity.spec_fn()
+    for editors in ("lights", "cameras", "textures", "materials", "meshes", "geoms", "collisions"):
+        for editor in getattr(entity, editors):
+            editor.edit_spec(spec)
+    for key in list(spec.keys):
+        spec.delete(key)
+    spec.modelname = name
+    archive = io.BytesIO()
+    try:
+        spec.compile()
+        mujoco.MjSpec.to_zip(spec, archive)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"cannot write the MJCF of {name!r}: {first_line(error)}") from None
+    with zipfile.ZipFile(archive) as content:
+        files |= {file: content.read(file) for file in content.namelist()}
+    # What a spec has read from the disk is not in its archive.
+    elements = [(each, spec.meshdir) for each in spec.meshes]
+    elements += [(each, spec.texturedir) for each in (*spec.textures, *spec.hfields)]
+    for element, folder in elements:
+        place = PurePosixPath(folder or "", element.file)
+        if element.file and str(place) not in files and (there := Path(spec.modelfiledir, place)).is_file():
+            files[str(place)] = there.read_bytes()
+    return f"{name}.xml"
