@@ -149,7 +149,7 @@ def words() -> None:
     assert line(_target_="os.getcwd") == "env._target_=os.getcwd returns a str, expected a ManagerBasedRlEnvCfg"
     assert line(_target_="math.sqrt").startswith("env._target_=math.sqrt: ")
     assert line(id=GO1, kwargs={"device": "cpu"}).startswith("env.kwargs.device: envs of mjlab take render_mode alone")
-    assert line(id=GO1, cfg={"auto_reset": True}).startswith("env.cfg.auto_reset has no effect: the envs are reset here")
+    assert line(id=GO1, cfg={"auto_reset": True}) == "env.cfg.auto_reset has no effect: the envs are reset here"
     assert line(id=GO1, cfg={"decimation": None}) == "env.cfg.decimation must be int, such as 4; got NoneType None"
 
 
