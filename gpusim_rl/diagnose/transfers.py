@@ -95,7 +95,7 @@ def our_loop(trainer: Trainer, log: Logger) -> Loop:
         trainer.collector.timer.observe(around)
         calls: list[tuple[Any, str, str]] = [(trainer, "save", CHECKPOINT)]
         if isinstance(trainer.env, VecEnv) and SIMULATORS[trainer.start.sim.name].cpu_threads:
-            calls += [(trainer.env.sim, name, PHYSICS) for name in ("step", "reset", "refresh")]
+            calls += [(trainer.env.sim, name, PHYSICS) for name in ("step", "reset", "refresh", "draw")]
         for owner, name, phase in calls:
             setattr(owner, name, _inside(around, phase, getattr(owner, name)))
 

@@ -154,6 +154,7 @@ class VecEnv(Environment):
         self.sim.reset(where)
         self._write_starts(where)
         self.sim.refresh()
+        self.sim.draw()
         if staggered:
             start = self.task.random.integers(0, self.max_episode_length)
             torch.where(where, start, self.progress, out=self.progress)

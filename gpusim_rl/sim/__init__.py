@@ -5,6 +5,7 @@ A task sees `Sim` and what it gives; `sim=` chooses the simulator behind them, w
 
 from gpusim_rl.sim.articulation import Articulation
 from gpusim_rl.sim.bodies import Bodies, Contacts, Sensor, Sites
+from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.choose import SimChoice, choose_sim, make_sim
 from gpusim_rl.sim.dynamics import Dynamics
 from gpusim_rl.sim.interface import Sim
@@ -15,6 +16,7 @@ from gpusim_rl.sim.scene import Scene
 __all__ = [
     "Articulation",
     "Bodies",
+    "CameraImages",
     "Contacts",
     "Dynamics",
     "Param",

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.sim.articulation import Articulation
+from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.rays import Rays
 from gpusim_rl.sim.scene import Scene
@@ -76,9 +77,9 @@ class Sim(Protocol):
 
         Args:
             name: Name in MuJoCo's model: `body_mass`, `geom_friction`, ..., or `gravity`; see `params.FIELDS`.
-            articulation: Articulation that has it; None for gravity. `ground` has the geoms that are fixed to the
-                world.
-            elements: Bodies (also of geoms), joints, actuators or tendons; None for all of them.
+            articulation: Articulation that has it; None for gravity, cameras, lights and materials. `ground` has the
+                geoms that are fixed to the world.
+            elements: Bodies (also of geoms), joints, actuators, tendons, cameras, lights or materials; None for all.
 
         Raises:
             TaskError: There is no such parameter or element.
@@ -97,6 +98,21 @@ class Sim(Protocol):
         """
         ...
 
+    def camera(self, name: str) -> CameraImages:
+        """Returns the images of a camera of the scene; call it in the task's `__init__`.
+
+        They are zero until `draw` is called first. All simulators draw with MuJoCo Warp's ray caster, on `device`.
+
+        Args:
+            name: Name that `scene.add_camera` got.
+
+        Raises:
+            TaskError: The scene has no such camera.
+            ConfigError: MuJoCo Warp is missing, or cannot draw this scene.
+            MemoryError: The images do not fit into the memory that is free.
+        """
+        ...
+
     def step(self, substeps: int) -> None:
         """Advances all worlds by `substeps` physics steps with the controls held."""
         ...
@@ -107,6 +123,14 @@ class Sim(Protocol):
 
     def refresh(self) -> None:
         """Lets body poses and velocities follow the states written since the last call or step."""
+        ...
+
+    def draw(self) -> None:
+        """Draws the cameras that are due, in the state that `step`, `reset` and `refresh` have left.
+
+        `VecEnv` calls it once per control step, after the resets: the last observation of an episode has the images
+        that its last action was chosen by. Cameras that no task has asked for are not drawn.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:

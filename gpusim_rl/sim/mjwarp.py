@@ -47,7 +47,7 @@ class MjwarpSim(WarpSim):
                 ) from None
             model.opt.iterations, model.opt.ls_iterations = solver_limits(scene.model.opt, cfg, ON_WARP)
             data = mjw.make_data(scene.model, nworld=num_envs, njmax=rows, nconmax=contacts)
-        super().__init__(scene, num_envs, device, graphs, model, data)
+        super().__init__(scene, num_envs, device, graphs, model, data, cfg.num_threads)
 
         self._time, self._history = self._view(data.time), self._view(data.history)
         waiting, controls = delayed_controls(scene.model)

@@ -18,6 +18,8 @@ from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.articulation import Articulation, reference_pose
+from gpusim_rl.sim.camera import CameraImages
+from gpusim_rl.sim.cameras import Cameras
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.sim.params import FIELDS, Param, Params
@@ -112,6 +114,7 @@ class MujocoSim:
         self._reset_mask = torch.from_numpy(self._reset)
         self.diverged = torch.zeros(num_envs, dtype=torch.bool)
         self._ray_groups = RayGroups(scene)
+        self._cameras = Cameras(scene, self.qpos, self.num_threads)
         self._params = Params(scene, self.device, self._expand, self._wrote_param)
         # worlds with parameters that were written since MuJoCo's constants were last derived from them
         self._stale = np.zeros(num_envs, dtype=bool)
@@ -125,7 +128,12 @@ class MujocoSim:
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
         return self._params.find(name, articulation, elements)
 
+    def camera(self, name: str) -> CameraImages:
+        return self._cameras.find(name)
+
     def _expand(self, field: str) -> Tensor:
+        if FIELDS[field].pictures:
+            return self._cameras.own(field)
         if FIELDS[field].constants:
             self._stale[:] = True
         return torch.from_numpy(self._batch.expand("opt.gravity" if field == "gravity" else field))
@@ -249,6 +257,7 @@ class MujocoSim:
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         self._written_mask |= where
         self._reset_mask.copy_(where)
+        self._cameras.reset(where)
         ids = np.flatnonzero(self._reset)
         if ids.size:
             self._batch.reset(ids, stage=_NONE)
@@ -273,6 +282,9 @@ class MujocoSim:
             target[ids] = source[ids]
         self._written[:] = False
 
+    def draw(self) -> None:
+        self._cameras.draw()
+
     def _write_states(self, ids: np.ndarray) -> None:
         if ids.size:
             self._leading[ids] = self._mirror[ids]
@@ -292,7 +304,8 @@ class MujocoSim:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"params": self._params.state_dict(), **{name: value.clone() for name, value in self._saved().items()}}
+        saved = {name: value.clone() for name, value in self._saved().items()}
+        return {"params": self._params.state_dict(), "cameras": self._cameras.state_dict(), **saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._params.load_state_dict(state["params"])
@@ -300,9 +313,11 @@ class MujocoSim:
         self._derive_constants()
         for name, value in self._saved().items():
             value.copy_(state[name])
+        self._cameras.load_state_dict(state.get("cameras", {}))
 
     def close(self) -> None:
         """Stops the threads; the simulation cannot be used afterwards."""
+        self._cameras.close()
         self._sensors.clear()
         self._derived.clear()
         del self._batch

@@ -44,7 +44,7 @@ class NewtonSim(WarpSim):
             self._solver = solver = make_solver(scene, num_envs, cfg)
             self._newton_state: Any = solver.model.state()
             self._control: Any = solver.model.control()
-        super().__init__(scene, num_envs, device, graphs, solver.mjw_model, solver.mjw_data)
+        super().__init__(scene, num_envs, device, graphs, solver.mjw_model, solver.mjw_data, cfg.num_threads)
         check_import(scene, solver, num_envs)
         self._take_axes()
 
@@ -106,6 +106,8 @@ class NewtonSim(WarpSim):
 
     def _expand(self, field: str) -> Tensor:
         values, default = super()._expand(field), model_values(self.scene.model, field)
+        if FIELDS[field].pictures:
+            return values
         expected = torch.as_tensor(default, dtype=torch.float32).to(self.device)
         if FIELDS[field].of == "geom":
             # The solver has only the geoms that can touch something: these values are copied to it.

@@ -21,10 +21,12 @@ from gpusim_rl.sim.scene import Scene
 class Field:
     """An array of MuJoCo's model (`MjModel`) of which worlds can have their own copy."""
 
-    of: Literal["body", "geom", "joint", "dof", "actuator", "tendon", "world"]
+    of: Literal["body", "geom", "joint", "dof", "actuator", "tendon", "world", "camera", "light", "material"]
     """What its rows belong to."""
     constants: bool = False
     """MuJoCo derives other constants from it (inverse weights, masses of subtrees), which must follow."""
+    pictures: bool = False
+    """Only what cameras see depends on it."""
 
 
 FIELDS = {
@@ -45,12 +47,23 @@ FIELDS = {
     "tendon_stiffness": Field("tendon"),  # N/m
     "tendon_damping": Field("tendon"),  # N s/m
     "gravity": Field("world"),  # m/s^2
+    "cam_pos": Field("camera", pictures=True),  # m, in the frame of the body that carries it
+    "cam_quat": Field("camera", pictures=True),  # wxyz, in that frame
+    "cam_fovy": Field("camera", pictures=True),  # degrees
+    "light_pos": Field("light", pictures=True),  # m, in the frame of the body that carries it
+    "light_dir": Field("light", pictures=True),  # unit vector, in that frame
+    "light_ambient": Field("light", pictures=True),  # red, green, blue, from 0 to 1
+    "light_diffuse": Field("light", pictures=True),
+    "mat_rgba": Field("material", pictures=True),  # red, green, blue, which multiply the texture; alpha is 0 or 1
+    "geom_rgba": Field("geom", pictures=True),  # the same; what is not MuJoCo's default takes the material's place
 }
 """Parameters by their name in MuJoCo's model, with their units."""
 
 GROUND = "ground"
 """In place of an articulation: the geoms that are fixed to the world."""
 
+_OF_SCENE = {"camera": "ncam", "light": "nlight", "material": "nmat"}
+"""Kinds that belong to the whole scene, and what MuJoCo's model calls their number."""
 _PLURAL = {"body": "bodies", "joint": "joints", "dof": "joints", "actuator": "actuators", "tendon": "tendons"}
 LIMITED = {
     "jnt_range": "jnt_limited",
@@ -161,6 +174,8 @@ def find_elements(
         TaskError: A name does not exist, or what it names has no such parameter.
     """
     kind = FIELDS[name].of
+    if kind in _OF_SCENE:
+        return _of_scene(scene, name, articulation, elements)
     if kind == "world":
         if articulation is not None or elements is not None:
             raise TaskError(f"sim.param({name!r}) belongs to the world, not to {articulation!r}")
@@ -169,7 +184,7 @@ def find_elements(
     if articulation not in known:
         hint = did_you_mean(articulation or "", known)
         raise TaskError(f"sim.param({name!r}): no articulation {articulation!r}.{hint} The scene has {known}")
-    rows = _geoms(scene, articulation) if kind == "geom" else _rows(scene, kind, articulation)
+    rows = _geoms(scene, articulation, FIELDS[name].pictures) if kind == "geom" else _rows(scene, kind, articulation)
     label = f"sim.param({name!r}, {articulation!r})"
     if elements is not None:
         for element in elements:
@@ -188,7 +203,11 @@ def find_elements(
             raise TaskError(f"{label}: {free[0]!r} has no {lacks}")
         rows = {key: ids for key, ids in rows.items() if key not in free}
     if not rows:
-        lacking = "geoms that can touch anything" if kind == "geom" else f"{_PLURAL[kind]} with a {name}"
+        lacking = (
+            ("geoms" if FIELDS[name].pictures else "geoms that can touch anything")
+            if kind == "geom"
+            else f"{_PLURAL[kind]} with a {name}"
+        )
         raise TaskError(f"{label}: {articulation!r} has no {lacking}")
     names = [key for key, ids in rows.items() for _ in ids]
     return [row for ids in rows.values() for row in ids], names
@@ -200,14 +219,32 @@ def _rows(scene: Scene, kind: str, articulation: str) -> dict[str, list[int]]:
     return {name: [int(scene.model.jnt_dofadr[i]) if kind == "dof" else i] for name, i in elements.items()}
 
 
-def _geoms(scene: Scene, articulation: str) -> dict[str, list[int]]:
-    """Returns geoms that can touch anything, by their body's name; those of the ground under its name."""
+def _of_scene(
+    scene: Scene, name: str, articulation: str | None, elements: Sequence[str] | None
+) -> tuple[list[int], list[str]]:
+    """Returns rows and names of cameras, lights or materials; lights without a name are `light0`, `light1`, ..."""
+    kind = FIELDS[name].of
+    label, model, count = f"sim.param({name!r})", scene.model, _OF_SCENE[kind]
+    if articulation is not None:
+        raise TaskError(f"{label} belongs to the scene, not to {articulation!r}; name its {kind}s in `elements`")
+    rows = {getattr(model, kind)(i).name or f"{kind}{i}": i for i in range(getattr(model, count))}
+    for element in elements or []:
+        if element not in rows:
+            raise TaskError(f"{label}: no {kind} {element!r}.{did_you_mean(element, rows)} There are {list(rows)}")
+    names = list(rows if elements is None else elements)
+    if not names:
+        raise TaskError(f"{label}: the scene has no {kind}s")
+    return [rows[each] for each in names], names
+
+
+def _geoms(scene: Scene, articulation: str, pictures: bool) -> dict[str, list[int]]:
+    """Returns geoms, by their body's name; those of the ground under its name. But for pictures, they can touch."""
     model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     ground = articulation == GROUND and GROUND not in scene.articulation_names
     rows: dict[str, list[int]] = {}
     for i in range(model.ngeom):
         body = int(model.geom_bodyid[i])
         selected = body == 0 if ground else body in bodies
-        if selected and (model.geom_contype[i] or model.geom_conaffinity[i]):
+        if selected and (pictures or model.geom_contype[i] or model.geom_conaffinity[i]):
             rows.setdefault(GROUND if ground else model.body(body).name.removeprefix(prefix), []).append(i)
     return rows

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import actuators, ground, menagerie
+from gpusim_rl.sim.camera import SceneCamera, add_camera
 from gpusim_rl.sim.option import SceneOption
 from gpusim_rl.sim.robot_file import free_objects, one_line, read_robot, references
 from gpusim_rl.sim.scene_sensors import add_sensor
@@ -110,6 +111,7 @@ class Scene:
         self.contact_sensors: list[str] = []  # bodies, by their names in the model
         self.effort_sensors: set[str] = set()
         self.articulation_names: list[str] = []
+        self.cameras: dict[str, SceneCamera] = {}
         self._velocity_limits: dict[str, dict[str, float]] = {}  # of joints, by what was added
         self._objects: dict[str, str] = {}  # articulations that share a file with another one: the name of that
 
@@ -477,6 +479,52 @@ class Scene:
                 objname=joint.name,
             )
         self.effort_sensors.add(name)
+        self._model = None
+
+    def add_camera(
+        self,
+        name: str,
+        body: str | None = None,
+        pos: Sequence[float] | None = None,
+        quat: Sequence[float] | None = None,
+        fovy: float | None = None,
+        size: tuple[int, int] = (64, 64),
+        outputs: Sequence[str] = ("rgb",),
+        every: int = 1,
+        *,
+        target: Sequence[float] | None = None,
+        groups: Sequence[int] = (0, 1, 2),
+    ) -> None:
+        """Makes `Sim.camera(name)` available: images of every world. Nothing is drawn until a task asks for them.
+
+            scene.add_camera("side", pos=(0.0, -3.0, 1.0), target=(0.0, 0.0, 0.5), size=(84, 84))
+            scene.add_camera("wrist", body="arm/hand", pos=(0.05, 0.0, 0.0), outputs=("rgb", "depth"))
+            scene.add_camera("go1/tracking", size=(64, 64))
+
+        A camera that a robot's file has is added by its name in the scene, without a place.
+
+        Args:
+            name: Name of the camera.
+            body: Body that carries it, by its name in the scene (`arm/hand`); None is the world.
+            pos: Position [m], in the body's frame.
+            quat: Orientation, wxyz, in the body's frame. A camera looks along its -z axis, its y axis is up and its x
+                axis to the right in the image. None is that of the body.
+            fovy: Angle of view from top to bottom [degrees]; None is 45, or that of the file.
+            size: Height and width [pixels].
+            outputs: Images that it draws, of `rgb`, `depth` and `segmentation`.
+            every: Control steps from one frame to the next.
+            target: Point that it looks at [m], in the body's frame, in place of `quat`; z is up in the image.
+            groups: Groups of geoms that it draws, of MuJoCo's 0 to 5. Few primitives are drawn many times faster than
+                fine meshes.
+
+        Raises:
+            TaskError: The name is taken, there is no such body or camera, or a value is out of its range.
+        """
+        if name in self.cameras:
+            raise TaskError(f"Scene.add_camera: the scene already draws with a camera {name!r}; names must be unique")
+        camera = SceneCamera(name, size, tuple(outputs), every, tuple(sorted({*groups})))
+        add_camera(self.spec, camera, body, pos, quat, target, fovy)
+        self.cameras[name] = camera
         self._model = None
 
     @property

@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.sim.articulation import Articulation
+from gpusim_rl.sim.camera import CameraImages
+from gpusim_rl.sim.cameras import Cameras
 from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mujoco import MAX_STATE
@@ -47,7 +49,14 @@ class WarpSim:
     name: str
 
     def __init__(
-        self, scene: Scene, num_envs: int, device: torch.device, graphs: WarpGraphs, model: mjw.Model, data: mjw.Data
+        self,
+        scene: Scene,
+        num_envs: int,
+        device: torch.device,
+        graphs: WarpGraphs,
+        model: mjw.Model,
+        data: mjw.Data,
+        num_threads: int | None,
     ) -> None:
         self.scene, self.num_envs, self.device = scene, num_envs, device
         self.dt = float(scene.model.opt.timestep)
@@ -63,6 +72,7 @@ class WarpSim:
         self._reset_mask = wp.to_torch(self._reset_where)
 
         self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
+        self._cameras = Cameras(scene, self.qpos, num_threads, graphs)
         self.ctrl, self.qfrc_applied = self._view(data.ctrl), self._view(data.qfrc_applied)
         self.xfrc_applied = self._view(data.xfrc_applied)
         self._used = {"ctrl"}
@@ -95,8 +105,13 @@ class WarpSim:
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
         return self._params.find(name, articulation, elements)
 
+    def camera(self, name: str) -> CameraImages:
+        return self._cameras.find(name)
+
     def _expand(self, field: str) -> Tensor:
         """Makes a field each world's own; returns a view of the model's memory, [num_envs, rows, ...]."""
+        if FIELDS[field].pictures:
+            return self._cameras.own(field)
         values = self._expand_array(self._model.opt if field == "gravity" else self._model, field)
         if self._derivation is None and self._has_constants(field):
             for name in constants_of(self.scene.model):
@@ -202,6 +217,7 @@ class WarpSim:
         self._graphs.run("reset", lambda: mjw.reset_data(self._model, self._data, self._reset_where))
         if self._sensors_apart:
             self.sensordata.masked_fill_(where[:, None], 0.0)
+        self._cameras.reset(where)
         self.wrote_state(where)
 
     def refresh(self) -> None:
@@ -212,6 +228,9 @@ class WarpSim:
             return  # a shortcut for the CPU only, where a mask is read at no cost
         self._follow_state()
         self._followed()
+
+    def draw(self) -> None:
+        self._cameras.draw()
 
     def _state(self) -> dict[str, Tensor]:
         arrays = {name: getattr(self._data, name) for name in STATE}
@@ -227,6 +246,7 @@ class WarpSim:
             "state": {name: value.clone() for name, value in self._state().items()},
             "own": {name: value.clone() for name, value in self._own_state().items()},
             "params": self._params.state_dict(),
+            "cameras": self._cameras.state_dict(),
             "constants": {name: value.clone() for name, value in self._constants.items()},
         }
 
@@ -242,7 +262,9 @@ class WarpSim:
         self._written.fill_(True)
         self.refresh()  # body poses
         self._written.copy_(state["own"]["written"])
+        self._cameras.load_state_dict(state.get("cameras", {}))
 
     def close(self) -> None:
         """Frees the graphs; the simulation cannot be used afterwards."""
+        self._cameras.close()
         self._graphs.close()

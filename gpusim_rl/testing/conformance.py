@@ -350,7 +350,7 @@ class TaskConformance:
             syncs = SyncCounter()
             assert isinstance(trainer.env, VecEnv)
             sim = trainer.env.sim
-            for method in ("step", "reset", "refresh"):
+            for method in ("step", "reset", "refresh", "draw"):
                 setattr(sim, method, syncs.pause()(getattr(sim, method)))
             with syncs:
                 trainer.iterate(log)

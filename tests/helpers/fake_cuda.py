@@ -343,7 +343,7 @@ def _on_cuda(real: Tensor) -> Tensor:
 PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
     "act": lambda it: [(it.algorithm, "act")],
     "action": lambda it: [(it.env.task, "apply_action")],
-    "physics": lambda it: [(it.env.sim, name) for name in ("step", "reset", "refresh")],
+    "physics": lambda it: [(it.env.sim, name) for name in ("step", "reset", "refresh", "draw")],
     "rewards": lambda it: [(it.env.task, name) for name in ("rewards", "terminated", "advance", "stats")],
     "observe": lambda it: [(it.env.task, "observe")],
     "reset": lambda it: [(it.env.task, "reset")],

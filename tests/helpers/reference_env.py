@@ -46,7 +46,7 @@ class ReferenceEnv:
 def count_syncs(env: VecEnv, call: Callable[[], Any]) -> SyncCounter:
     """Counts how often `call` waits for the device; the physics on the CPU is not counted."""
     with SyncCounter() as syncs:
-        for method in ("step", "reset", "refresh"):
+        for method in ("step", "reset", "refresh", "draw"):
             original = getattr(env.sim, method)
 
             def on_the_host(*args: Any, original: Callable[..., Any] = original) -> None:

@@ -1,0 +1,145 @@
+"""Cameras of a scene, and what they see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from gpusim_rl.errors import TaskError, did_you_mean
+
+OUTPUTS = ("rgb", "depth", "segmentation")
+FAR = 100.0
+"""Distance along the view from which on nothing is drawn; the depth of pixels that show nothing [m]."""
+SKY = (0.70, 0.80, 0.90)
+"""Colour of pixels that show nothing, red, green and blue, where the scene has no texture of a sky."""
+
+
+@dataclass(frozen=True, slots=True)
+class SceneCamera:
+    """A camera that a scene draws with; see `Scene.add_camera`."""
+
+    name: str
+    size: tuple[int, int]
+    """Height and width [pixels]."""
+    outputs: tuple[str, ...]
+    every: int
+    """Control steps from one frame to the next."""
+    groups: tuple[int, ...]
+    """Groups of geoms that it draws."""
+
+
+def add_camera(
+    spec: mujoco.MjSpec,
+    camera: SceneCamera,
+    body: str | None,
+    pos: Sequence[float] | None,
+    quat: Sequence[float] | None,
+    target: Sequence[float] | None,
+    fovy: float | None,
+) -> None:
+    """Checks a camera, and adds it to the spec of a scene unless a file has it; see `Scene.add_camera`."""
+    call = f"Scene.add_camera({camera.name!r})"
+    _check(call, camera)
+    if fovy is not None and not 0.0 < fovy < 180.0:
+        raise TaskError(f"{call}: fovy must be above 0 and below 180 degrees, got {fovy}")
+    known = [each.name for each in spec.cameras]
+    if camera.name in known:
+        if (body, pos, quat, target) != (None, None, None, None):
+            raise TaskError(f"{call}: a file has this camera; its body, pos, quat and target cannot be given too")
+        if fovy is not None:
+            spec.camera(camera.name).fovy = fovy
+        return
+    if pos is None:
+        raise TaskError(
+            f"{call}: no file has a camera of this name, and a new one needs a pos.{did_you_mean(camera.name, known)}"
+            f" The files have {known or 'none'}"
+        )
+    bodies = [each.name for each in spec.bodies[1:]]  # without the world
+    if body is not None and body not in bodies:
+        raise TaskError(f"{call}: no body {body!r}.{did_you_mean(body, bodies)} The scene has {bodies}")
+    if quat is not None and target is not None:
+        raise TaskError(f"{call}: expected quat or target, got both")
+    for name, value, length in (("pos", pos, 3), ("quat", quat, 4), ("target", target, 3)):
+        if value is not None and (
+            len(value) != length or not np.isfinite(value).all() or (name == "quat" and not any(value))
+        ):
+            raise TaskError(f"{call}: {name} must be {length} finite numbers, got {list(value)}")
+    if target is not None:
+        quat = _look(call, pos, target)
+    owner = spec.worldbody if body is None else spec.body(body)
+    owner.add_camera(
+        name=camera.name, pos=list(pos), quat=list(quat or (1.0, 0.0, 0.0, 0.0)), fovy=45.0 if fovy is None else fovy
+    )
+
+
+def _check(call: str, camera: SceneCamera) -> None:
+    size, outputs, groups = camera.size, camera.outputs, camera.groups
+    if len(size) != 2 or not all(isinstance(length, int) and 1 <= length <= 4096 for length in size):
+        raise TaskError(f"{call}: size must be a height and a width from 1 to 4096 pixels, got {size}")
+    if not outputs or len({*outputs}) < len(outputs) or not {*outputs} <= {*OUTPUTS}:
+        raise TaskError(f"{call}: outputs must be some of {', '.join(OUTPUTS)}, got {outputs}")
+    if not isinstance(camera.every, int) or camera.every < 1:
+        raise TaskError(f"{call}: every must be a number of control steps from 1 on, got {camera.every}")
+    if not groups or not {*groups} <= {*range(6)}:
+        raise TaskError(f"{call}: groups must be some of 0 to 5, got {groups}")
+
+
+def _look(call: str, pos: Sequence[float], target: Sequence[float]) -> list[float]:
+    """Returns the orientation of a camera that looks at a point, with z upwards in the image."""
+    backward = np.subtract(pos, target, dtype=np.float64)
+    if not backward.any():
+        raise TaskError(f"{call}: target must be another point than pos, got {list(target)}")
+    backward /= np.linalg.norm(backward)
+    right = np.cross([0.0, 0.0, 1.0], backward)
+    right = right / np.linalg.norm(right) if np.linalg.norm(right) > 1e-6 else np.array([0.0, -1.0, 0.0])  # +x is up
+    quat = np.zeros(4)
+    mujoco.mju_mat2Quat(quat, np.stack([right, np.cross(backward, right), backward], axis=1).ravel())
+    return quat.tolist()
+
+
+class CameraImages:
+    """What one camera saw in every world when it was last drawn; made by `Sim.camera`.
+
+    The tensors are always the same memory, written anew by every frame: clone what must live longer.
+
+    Attributes:
+        name: Name of the camera.
+        size: Height H and width W [pixels].
+        outputs: What it draws, of `rgb`, `depth` and `segmentation`.
+        age: Control steps since the frame was drawn, int64 [num_envs]. Where it is more than the control steps of an
+            episode, the frame is of the episode before: a camera that draws every third step can be late.
+    """
+
+    def __init__(self, camera: SceneCamera, tensors: dict[str, Tensor], age: Int[Tensor, " envs"]) -> None:
+        self.name, self.size, self.outputs, self.age = camera.name, camera.size, camera.outputs, age
+        self._tensors = tensors
+
+    @property
+    def rgb(self) -> UInt8[Tensor, "envs height width 3"]:
+        """Red, green and blue, uint8 [num_envs, H, W, 3]; the first row is the upper one."""
+        return self._output("rgb")
+
+    @property
+    def depth(self) -> Float[Tensor, "envs height width"]:
+        """Distance along the camera's view [m], float32 [num_envs, H, W]; `FAR`, 100 m, where a pixel shows nothing."""
+        return self._output("depth")
+
+    @property
+    def segmentation(self) -> Int[Tensor, "envs height width"]:
+        """Number of the body that a pixel shows, int32 [num_envs, H, W]; -1 where it shows nothing.
+
+        The numbers are those of `sim.scene.model`: `sim.scene.bodies_of("cube")` has an articulation's. Body 0 is all
+        that is fixed to the world, as the ground is.
+        """
+        return self._output("segmentation")
+
+    def _output(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            outputs = (*self.outputs, name)
+            raise TaskError(f"camera {self.name!r} draws no {name}; try scene.add_camera(..., outputs={outputs})")
+        return self._tensors[name]

@@ -1,0 +1,333 @@
+"""Draws the cameras of all worlds by MuJoCo Warp's ray caster: on CUDA in one piece, on the CPU a share per thread."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, no_type_check
+
+import mujoco
+import mujoco_warp as mjw
+import numpy as np
+import torch
+import warp as wp
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.errors import ConfigError, first_line
+from gpusim_rl.machine.hardware import available_cpus, memory_available_bytes
+from gpusim_rl.sim.camera import FAR, SKY, CameraImages, SceneCamera
+from gpusim_rl.sim.scene import Scene
+from gpusim_rl.sim.warp import WarpGraphs, announce_compilation
+
+wp.set_module_options({"enable_backward": False})
+
+_BYTES = {"rgb": 4 + 3, "depth": 4 + 4, "segmentation": 8 + 4}  # of a pixel: in the renderer, and in our tensor
+
+_READ_BY_RAYS = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
+
+
+def _part(owner: Any, worlds: slice, *fields: str) -> Any:
+    """Returns a copy whose arrays of these names are views of some worlds' rows."""
+    part = copy.copy(owner)
+    for field in fields:
+        array = getattr(owner, field)
+        setattr(part, field, array[worlds] if array.size else array)
+    return part
+
+
+def _give_boxes(context: mjw.RenderContext, worlds: slice) -> None:
+    """Gives a part of a context its own tree of bounding boxes: the ray caster counts their worlds from 0."""
+    size, num_envs = context.bvh_ngeom, worlds.stop - worlds.start
+    for field in ("lower", "upper"):
+        setattr(context, field, wp.clone(getattr(context, field)[size * worlds.start : size * worlds.stop]))
+    context.group = wp.clone(context.group[: size * num_envs])
+    context.bvh = wp.Bvh(context.lower, context.upper, groups=context.group, constructor="sah")
+    context.bvh_id = context.bvh.id
+    context.group_root = wp.zeros(num_envs, dtype=int)
+    wp.launch(_find_roots, num_envs, inputs=[context.bvh_id], outputs=[context.group_root])
+
+
+class _Group:
+    """Cameras that share a context of the ray caster: they draw the same geoms, in the same steps."""
+
+    def __init__(self, every: int, num_envs: int, device: torch.device) -> None:
+        self.every, self.cameras = every, list[SceneCamera]()
+        self.age = torch.full((1,), every, device=device)  # due at once
+        self.age_of_envs = self.age.expand(num_envs)
+        self.due = wp.ones(1, dtype=int)
+        self.due_mask = wp.to_torch(self.due)
+
+    def advance(self) -> None:
+        """Goes on by a control step. Memory of the device holds whether the group is due: graphs only replay."""
+        self.age += 1
+        due = self.age >= self.every
+        self.age.masked_fill_(due, 0)
+        self.due_mask.copy_(due)
+
+
+class CameraRenderer:
+    """The cameras that were asked for, over a model and data of their own that follow the simulator's positions.
+
+    One thread moves all worlds, which takes a hundredth of the time, and then each thread draws some of them.
+
+    Nothing is allocated and no kernel is built while a graph is captured: the first `draw` is outside of one.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        qpos: Float[Tensor, "envs nq"],
+        num_threads: int | None,
+        graphs: WarpGraphs | None,
+    ) -> None:
+        self._qpos, self._device, self._num_envs = qpos, qpos.device, len(qpos)
+        self._graphs = graphs or WarpGraphs(qpos.device, enabled=True)
+        self._num_threads = min(num_threads or available_cpus(), len(qpos)) if qpos.device.type == "cpu" else 1
+        self._pool = ThreadPoolExecutor(self._num_threads, "camera") if self._num_threads > 1 else None
+        self._source = model = copy.copy(scene.model)
+        if model.nflex:
+            raise ConfigError("sim.camera: the cameras draw no flexible bodies, and this scene has some")
+        model.stat.extent, model.vis.map.zfar = 1.0, FAR  # of which the far plane is the product
+        model.opt.solver, model.opt.cone = mujoco.mjtSolver.mjSOL_NEWTON, mujoco.mjtCone.mjCONE_PYRAMIDAL
+        model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER  # it is never stepped
+        with self._graphs.scope():
+            try:
+                self._model = mjw.put_model(model)
+                self._data = mjw.make_data(model, nworld=len(qpos), nconmax=1, njmax=1)
+            except (NotImplementedError, ValueError) as error:
+                raise ConfigError(f"sim.camera: MuJoCo Warp cannot draw this scene: {first_line(error)}") from None
+        self._positions = wp.to_torch(self._data.qpos)
+        self._groups: dict[tuple[int, tuple[int, ...]], _Group] = {}
+        self._images: dict[str, CameraImages] = {}
+        self._arrays: dict[tuple[str, str], wp.array] = {}  # by camera and output
+        self._own: list[str] = []
+        self._shares: list[Callable[[], None]] = []
+        self._needed = 0  # bytes
+
+    def images(self, camera: SceneCamera) -> CameraImages:
+        """Returns the images of a camera, the same ones every time."""
+        if camera.name in self._images:
+            return self._images[camera.name]
+        self._check_memory(camera)
+        (height, width), key = camera.size, (camera.every, camera.groups)
+        shapes = {"rgb": (3,), "depth": (), "segmentation": ()}
+        dtypes = {"rgb": wp.uint8, "depth": float, "segmentation": int}
+        tensors = {}
+        with self._graphs.scope():
+            if key not in self._groups:
+                self._groups[key] = _Group(camera.every, self._num_envs, self._device)
+            for output in camera.outputs:
+                array = wp.zeros((self._num_envs, height * width, *shapes[output]), dtype=dtypes[output])
+                self._arrays[camera.name, output] = array
+                tensors[output] = wp.to_torch(array).view(-1, height, width, *shapes[output])
+        self._groups[key].cameras.append(camera)
+        self._images[camera.name] = CameraImages(camera, tensors, self._groups[key].age_of_envs)
+        self._forget()
+        return self._images[camera.name]
+
+    def _check_memory(self, camera: SceneCamera) -> None:
+        height, width = camera.size
+        needed = self._num_envs * height * width * sum(_BYTES[output] for output in camera.outputs)
+        on_cuda = self._device.type == "cuda"
+        free = torch.cuda.mem_get_info(self._device)[0] if on_cuda else memory_available_bytes()
+        if needed + self._needed > free:
+            of = f"{needed / 1e9:.3g} GB for {height} x {width} pixels of {self._num_envs} envs"
+            raise MemoryError(f"camera {camera.name!r} needs {of}, {free / 1e9:.3g} GB are free")
+        self._needed += needed
+
+    def own(self, field: str) -> Tensor:
+        """Gives each world its own values of a field; returns them, shape [num_envs, rows, ...]."""
+        if field not in self._own:
+            shared = getattr(self._model, field)
+            with self._graphs.scope():
+                setattr(self._model, field, wp.empty((self._num_envs, *shared.shape[1:]), dtype=shared.dtype))
+            self._own.append(field)
+            self._forget()
+            values = wp.to_torch(getattr(self._model, field))
+            values.copy_(wp.to_torch(shared).expand_as(values))
+        return wp.to_torch(getattr(self._model, field))
+
+    def _forget(self) -> None:
+        self._shares = []
+        self._graphs.clear()  # they have captured what was there
+        self._graphs.synchronize()
+
+    def draw(self) -> None:
+        """Draws what is due."""
+        for group in self._groups.values():
+            if group.every > 1:
+                group.advance()
+            else:
+                group.age.zero_()
+        self._launch()
+
+    def redraw(self) -> None:
+        """Draws all, and no camera gets older."""
+        for group in self._groups.values():
+            group.due_mask.fill_(1)
+        self._launch()
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        """Lets all cameras be due where the mask has all worlds."""
+        for group in self._groups.values():
+            if group.every > 1:
+                group.age.masked_fill_(where.all(), group.every)
+
+    def _launch(self) -> None:
+        if not self._groups:
+            return
+        if not self._shares:
+            self._build()
+        self._positions.copy_(self._qpos)
+        if self._pool is None:
+            self._graphs.run("cameras", self._move_and_draw)
+            return
+        self._graphs.run("camera poses", self._move)
+        with self._graphs.scope():  # Warp has one current device for all threads
+            list(self._pool.map(lambda share: share(), self._shares))
+
+    def _move_and_draw(self) -> None:
+        self._move()
+        self._shares[0]()
+
+    def _move(self) -> None:
+        mjw.kinematics(self._model, self._data)
+        mjw.com_pos(self._model, self._data)
+        mjw.camlight(self._model, self._data)
+
+    def _build(self) -> None:
+        ends = np.linspace(0, self._num_envs, self._num_threads + 1).astype(int).tolist()
+        with self._graphs.scope(), announce_compilation():
+            contexts = [self._context(key[1], group.cameras) for key, group in self._groups.items()]
+            self._move()
+            for context in contexts:
+                mjw.render(self._model, self._data, context)  # the first time builds its kernel, which shares take over
+            self._shares = [self._share(slice(start, end), contexts) for start, end in pairwise(ends)]
+            self._shares[0]()  # our own kernels
+        self._graphs.synchronize()
+
+    def _context(self, groups: tuple[int, ...], cameras: list[SceneCamera]) -> mjw.RenderContext:
+        return mjw.create_render_context(
+            self._source,
+            nworld=self._num_envs,
+            cam_res=[(camera.size[1], camera.size[0]) for camera in cameras],
+            render_rgb=["rgb" in camera.outputs for camera in cameras],
+            render_depth=["depth" in camera.outputs for camera in cameras],
+            render_seg=["segmentation" in camera.outputs for camera in cameras],
+            enabled_geom_groups=list(groups),
+            cam_active=[self._source.camera(camera.name).id for camera in cameras],
+            background_color=(*SKY, 1.0),
+            use_precomputed_rays="cam_fovy" not in self._own,
+            render_skybox=True,
+        )
+
+    def _share(self, worlds: slice, contexts: list[mjw.RenderContext]) -> Callable[[], None]:
+        """Returns a function that draws some of the worlds."""
+        model, data = _part(self._model, worlds, *self._own), _part(self._data, worlds, *_READ_BY_RAYS)
+        data.nworld = worlds.stop - worlds.start
+        groups = [
+            (group, self._frame(group.cameras, model, data, context, worlds))
+            for group, context in zip(self._groups.values(), contexts, strict=True)
+        ]
+
+        def draw() -> None:
+            for group, frame in groups:
+                if group.every > 1:
+                    wp.capture_if(group.due, frame)
+                else:
+                    frame()
+
+        return draw
+
+    def _frame(
+        self,
+        cameras: list[SceneCamera],
+        model: mjw.Model,
+        data: mjw.Data,
+        whole: mjw.RenderContext,
+        worlds: slice,
+    ) -> Callable[[], None]:
+        """Returns a function that draws some cameras in some of the worlds."""
+        context = _part(whole, worlds, "rgb_data", "depth_data", "seg_data")
+        if data.nworld < self._num_envs:
+            _give_boxes(context, worlds)
+        first_pixel = {"rgb": context.rgb_adr, "depth": context.depth_adr, "segmentation": context.seg_adr}
+        first_pixel = {output: numbers.numpy().tolist() for output, numbers in first_pixel.items()}
+        kernels = {
+            "rgb": (_copy_rgb, context.rgb_data, []),
+            "depth": (_copy_depth, context.depth_data, [FAR]),
+            "segmentation": (_copy_segmentation, context.seg_data, [model.geom_bodyid]),
+        }
+        copies = []
+        for number, camera in enumerate(cameras):
+            for output in camera.outputs:
+                kernel, drawn, more = kernels[output]
+                inputs = [drawn, first_pixel[output][number], *more]
+                copies.append((kernel, inputs, self._arrays[camera.name, output][worlds]))
+
+        def draw() -> None:
+            mjw.refit_bvh(model, data, context)
+            mjw.render(model, data, context)
+            for kernel, inputs, target in copies:
+                wp.launch(kernel, dim=target.shape[:2], inputs=inputs, outputs=[target])
+
+        return draw
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns the frames that are not of the present state, and their age, as views."""
+        late = [(key, group) for key, group in self._groups.items() if group.every > 1]
+        ages = {f"age.{every}.{groups}": group.age for (every, groups), group in late}
+        names = [camera.name for _, group in late for camera in group.cameras]
+        frames = {f"{name}.{key}": wp.to_torch(array) for (name, key), array in self._arrays.items() if name in names}
+        return {**ages, **frames}
+
+    def close(self) -> None:
+        """Stops the threads."""
+        self._shares = []
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+# Kernels are compiled: no checker of Python's types understands their arrays.
+_Floats = wp.array2d(dtype=float)
+_Ints = wp.array2d(dtype=int)
+
+
+@no_type_check
+@wp.kernel
+def _find_roots(tree: wp.uint64, root: wp.array(dtype=int)):
+    world = wp.tid()
+    root[world] = wp.bvh_get_group_root(tree, world)
+
+
+@no_type_check
+@wp.kernel
+def _copy_rgb(packed: wp.array2d(dtype=wp.uint32), first: int, rgb: wp.array3d(dtype=wp.uint8)):
+    # The renderer packs alpha, red, green and blue, from the highest byte to the lowest.
+    world, pixel = wp.tid()
+    color = packed[world, first + pixel]
+    for channel in range(3):
+        rgb[world, pixel, channel] = wp.uint8((color >> wp.uint32(16 - 8 * channel)) & wp.uint32(255))
+
+
+@no_type_check
+@wp.kernel
+def _copy_depth(drawn: _Floats, first: int, far: float, depth: _Floats):
+    # The renderer writes 0 where a ray meets nothing.
+    world, pixel = wp.tid()
+    distance = drawn[world, first + pixel]
+    depth[world, pixel] = wp.where(distance > 0.0, distance, far)
+
+
+@no_type_check
+@wp.kernel
+def _copy_segmentation(drawn: wp.array2d(dtype=wp.vec2i), first: int, body: wp.array(dtype=int), segmentation: _Ints):
+    # The renderer writes the number of the geom, and -1 where a ray meets nothing.
+    world, pixel = wp.tid()
+    geom = drawn[world, first + pixel][0]
+    segmentation[world, pixel] = geom
+    if geom >= 0:
+        segmentation[world, pixel] = body[geom]

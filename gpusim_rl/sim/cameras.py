@@ -1,0 +1,90 @@
+"""The cameras of a simulator, which are made when a task asks for the first of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_extra
+from gpusim_rl.settings.simulators import WARP_PYTHON
+from gpusim_rl.sim.camera import CameraImages
+from gpusim_rl.sim.scene import Scene
+
+if TYPE_CHECKING:
+    from gpusim_rl.sim.camera_renderer import CameraRenderer
+    from gpusim_rl.sim.warp import WarpGraphs
+
+
+class Cameras:
+    """The cameras of a simulator. Nothing is made, and nothing is drawn, before the first is asked for.
+
+    Args:
+        scene: Scene of the worlds.
+        qpos: Positions of the worlds, in the layout of the scene's model, shape [num_envs, nq].
+        num_threads: CPU threads that draw, each its share of the worlds; None is one for each CPU.
+        graphs: Graphs of the simulator; None where it does not run on Warp.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        qpos: Float[Tensor, "envs nq"],
+        num_threads: int | None,
+        graphs: WarpGraphs | None = None,
+    ) -> None:
+        self._scene, self._qpos, self._num_threads, self._graphs = scene, qpos, num_threads, graphs
+        self._made: CameraRenderer | None = None
+
+    def find(self, name: str) -> CameraImages:
+        """Returns the images of a camera; see `Sim.camera`."""
+        cameras = self._scene.cameras
+        if name not in cameras:
+            known = [*cameras] or "none"
+            raise TaskError(f"sim.camera: no camera {name!r}.{did_you_mean(name, cameras)} The scene has {known}")
+        return self._renderer.images(cameras[name])
+
+    def own(self, field: str) -> Tensor:
+        """Makes a field of MuJoCo's model each world's own in pictures; returns its memory, [num_envs, rows, ...]."""
+        return self._renderer.own(field)
+
+    @property
+    def _renderer(self) -> CameraRenderer:
+        if self._made is None:
+            if sys.version_info < WARP_PYTHON:  # the pip command would fail
+                raise ConfigError("cameras need Python 3.11 or later, got {}.{}".format(*sys.version_info))
+            import_extra("mujoco_warp", "mjwarp", "a camera")
+            from gpusim_rl.sim.camera_renderer import CameraRenderer
+
+            self._made = CameraRenderer(self._scene, self._qpos, self._num_threads, self._graphs)
+        return self._made
+
+    def draw(self) -> None:
+        """Draws with the cameras that are due; see `Sim.draw`."""
+        if self._made is not None:
+            self._made.draw()
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        """Lets every camera be due where all worlds begin at once."""
+        if self._made is not None:
+            self._made.reset(where)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the frames that cannot be drawn again, and how old they are."""
+        return {} if self._made is None else {name: value.clone() for name, value in self._made.state().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`, and draws the other frames in the worlds' present state."""
+        if self._made is not None:
+            self._made.redraw()
+            for name, value in self._made.state().items():
+                if name in state:
+                    value.copy_(state[name])
+
+    def close(self) -> None:
+        """Stops the threads; nothing can be drawn afterwards."""
+        if self._made is not None:
+            self._made.close()
+        self._made = None
