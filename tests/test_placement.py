@@ -33,6 +33,7 @@ from helpers.fakes import Learner, RandomEnv, ppo_config
 from helpers.gpu_kernels import count_launches, warp_versions
 from helpers.off_policy import C51, settings_of
 from helpers.predicted_time import COUNTED_ENVS, H100, cost_of
+from helpers.watched import watched  # noqa: F401
 
 EVERY_DAY = [("Ant", algo) for algo in ("ppo", "impala", "sac", "dqn", "distill")]
 TRAININGS = [
@@ -238,6 +239,12 @@ def test_symmetry_stays_on_the_device(cuda: None) -> None:
         counts[name] = training.kernels
     more = {part: counts["on"][part] - number for part, number in counts["off"].items()}
     assert {part: number for part, number in more.items() if number} == {"minibatch step": 4 * 20, "update": 6}
+
+
+@pytest.mark.usefixtures("watched")
+def test_cameras_stay_on_the_device(cuda: None) -> None:
+    training = iterate(fake.make_trainer("Cartpole", ppo=SMALL), steps=4)
+    assert training.faults == []
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -118,6 +118,7 @@ def compile_task(task: str, folder: Path, deterministic: bool = False) -> set[st
         sim.step(decimation)
         sim.reset(torch.ones(4, dtype=torch.bool))
         sim.refresh()
+        sim.draw()
         with sim._graphs.scope():  # where masses are drawn
             Constants(sim.scene.model, sim._model, wp.zeros(4, dtype=bool)).derive()
     return names
@@ -125,7 +126,7 @@ def compile_task(task: str, folder: Path, deterministic: bool = False) -> set[st
 
 def _make_sim(task: str, num_envs: int) -> tuple[MjwarpSim, int]:
     """Returns the simulator of a task, and its physics steps in a control step."""
-    spec = prepare(task, num_envs=num_envs, device="cpu", sim="mjwarp", **{"sim.graph": False})
+    spec = prepare(task, num_envs=num_envs, device="cpu", sim="mjwarp", **{"sim.graph": False, "sim.num_threads": 1})
     cfg = spec.cfg
     choice = choose_sim("mjwarp", torch.device("cpu"))
     env = VecEnv.make(spec.task_class, cfg.task, num_envs=num_envs, choice=choice, sim=cfg.sim, seed=0)

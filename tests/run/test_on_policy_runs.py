@@ -20,6 +20,7 @@ from gpusim_rl.view.player import Player
 from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.on_policy import NAMES, SMALL
 from helpers.training import merged, read_csv, the_run
+from helpers.watched import watched  # noqa: F401
 
 
 def trainer(name: str, folder: Path, /, **more: Any) -> Trainer:
@@ -67,8 +68,18 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_replaying_equals_running(name: str, mode: str, tmp_path: Path) -> None:
+    check_replays(name, mode, tmp_path)
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("mode", ["rollout", "step", "split"])
+def test_replaying_draws_what_running_draws(mode: str, tmp_path: Path) -> None:
+    check_replays("ppo", mode, tmp_path)
+
+
+def check_replays(name: str, mode: str, tmp_path: Path) -> None:
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
-        it = trainer(name, folder, sim="mjwarp", device="cpu", max_iterations=8)
+        it = trainer(name, folder, sim={"name": "mjwarp", "num_threads": 1}, device="cpu", max_iterations=8)
         without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
         options: dict[str, Any] = {"generators": generators_of(it.algorithm, it.start.device)}
         options |= {"stateful": it.collector.graphs._stateful}

@@ -12,6 +12,7 @@ from warp._src import context
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim.warp import start_warp
 from helpers.gpu_kernels import HOPPER, LARGEST_BLOCK, compile_task, compiling
+from helpers.watched import watched  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -30,6 +31,14 @@ def test_kernels_compile_for_a_gpu(task: str, folder: Path) -> None:
     modules = compile_task(task, folder)
     binaries = {file.parent.name for file in folder.glob(f"*/*/*.sm{HOPPER}*.cubin")}
     assert len(modules) > 20 and modules <= binaries
+
+
+@pytest.mark.usefixtures("watched")
+def test_the_kernels_of_cameras_compile_for_a_gpu(folder: Path) -> None:
+    modules = compile_task("Cartpole", folder)
+    assert any("render_megakernel" in module for module in modules), modules
+    assert any("camera_renderer" in module for module in modules), modules
+    assert modules <= {file.parent.name for file in folder.glob(f"*/*/*.sm{HOPPER}*.cubin")}
 
 
 @wp.kernel(module="unique")
