@@ -47,7 +47,7 @@ def make(task: str, pixels: int, num_envs: int, threads: int) -> Any:
     from gpusim_rl.api import prepare
     from gpusim_rl.sim import SimChoice, make_sim
 
-    spec = prepare(task, num_envs=num_envs, device="cpu", sim={"name": "mujoco", "num_threads": threads})
+    spec: Any = prepare(task, num_envs=num_envs, device="cpu", sim={"name": "mujoco", "num_threads": threads})
     scene = spec.task_class.scene(spec.cfg.task)
     scene.add_camera("camera", size=(pixels, pixels), **SCENES[task])
     sim: Any = make_sim(scene, SimChoice("mujoco", torch.device("cpu"), "benchmark"), num_envs, spec.cfg.sim)

@@ -31,6 +31,7 @@ CONTENTS = {
         "add_a_task",
         "algorithms",
         "randomization",
+        "vision",
         "export",
         "migrating_from_isaacgymenvs",
         "migrating_from_isaaclab",
