@@ -497,7 +497,16 @@ def test_settings_that_are_named_exist(document):
     text = BLOCK.sub("", (ROOT / document).read_text())
     named = re.findall(r"`((?:algo|ppo|sim|log|debug|task|wandb)[._][a-z_.]+)(?:=[^`]*)?`", text)
     # a mistake on purpose, methods, an argument, a field, a section of IsaacGymEnvs'
-    foreign = {"task.max_torqe", "sim.articulation", "sim.param", "sim.camera", "sim.draw", "task_name", "wandb_id", "sim_params"}
+    foreign = {
+        "task.max_torqe",
+        "sim.articulation",
+        "sim.param",
+        "sim.camera",
+        "sim.draw",
+        "task_name",
+        "wandb_id",
+        "sim_params",
+    }
     free = ("task.env", "task.sim", "task.randomization_params.")
     assert [name for name in named if name not in known | foreign and not name.startswith(free)] == []
 

@@ -31,6 +31,8 @@ class SceneCamera:
     """Control steps from one frame to the next."""
     groups: tuple[int, ...]
     """Groups of geoms that it draws."""
+    samples: int
+    """Rays of a pixel, along each side."""
 
 
 def add_camera(
@@ -85,6 +87,10 @@ def _check(call: str, camera: SceneCamera) -> None:
         raise TaskError(f"{call}: outputs must be some of {', '.join(OUTPUTS)}, got {outputs}")
     if not isinstance(camera.every, int) or camera.every < 1:
         raise TaskError(f"{call}: every must be a number of control steps from 1 on, got {camera.every}")
+    if not isinstance(camera.samples, int) or not 1 <= camera.samples <= 8:
+        raise TaskError(f"{call}: samples must be a number from 1 to 8, got {camera.samples}")
+    if camera.samples > 1 and "rgb" not in outputs:
+        raise TaskError(f"{call}: samples={camera.samples} is for rgb, and outputs are {outputs}")
     if not groups or not {*groups} <= {*range(6)}:
         raise TaskError(f"{call}: groups must be some of 0 to 5, got {groups}")
 

@@ -16,7 +16,7 @@ import warp as wp
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError, first_line
+from gpusim_rl.errors import ConfigError, TaskError, first_line
 from gpusim_rl.machine.hardware import available_cpus, memory_available_bytes
 from gpusim_rl.sim.camera import FAR, SKY, CameraImages, SceneCamera
 from gpusim_rl.sim.scene import Scene
@@ -25,6 +25,7 @@ from gpusim_rl.sim.warp import WarpGraphs, announce_compilation
 wp.set_module_options({"enable_backward": False})
 
 _BYTES = {"rgb": 4 + 3, "depth": 4 + 4, "segmentation": 8 + 4}  # of a pixel: in the renderer, and in our tensor
+_BYTES_OF_SUM = 12  # of the samples of a pixel
 
 _READ_BY_RAYS = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
 
@@ -100,7 +101,7 @@ class CameraRenderer:
             except (NotImplementedError, ValueError) as error:
                 raise ConfigError(f"sim.camera: MuJoCo Warp cannot draw this scene: {first_line(error)}") from None
         self._positions = wp.to_torch(self._data.qpos)
-        self._groups: dict[tuple[int, tuple[int, ...]], _Group] = {}
+        self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}  # by every, groups of geoms, samples
         self._images: dict[str, CameraImages] = {}
         self._arrays: dict[tuple[str, str], wp.array] = {}  # by camera and output
         self._own: list[str] = []
@@ -111,8 +112,12 @@ class CameraRenderer:
         """Returns the images of a camera, the same ones every time."""
         if camera.name in self._images:
             return self._images[camera.name]
+        if not np.isin(self._source.geom_group, camera.groups).any():
+            raise TaskError(
+                f"camera {camera.name!r} draws geoms of the groups {camera.groups}; the scene has none there"
+            )
         self._check_memory(camera)
-        (height, width), key = camera.size, (camera.every, camera.groups)
+        (height, width), key = camera.size, (camera.every, camera.groups, camera.samples)
         shapes = {"rgb": (3,), "depth": (), "segmentation": ()}
         dtypes = {"rgb": wp.uint8, "depth": float, "segmentation": int}
         tensors = {}
@@ -130,7 +135,8 @@ class CameraRenderer:
 
     def _check_memory(self, camera: SceneCamera) -> None:
         height, width = camera.size
-        needed = self._num_envs * height * width * sum(_BYTES[output] for output in camera.outputs)
+        of_pixel = sum(_BYTES[output] for output in camera.outputs) + (_BYTES_OF_SUM if camera.samples > 1 else 0)
+        needed = self._num_envs * height * width * of_pixel
         on_cuda = self._device.type == "cuda"
         free = torch.cuda.mem_get_info(self._device)[0] if on_cuda else memory_available_bytes()
         if needed + self._needed > free:
@@ -201,7 +207,7 @@ class CameraRenderer:
     def _build(self) -> None:
         ends = np.linspace(0, self._num_envs, self._num_threads + 1).astype(int).tolist()
         with self._graphs.scope(), announce_compilation():
-            contexts = [self._context(key[1], group.cameras) for key, group in self._groups.items()]
+            contexts = [self._context(group.cameras) for group in self._groups.values()]
             self._move()
             for context in contexts:
                 mjw.render(self._model, self._data, context)  # the first time builds its kernel, which shares take over
@@ -209,7 +215,10 @@ class CameraRenderer:
             self._shares[0]()  # our own kernels
         self._graphs.synchronize()
 
-    def _context(self, groups: tuple[int, ...], cameras: list[SceneCamera]) -> mjw.RenderContext:
+    def _context(self, cameras: list[SceneCamera]) -> mjw.RenderContext:
+        one = cameras[0]  # what is one setting of a context is the same for all of them
+        if one.samples > 1 and "cam_fovy" in self._own:
+            raise TaskError(f"camera {one.name!r} has samples={one.samples}: sim.param('cam_fovy') needs samples=1")
         return mjw.create_render_context(
             self._source,
             nworld=self._num_envs,
@@ -217,11 +226,12 @@ class CameraRenderer:
             render_rgb=["rgb" in camera.outputs for camera in cameras],
             render_depth=["depth" in camera.outputs for camera in cameras],
             render_seg=["segmentation" in camera.outputs for camera in cameras],
-            enabled_geom_groups=list(groups),
+            enabled_geom_groups=list(one.groups),
             cam_active=[self._source.camera(camera.name).id for camera in cameras],
             background_color=(*SKY, 1.0),
             use_precomputed_rays="cam_fovy" not in self._own,
             render_skybox=True,
+            samples_per_pixel=one.samples,
         )
 
     def _share(self, worlds: slice, contexts: list[mjw.RenderContext]) -> Callable[[], None]:
@@ -251,7 +261,7 @@ class CameraRenderer:
         worlds: slice,
     ) -> Callable[[], None]:
         """Returns a function that draws some cameras in some of the worlds."""
-        context = _part(whole, worlds, "rgb_data", "depth_data", "seg_data")
+        context = _part(whole, worlds, "rgb_data", "aa_accum", "depth_data", "seg_data")
         if data.nworld < self._num_envs:
             _give_boxes(context, worlds)
         first_pixel = {"rgb": context.rgb_adr, "depth": context.depth_adr, "segmentation": context.seg_adr}
@@ -279,7 +289,7 @@ class CameraRenderer:
     def state(self) -> dict[str, Tensor]:
         """Returns the frames that are not of the present state, and their age, as views."""
         late = [(key, group) for key, group in self._groups.items() if group.every > 1]
-        ages = {f"age.{every}.{groups}": group.age for (every, groups), group in late}
+        ages = {f"age.{key}": group.age for key, group in late}
         names = [camera.name for _, group in late for camera in group.cameras]
         frames = {f"{name}.{key}": wp.to_torch(array) for (name, key), array in self._arrays.items() if name in names}
         return {**ages, **frames}

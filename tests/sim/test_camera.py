@@ -163,6 +163,29 @@ def test_a_sky_of_the_scene_takes_the_place_of_ours():
     assert (up.rgb[..., 0] > 2.0 * up.rgb[..., 2]).all() and up.rgb[0, 0, 0, 0] > up.rgb[0, -1, 0, 0]
 
 
+def test_the_mean_of_samples_is_the_mean_of_a_larger_image(make_sim):
+    scene = marble_scene()
+    place = {"pos": (0, -3, 1), "target": (0, 0, 0.8)}
+    for name, size, samples in (("coarse", 24, 1), ("smooth", 24, 3), ("large", 72, 1)):
+        scene.add_camera(name, size=(size, size), samples=samples, **place)
+    sim = make_sim(scene)
+    rgb = {name: sim.camera(name).rgb for name in ("coarse", "smooth", "large")}
+    drawn(sim)
+    mean = rgb["large"].float().unflatten(2, (24, 3)).unflatten(1, (24, 3)).mean(dim=(2, 4))
+    assert (rgb["smooth"].float() - mean).abs().max() <= 1.0 < (rgb["coarse"].float() - mean).abs().max()
+
+
+def test_a_pole_that_is_thinner_than_a_pixel_shows_with_samples():
+    scene = Cartpole.scene(prepare("Cartpole", num_envs=1, device="cpu").cfg.task)
+    for samples in (1, 3):
+        scene.add_camera(f"{samples}", pos=(0, -4, 2), target=(0, 0, 2), size=(32, 32), samples=samples)
+    sim = make("mujoco", scene, 1)
+    images = [sim.camera(f"{samples}").rgb for samples in (1, 3)]
+    drawn(sim)
+    above = [image[0, 8, :, 0].float() - int(255 * SKY[0]) for image in images]  # a row over the cart, orange on blue
+    assert above[0].abs().max() == 0 and above[1].max() > 5
+
+
 # On whatever draws
 
 
@@ -447,6 +470,8 @@ def test_every_field_of_pictures_has_a_case():
         ({"outputs": ()}, "some of rgb, depth, segmentation"),
         ({"every": 0}, "every must be"),
         ({"groups": (6,)}, "0 to 5"),
+        ({"samples": 0}, "samples must be a number from 1 to 8, got 0"),
+        ({"samples": 2, "outputs": ("depth",)}, "samples=2 is for rgb"),
         ({"fovy": 180.0}, "below 180 degrees"),
         ({"pos": (0, 0)}, "pos must be 3 finite numbers"),
         ({"quat": (0, 0, 0, 0)}, "quat must be"),
@@ -480,6 +505,19 @@ def test_a_camera_that_there_is_not(make_sim):
             sim.param(name, None, ["wrist"])
     with pytest.raises(TaskError, match="belongs to the scene, not to 'marble'"):
         sim.param("cam_pos", "marble")
+
+
+def test_what_a_scene_has_not_is_not_drawn():
+    scene = marble_scene()
+    scene.add_camera("empty", pos=(0, -3, 1), groups=(4, 5))
+    scene.add_camera("smooth", pos=(0, -3, 1), samples=2)
+    sim = make("mujoco", scene, 2)
+    with pytest.raises(TaskError, match=r"camera 'empty' draws geoms of the groups \(4, 5\); the scene has none there"):
+        sim.camera("empty")
+    sim.camera("smooth")
+    sim.param("cam_fovy", None, ["smooth"])
+    with pytest.raises(TaskError, match=r"camera 'smooth' has samples=2: sim.param\('cam_fovy'\) needs samples=1"):
+        sim.draw()
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
