@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from gpusim_rl.env import vec_env
-from gpusim_rl.env.properties import SECTIONS
+from gpusim_rl.env.properties import PICTURES, SECTIONS
 from gpusim_rl.run.held_objects import check_devices
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.schema import ALGORITHMS
@@ -243,8 +243,9 @@ def test_symmetry_stays_on_the_device(cuda: None) -> None:
 
 @pytest.mark.usefixtures("watched")
 def test_cameras_stay_on_the_device(cuda: None) -> None:
-    training = iterate(fake.make_trainer("Cartpole", ppo=SMALL), steps=4)
-    assert training.faults == []
+    pictures = {name: draw(0.0, 0.1, "additive") for name in PICTURES}
+    settings = {"randomize": True, "randomization_params": {"picture_params": pictures}}
+    assert iterate(fake.make_trainer("Cartpole", task=settings, ppo=SMALL), steps=4).faults == []
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -323,6 +324,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
                     "friction": draw(0.7, 1.3, distribution="loguniform"),
                     "torsion_friction": draw(0.7, 1.3),
                     "rolling_friction": draw(0.7, 1.3),
+                    "color": draw(0.5, 1.5),
                 },
             },
             "ground": {"rigid_shape_properties": {"friction": draw(0.7, 1.3)}},

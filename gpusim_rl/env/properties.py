@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.sim import Param, Sim
 from gpusim_rl.sim.actuators import DAMPING, RESISTANCE, STIFFNESS, is_dc_motor, is_dc_servo
+from gpusim_rl.sim.params import FIELDS
 
 LEAST_MASS = 0.01
 """Lower limit of drawn mass and inertia, as a share of the model's."""
@@ -323,6 +325,28 @@ class Inertia(Stateful):
         return names, torch.tensor(columns, dtype=torch.int64, device=self.density.device)
 
 
+# What cameras see
+
+
+def of_pictures(param: Param) -> Quantity:
+    """Returns a parameter of `PICTURES`, or colours of geoms; directions keep their length, colours their alpha."""
+    if param.name in ("cam_quat", "light_dir"):
+        return Quantity(param.default, lambda value, where: param.set(normalize(value, dim=-1), where))
+    if param.name in ("mat_rgba", "geom_rgba"):
+        alpha = param.default[..., 3:]
+
+        def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+            param.set(torch.cat([value, alpha.expand(*value.shape[:-1], 1)], dim=-1), where)
+
+        return Quantity(param.default[..., :3], write, low=0.0, high=1.0)
+    low, high = _LIMITS.get(param.name, (None, None))
+    return Quantity(param.default, param.set, low, high)
+
+
+_LIMITS = {"cam_fovy": (1.0, 179.0), "light_ambient": (0.0, 1.0), "light_diffuse": (0.0, 1.0)}
+PICTURES = [name for name, field in FIELDS.items() if field.pictures and field.of != "geom"]
+"""Properties of cameras, lights and materials: parameters of the whole scene, by their names in `Sim.param`."""
+
 SECTIONS: dict[str, dict[str, GetQuantities]] = {
     "dof_properties": {
         "stiffness": _stiffness,
@@ -343,6 +367,7 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
         "friction": _field("geom_friction", 0, low=LEAST_FRICTION),
         "torsion_friction": _field("geom_friction", 1, low=LEAST_FRICTION),
         "rolling_friction": _field("geom_friction", 2, low=LEAST_FRICTION),
+        "color": lambda actor, elements: [of_pictures(actor.param("geom_rgba", elements))],
     },
     "tendon_properties": {
         "stiffness": _field("tendon_stiffness"),

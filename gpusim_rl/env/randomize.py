@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Draw, Draws, Names, Noise, VectorNoise, named, parse
-from gpusim_rl.env.properties import NOT_HERE, SECTIONS, ActorProperties, Quantity
+from gpusim_rl.env.properties import NOT_HERE, PICTURES, SECTIONS, ActorProperties, Quantity, of_pictures
 from gpusim_rl.env.pushes import Pusher, Pushes
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import Stateful, restore_state, saved_state
@@ -32,7 +32,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PATH = "task.randomization_params"
-_KEYS = ("frequency", "observations", "actions", "latency", "sim_params", "actor_params")
+_KEYS = ("frequency", "observations", "actions", "latency", "sim_params", "actor_params", "picture_params")
 _SEED_OFFSET = 1 << 32  # other streams than the task's, whose seeds are smaller
 
 
@@ -251,6 +251,13 @@ class Randomizer(Stateful):
         if (spec := _parse(Property, node, "gravity", path)) is not None:
             gravity = self._sim.param("gravity")
             yield spec, [Quantity(gravity.default, gravity.set)], f"{path}.gravity"
+        node, path = _section(params, "picture_params", PATH), f"{PATH}.picture_params"
+        _check_keys(node, path, PICTURES)
+        for key in node:
+            if (spec := _parse(Property, node, key, path)) is not None:
+                with named(f"{path}.{key}"):
+                    quantity = of_pictures(self._sim.param(key, None, spec.names))
+                yield spec, [quantity], f"{path}.{key}"
         actors, known = _section(params, "actor_params", PATH), self._sim.scene.articulation_names
         for name in actors:
             node, path = _section(actors, name, f"{PATH}.actor_params"), f"{PATH}.actor_params.{name}"
@@ -258,7 +265,9 @@ class Randomizer(Stateful):
                 raise ConfigError(f"{path}: the scene has no {name!r}.{did_you_mean(name, known)} It has {known}")
             _check_keys(node, path, ("color", "pushes", *SECTIONS) if name in known else ("rigid_shape_properties",))
             if node.get("color"):
-                logger.info("%s.color has no effect: it is not physical; pictures show the model's own colours", path)
+                logger.info(
+                    "%s.color has no effect; for colours that cameras see try rigid_shape_properties.color", path
+                )
             if (pushes := _parse(Pushes, node, "pushes", path)) is not None:
                 with named(f"{path}.pushes"):
                     self.pushes.append(Pusher(pushes, self._sim, name, self._dt))

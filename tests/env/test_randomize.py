@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpusim_rl.api import load_spec, make_env, prepare
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
-from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, SECTIONS
+from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, PICTURES, SECTIONS
 from gpusim_rl.env.stateful import kept_tensors
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.compose import compose
@@ -26,6 +26,7 @@ from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.states import fields, saved
 from helpers.training import differences
+from helpers.watched import watched  # noqa: F401
 
 # A rover that floats (no ground contact), with every kind of joint and actuator that the schema distinguishes.
 ROVER = """
@@ -189,6 +190,8 @@ MAPPED: list[tuple[str, str, dict, str, str, list[float]]] = [
     (SHAPE, "friction", TWICE, "geom_friction", "arm", [0.8, 0.02, 0.004]),
     (SHAPE, "torsion_friction", TWICE, "geom_friction", "arm", [0.4, 0.04, 0.004]),
     (SHAPE, "rolling_friction", TWICE, "geom_friction", "hull", [0.8, 0.01, 0.004]),
+    (SHAPE, "color", MORE, "geom_rgba", "arm", [0.75, 0.75, 0.75, 1.0]),
+    (SHAPE, "color", draw(9.0, 9.0), "geom_rgba", "hull", [1.0, 1.0, 1.0, 1.0]),
     (TENDON, "stiffness", TWICE, "tendon_stiffness", "cable", [1.0]),
     (TENDON, "damping", TWICE, "tendon_damping", "cable", [0.4]),
 ]
@@ -805,6 +808,43 @@ def test_newton_randomizes_too():
     steps(env, 2)
     masses = value(env, "body_mass", None, "cartpole")
     assert torch.equal(masses, 2.0 * torch.as_tensor(env.sim.scene.model.body_mass[1:]).float().expand_as(masses))
+
+
+def watched_cartpole(params: dict[str, Any]) -> VecEnv:
+    spec = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": params})
+    choice = SimChoice("mujoco", torch.device("cpu"), "test")
+    return VecEnv.make(spec.task_class, spec.cfg.task, num_envs=3, choice=choice, sim=spec.cfg.sim, seed=0)
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("name", PICTURES)
+def test_cameras_lights_and_materials_differ(name: str):
+    drawn = draw(0.3, 0.9) if name in ("cam_fovy", "mat_rgba") else draw(0.05, 0.5, "additive")
+    env = watched_cartpole({"picture_params": {name: drawn}})
+    env.reset()
+    found = value(env, name, None, None)
+    assert len(found.unique(dim=0)) == 3
+    if name in ("cam_quat", "light_dir"):
+        torch.testing.assert_close(found.norm(dim=-1), torch.ones(found.shape[:-1]))
+    if name == "mat_rgba":
+        assert (found[..., 3] == 1.0).all() and found.max() <= 1.0
+    if name != "light_pos":  # the light is a direction
+        task: Any = env.task
+        images = task.images["now"].rgb.float()
+        assert all((images[i] - images[j]).abs().max() > 0 for i, j in ((0, 1), (1, 2)))
+
+
+@pytest.mark.usefixtures("watched")
+def test_pictures_that_cannot_be_drawn():
+    drawn = draw(0.1, 0.2, "additive")
+    with pytest.raises(
+        ConfigError, match=r"picture_params.cam_pos: sim.param\('cam_pos'\): no camera 'nwo'. Did you mean"
+    ):
+        watched_cartpole({"picture_params": {"cam_pos": {**drawn, "names": ["nwo"]}}})
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'task.randomization_params.picture_params.cam_fov'. Did you mean"
+    ):
+        watched_cartpole({"picture_params": {"cam_fov": drawn}})
 
 
 # Errors
