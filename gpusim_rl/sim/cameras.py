@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_extra
-from gpusim_rl.settings.simulators import WARP_PYTHON
+from gpusim_rl.settings.simulators import WARP_PACKAGES, WARP_PYTHON
 from gpusim_rl.sim.camera import CameraImages
+from gpusim_rl.sim.choose import check_versions
 from gpusim_rl.sim.scene import Scene
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Cameras:
             if sys.version_info < WARP_PYTHON:  # the pip command would fail
                 raise ConfigError("cameras need Python 3.11 or later, got {}.{}".format(*sys.version_info))
             import_extra("mujoco_warp", "mjwarp", "a camera")
+            check_versions("a camera", WARP_PACKAGES)
             from gpusim_rl.sim.camera_renderer import CameraRenderer
 
             self._made = CameraRenderer(self._scene, self._qpos, self._num_threads, self._graphs)
