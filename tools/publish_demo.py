@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CLOSE = 0.02  # of the return: what the rounding of weights may change
-KEPT = ("task", "config", "sim", "seed", "obs_sizes", "num_actions", "iteration", "env_steps")
+KEPT = ("task", "config", "sim", "seed", "obs_sizes", "images", "num_actions", "iteration", "env_steps")
 PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
 """Settings that name folders, and all of W&B's: those of a demo are the defaults."""
 

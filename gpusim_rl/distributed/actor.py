@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gpusim_rl.env import Step
+from gpusim_rl.env.environment import ImageShape
 from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.learn.algorithm import load_algorithm_class
@@ -71,6 +72,7 @@ class EnvDescription:
 
     actor: int
     obs_sizes: dict[str, int]
+    images: dict[str, ImageShape]
     action_space: ActionSpace
     max_episode_length: int
     steps_between_truncations: int
@@ -189,6 +191,7 @@ class Actor:
         return EnvDescription(
             self._number,
             dict(env.obs_sizes),
+            dict(env.images),
             env.action_space,
             env.max_episode_length,
             env.steps_between_truncations,

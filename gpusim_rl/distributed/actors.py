@@ -101,6 +101,7 @@ def _make_rollouts(start: RunStart, engine: Engine, seed: int) -> Rollouts:
             section=cfg.algo,
             first_env=number * num_envs,
             all_envs=num_actors * num_envs,
+            images=envs.images,
         )
         return remote_of(make_algorithm(start, env, seed + (1 + number) * SEEDS_APART), env)
 

@@ -176,13 +176,16 @@ class RemoteEnvs(Environment):
     def __init__(self, rollouts: Rollouts, *, num_envs: int, of_actor: int, threads: int) -> None:
         self.num_envs, self.num_threads, self.device = num_envs, threads, torch.device("cpu")
         self._rollouts, self._of_actor, envs = rollouts, of_actor, rollouts.envs
-        self.obs_sizes, self.action_space = dict(envs.obs_sizes), envs.action_space
+        self.obs_sizes, self.images, self.action_space = dict(envs.obs_sizes), dict(envs.images), envs.action_space
         self.num_actions, self.summary = envs.action_space.size, envs.summary
         self.max_episode_length = envs.max_episode_length
         self.steps_between_truncations = envs.steps_between_truncations
 
     def reset(self) -> Observation:
-        return {group: torch.zeros(self._of_actor, size) for group, size in self.obs_sizes.items()}  # nobody acts on it
+        # nobody acts on it
+        numbers = {group: torch.zeros(self._of_actor, size) for group, size in self.obs_sizes.items()}
+        images = {g: torch.zeros(self._of_actor, *x, dtype=torch.uint8) for g, x in self.images.items()}
+        return numbers | images
 
     def step(self, action: Tensor) -> Step:
         raise NotImplementedError  # actors step their envs

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,11 @@ from gpusim_rl.settings.schema import EnvConfig
 from gpusim_rl.spaces import ActionSpace
 
 Observation = dict[str, Tensor]
-"""Observation groups by name, shape [num_envs, size] each: `policy`, and `critic` where the task has one."""
+"""Observation groups by name: `policy`, and `critic` where the task has one, of shape [num_envs, size]. Groups of
+images are uint8, [num_envs, height, width, channels]."""
+
+ImageShape = tuple[int, int, int]
+"""Height, width and channels of an image."""
 
 Parts = dict[str, Float[Tensor, "envs _"]]
 """Parts of an observation group by name, in their order, shape [num_envs, size] each."""
@@ -65,7 +70,8 @@ class Environment(ABC):
     Attributes:
         num_envs: Number of envs, N.
         device: Device of the actions and results of `step`.
-        obs_sizes: Size of each observation group; known after `reset`.
+        obs_sizes: Size of each observation group of numbers; known after `reset`.
+        images: Shape of each observation group of images; known after `reset`.
         action_space: Actions that `step` takes.
         num_actions: Numbers in an action.
         max_episode_length: Time limit of an episode [control steps].
@@ -88,6 +94,7 @@ class Environment(ABC):
     num_envs: int
     device: torch.device
     obs_sizes: dict[str, int]
+    images: Mapping[str, ImageShape] = MappingProxyType({})
     action_space: ActionSpace
     num_actions: int
     max_episode_length: int

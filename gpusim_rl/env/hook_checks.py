@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.env.observations import ObservationGroups
+from gpusim_rl.env.observations import ObservationGroups, is_image
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
@@ -33,10 +33,19 @@ class HookChecks:
         if not isinstance(obs, dict):
             kind = type(obs).__name__
             raise TaskError(f"{hook} returned {kind}, expected a tensor of shape [{self._num_envs}, size] or a dict")
-        if "policy" not in obs:
+        pictures = {group for group, value in obs.items() if is_image(value)}
+        if "policy" not in obs and not pictures:
             raise TaskError(f"{hook} returned the groups {list(obs)}, expected a group 'policy' among them")
+        if pictures and ("critic" not in obs or pictures & {"policy", "critic"}):
+            raise TaskError(
+                f"{hook} returned the groups {list(obs)}, with images in {', '.join(sorted(pictures))}. Images need"
+                " groups of their own, and beside them a group 'critic' of numbers: at an episode's end none is drawn"
+            )
         for group, value in obs.items():
             label = hook if list(obs) == ["policy"] else f"{hook}[{group!r}]"
+            if group in pictures:
+                self._tensor(label, value, (self._num_envs, *self._groups.images.get(group, [None] * 3)), torch.uint8)
+                continue
             if not isinstance(value, dict):
                 self._tensor(label, value, (self._num_envs, self._groups.sizes.get(group)), torch.float32)
                 continue
@@ -68,6 +77,8 @@ class HookChecks:
     def finite_observation(self, obs: Mapping[str, Tensor]) -> None:
         """Checks that all numbers of an observation are finite."""
         for group, value in obs.items():
+            if is_image(value):
+                continue
             parts = self._groups.parts.get(group, ())
             columns = [part.name for part in parts for _ in range(part.size * part.history)]
             self.finite(f"{self._name}.observe(): {group!r}", value, columns)

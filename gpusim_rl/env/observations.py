@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Noise, VectorNoise, parse
-from gpusim_rl.env.environment import Observation, Parts
+from gpusim_rl.env.environment import ImageShape, Observation, Parts
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.env.task import Task
@@ -26,7 +26,7 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Count, Natural
 
 TaskObservation = Mapping[str, Tensor | Parts]
-"""Observation groups of a task by name: a tensor [num_envs, size], or the named parts of one."""
+"""Observation groups of a task by name: a tensor [num_envs, size], the named parts of one, or images."""
 
 TEACHER = "teacher"
 """Group with all parts of the policy's observation, where `task.observations` leaves out some."""
@@ -76,7 +76,8 @@ class ObservationGroups:
     Where settings leave out parts of the policy's observation, the group `teacher` has all of them.
 
     Attributes:
-        sizes: Size of each group; empty until `describe`.
+        sizes: Size of each group of numbers; empty until `describe`.
+        images: Shape of each group of images; empty until `describe`.
         parts: Named parts of those groups that have some, in their order; empty until `describe`.
         observed: The same of what the task observes, with the parts that are left out.
         sensors: Noise, delay and history of the policy's observation; None where it has none, and until `describe`.
@@ -86,6 +87,7 @@ class ObservationGroups:
         self._task, self._settings, self._noise, self._seed = task, settings, noise, seed
         self._scales: dict[str, Tensor] = {}  # of the groups in which a part has one
         self.sizes: dict[str, int] = {}
+        self.images: dict[str, ImageShape] = {}
         self.parts: dict[str, tuple[ObservationPart, ...]] = {}
         self.observed: dict[str, tuple[ObservationPart, ...]] = {}
         self._left_out: set[str] = set()
@@ -124,11 +126,16 @@ class ObservationGroups:
                 raise ConfigError("task.observations leaves out all parts of the policy's observation")
             self.parts[TEACHER] = self.observed["policy"]
             self.parts["policy"] = tuple(part for part in self.parts[TEACHER] if part.name not in self._left_out)
-        if self._settings or self._noise is not None:
+        if self._settings or (self._noise is not None and "policy" in obs):
             size = self._join(obs["policy"]).shape[1]
             parts = self.observed.get("policy", ())
             self.sensors = SensorModel(parts, size, self._noise, task.num_envs, task.device, self._seed)
-        self.sizes.update({group: value.shape[1] for group, value in self.read(obs).items()})
+        for group, value in self.read(obs).items():
+            if is_image(value):
+                height, width, channels = value.shape[1:]
+                self.images[group] = height, width, channels
+            else:
+                self.sizes[group] = value.shape[1]
 
     def read(self, obs: TaskObservation, *, clean: bool = False) -> Observation:
         """Returns one tensor [num_envs, size] for each group: its named parts joined, times their scales.
@@ -144,6 +151,8 @@ class ObservationGroups:
             elif scales is not None:
                 frame *= scales
             joined[group] = frame
+        if "policy" not in joined:  # images alone
+            joined["policy"] = torch.zeros(self._task.num_envs, 0, device=self._task.device)
         if self._left_out:
             parts, joined[TEACHER] = self.observed["policy"], joined["policy"]
             pieces = joined[TEACHER].split([part.size * (1 if clean else part.history) for part in parts], dim=1)
@@ -273,6 +282,11 @@ class SensorModel:
     def begin_from(self, state: dict[str, Any]) -> None:
         """Continues the schedules of another run's `state_dict`."""
         self.steps.copy_(state["tensors"]["steps"])
+
+
+def is_image(value: Any) -> bool:
+    """Returns whether an observation group is one of images: uint8, [num_envs, height, width, channels]."""
+    return isinstance(value, Tensor) and value.dtype == torch.uint8
 
 
 def _check_names(sensors: Mapping[str, Any], parts: Mapping[str, object]) -> None:

@@ -173,9 +173,12 @@ class Task(ABC, Generic[Cfg]):
         """Returns the observation of every env, shape [num_envs, size].
 
         A dict has the group `policy`, and optionally `critic`: then the critic sees other numbers than the policy
-        (asymmetric actor-critic). A group is a tensor, or a dict of its named parts, [num_envs, size] each. VecEnv
-        multiplies parts by their `scales`, and joins them in their order. Of the policy's parts `cfg.observations` can
-        say noise, delay and history.
+        (asymmetric actor-critic). A group of numbers is a tensor, or a dict of its named parts, [num_envs, size] each.
+        VecEnv multiplies parts by their `scales`, and joins them in their order. Of the policy's parts
+        `cfg.observations` can say noise, delay and history.
+
+        Images are groups of their own, uint8 [num_envs, height, width, channels], beside a group `critic`:
+        docs/vision.md.
 
         VecEnv calls it twice per control step, before and after resets: it must not change any state.
         """

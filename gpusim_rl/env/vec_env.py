@@ -11,7 +11,7 @@ from torch import Tensor
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.hook_checks import HookChecks, action_space
 from gpusim_rl.env.nan_guard import NanGuard
-from gpusim_rl.env.observations import ObservationGroups, SensorModel, TaskObservation
+from gpusim_rl.env.observations import ObservationGroups, SensorModel, TaskObservation, is_image
 from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.reached_states import ReachedStates
 from gpusim_rl.env.task import Task, TaskConfig
@@ -48,7 +48,8 @@ class VecEnv(Environment):
         ConfigError: `cfg.randomization_params` is wrong.
 
     Attributes:
-        obs_sizes: Size of each observation group; known after `reset`.
+        obs_sizes: Size of each observation group of numbers; known after `reset`.
+        images: Shape of each observation group of images; known after `reset`.
         obs_parts: The named parts of those groups that have some, in their order; known after `reset`.
         num_actions: Size of the action vector.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
@@ -99,7 +100,7 @@ class VecEnv(Environment):
             self.stateful = [self.task, self.reached]
         noise = None if self.randomizer is None else self.randomizer.observations
         self._groups = ObservationGroups(self.task, cfg.observations, noise, seed)
-        self.obs_sizes, self.obs_parts = self._groups.sizes, self._groups.parts
+        self.obs_sizes, self.obs_parts, self.images = self._groups.sizes, self._groups.parts, self._groups.images
         self._checks = HookChecks(self.task, self._groups)
         self._check_values = check
         self._obs: Observation = {}
@@ -270,7 +271,10 @@ class VecEnv(Environment):
         if stats:
             numbers = torch.stack(list(stats.values())).masked_fill_(diverged, torch.nan)
             stats = dict(zip(stats, numbers.unbind(), strict=True))
-        final_obs = {g: value.masked_fill_(diverged[:, None], 0.0) for g, value in self._observe().items()}
+        final_obs = {
+            group: value if is_image(value) else value.masked_fill_(diverged[:, None], 0.0)
+            for group, value in self._observe().items()
+        }
         if self.reached is not None:
             worth = task.worth_keeping()
             self._checks.mask("worth_keeping", worth)
@@ -329,7 +333,10 @@ class VecEnv(Environment):
         if limit is None:
             return {group: value.clone() if value is raw.get(group) else value for group, value in obs.items()}
         # 0 * inf is NaN: what is infinite must not look like the limit. What is finite keeps its bits.
-        return {group: value.clamp(-limit, limit).add_(value, alpha=0) for group, value in obs.items()}
+        return {
+            group: value.clone() if is_image(value) else value.clamp(-limit, limit).add_(value, alpha=0)
+            for group, value in obs.items()
+        }
 
     def _optional(self) -> dict[str, Randomizer | ReachedStates | SensorModel]:
         """Returns what only some configurations have, by its name in a checkpoint."""
@@ -346,7 +353,7 @@ class VecEnv(Environment):
             "task": task,
             "progress": self.progress.clone(),
             "staggered": self.staggered.clone(),
-            "obs": {group: value.clone() for group, value in self._obs.items()},
+            "obs": {group: value.clone() for group, value in self._obs.items() if not is_image(value)},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
@@ -360,6 +367,8 @@ class VecEnv(Environment):
         self.progress.copy_(state["progress"])
         self.staggered.copy_(state["staggered"])
         self._obs = {group: value.to(self.device) for group, value in state["obs"].items()}
+        if self.images:  # they are drawn again
+            self._obs |= {group: value for group, value in self._observe().items() if group in self.images}
         return self._obs
 
     def begin_from(self, state: dict[str, Any]) -> Observation:

@@ -120,6 +120,8 @@ def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
         card["parts"] = [
             {**{key: getattr(part, key) for key in keys}, "source": sources.get(part.name, "task")} for part in parts
         ]
+    if env.images:  # uint8, the channels last
+        card["images"] = {group: list(shape) for group, shape in env.images.items()}
     return card
 
 
@@ -140,9 +142,16 @@ def _action(env: Environment, limit: float | None) -> dict[str, Any]:
 
 
 def _states(model: ExportedPolicy) -> list[dict[str, Any]]:
+    states = model.initial_state(1)
     return [
-        {"input": name, "output": f"next_{name}", "shape": [len(state), "batch", state.shape[2]], "start": 0.0}
-        for name, state in zip(model.inputs[1:], model.initial_state(1), strict=True)
+        {
+            "input": name,
+            "output": f"next_{name}",
+            "shape": [len(state), "batch", state.shape[2]],
+            "dtype": str(state.dtype).removeprefix("torch."),
+            "start": 0.0,
+        }
+        for name, state in zip(model.inputs[len(model.inputs) - len(states) :], states, strict=True)
     ]
 
 

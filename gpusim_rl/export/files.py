@@ -103,7 +103,8 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
     order = None if vendor is None else joint_order(vendor, env, control)
     if order is not None and control is not None:
         control = order.control(control)
-    model = ExportedPolicy(policy.to("cpu"), clip_observations, clip_actions, control, order).eval()
+    images = env.images
+    model = ExportedPolicy(policy.to("cpu"), clip_observations, clip_actions, control, order, images).eval()
     size = env.obs_sizes["policy"]
     write_onnx(model, size, folder / ONNX)
     write_torchscript(model, size, folder / TORCHSCRIPT)
@@ -128,16 +129,17 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
 def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[str, str]) -> dict[str, Any]:
     """Returns errors and latencies of the files."""
     sizes = player.env.obs_sizes
-    exact = parity.torch_function(model, sizes)
+    exact = parity.with_images(model, parity.torch_function(model, sizes))
     state = tuple(layers.numpy() for layers in model.initial_state(1))
     obs = parity.random_observations(model.policy, sizes["policy"], SEED)
     if model.has_order:
         obs = obs[:, model.obs_order.numpy()]
+    obs = parity.beside_images(model, obs, SEED)
     errors, times, threads = {}, {}, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for kind, file in files.items():
-            function = parity.READ.get(kind, parity.onnx_function)(folder / file)
+            function = parity.with_images(model, parity.READ.get(kind, parity.onnx_function)(folder / file))
             result = parity.compare(exact, function, obs, state, parity.error_units(model))
             if kind != "int8":
                 parity.require(result, file)

@@ -6,9 +6,10 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.controls import ControlMap
 from gpusim_rl.export.joint_order import JointOrder
 from gpusim_rl.export.policy import OPERATIONS
-from gpusim_rl.learn.algorithm import Hidden, Policy
+from gpusim_rl.learn.algorithm import Hidden, ImageShape, Policy
 from gpusim_rl.machine.source_location import describe
 
 
@@ -34,6 +35,7 @@ class ExportedPolicy(nn.Module):
         clip_actions: Limit of actions; None for no limit, and for indices.
         control: Map from actions to the task's controls; None where none is known.
         order: Order of joints in observations and actions; None is the scene's.
+        images: Shape of each group of images that it sees.
     """
 
     offset: Tensor
@@ -50,9 +52,10 @@ class ExportedPolicy(nn.Module):
         clip_actions: float | None,
         control: ControlMap | None,
         order: JointOrder | None = None,
+        images: Mapping[str, ImageShape] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self.policy = policy
+        self.policy, self.images = policy, dict(images)
         self.clip_observations = clip_observations
         self.clip_actions = clip_actions
         self.has_control = control is not None
@@ -65,16 +68,18 @@ class ExportedPolicy(nn.Module):
             for name in ("offset", "scale", "source"):
                 self.register_buffer(name, torch.tensor(getattr(control, name)))
 
-    def forward(self, obs: Float[Tensor, "batch size"], *state: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, obs: Float[Tensor, "batch size"], *others: Tensor) -> tuple[Tensor, ...]:
         """Returns action, control if it is known, and next recurrent state, [layers, batch, units] each.
 
-        Observations are raw, of the group `policy`. The state is zero where an episode begins.
+        Observations are raw, of the group `policy`. The others are images, uint8 [batch, height, width, channels], and
+        the recurrent state, which is zero where an episode begins.
         """
+        images, state = dict(zip(self.images, others, strict=False)), others[len(self.images) :]
         if self.clip_observations is not None:
             obs = obs.clamp(-self.clip_observations, self.clip_observations)
         if self.has_order:
             obs = obs.index_select(1, self.obs_place)
-        action, state = self.policy.act_without_critic(obs, state)
+        action, state = self.policy.act_without_critic({"policy": obs, **images}, state)
         if self.has_order:
             action = action.index_select(1, self.action_order)
         if self.clip_actions is not None:
@@ -90,13 +95,22 @@ class ExportedPolicy(nn.Module):
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs."""
-        return ["obs", *(f"state_{i}" for i in range(len(self.initial_state(1))))]
+        return ["obs", *self.images, *self._states]
 
     @property
     def outputs(self) -> list[str]:
         """Names of the outputs."""
-        states = [f"next_{name}" for name in self.inputs[1:]]
+        states = [f"next_{name}" for name in self._states]
         return ["action", *(["control"] if self.has_control else []), *states]
+
+    @property
+    def _states(self) -> list[str]:
+        return [f"state_{i}" for i in range(len(self.initial_state(1)))]
+
+    def example(self, size: int) -> tuple[Tensor, ...]:
+        """Returns inputs of zeros, a batch of 2, for observations of this size."""
+        images = (torch.zeros(2, *shape, dtype=torch.uint8) for shape in self.images.values())
+        return torch.zeros(2, size), *images, *self.initial_state(2)
 
 
 def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
@@ -105,13 +119,13 @@ def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
     Raises:
         ConfigError: ONNX has no operation for something in it, such as a network of the user's own.
     """
-    state = model.initial_state(2)
-    batch = torch.export.Dim("batch")
-    shapes = ({0: batch}, tuple({1: batch} for _ in state)) if state else ({0: batch},)
+    inputs, batch = model.example(size), torch.export.Dim("batch")
+    others = tuple({1 if name.startswith("state_") else 0: batch} for name in model.inputs[1:])
+    shapes = ({0: batch}, others) if others else ({0: batch},)
     with _quiet(), _one_line("ONNX"):
         program = torch.onnx.export(
             model,
-            (torch.zeros(2, size), *state),
+            inputs,
             dynamo=True,
             verbose=False,
             input_names=model.inputs,
@@ -124,7 +138,7 @@ def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
 
 def write_torchscript(model: ExportedPolicy, size: int, file: Path) -> None:
     """Writes TorchScript; takes what `write_onnx` takes."""
-    inputs = (torch.zeros(2, size), *model.initial_state(2))
+    inputs = model.example(size)
     content = io.BytesIO()
     with _quiet(), _one_line("TorchScript"):
         torch.jit.save(torch.jit.freeze(torch.jit.trace(model, inputs, check_trace=False)), content)

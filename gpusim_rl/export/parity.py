@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import timeit
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from gpusim_rl.export.policy import plain_function
 from gpusim_rl.learn.algorithm import Policy
 
 OBSERVATIONS = 10_000
+OBSERVATIONS_OF_IMAGES = 500
+"""The same, where a policy sees images."""
 STEPS = 10
 """Length of an episode, over which a recurrent state is carried [control steps]."""
 TOLERANCE = 1e-5
@@ -92,14 +95,16 @@ def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Funct
 
     @torch.no_grad()
     def run(*inputs: np.ndarray) -> Arrays:
-        obs, *state = (torch.from_numpy(value) for value in inputs)
+        obs, *others = (torch.from_numpy(value) for value in inputs)
+        images, state = dict(zip(model.images, others, strict=False)), others[len(model.images) :]
         if model.clip_observations is not None:
             obs = torch.clip(obs, -model.clip_observations, model.clip_observations)
         if model.has_order:
             obs = torch.empty_like(obs).index_copy_(1, model.obs_order, obs)
         groups = {group: torch.zeros(len(obs), size) for group, size in obs_sizes.items()}
         critic = tuple(layers.expand(-1, len(obs), -1) for layers in critic_state)
-        action, next_state = model.policy.act({**groups, "policy": obs}, (*state, *critic), deterministic=True)
+        seen = {**groups, **images, "policy": obs}
+        action, next_state = model.policy.act(seen, (*state, *critic), deterministic=True)
         if model.has_order:
             action = action[:, model.action_order]
         if model.clip_actions is not None:
@@ -110,11 +115,40 @@ def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Funct
     return run
 
 
+def beside_images(model: ExportedPolicy, obs: np.ndarray, seed: int) -> np.ndarray:
+    """Returns observations with random pixels behind their numbers; fewer of them, where a policy sees images."""
+    pixels = sum(math.prod(shape) for shape in model.images.values())
+    if not pixels:
+        return obs
+    random = np.random.default_rng(seed)
+    obs = obs[:OBSERVATIONS_OF_IMAGES]
+    return np.concatenate([obs, random.integers(0, 256, (len(obs), pixels)).astype(np.float32)], axis=1)
+
+
+def with_images(model: ExportedPolicy, function: Function) -> Function:
+    """Returns a function of what `beside_images` returns: it makes images of the pixels again."""
+    if not model.images:
+        return function
+    sizes = [math.prod(shape) for shape in model.images.values()]
+
+    def run(joined: np.ndarray, *state: np.ndarray) -> Arrays:
+        obs, *images = np.split(joined, -np.cumsum(sizes[::-1])[::-1], axis=1)
+        shaped = [
+            np.rint(pixels).clip(0.0, 255.0).astype(np.uint8).reshape(-1, *shape)
+            for pixels, shape in zip(images, model.images.values(), strict=True)
+        ]
+        return function(obs, *shaped, *state)
+
+    return run
+
+
 def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
     """Returns observations [`OBSERVATIONS`, size] around those that the normaliser has seen, a fifth of them extreme.
 
     The extreme ones are up to 100 deviations away, or one number alone is, or all are up to 1e6 times as far, or zero.
     """
+    if size == 0:  # the policy sees images alone
+        return np.zeros((OBSERVATIONS, 0), np.float32)
     random = np.random.default_rng(seed)
     norms, mean, scale = getattr(policy, "obs_norm", {}), np.zeros(size), np.ones(size)
     if "policy" in norms:

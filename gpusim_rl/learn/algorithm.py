@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -24,7 +25,11 @@ from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.spaces import ActionSpace, SignedPermutation
 
 Observation = Mapping[str, Tensor]
-"""Observation groups by name, [num_envs, size] each: `policy`, and `critic` where the task has one."""
+"""Observation groups by name: `policy`, and `critic` where the task has one, [num_envs, size]; and groups of images,
+uint8 [num_envs, height, width, channels]."""
+
+ImageShape = tuple[int, int, int]
+"""Height, width and channels of an image."""
 
 Hidden = tuple[Tensor, ...]
 """Recurrent state, [layers, batch, size] each; empty for feed-forward policies."""
@@ -49,7 +54,7 @@ class EnvSpec:
 
     num_envs: int
     obs_sizes: Mapping[str, int]
-    """Size of each observation group."""
+    """Size of each observation group of numbers."""
     action_space: ActionSpace
     max_episode_length: int
     """Time limit: an env is truncated at most once in so many control steps."""
@@ -68,6 +73,8 @@ class EnvSpec:
     """Whether torch.compile is to make the update faster, where the algorithm can use it."""
     dt: float = 1.0
     """Control step [s]; 1 where it is not known."""
+    images: Mapping[str, ImageShape] = field(default_factory=dict)
+    """Shape of each observation group of images."""
     mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = field(default=None, compare=False)
     """Returns the mirror images of the observation groups and of `actions`, by name, and how far the robot is from its
     own (`gpusim_rl.env.mirrors`). It raises TaskError where there are none."""
@@ -143,12 +150,13 @@ class Policy(nn.Module):
         """Returns the part of `initial_state` that actions depend on: without that of a critic."""
         return self.initial_state(batch)
 
-    def act_without_critic(self, obs: Float[Tensor, "batch size"], hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """Returns the most likely actions for raw observations of the group `policy`, and the next `actor_state`.
+    def act_without_critic(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """Returns the most likely actions for raw observations, and the next `actor_state`.
 
-        Export traces it. A policy whose `act` needs other groups, or computes more than actions, has its own.
+        The observations are the group `policy`, and the groups of images. Export traces it. A policy whose `act` needs
+        other groups, or computes more than actions, has its own.
         """
-        return self.act({"policy": obs}, hidden)
+        return self.act(obs, hidden)
 
 
 class Algorithm(ABC):
@@ -232,12 +240,13 @@ def make_policy(
     obs_sizes: Mapping[str, int],
     action_space: ActionSpace,
     device: torch.device,
+    images: Mapping[str, ImageShape] = MappingProxyType({}),
 ) -> Policy:
     """Makes a policy for the weights of a checkpoint: that of an algorithm which only acts, in one env.
 
     It is float32, whatever it is trained in, so that its actions depend on no machine.
     """
-    env = EnvSpec(1, obs_sizes, action_space, max_episode_length=1, role="acts", section=cfg.algo)
+    env = EnvSpec(1, obs_sizes, action_space, max_episode_length=1, role="acts", section=cfg.algo, images=images)
     policy = algorithm_class(cfg.algorithm, env, device=device, seed=0, max_iterations=1).policy
     policy.bf16 = False
     return policy

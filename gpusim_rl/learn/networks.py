@@ -18,6 +18,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.learn.distributions import Distribution, make_head
+from gpusim_rl.learn.encoders import Encoder, FrameStack
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.machine.source_location import describe
 from gpusim_rl.settings.load_class import load_class
@@ -224,29 +225,42 @@ class ActorCritic(Policy):
         self.value_norm = RunningNormalizer(1) if cfg.normalize_value else None
 
         separate = net.separate or self.critic_group == "critic"
-        self.actor = Trunk(obs_sizes["policy"], net, key)
-        self.critic = Trunk(obs_sizes[self.critic_group], net, key) if separate else None
+        self.critic_sees_images = bool(env.images) and self.critic_group == "policy"
+        self.images = FrameStack(env.images, net.encoder.frames)
+        self.groups += sorted(env.images)
+        self.encoder, self.critic_encoder, features = None, None, 0
+        if env.images:
+            self.encoder = Encoder(self.images.shapes, net.encoder, key)
+            features = self.encoder.out_size
+            if separate and self.critic_sees_images:
+                self.critic_encoder = Encoder(self.images.shapes, net.encoder, key)
+        self.actor = Trunk(obs_sizes["policy"] + features, net, key)
+        size = obs_sizes[self.critic_group] + (features if self.critic_sees_images else 0)
+        self.critic = Trunk(size, net, key) if separate else None
         self.head = make_head(self.actor.out_size, env.action_space, net)
         self.value_head = nn.Linear((self.critic or self.actor).out_size, 1)
 
     @property
     def recurrent(self) -> bool:
-        """Whether the policy has a recurrent state."""
-        return self.actor.rnn is not None
+        """Whether the policy has a recurrent state; older frames of images are one too."""
+        return self.actor.rnn is not None or self.images.num_states > 0
 
     def initial_state(self, batch: int) -> Hidden:
-        """Returns a zero recurrent state: the actor's tensors, then those of a separate critic."""
-        return self.actor.initial_state(batch) + (self.critic.initial_state(batch) if self.critic else ())
+        """Returns a zero recurrent state: older frames, the actor's tensors, then those of a separate critic."""
+        return self.actor_state(batch) + (self.critic.initial_state(batch) if self.critic else ())
 
     def actor_state(self, batch: int) -> Hidden:
         """Returns a zero recurrent state of the actor."""
-        return self.actor.initial_state(batch)
+        return self.images.initial_state(batch, self.value_head.weight.device) + self.actor.initial_state(batch)
 
-    def act_without_critic(self, obs: Float[Tensor, "batch size"], hidden: Hidden) -> tuple[Tensor, Hidden]:
+    def act_without_critic(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
         """Returns the most likely actions, from the actor alone."""
-        inputs = self.obs_norm["policy"](obs) if "policy" in self.obs_norm else obs
-        features, hidden = self.actor(inputs[None], hidden, None, bf16=self.bf16)
-        return self.head(features[0]).mode, hidden
+        numbers = obs["policy"]
+        numbers = self.obs_norm["policy"](numbers) if "policy" in self.obs_norm else numbers
+        seen, frames = self.images({group: obs[group][None] for group in self.images.shapes}, hidden, None)
+        observed = self._with_images(numbers[None], self.encoder, seen)
+        features, state = self.actor(observed, hidden[len(frames) :], None, bf16=self.bf16)
+        return self.head(features[0]).mode, frames + state
 
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
         """Returns the inputs of the networks by group, normalised if configured."""
@@ -259,15 +273,27 @@ class ActorCritic(Policy):
 
         Without a recurrent layer it also takes inputs [batch, size].
         """
+        seen, frames = self.images(inputs, hidden, is_first)
+        hidden = hidden[len(frames) :]
         split = self.actor.num_states
-        features, actor_state = self.actor(inputs["policy"], hidden[:split], is_first, bf16=self.bf16)
+        observed = self._with_images(inputs["policy"], self.encoder, seen)
+        features, actor_state = self.actor(observed, hidden[:split], is_first, bf16=self.bf16)
         critic_state: Hidden = ()
         critic_features = features
         if self.critic is not None:
-            critic_inputs = inputs[self.critic_group]
-            critic_features, critic_state = self.critic(critic_inputs, hidden[split:], is_first, bf16=self.bf16)
+            if self.critic_group == "critic":
+                observed = inputs["critic"]
+            elif self.critic_encoder is not None:
+                observed = self._with_images(inputs["policy"], self.critic_encoder, seen)
+            critic_features, critic_state = self.critic(observed, hidden[split:], is_first, bf16=self.bf16)
         distribution = self.head(features)
-        return distribution, self.value_head(critic_features).squeeze(-1), actor_state + critic_state
+        return distribution, self.value_head(critic_features).squeeze(-1), frames + actor_state + critic_state
+
+    def _with_images(self, numbers: Tensor, encoder: Encoder | None, images: Mapping[str, Tensor]) -> Tensor:
+        """Returns numbers, and behind them the features of images where there are some."""
+        if encoder is None:
+            return numbers
+        return torch.cat([numbers, encoder(images, bf16=self.bf16).to(numbers.dtype)], dim=-1)
 
     def _one_step(self, obs: Observation, hidden: Hidden) -> tuple[Distribution, Tensor, Hidden]:
         """Returns action distribution, value and next state for raw observations [batch, size]."""
@@ -294,8 +320,14 @@ class ActorCritic(Policy):
 
     @torch.no_grad()
     def value(self, obs: Observation, hidden: Hidden) -> Float[Tensor, " batch"]:
-        """Returns the value of raw observations, at the scale of the network."""
-        return self._one_step(obs, hidden)[1]
+        """Returns the value of raw observations, at the scale of the network; a critic of numbers needs no images."""
+        if self.critic is None or not self.images.shapes or self.critic_sees_images:
+            return self._one_step(obs, hidden)[1]
+        state = hidden[len(hidden) - self.critic.num_states :]
+        numbers = obs["critic"]
+        numbers = self.obs_norm["critic"](numbers) if "critic" in self.obs_norm else numbers
+        features, _ = self.critic(numbers[None], state, None, bf16=self.bf16)
+        return self.value_head(features[0]).squeeze(-1)
 
     def evaluate(
         self,

@@ -79,7 +79,7 @@ class OnPolicy(Algorithm):
         self, cfg: OnPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
         self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, env.section
-        self.collective, self.max_iterations = env.collective, max_iterations
+        self.collective, self.max_iterations, self._images = env.collective, max_iterations, env.images
         self.policy = self._make_policy(env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16, _ = choose_precision(cfg.precision, device)
         self._noise_generator, self._shuffle_generator = (make_generator(device, seed + i) for i in (1, 2))
@@ -94,7 +94,13 @@ class OnPolicy(Algorithm):
         self._t = 0
         length = fit_sequence_length(cfg.horizon, cfg.sequence_length) if self.policy.recurrent else 1
         self.rollout = Rollout(
-            cfg.horizon, env, head.num_parameters, initial_hidden=self.hidden, sequence_length=length, device=device
+            cfg.horizon,
+            env,
+            head.num_parameters,
+            initial_hidden=self.hidden,
+            sequence_length=length,
+            device=device,
+            valued_images=self.policy.critic_sees_images,
         )
 
         # Learning
@@ -217,7 +223,7 @@ class OnPolicy(Algorithm):
             "value/explained_variance": 1.0 - variance / return_variance.clamp(min=1e-12),
             "value/mean_return": mean_return,
             # finite sums of finite numbers: a flag that costs one reduction and no read
-            "check/obs": torch.stack([x.sum() for x in observed]).sum(),
+            "check/obs": torch.stack([x.sum() for x in observed if x.is_floating_point()]).sum(),
             "check/reward": rollout.reward.sum(),
         }
         if cfg.normalize_advantage:
@@ -226,7 +232,7 @@ class OnPolicy(Algorithm):
         inputs = self._inputs()
         if policy.bf16 and not policy.recurrent:
             # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
-            inputs = {name: x if name == LABEL else x.bfloat16() for name, x in inputs.items()}
+            inputs = {name: x if name == LABEL or name in self._images else x.bfloat16() for name, x in inputs.items()}
         samples = Samples.of(
             rollout.action,
             rollout.distribution,

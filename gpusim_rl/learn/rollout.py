@@ -56,6 +56,8 @@ class Rollout:
     valued in one batch at the end: exact, without a second forward pass in every step, without an index list. A slot
     that is not in use holds zeros.
 
+    Of images, those that are valued are kept only with `valued_images`: a critic of numbers needs none.
+
     The recurrent state is kept before each training sequence of `sequence_length` steps, which divides T.
     """
 
@@ -68,6 +70,7 @@ class Rollout:
         initial_hidden: Hidden,
         sequence_length: int,
         device: torch.device,
+        valued_images: bool = True,
     ) -> None:
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
@@ -76,19 +79,24 @@ class Rollout:
         self._steps_per_slot = min(env.max_episode_length, horizon)
         self.slots = -(-horizon // self._steps_per_slot)
         self.horizon, self.num_envs, self.sequence_length = horizon, envs, sequence_length
+        uint8 = torch.uint8
         self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
+        self.obs |= {group: empty(time, envs, *shape, dtype=uint8) for group, shape in env.images.items()}
         # What one operation writes lies together; the rest are views of it.
         self._num_actions = env.action_space.size
         self._drawn = empty(time, envs, self._num_actions + num_parameters)
         self._numbers = empty(time, 2, envs)
         self._masks = empty(time, 4, envs, dtype=torch.bool)
         self._begins = empty(envs, dtype=torch.bool)  # an episode, with the first step
-        self.hidden = tuple(empty(time // sequence_length, *h.shape) for h in initial_hidden)
+        self.hidden = tuple(empty(time // sequence_length, *h.shape, dtype=h.dtype) for h in initial_hidden)
         """Recurrent state before the first step of each sequence, [sequences, layers, N, size]."""
 
-        self.later_obs = {group: empty(1 + self.slots, envs, size) for group, size in env.obs_sizes.items()}
+        later = 1 + self.slots
+        self.later_obs = {group: empty(later, envs, size) for group, size in env.obs_sizes.items()}
+        if valued_images:
+            self.later_obs |= {group: empty(later, envs, *shape, dtype=uint8) for group, shape in env.images.items()}
         """Observations that are valued, but not acted on: `last_obs` and `final_obs`."""
-        self.later_hidden = tuple(empty(1 + self.slots, *h.shape) for h in initial_hidden)
+        self.later_hidden = tuple(empty(later, *h.shape, dtype=h.dtype) for h in initial_hidden)
         """Recurrent state before each of them, [1 + slots, layers, N, size]."""
         self._name_views()
 
@@ -158,7 +166,8 @@ class Rollout:
         slot, cut = t // self._steps_per_slot, step.truncated[:, None]
         pairs = [(self.final_obs[group], step.final_obs[group]) for group in self.final_obs]
         for buffer, new in (*pairs, *zip(self.final_hidden, sample.hidden, strict=True)):
-            torch.where(cut, new, buffer[slot], out=buffer[slot])
+            where = cut[..., None, None] if new.dim() == 4 else cut  # images
+            torch.where(where, new, buffer[slot], out=buffer[slot])
         if t == self.horizon - 1:
             for group, buffer in self.last_obs.items():
                 buffer.copy_(step.obs[group])
@@ -167,8 +176,12 @@ class Rollout:
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
         """Returns observations and rewards of the last control steps, and observations after them."""
-        obs, axes = {group: x[-steps:] for group, x in self.obs.items()}, ("", "env", "column")
-        later = [RecordedTensor("an observation after the last step", x, axes, g) for g, x in self.later_obs.items()]
+        obs = {group: x[-steps:] for group, x in self.obs.items() if x.is_floating_point()}
+        later = [
+            RecordedTensor("an observation after the last step", x, ("", "env", "column"), group)
+            for group, x in self.later_obs.items()
+            if x.is_floating_point()
+        ]
         return [*recorded_steps(obs, self.reward[-steps:]), *later]
 
     def next_values(self, last_value: Tensor, final_values: Float[Tensor, "slots envs"]) -> Float[Tensor, "time envs"]:

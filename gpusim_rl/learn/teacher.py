@@ -63,7 +63,8 @@ class Teacher:
             raise ConfigError(f"{key} {problem}. Try {key}=<run folder or .pt file>")
         if not isinstance(env.action_space, Box):
             raise ConfigError(f"{key}={name}: the task's actions are choices, and only continuous ones can be imitated")
-        self.group = GROUP if GROUP in env.obs_sizes else "policy"
+        of_images = "policy" if env.obs_sizes["policy"] else "critic"  # the policy observes nothing else
+        self.group = GROUP if GROUP in env.obs_sizes else of_images
         found = _load(env, key, name, self.group)
         self._policy, self._digest = found.policy, found.digest
         self.actions = torch.zeros(horizon, env.num_envs, env.action_space.size, device=device)
@@ -73,7 +74,7 @@ class Teacher:
     @torch.no_grad()
     def act(self, obs: Observation) -> None:
         """Chooses actions for what the student acts on."""
-        self._now = self._policy.act_without_critic(obs[self.group], self.hidden)
+        self._now = self._policy.act_without_critic({"policy": obs[self.group]}, self.hidden)
 
     def record(self, t: int, done: Tensor) -> None:
         """Keeps the actions of step t, and forgets the episodes that are done."""

@@ -164,7 +164,7 @@ class Evaluation:
     def __call__(self, state: Mapping[str, Any]) -> dict[str, float]:
         """Evaluates the policy of a checkpoint; returns a row of metrics."""
         env, cfg = self.env, self._cfg
-        policy = make_policy(self._algorithm_class, cfg, env.obs_sizes, env.action_space, self._device)
+        policy = make_policy(self._algorithm_class, cfg, env.obs_sizes, env.action_space, self._device, env.images)
         policy.load_state_dict(state["policy"])
         torch.manual_seed(cfg.eval.seed)
         env.load_state_dict(self._start)

@@ -44,6 +44,7 @@ def load_policy(spec: RunSpec, action_space: ActionSpace, device: torch.device, 
         raise ConfigError(f"{file} has {state['num_actions']} actions, and the task {action_space.size}. Try its task")
     cfg = dataclasses.replace(spec.cfg, algo=section, algorithm=settings)
     with must_fit(file, "its own settings"):
-        policy = make_policy(algorithm_class, cfg, state["obs_sizes"], action_space, device)
+        images = state.get("images", {})
+        policy = make_policy(algorithm_class, cfg, state["obs_sizes"], action_space, device, images)
         policy.load_state_dict(state["policy"])
     return TrainedPolicy(policy.eval().requires_grad_(False), settings, state["obs_sizes"], digest)

@@ -19,7 +19,8 @@ OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT
 def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str, str]]:
     """Returns labels and texts, at most 12; `continues` tells that an earlier start of the run has made the folder."""
     start, cfg, env = run.start, run.cfg, run.env
-    sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
+    sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items() if size)
+    sizes += "".join(f", {name} {'x'.join(map(str, shape))}" for name, shape in env.images.items())
     ignored = "" if cfg.seed in (-1, start.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
     threads = torch.get_num_threads()
     chosen = _precision(run)

@@ -278,6 +278,7 @@ class Trainer:
             "config": self.start.spec.config,
             "overrides": self.start.spec.overrides,
             "obs_sizes": dict(self.env.obs_sizes),
+            "images": dict(self.env.images),
             "num_actions": self.env.num_actions,
             "sim": self.start.sim.name,
             "seed": self.start.seed,
@@ -301,9 +302,11 @@ class Trainer:
         return state | {"processes": dict(enumerate(collective.gather(of_process)))}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        for key, now in (("obs_sizes", dict(self.env.obs_sizes)), ("num_actions", self.env.num_actions)):
-            if state[key] != now:
-                raise ValueError(f"{key} saved {state[key]}, now {now}")
+        images = dict(self.env.images)
+        of_env = {"obs_sizes": dict(self.env.obs_sizes), "images": images, "num_actions": self.env.num_actions}
+        for key, now in of_env.items():
+            if state.get(key, {}) != now:
+                raise ValueError(f"{key} saved {state.get(key)}, now {now}")
         self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
         if self.cfg.test:
             self.algorithm.policy.load_state_dict(state["policy"])

@@ -46,6 +46,7 @@ TRAVELS = (
     "task._target_",  # code: imported where it is trusted, settings/trust.py
     "algo._target_",  # likewise
     "*.network._target_",  # likewise
+    "*.network.encoder._target_",  # likewise
     "env._target_",  # likewise
     "env.id",  # name of envs that an installed package has registered
     "env.kwargs",  # arguments of those: settings/trust.py
@@ -119,6 +120,15 @@ def _check_order(settings: Any, low: str, high: str, *, strict: bool = False) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """Network that makes features of images."""
+
+    _target_: str | None
+    kind: Literal["spatial", "nature", "impala"]
+    frames: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
     """Policy and value network: a multi-layer perceptron, optionally after a recurrent layer."""
 
@@ -133,6 +143,7 @@ class NetworkConfig:
     rnn: Literal["lstm", "gru"] | None
     rnn_size: Count
     rnn_layers: Count
+    encoder: EncoderConfig
 
     def __post_init__(self) -> None:
         if not self.log_std_min <= self.log_std_init <= self.log_std_max:

@@ -102,7 +102,8 @@ def strange_values(
 def place_of(key: str) -> str:
     """Returns what kind of code a `_target_` stands for: task, algo, network or env; "" where none is loaded."""
     section, _, rest = key.removesuffix("._target_").partition(".")
-    return "network" if rest == "network" else section if not rest and section in ("task", "algo", "env") else ""
+    networks = "network", "network.encoder"
+    return "network" if rest in networks else section if not rest and section in ("task", "algo", "env") else ""
 
 
 def _is_named(code: Named, config_dir: str | Path | None) -> bool:

@@ -126,14 +126,17 @@ class Player:
     def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
         """Takes the policy of a checkpoint."""
         with must_fit(file, f"task {self.name}"):
-            for key, current in (("obs_sizes", self.env.obs_sizes), ("num_actions", self.env.num_actions)):
-                if state[key] != current:
+            env = self.env
+            now = {"obs_sizes": env.obs_sizes, "images": dict(env.images), "num_actions": env.num_actions}
+            for key, current in now.items():
+                saved = state.get(key, {})
+                if saved != current:
                     raise ConfigError(
-                        f"{file} does not fit task {self.name} as it is now: {key} saved {state[key]}, now {current}."
+                        f"{file} does not fit task {self.name} as it is now: {key} saved {saved}, now {current}."
                         " Try the version of the task that trained it (git.diff and env.json of the run tell which)"
                     )
-            spec, env = self._spec, self.env
-            policy = make_policy(spec.algorithm_class, spec.cfg, state["obs_sizes"], env.action_space, env.device)
+            cls, cfg = self._spec.algorithm_class, self._spec.cfg
+            policy = make_policy(cls, cfg, env.obs_sizes, env.action_space, env.device, env.images)
             policy.load_state_dict(state["policy"])
             self.policy = policy.eval().requires_grad_(False)
             self._hidden = policy.initial_state(env.num_envs)

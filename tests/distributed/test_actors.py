@@ -262,7 +262,7 @@ class _Scheduled(Rollouts):
 @pytest.mark.parametrize("others", [1, 3])
 def test_actors_that_are_ready_at_the_same_moment_are_all_asked(others: int) -> None:
     ready: list[list[Any]] = [
-        [EnvDescription(actor, {"policy": 3}, Box(1), 100, 100, "", [], {}) for actor in range(1 + others)]
+        [EnvDescription(actor, {"policy": 3}, {}, Box(1), 100, 100, "", [], {}) for actor in range(1 + others)]
     ]
     asked = list[int]()
 

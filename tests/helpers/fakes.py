@@ -16,6 +16,7 @@ from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import PPOConfig
 from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import merged
 from helpers.composed import algorithm_defaults
 
 
@@ -23,7 +24,7 @@ def ppo_config(network: Mapping[str, Any] | None = None, **changes: Any) -> PPOC
     """The defaults of `algo=ppo` with a small network, and changes."""
     defaults = algorithm_defaults("ppo")
     small = {"hidden": [32, 16], "rnn_size": 8}
-    net = {**defaults["network"], **small, **(network or {})}
+    net = merged(defaults["network"], small, network or {})
     values = {**defaults, "horizon": 8, "precision": "fp32", **changes, "network": net}
     return build(PPOConfig, values, "ppo")
 
@@ -63,17 +64,24 @@ class RandomEnv:
         seed: int = 0,
         ends: tuple[float, float, float] = (0.1, 0.1, 0.05),
         device: str = "cpu",
+        images: Mapping[str, tuple[int, int, int]] | None = None,
     ) -> None:
         self.num_envs, self.num_actions, self.ends = num_envs, num_actions, ends
-        self.obs_sizes = dict(obs_sizes or {"policy": 5})
+        self.obs_sizes, self.images = dict(obs_sizes or {"policy": 5}), dict(images or {})
         self.generator = torch.Generator().manual_seed(seed)
         self.device = device
 
     def _obs(self) -> dict[str, Tensor]:
         # an offset and a scale, so that normalisation has something to do
-        return {
+        numbers = {
             group: (3.0 + 2.0 * torch.randn(self.num_envs, size, generator=self.generator)).to(self.device)
             for group, size in self.obs_sizes.items()
+        }
+        return numbers | {
+            group: torch.randint(256, (self.num_envs, *shape), dtype=torch.uint8, generator=self.generator).to(
+                self.device
+            )
+            for group, shape in self.images.items()
         }
 
     def reset(self) -> dict[str, Tensor]:

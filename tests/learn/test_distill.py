@@ -85,7 +85,7 @@ def test_the_teacher_acts_on_its_group_and_forgets_episodes_that_end() -> None:
     obs, hidden = env.reset(), teacher.actor_state(6)
     it.begin_rollout()
     for t in range(8):
-        expected, hidden = teacher.act_without_critic(obs["teacher"], hidden)
+        expected, hidden = teacher.act_without_critic({"policy": obs["teacher"]}, hidden)
         step = env.step(it.act(obs))
         it.record(it.act(obs), step)
         hidden, obs = tuple(h * ~step.done[None, :, None] for h in hidden), step.obs

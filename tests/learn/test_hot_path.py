@@ -16,14 +16,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "separate": {"separate": True, "state_dependent_std": True},
     "lstm": {"rnn": "lstm", "rnn_layers": 2},
     "gru": {"rnn": "gru", "separate": True},
+    "images": {"encoder": {"frames": 3}, "separate": True},
 }
 
 
 def learner(kind: str, *, critic: bool = False, device: str = "cpu", **changes: Any) -> Learner:
     sizes = {"policy": 5, "critic": 7} if critic else {"policy": 5}
-    env = RandomEnv(8, sizes, device=device)
+    env = RandomEnv(8, sizes, device=device, images={"eye": (13, 13, 1)} if kind == "images" else None)
     cfg = ppo_config(KINDS[kind], minibatch_size=32, epochs=2, sequence_length=4, **changes)
-    return Learner(env, cfg, device=device)
+    return Learner(env, cfg, device=device, more={"images": env.images})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,6 +75,8 @@ def test_a_sync_in_the_update_would_be_found() -> None:
         ("separate", False, "constant"),
         ("lstm", False, "adaptive"),
         ("gru", True, "linear"),
+        ("images", True, "adaptive"),
+        ("images", False, "adaptive"),
     ],
 )
 def test_the_whole_iteration_runs_without_data(kind: str, critic: bool, schedule: str) -> None:

@@ -79,7 +79,7 @@ def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, 
 def asymmetry(it: Learner, x: Tensor) -> float:
     act = it.policy.act_without_critic
     with torch.no_grad():
-        mean, of_image = act(x, ())[0], act(image("policy", x), ())[0]
+        mean, of_image = (act({"policy": seen}, ())[0] for seen in (x, image("policy", x)))
     return float((of_image - image("actions", mean)).square().mean() / mean.square().mean())
 
 

@@ -41,6 +41,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("algo._target_", f"{MODULE}.Own"),
         ("algo._target_", "gpusim_rl.tasks.cartpole.Cartpole"),
         ("ppo.network._target_", "torch.nn.Linear"),
+        ("ppo.network.encoder._target_", "torch.nn.Linear"),
         ("ppo.network._target_", "gpusim_rl.learn.networks.MLP"),  # no yaml names it
         ("env._target_", "gpusim_rl.tasks.cartpole.Cartpole"),
         ("env._target_", "gymnasium.make_vec"),

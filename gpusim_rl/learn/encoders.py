@@ -1,0 +1,204 @@
+"""Encoders: from images to features that stand beside the numbers of an observation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import torch
+from jaxtyping import Bool, Float, UInt8
+from torch import Tensor, nn
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import Hidden, ImageShape
+from gpusim_rl.machine.source_location import describe
+from gpusim_rl.settings.load_class import load_class
+from gpusim_rl.settings.schema import EncoderConfig
+
+
+class SpatialSoftmax(nn.Module):
+    """Returns the mean position of each channel's activation, in [-1, 1], x then y (Levine et al. 2016, 1504.00702)."""
+
+    places: Tensor
+    """Position of each pixel, [height * width, 2]."""
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+        x, y = (torch.linspace(-1.0, 1.0, size) for size in (width, height))
+        places = torch.stack([x.expand(height, -1).flatten(), y[:, None].expand(-1, width).flatten()], dim=1)
+        self.register_buffer("places", places, persistent=False)
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
+        """Returns [batch, 2 channels], float32."""
+        share = (x.float().flatten(2) / self.temperature).softmax(dim=2)
+        return (share @ self.places).flatten(1)
+
+
+class _Residual(nn.Module):
+    """Two convolutions around which the input goes on."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(self.first(x.relu()).relu())
+
+
+def _spatial(channels: int) -> list[nn.Module]:
+    """Returns the convolutions of mjlab's camera tasks, in front of a spatial softmax."""
+    return [nn.Conv2d(channels, 16, 5, 2), nn.ELU(), nn.Conv2d(16, 32, 3, 2), nn.ELU()]
+
+
+def _nature(channels: int) -> list[nn.Module]:
+    """Returns the convolutions of Mnih et al. 2015 (doi 10.1038/nature14236)."""
+    layers: list[nn.Module] = []
+    for width, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        layers += [nn.Conv2d(channels, width, kernel, stride), nn.ReLU()]
+        channels = width
+    return layers
+
+
+def _impala(channels: int) -> list[nn.Module]:
+    """Returns the residual network of Espeholt et al. 2018 (arXiv 1802.01561), figure 3."""
+    layers: list[nn.Module] = []
+    for width in (16, 32, 32):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+        layers += [_Residual(width), _Residual(width)]
+        channels = width
+    return [*layers, nn.ReLU()]
+
+
+_KINDS = {"spatial": (_spatial, None), "nature": (_nature, 512), "impala": (_impala, 256)}
+"""Convolutions of each kind, and the width of the layer behind them; None for a spatial softmax."""
+
+
+class ImageEncoder(nn.Sequential):
+    """One of our networks for images; takes float32 [batch, channels, height, width] in [-0.5, 0.5].
+
+    Raises:
+        ConfigError: The images are too small for it.
+    """
+
+    def __init__(self, shape: ImageShape, cfg: EncoderConfig) -> None:
+        height, width, channels = shape
+        make, size = _KINDS[cfg.kind]
+        layers = nn.Sequential(*make(channels))
+        try:
+            with torch.no_grad():
+                out = layers(torch.zeros(1, channels, height, width)).shape
+        except RuntimeError:
+            raise ConfigError(
+                f"encoder.kind={cfg.kind}: images of {height} x {width} are too small for it; try encoder.kind=spatial,"
+                " or larger images"
+            ) from None
+        if size is None:
+            super().__init__(layers, SpatialSoftmax(out[2], out[3]))
+            self.out_size = 2 * out[1]
+        else:
+            last = nn.Linear(out[1:].numel(), size)
+            super().__init__(layers, nn.Flatten(), last, nn.LayerNorm(size), nn.ReLU())
+            self.out_size = size
+
+
+class Encoder(nn.Module):
+    """Features of all groups of images, side by side: a network for each group.
+
+    Images are scaled from 0 to 255 to [-0.5, 0.5], by a fixed factor.
+
+    Args:
+        images: Shape of a stack of frames of each group: height, width, channels of all frames.
+        cfg: Settings.
+        key: Section of the settings, for messages.
+
+    Raises:
+        ConfigError: The settings do not fit the images.
+    """
+
+    def __init__(self, images: Mapping[str, ImageShape], cfg: EncoderConfig, key: str) -> None:
+        super().__init__()
+        self.groups = sorted(images)
+        self.networks = nn.ModuleDict({group: _make(images[group], cfg, key) for group in self.groups})
+        self.to(memory_format=torch.channels_last)  # type: ignore[reportCallIssue]
+        self.out_size = sum(network.out_size for network in self.networks.values())  # type: ignore[arg-type]
+
+    def forward(
+        self, images: Mapping[str, UInt8[Tensor, "*batch height width channels"]], *, bf16: bool
+    ) -> Float[Tensor, "*batch features"]:
+        """Returns features, float32."""
+        return torch.cat([self._features(group, images[group], bf16) for group in self.groups], dim=-1)
+
+    def _features(self, group: str, images: Tensor, bf16: bool) -> Tensor:
+        batch = images.shape[:-3]
+        # exact in bf16, whose numbers have 8 bits
+        scaled = images.flatten(0, -4).permute(0, 3, 1, 2).to(torch.bfloat16 if bf16 else torch.float32)
+        with torch.autocast(images.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+            features = self.networks[group](scaled.mul_(1.0 / 255.0).sub_(0.5))
+        return features.float().unflatten(0, batch)
+
+
+def _make(shape: ImageShape, cfg: EncoderConfig, key: str) -> nn.Module:
+    if cfg._target_ is None:
+        return ImageEncoder(shape, cfg)
+    kind = load_class(cfg._target_, nn.Module, f"{key}.encoder._target_", "my_networks.MyEncoder")
+    try:
+        module = kind(shape, cfg)
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}.encoder._target_={cfg._target_}: {kind.__name__}(shape, cfg) failed: {describe(error)}; it gets"
+            f" height, width and channels of its input, {shape}, and the settings of {key}.encoder"
+        ) from error
+    if not isinstance(getattr(module, "out_size", None), int):
+        raise ConfigError(
+            f"{key}.encoder._target_={cfg._target_}: it has no out_size, the number of its features, as an int"
+        )
+    return module
+
+
+class FrameStack:
+    """Stacks of the newest frames of each image group, whose older frames are a recurrent state of the policy.
+
+    Every frame is stored once, and a stack never reaches back across the start of an episode: there it has black
+    frames. The state of a group is uint8 [older frames, batch, numbers of a frame], the newest one last.
+
+    Args:
+        images: Shape of a frame of each group.
+        frames: Frames in a stack.
+    """
+
+    def __init__(self, images: Mapping[str, ImageShape], frames: int) -> None:
+        self._images, self._older = dict(sorted(images.items())), frames - 1
+        self.num_states = len(images) if frames > 1 else 0
+        self.shapes = {group: (h, w, channels * frames) for group, (h, w, channels) in self._images.items()}
+        """Shape of a stack of each group."""
+
+    def initial_state(self, batch: int, device: torch.device) -> Hidden:
+        """Returns black frames."""
+        sizes = [math.prod(shape) for shape in self._images.values()][: self.num_states]
+        return tuple(torch.zeros(self._older, batch, size, dtype=torch.uint8, device=device) for size in sizes)
+
+    def __call__(
+        self, inputs: Mapping[str, Tensor], hidden: Hidden, is_first: Bool[Tensor, "time batch"] | None
+    ) -> tuple[dict[str, Tensor], Hidden]:
+        """Returns stacks of frames [time, batch, height, width, channels], and the state behind the last one."""
+        if not self.num_states:
+            return {group: inputs[group] for group in self._images}, ()
+        stacks, states = {}, []
+        for group, before in zip(self._images, hidden, strict=True):
+            frames = inputs[group]
+            time, steps = len(frames), range(self._older + 1)
+            every = torch.cat([before.unflatten(2, frames.shape[2:]), frames])
+            lags = [every[i : i + time] for i in steps]  # the oldest first
+            if is_first is not None:
+                reaches = torch.ones_like(is_first)
+                for lag in steps[1:]:
+                    begun = torch.ones_like(is_first)
+                    begun[lag - 1 :] = ~is_first[: max(0, time - lag + 1)]
+                    reaches = reaches & begun
+                    place = self._older - lag
+                    lags[place] = lags[place] * reaches[..., None, None, None]
+            stacks[group] = torch.cat(lags, dim=-1)
+            states.append(torch.stack([lag[-1] for lag in lags[1:]]).flatten(2))
+        return stacks, tuple(states)

@@ -1,0 +1,141 @@
+"""Encoders of images: what they find, stacks of frames, and learning from images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.encoders import Encoder, FrameStack, SpatialSoftmax
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import EncoderConfig
+from helpers.composed import algorithm_defaults
+from helpers.fakes import Learner, RandomEnv, ppo_config
+
+SHAPE = (12, 16, 2)
+
+
+def encoder_config(**changes: Any) -> EncoderConfig:
+    return build(EncoderConfig, {**algorithm_defaults("ppo")["network"]["encoder"], **changes}, "encoder")
+
+
+def frames(*batch: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, 256, (*batch, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def make_learner(num_envs: int = 6, numbers: int = 0, critic: int = 4, **encoder: Any) -> Learner:
+    sizes = {"policy": numbers} | ({"critic": critic} if critic else {})
+    env = RandomEnv(num_envs, sizes, images={"camera": SHAPE})
+    cfg = ppo_config({"encoder": encoder}, sequence_length=4)
+    return Learner(env, cfg, more={"images": env.images})
+
+
+def test_spatial_softmax_returns_the_position_of_what_stands_out():
+    picture = torch.zeros(1, 2, 5, 9)
+    picture[0, 0, 1, 8] = picture[0, 1, 4, 2] = 1e3
+    torch.testing.assert_close(SpatialSoftmax(5, 9)(picture), torch.tensor([[1.0, -0.5, -0.5, 1.0]]))
+
+
+@pytest.mark.parametrize("kind", ["spatial", "nature", "impala"])
+def test_an_encoder_sees_every_pixel_scaled_and_in_any_batch(kind):
+    torch.manual_seed(0)
+    encoder = Encoder({"camera": (64, 48, 3)}, encoder_config(kind=kind), "ppo.network")
+    images = torch.randint(256, (2, 3, 64, 48, 3), dtype=torch.uint8)
+    features = encoder({"camera": images}, bf16=False)
+    assert features.shape == (2, 3, encoder.out_size)
+    torch.testing.assert_close(features[1, 2], encoder({"camera": images[1, 2:]}, bf16=False)[0])
+    scaled = images[0].permute(0, 3, 1, 2).float() / 255.0 - 0.5
+    torch.testing.assert_close(features[0], encoder.networks["camera"](scaled))
+    features.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
+
+
+def test_images_that_are_too_small_are_one_line():
+    with pytest.raises(ConfigError, match=r"encoder.kind=nature: images of 12 x 16 are too small.*try.*spatial"):
+        Encoder({"camera": SHAPE}, encoder_config(kind="nature"), "ppo.network")
+
+
+class Mean(nn.Module):
+    """The mean brightness, as a user's own encoder."""
+
+    def __init__(self, shape: tuple[int, int, int], cfg: EncoderConfig) -> None:
+        super().__init__()
+        self.out_size = shape[2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))
+
+
+def test_an_encoder_of_ones_own():
+    encoder = Encoder({"camera": SHAPE}, encoder_config(_target_=f"{__name__}.Mean"), "ppo.network")
+    images = frames(4)
+    expected = images.float().mean(dim=(1, 2)) / 255.0 - 0.5
+    torch.testing.assert_close(encoder({"camera": images}, bf16=False), expected)
+    with pytest.raises(ConfigError, match=r"ppo.network.encoder._target_=torch.nn.ReLU: ReLU\(shape, cfg\) failed"):
+        Encoder({"camera": SHAPE}, encoder_config(_target_="torch.nn.ReLU"), "ppo.network")
+    with pytest.raises(ConfigError, match=r"torch.nn.Flatten: it has no out_size"):
+        Encoder({"camera": SHAPE}, encoder_config(_target_="torch.nn.Flatten"), "ppo.network")
+
+
+def stacks_one_by_one(x: Tensor, is_first: Tensor, number: int) -> Tensor:
+    """Stacks [time, batch, H, W, C * number], by the definition."""
+    stacked = torch.zeros(*x.shape[:-1], x.shape[-1] * number, dtype=torch.uint8)
+    for t in range(len(x)):
+        for env in range(x.shape[1]):
+            for lag in range(number):
+                if t - lag < 0 or is_first[t - lag + 1 : t + 1, env].any():
+                    break
+                place = (number - 1 - lag) * x.shape[-1]
+                stacked[t, env, ..., place : place + x.shape[-1]] = x[t - lag, env]
+    return stacked
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 12])
+def test_stacks_hold_each_frame_once_and_end_where_the_episode_begins(length):
+    x, stack = frames(12, 5), FrameStack({"camera": SHAPE}, 4)
+    is_first = torch.rand(12, 5, generator=torch.Generator().manual_seed(1)) < 0.3
+    expected = stacks_one_by_one(x, is_first, 4)
+    hidden = stack.initial_state(5, torch.device("cpu"))
+    for start in range(0, 12, length):
+        part = slice(start, start + length)
+        if start:  # as an algorithm forgets the episodes that are done
+            hidden = tuple(state.masked_fill(is_first[start][None, :, None], 0) for state in hidden)
+        found, hidden = stack({"camera": x[part]}, hidden, is_first[part])
+        torch.testing.assert_close(found["camera"], expected[part])
+
+
+@pytest.mark.parametrize("frames_seen", [1, 3])
+@pytest.mark.parametrize("critic", [0, 4])
+def test_an_update_sees_what_was_acted_on(frames_seen, critic):
+    learner = make_learner(critic=critic, numbers=3, frames=frames_seen)
+    learner.collect()
+    learner.collect()  # from episodes under way
+    stats = learner.update()
+    assert stats["loss/policy"].isfinite()
+    learner.collect()
+    rollout, policy = learner.rollout, learner.policy
+    batch, _ = learner.ppo._prepare()
+    again = policy.evaluate(batch.inputs, batch.packed[..., :3], batch.hidden, batch.is_first)
+    acted = policy.head.stored(rollout.distribution).log_prob(rollout.action)
+    acted = acted.unflatten(0, (-1, rollout.sequence_length)).transpose(0, 1).flatten(1, 2)
+    torch.testing.assert_close(again.log_prob, acted, rtol=1e-4, atol=1e-5)
+
+
+def test_frames_are_kept_once():
+    one, four = (make_learner(frames=number).rollout for number in (1, 4))
+    frame = 12 * 16 * 2
+    assert one.obs["camera"].dtype == torch.uint8
+    assert one.obs["camera"].numel() == four.obs["camera"].numel() == 8 * 6 * frame
+    assert sum(h.numel() for h in four.hidden) == 2 * 3 * 6 * frame  # before each of two sequences
+    assert "camera" not in one.later_obs  # a critic of numbers
+
+
+def test_images_have_no_statistics_and_a_policy_learns_from_them():
+    learner = make_learner(critic=4)
+    assert set(learner.policy.obs_norm) == {"policy", "critic"}
+    before = [p.clone() for p in learner.policy.encoder.parameters()]
+    learner.train(2)
+    assert all(not torch.equal(old, new) for old, new in zip(before, learner.policy.encoder.parameters(), strict=True))
