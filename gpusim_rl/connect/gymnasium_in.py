@@ -24,7 +24,7 @@ try:
 except ModuleNotFoundError:
     raise ConfigError("task=Gymnasium needs gymnasium: pip install 'gpusim-rl[gymnasium]'") from None
 
-from gpusim_rl.connect.gymnasium_spaces import actions_of, flat_size, flatten
+from gpusim_rl.connect.gymnasium_spaces import actions_of, flat_size, flatten, picture_shape, pictures, split_pictures
 from gpusim_rl.connect.library_config import LibraryConfig
 from gpusim_rl.connect.vector_envs import adapt, make
 from gpusim_rl.env.environment import Environment, Observation, Step
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 Array = np.ndarray
 FlatObservation = dict[str, Array]
-"""Observation groups by name, float32 [num_envs, size] each."""
+"""Observation groups by name: float32 [num_envs, size], or uint8 [num_envs, height, width, channels]."""
 
 
 class GymnasiumEnv(Environment):
@@ -78,9 +78,14 @@ class GymnasiumEnv(Environment):
         space: Any = self._envs.single_observation_space
         self._grouped = isinstance(space, Dict) and "policy" in space.spaces and set(space) <= {"policy", "critic"}
         groups = space if self._grouped else {"policy": space}
-        self._groups: dict[str, Space[Any]] = {
-            group: groups[group] for group in ("policy", "critic") if group in set(groups)
+        numbers, self._pictures = split_pictures(groups["policy"])
+        self.images = {
+            group: picture_shape(groups["policy"] if key is None else groups["policy"][key])
+            for group, key in self._pictures.items()
         }
+        self._groups: dict[str, Space[Any]] = {"policy": numbers}
+        if "critic" in set(groups):
+            self._groups["critic"] = groups["critic"]
         self.obs_sizes = {group: flat_size(space, self.name) for group, space in self._groups.items()}
         self.action_space, self._to_library = actions_of(self._envs.single_action_space, self.name)
         self.num_actions = self.action_space.size
@@ -180,7 +185,7 @@ class GymnasiumEnv(Environment):
         done = terminated | truncated | diverged
         obs = self._begin_episodes(done & ~begun & ~skipped, obs)
         if _any(diverged):
-            for value in (reward, *final_obs.values()):
+            for value in (reward, *_numbers(final_obs)):
                 value[diverged] = 0.0
         return Step(
             obs=_tensors(obs),
@@ -208,7 +213,9 @@ class GymnasiumEnv(Environment):
                 last_obs = _of_env(infos["final_obs"], env)
                 groups = last_obs if self._grouped else {"policy": last_obs}
                 for group, space in self._groups.items():
-                    final_obs[group][env] = gymnasium.spaces.flatten(space, groups[group])
+                    final_obs[group][env] = gymnasium.spaces.flatten(space, groups[group]) if space else ()
+                for group, picture in self._drawn(groups["policy"]):
+                    final_obs[group][env] = pictures(picture[None])[0]
         return final_obs
 
     def _begin_episodes(self, where: Array, obs: FlatObservation) -> FlatObservation:
@@ -219,7 +226,7 @@ class GymnasiumEnv(Environment):
             for group, value in first_obs.items():
                 obs[group][where] = value[where]
             self._require_finite(obs, where)
-        for value in obs.values():
+        for value in _numbers(obs):
             finite = np.isfinite(value)
             if not finite.all():
                 value[~finite] = 0.0
@@ -229,7 +236,12 @@ class GymnasiumEnv(Environment):
         """Returns the library's observations as our groups, in memory of their own."""
         with self._space_errors(call):
             groups = obs if self._grouped else {"policy": obs}
-            return {group: flatten(space, groups[group], self.num_envs) for group, space in self._groups.items()}
+            flat = {group: flatten(space, groups[group], self.num_envs) for group, space in self._groups.items()}
+            return flat | {group: pictures(picture) for group, picture in self._drawn(groups["policy"])}
+
+    def _drawn(self, obs: Any) -> Iterator[tuple[str, Array]]:
+        """Returns the pictures in an observation by group."""
+        return ((group, np.asarray(obs if key is None else obs[key])) for group, key in self._pictures.items())
 
     @contextmanager
     def _space_errors(self, call: str) -> Iterator[None]:
@@ -265,7 +277,7 @@ class GymnasiumEnv(Environment):
         if self._warned:
             return
         self._warned = True
-        bad = [f"observation {group!r}" for group, value in obs.items() if not np.isfinite(value[env]).all()]
+        bad = [f"observation {group!r}" for group in self._groups if not np.isfinite(obs[group][env]).all()]
         if not np.isfinite(reward[env]):
             bad.append("reward")
         logger.warning(
@@ -304,8 +316,13 @@ def _of_env(infos: Any, env: int) -> Any:
 
 def _finite(obs: FlatObservation) -> Array:
     """Returns which envs have finite observations, bool [num_envs]."""
-    finite = [np.logical_and.reduce(np.isfinite(value), axis=1) for value in obs.values()]
+    finite = [np.logical_and.reduce(np.isfinite(value), axis=1) for value in _numbers(obs)]
     return finite[0] if len(finite) == 1 else np.logical_and.reduce(finite)
+
+
+def _numbers(obs: FlatObservation) -> list[Array]:
+    """Returns the groups that are not of pictures."""
+    return [value for value in obs.values() if value.dtype != np.uint8]
 
 
 def _any(mask: Array) -> bool:

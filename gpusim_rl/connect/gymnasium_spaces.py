@@ -41,16 +41,62 @@ PICTURE = 32 * 32
 """Least number of bytes of an observation that is a picture; the views of grid worlds are smaller."""
 
 
+MOST_CHANNELS = 16
+"""An array of pictures with so many layers in front has its channels, or a stack of frames, there."""
+
+
+def is_picture(space: Space[Any]) -> bool:
+    """Returns whether observations of a space are pictures: uint8, with two or three dimensions."""
+    of_bytes = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+    return of_bytes and flatdim(space) >= PICTURE
+
+
+def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]]:
+    """Returns the space of the numbers in an observation, and names its pictures.
+
+    Pictures are the observation itself, `image`, or entries of a dict.
+
+    Returns:
+        Space of all but the pictures, empty where there are only those; and for each group of pictures the key of its
+        entry, None where the observation is one.
+    """
+    if is_picture(space):
+        return Dict({}), {"image": None}
+    if isinstance(space, Dict):
+        pictures: dict[str, str | None] = {key: key for key, entry in space.items() if is_picture(entry)}
+        return Dict({key: entry for key, entry in space.items() if key not in pictures}), pictures
+    return space, {}
+
+
+def picture_shape(space: Space[Any]) -> tuple[int, int, int]:
+    """Returns height, width and channels of what `pictures` makes of a space."""
+    height, width, channels = pictures(np.empty((1, *(space.shape or ())), np.uint8)).shape[1:]
+    return height, width, channels
+
+
+def pictures(obs: Any) -> np.ndarray:
+    """Returns pictures, uint8 [num_envs, height, width, channels], in new memory.
+
+    Channels or frames of a stack come last; those that a library has in front are moved.
+    """
+    value = np.asarray(obs)
+    if value.ndim == 3:
+        value = value[..., None]
+    elif value.shape[1] <= MOST_CHANNELS < min(value.shape[2:]):
+        value = np.moveaxis(value, 1, 3)
+    return np.array(value, order="C")
+
+
 def flat_size(space: Space[Any], name: str) -> int:
     """Returns the number of columns that `flatten` makes of the space of one env; `name` is for messages.
 
     Raises:
         ConfigError: The space has no fixed size, or is of pictures.
     """
-    if isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) >= 2 and flatdim(space) >= PICTURE:
+    if is_picture(space):
         raise ConfigError(
-            f"{name}: the networks here take numbers, and its observations are pictures, {list(space.shape)}. Try a"
-            " wrapper that makes features of them, in a function of yours (env._target_=my_envs.make)"
+            f"{name}: pictures, {list(space.shape or ())}, are observations or entries of a dict of them, here they are"
+            " within a tuple or for the critic. Try a wrapper, in a function of yours (env._target_=my_envs.make)"
         )
     if isinstance(space, (Dict, Tuple)):
         components = space.spaces.values() if isinstance(space, Dict) else space.spaces
@@ -70,8 +116,8 @@ def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
     `gymnasium.spaces.flatten` does the same for one env.
     """
     if isinstance(space, Dict):
-        components = space.spaces.items()
-        return np.concatenate([flatten(component, obs[key], num_envs) for key, component in components], axis=1)
+        components = [flatten(component, obs[key], num_envs) for key, component in space.spaces.items()]
+        return np.concatenate(components, axis=1) if components else np.zeros((num_envs, 0), np.float32)
     if isinstance(space, Tuple):
         pairs = zip(space.spaces, obs, strict=True)
         return np.concatenate([flatten(component, value, num_envs) for component, value in pairs], axis=1)

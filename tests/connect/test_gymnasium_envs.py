@@ -525,9 +525,57 @@ def test_dqn_learns_cartpole(tmp_path: Any) -> None:
     assert make_trainer(prepare("Gymnasium", max_iterations=150, **settings)).train()["episode/return"] > 150.0
 
 
-def test_pictures_are_refused_and_small_views_are_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"^env\.id=X-v0: the networks here take numbers, and its .* \[64, 64, 3\]\."):
-        flat_size(gym.spaces.Dict({"rgb": gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)}), "env.id=X-v0")
+class Screen(gym.Env):
+    """Shows the number of the step in every pixel, and in `steps` beside pictures; the layers of `stack` are older."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._step = kind, 0
+        picture = gym.spaces.Box(0, 255, {"stack": (4, 40, 32), "grey": (40, 32)}.get(kind, (40, 32, 3)), np.uint8)
+        steps = gym.spaces.Box(0, LIMIT, (1,), np.float32)
+        self.observation_space = gym.spaces.Dict({"steps": steps, "eye": picture}) if kind == "dict" else picture
+        self.action_space = gym.spaces.Discrete(2)
+
+    def _obs(self) -> Any:
+        picture = self.observation_space["eye"] if self._kind == "dict" else self.observation_space
+        drawn = np.full(picture.shape, self._step, np.uint8)
+        if self._kind == "stack":
+            drawn[:3] = 0
+        return {"steps": np.array([self._step], np.float32), "eye": drawn} if self._kind == "dict" else drawn
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self._step = 1
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        return self._obs(), 1.0, False, self._step > 3, {}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize(("kind", "channels"), [("rgb", 3), ("grey", 1), ("stack", 4), ("dict", 3)])
+def test_pictures_are_groups_of_their_own(kind: str, channels: int, mode: AutoresetMode) -> None:
+    env = GymnasiumEnv(SyncVectorEnv([lambda: Screen(kind)] * 2, autoreset_mode=mode), seed=0, max_episode_steps=3)
+    group, numbers = ("eye", 1) if kind == "dict" else ("image", 0)
+    assert env.images == {group: (40, 32, channels)}
+    assert env.obs_sizes == {"policy": numbers}
+    first = env.reset()
+    assert first[group].dtype == torch.uint8
+    assert first[group].shape == (2, 40, 32, channels)
+    step = None
+    for _ in range(3):
+        step = env.step(torch.zeros(2, 1, dtype=torch.int64))
+    assert step is not None and bool(step.truncated.all())
+    assert step.final_obs[group][..., -1].unique().tolist() == [4]
+    assert step.obs[group][..., -1].unique().tolist() == [1]
+    if numbers:
+        assert step.final_obs["policy"].tolist() == [[4.0], [4.0]]
+    assert int(first[group].max()) == 1  # nothing was written over
+    env.close()
+
+
+def test_pictures_for_the_critic_are_refused_and_small_views_are_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"^env\.id=X-v0: pictures, \[64, 64, 3\], are observations or entries"):
+        flat_size(gym.spaces.Tuple([gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)]), "env.id=X-v0")
     assert flat_size(gym.spaces.Box(0, 255, (7, 7, 3), np.uint8), "env.id=X-v0") == 147
 
 
