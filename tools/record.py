@@ -3,6 +3,7 @@
 python tools/record.py Ant                                  the latest Ant run, its last checkpoint
 python tools/record.py runs/Ant/2026-01-31_12-00-00         this run
 python tools/record.py Ant --policy random --num-envs 4     without any training
+python tools/record.py CartpoleCamera --renderer policy     what the policy sees
 python tools/record.py Ant --html                           a replay in 3D with a time line, as one page for a browser
 """
 
@@ -38,7 +39,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-envs", type=positive, help="tiles of a video's grid (default: 9)")
     parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
     parser.add_argument("--no-caption", dest="caption", action="store_false", help="leave out iteration and commands")
-    add_picture_arguments(parser, width=1280, height=720)
+    add_picture_arguments(parser, width=1280, height=720, of_policy=True)
     add_player_arguments(parser, policy="trained")
     return parser.parse_args(argv)
 

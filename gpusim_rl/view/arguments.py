@@ -24,16 +24,19 @@ def add_player_arguments(parser: argparse.ArgumentParser, *, policy: str) -> Non
     add_trust_arguments(parser)
 
 
-def add_picture_arguments(parser: argparse.ArgumentParser, *, width: int, height: int) -> None:
-    """Adds the size of a picture, with its defaults [pixels], and its renderer."""
+def add_picture_arguments(
+    parser: argparse.ArgumentParser, *, width: int, height: int, of_policy: bool = False
+) -> None:
+    """Adds the size of a picture, with its defaults [pixels], and its renderer; `of_policy` adds what a policy sees."""
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     parser.add_argument("--width", type=positive, default=width, help=f"pixels (default: {width})")
     parser.add_argument("--height", type=positive, default=height, help=f"pixels (default: {height})")
     parser.add_argument(
         "--renderer",
-        choices=["auto", "gl", "ray"],
+        choices=["auto", "gl", "ray", *["policy"] * of_policy],
         default="auto",
-        help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works here",
+        help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works here"
+        + "; policy: what the policy sees" * of_policy,
     )
 
 

@@ -196,9 +196,14 @@ def _part_equal_ends(model: mujoco.MjModel) -> None:
     model.geom_size[:, 0] *= np.where(np.isin(model.geom_type, kinds), 1.0 - thinner, 1.0)
 
 
-def tiled(pictures: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
-    """Returns pictures that envs have drawn of themselves, uint8 [h, w, 3] each, as one, uint8 [height, width, 3]."""
+def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_stay: bool = False) -> np.ndarray:
+    """Returns pictures that envs have drawn of themselves, uint8 [h, w, 3] each, as one, uint8 [height, width, 3].
+
+    With `pixels_stay` the pixels of small ones are squares.
+    """
     from PIL import Image
+
+    filter = Image.Resampling.NEAREST if pixels_stay else None
 
     grid = Grid.of(len(pictures), width, height)
     canvas = Image.new("RGB", (width, height))
@@ -208,7 +213,7 @@ def tiled(pictures: Sequence[np.ndarray], width: int, height: int) -> np.ndarray
         size = max(1, int(scale * picture.width)), max(1, int(scale * picture.height))
         left, top = grid.corner(tile)
         corner = left + (grid.tile_width - size[0]) // 2, top + (grid.tile_height - size[1]) // 2
-        canvas.paste(picture.resize(size), corner)
+        canvas.paste(picture.resize(size, filter), corner)
     return np.asarray(canvas)
 
 

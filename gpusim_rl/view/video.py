@@ -67,12 +67,18 @@ def drawing(
     Args:
         player: Player of the envs.
         size: Width and height [pixels].
-        renderer: Name of the renderer, as for `make_renderer`, whose line for the user goes to stderr.
+        renderer: Name of the renderer, as for `make_renderer`, whose line for the user goes to stderr; or `policy`, for
+            what the policy sees.
 
     Raises:
         ConfigError: Nothing can draw them here.
     """
     env = player.env
+    if renderer == "policy":
+        seen(player)  # said before the work if it sees none
+        hz = env.cfg.control_hz if isinstance(env, VecEnv) else env.frames_per_s
+        yield lambda: tiled(seen(player), *size, pixels_stay=True), hz
+        return
     if not isinstance(env, VecEnv):
         tiled(env.render(), *size)  # said before the work if they cannot
         yield lambda: tiled(env.render(), *size), env.frames_per_s
@@ -83,6 +89,20 @@ def drawing(
         say(note, file=sys.stderr)
     with closing(drawn):
         yield lambda: drawn.render(sim.qpos.cpu().numpy()), env.cfg.control_hz
+
+
+def seen(player: Player) -> list[np.ndarray]:
+    """Returns the image of each env that its policy acts on next, uint8 [height, width, 3]; of stacks the newest one.
+
+    Raises:
+        ConfigError: It sees no images.
+    """
+    groups = sorted(player.env.images)
+    if not groups:
+        raise ConfigError(f"--renderer policy: the policy of {player.name} sees no images. Try --renderer auto")
+    images = player.obs[groups[0]].cpu().numpy()
+    newest = images[..., -3:] if images.shape[3] % 3 == 0 else images[..., -1:].repeat(3, axis=3)
+    return list(newest)
 
 
 def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by: str) -> bytes:
