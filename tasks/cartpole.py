@@ -79,7 +79,7 @@ class Cartpole(Task[CartpoleConfig]):
             action = 2.0 * action - 1.0
         self.robot.actuate(action * self.cfg.max_force)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Tensor | Parts]:
         pos, vel = self.robot.joint_pos, self.robot.joint_vel
         parts = {"cart_pos": pos[:, :1], "cart_vel": vel[:, :1], "pole_angle": pos[:, 1:], "pole_vel": vel[:, 1:]}
         return {"policy": parts}

@@ -347,7 +347,7 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
         ("record f", ["fast-legs "]),
         ("plot runs/Ant/2", [RUN]),
         ("list ", []),
-        ("train task=Cartp", ["task=Cartpole "]),
+        ("train task=Cartpole", ["task=Cartpole ", "task=CartpoleCamera "]),
         ("train ppo.epo", ["ppo.epochs="]),
         ("train checkpoint=A", ["checkpoint=Ant "]),
     ],

@@ -78,10 +78,10 @@ class GymnasiumEnv(Environment):
         space: Any = self._envs.single_observation_space
         self._grouped = isinstance(space, Dict) and "policy" in space.spaces and set(space) <= {"policy", "critic"}
         groups = space if self._grouped else {"policy": space}
-        numbers, self._pictures = split_pictures(groups["policy"])
+        observed: Any = groups["policy"]
+        numbers, self._pictures = split_pictures(observed)
         self.images = {
-            group: picture_shape(groups["policy"] if key is None else groups["policy"][key])
-            for group, key in self._pictures.items()
+            group: picture_shape(observed if key is None else observed[key]) for group, key in self._pictures.items()
         }
         self._groups: dict[str, Space[Any]] = {"policy": numbers}
         if "critic" in set(groups):

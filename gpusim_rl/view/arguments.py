@@ -24,9 +24,7 @@ def add_player_arguments(parser: argparse.ArgumentParser, *, policy: str) -> Non
     add_trust_arguments(parser)
 
 
-def add_picture_arguments(
-    parser: argparse.ArgumentParser, *, width: int, height: int, of_policy: bool = False
-) -> None:
+def add_picture_arguments(parser: argparse.ArgumentParser, *, width: int, height: int, of_policy: bool = False) -> None:
     """Adds the size of a picture, with its defaults [pixels], and its renderer; `of_policy` adds what a policy sees."""
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     parser.add_argument("--width", type=positive, default=width, help=f"pixels (default: {width})")

@@ -296,8 +296,10 @@ def _with_teacher(env_spec: Callable[..., EnvSpec]) -> Callable[..., EnvSpec]:
 
     def described(it: start.RunStart, *args: Any, **role: Any) -> EnvSpec:
         spec = env_spec(it, *args, **role)
-        make = partial(make_policy, it.spec.algorithm_class, it.cfg, spec.obs_sizes, spec.action_space, CUDA)
-        return replace(spec, load_policy=lambda _: TrainedPolicy(make(), it.cfg.algorithm, spec.obs_sizes, ""))
+        # A teacher of a student of images observes the critic's numbers.
+        sizes = spec.obs_sizes if spec.obs_sizes["policy"] else {"policy": spec.obs_sizes["critic"]}
+        make = partial(make_policy, it.spec.algorithm_class, it.cfg, sizes, spec.action_space, CUDA)
+        return replace(spec, load_policy=lambda _: TrainedPolicy(make(), it.cfg.algorithm, sizes, ""))
 
     return described
 

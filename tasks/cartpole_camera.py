@@ -1,0 +1,80 @@
+"""CartpoleCamera: Cartpole, seen by a camera."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, uint8
+
+from gpusim_rl.env import Parts
+from gpusim_rl.sim import Scene, Sim
+
+from .cartpole import Cartpole, CartpoleConfig
+
+DISTANCE = 5.0  # of the camera from the rail [m]
+NEAR, FAR = 4.0, 6.0  # depths that become 0 and 255 [m]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CartpoleCameraConfig(CartpoleConfig):
+    """Values in cfg/task/CartpoleCamera.yaml."""
+
+    image: Literal["rgb", "depth"]
+    height: int
+    width: int
+
+
+class CartpoleCamera(Cartpole):
+    """CartpoleCamera: keep the pole upright, by what a camera beside the rail sees.
+
+    Action space: 1 number in [-1, 1], the force on the cart / `max_force`; with `discrete` a choice, as in Cartpole.
+
+    Observation space: the policy gets the images `camera`, red, green and blue, or one channel of depth. It finds the
+    velocities in successive frames (`ppo.network.encoder.frames`). The critic, and a teacher, get Cartpole's numbers:
+
+    | num | name       | observation                     | unit  |
+    |-----|------------|---------------------------------|-------|
+    | 0   | cart_pos   | position of the cart            | m     |
+    | 1   | cart_vel   | velocity of the cart            | m/s   |
+    | 2   | pole_angle | angle of the pole, 0 is upright | rad   |
+    | 3   | pole_vel   | angular velocity of the pole    | rad/s |
+
+    Reward per step: that of Cartpole.
+
+    Start: that of Cartpole. Termination: that of Cartpole.
+    """
+
+    Config = CartpoleCameraConfig
+    cfg: CartpoleCameraConfig
+
+    @classmethod
+    def scene(cls, cfg: CartpoleConfig) -> Scene:
+        assert isinstance(cfg, CartpoleCameraConfig)
+        scene = super().scene(cfg)
+        size = cfg.height, cfg.width
+        scene.add_camera(
+            "camera",
+            pos=(0.0, -DISTANCE, 2.3),
+            target=(0.0, 0.0, 2.3),
+            fovy=30.0,
+            size=size,
+            outputs=(cfg.image,),
+            samples=2,
+        )
+        return scene
+
+    def __init__(self, cfg: CartpoleCameraConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.camera = sim.camera("camera")
+
+    def observe(self) -> dict[str, Tensor | Parts]:
+        state = super().observe()["policy"]
+        return {"camera": self._image(), "critic": state}
+
+    def _image(self) -> Tensor:
+        if self.cfg.image == "rgb":
+            return self.camera.rgb
+        depth: Float[Tensor, "envs height width"] = self.camera.depth
+        return ((depth - NEAR) * (255.0 / (FAR - NEAR))).clamp_(0.0, 255.0)[..., None].to(uint8)
