@@ -60,7 +60,9 @@ class MaskedAdamW(torch.optim.AdamW):
             Norm of the gradient before it is limited, and whether it is not finite, bool [].
         """
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient.contiguous()  # as the fused step expects; it is, but for odd layers
+            # The fused step pairs what lies in memory in the same order, and looks at no strides.
+            same = gradient.stride() == parameter.stride()
+            parameter.grad = gradient if same else torch.empty_like(parameter).copy_(gradient)
         norm = torch.linalg.vector_norm(torch.stack(_KERNELS._foreach_norm([*gradients])))
         return norm, ~(norm < torch.inf)
 

@@ -79,11 +79,12 @@ def test_a_network_of_ones_own_makes_the_critics_too() -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_steps_are_those_of_adamw_and_held_ones_are_none(decay: float) -> None:
     torch.manual_seed(0)
-    ours, theirs = ([nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.ones(3))] for _ in range(2))
+    kernel = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)  # whose gradients lie otherwise in memory
+    ours, theirs = ([nn.Parameter(x.clone()) for x in (torch.ones(4, 3), torch.ones(3), kernel)] for _ in range(2))
     masked = MaskedAdamW(ours, 0.01, weight_decay=decay, max_norm=1.0)
     plain = torch.optim.AdamW(theirs, lr=0.01, weight_decay=decay)
     for number in range(12):
-        gradients = [torch.randn_like(p) for p in ours]
+        gradients = [torch.randn(p.shape) for p in ours]
         hold = number % 3 == 1
         broken = number % 3 == 2
         given = [g * torch.nan if broken else g.clone() for g in gradients]
