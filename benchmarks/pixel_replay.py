@@ -22,7 +22,7 @@ BATCH, ROUNDS = 256, 15
 
 
 def rendered(task: str) -> tuple[Any, Any, str]:
-    """Frames [steps, envs, 3, height, width], where episodes end [steps, envs], and how they were drawn."""
+    """Frames [steps, envs, height, width, 3], where episodes end [steps, envs], and how they were drawn."""
     import numpy as np
     import torch
 
@@ -33,7 +33,7 @@ def rendered(task: str) -> tuple[Any, Any, str]:
     width = 2 * PIXELS + GAP
     env: Any = player.env
     sim, grid = env.sim, Grid.of(ENVS, width, width)
-    frames = np.zeros((STEPS, ENVS, 3, PIXELS, PIXELS), np.uint8)
+    frames = np.zeros((STEPS, ENVS, PIXELS, PIXELS, 3), np.uint8)
     done = torch.zeros(STEPS, ENVS, dtype=torch.bool)
     renderer, _ = make_renderer(sim.scene, sim.qpos.cpu().numpy(), width, width)
     with closing(player), closing(renderer):
@@ -41,7 +41,7 @@ def rendered(task: str) -> tuple[Any, Any, str]:
             picture = renderer.render(sim.qpos.cpu().numpy())
             for env in range(ENVS):
                 x, y = grid.corner(env)
-                frames[t, env] = picture[y : y + PIXELS, x : x + PIXELS].transpose(2, 0, 1)
+                frames[t, env] = picture[y : y + PIXELS, x : x + PIXELS]
             done[t] = player.step().done
         return torch.from_numpy(frames), done, renderer.name
 
@@ -56,9 +56,12 @@ def measure(task: str) -> dict[str, Any]:
     from gpusim_rl.spaces import Box
 
     frames, done, renderer = rendered(task)
-    spec, shape, cpu = EnvSpec(ENVS, {}, Box(1), STEPS), tuple(frames.shape[2:]), torch.device("cpu")
+    height, width, channels = frames.shape[2:]
+    images: Any = {"images": {"camera": (height, width, channels)}, "final_images": True}
+    spec = EnvSpec(ENVS, {}, Box(1), STEPS, **images)
+    more: Any = {"stack": STACK, "n_step": 1, "gamma": 0.99, "storage": torch.float32, "device": torch.device("cpu")}
     memories = {
-        name: PixelReplay(STEPS, spec, "camera", shape, stack=STACK, n_step=1, gamma=0.99, device=cpu, compress=packed)
+        name: PixelReplay(STEPS, spec, ["camera"], **more, compress=packed)
         for name, packed in (("plain", False), ("lz4", True))
     }
     nothing, action = torch.zeros(ENVS), torch.zeros(ENVS, 1)
@@ -84,6 +87,7 @@ def measure(task: str) -> dict[str, Any]:
         for name, memory in memories.items():
             started = time.perf_counter()
             drawn[name] = memory.sample(BATCH, generators[name])
+            memory.with_frames(drawn[name])
             if number > 1:
                 times[name].append(1e3 * (time.perf_counter() - started))
         a, b = drawn.values()
@@ -94,7 +98,7 @@ def measure(task: str) -> dict[str, Any]:
         found[name]["ms_per_batch"] = round(statistics.median(values), 2)
     whole = frames[0, 0].numel()
     # A block that is being written and the final frames are not compressed: how much they add depends on T.
-    packed = sum(map(len, memories["lz4"].frames._blocks)) / (STEPS * ENVS)  # type: ignore[union-attr]
+    packed = sum(map(len, memories["lz4"].frames["camera"]._blocks)) / (STEPS * ENVS)  # type: ignore[union-attr]
     return {
         "renderer": renderer,
         "episodes": int(done.sum()),

@@ -54,7 +54,7 @@ class GymnasiumEnv(Environment):
 
     Config: ClassVar[type] = LibraryConfig
     library = "Gymnasium"
-    resumable = False
+    resumable, final_images = False, True
 
     def __init__(
         self, envs: Any, *, seed: int, name: str = "", max_episode_steps: int | None = None, first: int = 0

@@ -72,6 +72,7 @@ class Environment(ABC):
         device: Device of the actions and results of `step`.
         obs_sizes: Size of each observation group of numbers; known after `reset`.
         images: Shape of each observation group of images; known after `reset`.
+        final_images: Whether `final_obs` has images of the last state of an episode.
         action_space: Actions that `step` takes.
         num_actions: Numbers in an action.
         max_episode_length: Time limit of an episode [control steps].
@@ -95,6 +96,7 @@ class Environment(ABC):
     device: torch.device
     obs_sizes: dict[str, int]
     images: Mapping[str, ImageShape] = MappingProxyType({})
+    final_images: ClassVar[bool] = False
     action_space: ActionSpace
     num_actions: int
     max_episode_length: int

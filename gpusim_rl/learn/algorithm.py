@@ -75,6 +75,8 @@ class EnvSpec:
     """Control step [s]; 1 where it is not known."""
     images: Mapping[str, ImageShape] = field(default_factory=dict)
     """Shape of each observation group of images."""
+    final_images: bool = False
+    """Whether `final_obs` has images of the last state of an episode."""
     mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = field(default=None, compare=False)
     """Returns the mirror images of the observation groups and of `actions`, by name, and how far the robot is from its
     own (`gpusim_rl.env.mirrors`). It raises TaskError where there are none."""

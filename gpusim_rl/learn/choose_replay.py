@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.host_replay import CPU, HostReplay
+from gpusim_rl.learn.pixel_replay import BLOCK, PixelReplay
 from gpusim_rl.learn.replay import STORAGE, Replay
 from gpusim_rl.machine.hardware import memory_available_bytes
 from gpusim_rl.settings.schema import OffPolicyConfig, ReplayConfig
@@ -24,21 +27,35 @@ def make_replay(
     Raises:
         ConfigError: It is too small to learn from, there is no room for it, or it does not do what is asked of it.
     """
-    steps, storage = cfg.replay.capacity // env.num_envs, STORAGE[cfg.replay.storage]
+    steps, kind, more = cfg.replay.capacity // env.num_envs, Replay, {}
+    if env.images:
+        steps -= steps % BLOCK if cfg.replay.compress else 0
+        kind, more = PixelReplay, {"stack": cfg.network.encoder.frames, "compress": cfg.replay.compress}
     _check_settings(cfg, env, steps, device)
+    storage = STORAGE[cfg.replay.storage]
+    make: Any = partial(kind, steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, **more)
+    on_host = cfg.replay.device is not None and device.type != "meta"
     if device.type != "meta":
-        size = Replay.bytes_of(steps, env, groups, storage)
+        memory = make(device=torch.device("meta"))
+        if on_host and env.images:
+            _check_room_ahead(cfg, env.section, _drawn_ahead(cfg, memory), device)
+        size = memory.expected_bytes
         size += 4 * steps * env.num_envs if cfg.replay.alpha > 0.0 else 0  # priorities
         _check_room(cfg.replay, f"{env.section}.replay", size, torch.device(cfg.replay.device or device))
-    on_host = cfg.replay.device is not None and device.type != "meta"
-    place = CPU if on_host else device
-    memory = Replay(steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, device=place)
+    memory = make(device=CPU if on_host else device)
     return HostReplay(memory, env, device=device, horizon=cfg.horizon, size=drawn, seed=seed) if on_host else memory
 
 
 def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, steps: int, device: torch.device) -> None:
     section, envs, alpha = env.section, env.num_envs, cfg.replay.alpha
-    needed = max(cfg.n_step + 1, cfg.horizon)
+    needed = max(cfg.n_step + 1 + (cfg.network.encoder.frames - 1 if env.images else 0), cfg.horizon)
+    if cfg.replay.compress:
+        needed = -(-needed // BLOCK) * BLOCK
+        if cfg.replay.device is None or not env.images:
+            raise ConfigError(
+                f"{section}.replay.compress=true is for images in the memory of the host. Try"
+                f" {section}.replay.{'device=cpu' if env.images else 'compress=false'}"
+            )
     if steps < needed:
         raise ConfigError(
             f"{section}.replay.capacity={cfg.replay.capacity} holds {steps} control steps of num_envs={envs}, and"
@@ -67,7 +84,7 @@ def _check_room(cfg: ReplayConfig, section: str, size: int, device: torch.device
     if cfg.save:
         needs[CPU] = needs.get(CPU, 0) + size
     for place, needed in needs.items():
-        free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else memory_available_bytes()
+        free = _free_bytes(place)
         if needed <= free:
             continue
         advice = f"{section}.capacity={int(0.5 * cfg.capacity * free / needed)}"
@@ -81,10 +98,35 @@ def _check_room(cfg: ReplayConfig, section: str, size: int, device: torch.device
         )
 
 
+def _free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory_available_bytes()
+
+
+def _drawn_ahead(cfg: OffPolicyConfig, memory: PixelReplay) -> int:
+    """Returns the memory of the images of this iteration's updates, and of the next one's [bytes]."""
+    return 2 * cfg.horizon * cfg.updates * cfg.batch_size * memory.bytes_drawn
+
+
+def _check_room_ahead(cfg: OffPolicyConfig, section: str, needed: int, device: torch.device) -> None:
+    if needed > (free := _free_bytes(device)):
+        raise ConfigError(
+            f"{section}.replay.device=cpu draws the images of all updates of an iteration ahead: {needed / 1e9:.3g} GB"
+            f" on {device}, {free / 1e9:.3g} GB are free. Try {section}.batch_size="
+            f"{max(1, int(0.5 * cfg.batch_size * free / needed))}, or a smaller {section}.horizon"
+        )
+
+
 def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: str, max_steps: int) -> str:
     """Returns what the start of a run, of so many control steps, tells of a replay memory."""
     on_host = isinstance(replay, HostReplay)
-    size = f"{replay.num_steps} x {replay.num_envs}, {replay.num_bytes / 1e9:.3g} GB{' of the host' if on_host else ''}"
+    size = f"{replay.num_steps} x {replay.num_envs}, {replay.expected_bytes / 1e9:.3g} GB"
+    size += " of the host" if on_host else ""
+    memory = replay.memory if isinstance(replay, HostReplay) else replay
+    if isinstance(memory, PixelReplay):
+        size += f" ({replay.expected_bytes / (replay.num_steps * replay.num_envs) / 1e3:.3g} kB a transition"
+        size += ", if LZ4 makes a third of it)" if cfg.replay.compress else ")"
+        if on_host:
+            size += f", {_drawn_ahead(cfg, memory) / 1e9:.3g} GB of the learner's device for images drawn ahead"
     kept = f"saved in checkpoints ({section}.replay.save=false: smaller ones, a resumed run fills it again)"
     if not cfg.replay.save:
         kept = "not in checkpoints: a resumed run fills it again before it learns"

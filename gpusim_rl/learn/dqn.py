@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
-from gpusim_rl.learn.q_networks import DiscreteCritic, QPolicy
+from gpusim_rl.learn.q_networks import DiscreteCritic, QPolicy, encoder_of
 from gpusim_rl.settings.schema import DQNConfig
 from gpusim_rl.spaces import Box
 
@@ -18,18 +19,19 @@ from gpusim_rl.spaces import Box
 class DQNPolicy(QPolicy):
     """Takes the option with the largest Q value. Continuous actions have `bins` equally spaced options each.
 
-    Of the observation groups only `policy` is used.
+    Of the observation groups only `policy` and images are used.
     """
 
     critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
     target_critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, cfg: DQNConfig, env: EnvSpec) -> None:
-        space, size = env.action_space, env.obs_sizes["policy"]
+        space, (encoder, size) = env.action_space, encoder_of(cfg, env)
         continuous = isinstance(space, Box)
         counts = (cfg.bins,) * space.size if continuous else space.counts
         critic = DiscreteCritic(size, counts, cfg.network, f"{env.section}.network")
-        super().__init__(cfg, {"policy": size}, None, critic)
+        env = dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
+        super().__init__(cfg, env, encoder, None, critic)
         self._scale = cfg.action_scale
         self._spacing = 2.0 * cfg.action_scale / (cfg.bins - 1) if continuous else None
 
@@ -41,14 +43,14 @@ class DQNPolicy(QPolicy):
         """Returns the options whose `action` this is."""
         return action if self._spacing is None else ((action + self._scale) / self._spacing).round_()
 
-    def best(self, obs: Observation) -> Int[Tensor, "batch choices"]:
-        """Returns the options with the largest Q value, for raw observations."""
-        return self.critic.best(self.normalize(obs)["policy"], bf16=self.bf16)
+    def _choosing(self, seen: Float[Tensor, "batch size"]) -> Int[Tensor, "batch choices"]:
+        return self.critic.best(seen, bf16=self.bf16)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
         """Returns actions for raw observations [batch, size]; the policy itself has no noise."""
-        return self.action(self.best(obs)), hidden
+        best, hidden = self.outputs(obs, hidden)
+        return self.action(best), hidden
 
 
 class DQN(OffPolicy):
@@ -100,10 +102,6 @@ class DQN(OffPolicy):
             steps * self.num_envs < self.cfg.learning_starts
         )
         numbers[..., : self.num_actions] = torch.where(explores, random, -1)
-
-    def outputs(self, obs: Observation) -> Tensor:
-        """Returns the options with the largest Q value."""
-        return self.policy.best(obs)
 
     def choose(self, outputs: Tensor) -> Tensor:
         """Returns actions: random ones at first, and with probability `epsilon`."""

@@ -124,10 +124,8 @@ class Encoder(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[reportCallIssue]
         self.out_size = sum(network.out_size for network in self.networks.values())  # type: ignore[arg-type]
 
-    def forward(
-        self, images: Mapping[str, UInt8[Tensor, "*batch height width channels"]], *, bf16: bool
-    ) -> Float[Tensor, "*batch features"]:
-        """Returns features, float32."""
+    def forward(self, images: Mapping[str, Tensor], *, bf16: bool) -> Float[Tensor, "*batch features"]:
+        """Returns features, float32, of the groups of images, uint8 [*batch, height, width, channels] each."""
         return torch.cat([self._features(group, images[group], bf16) for group in self.groups], dim=-1)
 
     def _features(self, group: str, images: Tensor, bf16: bool) -> Tensor:
@@ -155,6 +153,20 @@ def _make(shape: ImageShape, cfg: EncoderConfig, key: str) -> nn.Module:
             f"{key}.encoder._target_={cfg._target_}: it has no out_size, the number of its features, as an int"
         )
     return module
+
+
+def random_shift(
+    images: UInt8[Tensor, "batch height width channels"], pixels: int, generator: torch.Generator
+) -> UInt8[Tensor, "batch height width channels"]:
+    """Moves each image by up to so many whole pixels; its border is repeated (DrQ-v2: Yarats et al., 2107.09645)."""
+    number, height, width = images.shape[:3]
+    device = images.device
+    dy, dx = torch.randint(-pixels, pixels + 1, (2, number, 1), device=device, generator=generator)
+    y, x = ((torch.arange(n, device=device) + d).clamp_(0, n - 1) for n, d in ((height, dy), (width, dx)))
+    row = torch.arange(number, device=device)[:, None] * height + y
+    place = row[:, :, None] * width + x[:, None]
+    # An index for each pixel, not for each byte: on the CPU 4 times as fast.
+    return images.flatten(0, 2).index_select(0, place.flatten()).view(images.shape)
 
 
 class FrameStack:

@@ -62,14 +62,14 @@ class HostReplay:
         self, memory: Replay, env: EnvSpec, *, device: torch.device, horizon: int, size: int, seed: int
     ) -> None:
         self.memory, self.num_steps, self.num_envs = memory, memory.num_steps, memory.num_envs
-        self.num_bytes = memory.num_bytes
+        self.expected_bytes = memory.expected_bytes
         self._device, self._horizon, self._size = device, horizon, size
         self._generator = make_generator(CPU, seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
         self._pending: Future[None] | None = None
 
-        self.steps = Trajectory.empty(horizon, env, memory.obs, device)
-        drawn, fill = memory.sample(size, self._generator), torch.zeros((), dtype=torch.int64)
+        self.steps = Trajectory.empty(horizon, env, memory.groups, device)
+        drawn, fill = self._sample(), torch.zeros((), dtype=torch.int64)
         self._drawn, self._arriving = (tree_map(lambda x: x.to(device, copy=True), drawn) for _ in range(2))
         self.fill, self._arriving_fill = (fill.to(device, copy=True) for _ in range(2))
         self._cuda = device.type == "cuda"
@@ -93,6 +93,9 @@ class HostReplay:
         assert size == self._size
         return self._drawn
 
+    def with_frames(self, drawn: Transitions) -> None:
+        """Does nothing: transitions have come with their images."""
+
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
         """Returns this rollout: observations [steps, N, size], which of them did not diverge, and rewards."""
         assert steps == self._horizon
@@ -100,7 +103,8 @@ class HostReplay:
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
         """Returns observations and rewards of this rollout."""
-        return recorded_steps(self.steps.acted_on, self.steps.reward)
+        obs, _, reward = self.steps.latest()
+        return recorded_steps(obs, reward)
 
     # Between device and host
 
@@ -131,11 +135,16 @@ class HostReplay:
         self.memory.extend(self._pinned.steps)
         self._draw()
 
+    def _sample(self) -> Transitions:
+        drawn = self.memory.sample(self._size, self._generator)
+        self.memory.with_frames(drawn)
+        return drawn
+
     @torch.no_grad()
     def _draw(self) -> None:
         """Draws for the next update, and sends it to the device."""
         self._pinned.generator = self._generator.get_state()
-        drawn = self.memory.sample(self._size, self._generator)
+        drawn = self._sample()
         if not self._cuda:
             _copy(drawn, self._arriving)
             self._arriving_fill.copy_(self.memory.fill)

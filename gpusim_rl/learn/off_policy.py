@@ -23,6 +23,7 @@ from gpusim_rl.learn.algorithm import (
     restore_generator,
 )
 from gpusim_rl.learn.choose_replay import describe_replay, make_replay
+from gpusim_rl.learn.encoders import random_shift
 from gpusim_rl.learn.host_replay import HostReplay
 from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
@@ -62,6 +63,7 @@ class OffPolicy(Algorithm):
         demonstrations: Transitions that are a part of every batch, last in it; None without.
         noise: Random numbers of the actions.
         acted_on: Observations that the last actions were chosen for.
+        hidden: Older frames of images to act on next.
         steps: Control steps since the training began, int64 [].
     """
 
@@ -94,6 +96,7 @@ class OffPolicy(Algorithm):
         columns = self.num_actions + self.num_noise
         self.noise = ActionNoise(cfg.noise, env, horizon=cfg.horizon, columns=columns, device=device)
         self._t = 0
+        self.hidden = self._next_hidden = self.policy.initial_state(env.num_envs)
         self.acted_on: Observation = {}
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
 
@@ -104,6 +107,7 @@ class OffPolicy(Algorithm):
             return
 
         # Learning
+        self._shift = cfg.network.encoder.shift
         self._time_limit = env.max_episode_length
         self._digest: str | None = None  # of the file of demonstrations
         self._num_shown, self._imitates = 0, False  # transitions of a batch that are demonstrations
@@ -115,13 +119,15 @@ class OffPolicy(Algorithm):
         if cfg.replay.alpha > 0.0:
             assert isinstance(self.replay, Replay)
             self.priorities = Priorities(self.replay, cfg.replay.alpha)
-        self.critic_optimizer = self._make_optimizer(self.policy.critic)
-        self.actor_optimizer = None if self.policy.actor is None else self._make_optimizer(self.policy.actor)
+        policy, encoder = self.policy, [] if self.policy.encoder is None else [self.policy.encoder]
+        of_critic, of_actor = (encoder, []) if policy.critic_sees_images else ([], encoder)
+        self.critic_optimizer = self._make_optimizer(policy.critic, *of_critic)
+        self.actor_optimizer = None if policy.actor is None else self._make_optimizer(policy.actor, *of_actor)
         self._targets, self._online = self.policy.target_pairs()
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates, since the training began
 
-    def _make_optimizer(self, network: nn.Module) -> MaskedAdamW:
-        cfg, parameters = self.cfg, [*network.parameters()]
+    def _make_optimizer(self, *networks: nn.Module) -> MaskedAdamW:
+        cfg, parameters = self.cfg, [p for network in networks for p in network.parameters()]
         return MaskedAdamW(parameters, cfg.learning_rate, weight_decay=cfg.weight_decay, max_norm=cfg.max_grad_norm)
 
     @abstractmethod
@@ -132,6 +138,11 @@ class OffPolicy(Algorithm):
         file = self.cfg.demonstrations.file
         if file is None:
             return None
+        if env.images:
+            raise ConfigError(
+                f"{env.section}.demonstrations.file: demonstrations have no images, and the envs do. Try"
+                f" {env.section}.demonstrations.file=null"
+            )
         cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
         try:
             replay, self._digest = demonstrations.load(file, env, self.policy.groups, **memory)
@@ -161,7 +172,8 @@ class OffPolicy(Algorithm):
 
     def outputs(self, obs: Observation) -> Tensor:
         """Returns the outputs of the networks that act, for raw observations."""
-        return self.policy.actor_outputs(obs)
+        outputs, self._next_hidden = self.policy.outputs(obs, self.hidden)
+        return outputs
 
     def choose(self, outputs: Tensor) -> Tensor:
         """Returns actions that explore, for these outputs."""
@@ -178,6 +190,8 @@ class OffPolicy(Algorithm):
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the rollout, and at its end that into the replay memory."""
         self.memory.write(self.acted_on, action, step)
+        for frames, new in zip(self.hidden, self._next_hidden, strict=True):
+            torch.mul(new, ~step.done[:, None], out=frames)
         self.steps += 1
         self._t = (self._t + 1) % self.horizon
         if self._t == 0 and self.replay is not None:
@@ -194,6 +208,8 @@ class OffPolicy(Algorithm):
         """Begins new episodes in all envs: no window goes on beyond the last step in the memory."""
         if self.replay is not None:
             self.replay.cut()
+        for frames in self.hidden:
+            frames.zero_()
         self.noise.begin_episodes()
 
     # Learning
@@ -209,8 +225,11 @@ class OffPolicy(Algorithm):
         waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one whole window
         critic, actor, batches = [], [], self._draw(number)
         for index, batch in enumerate(batches):
+            moves_actor = self.actor_optimizer is not None and (index + 1) % cfg.policy_delay == 0
+            if self.policy.encoder is not None:
+                self._look(batch, moves_actor)
             critic.append(self._critic_step(batch, waits))
-            if self.actor_optimizer is not None and (index + 1) % cfg.policy_delay == 0:
+            if moves_actor:
                 actor.append(self._actor_step(batch, waits))
             torch._foreach_lerp_(self._targets, self._online, cfg.tau)  # type: ignore[reportPrivateImportUsage]
         skipped = torch.stack([bad for *_, bad in critic + actor]).sum()
@@ -258,6 +277,21 @@ class OffPolicy(Algorithm):
         rows = zip(*columns, weight.unbind(), split(drawn.index), noise.unbind(), strict=True)
         return [Batch(*row) for row in rows]
 
+    def _look(self, batch: Batch, moves_actor: bool) -> None:
+        """Puts features of the images behind the numbers of `policy`, with a gradient for who trains the encoder."""
+        policy = self.policy
+        assert policy.encoder is not None
+        self.replay.with_frames(batch)
+        for obs, learns in ((batch.obs, True), (batch.next_obs, False)):
+            if learns and not (policy.critic_sees_images or moves_actor):
+                continue
+            images = {group: obs[group] for group in policy.encoder.groups}
+            if self._shift:
+                images = {g: random_shift(x, self._shift, self._sample_generator) for g, x in images.items()}
+            with torch.set_grad_enabled(learns):
+                features = policy.encoder(images, bf16=policy.bf16)
+            obs["policy"] = torch.cat([obs["policy"], features], dim=-1)
+
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Makes a step of the critics.
 
@@ -275,6 +309,8 @@ class OffPolicy(Algorithm):
             each = -(target * outputs.log_softmax(dim=-1)).sum(dim=-1)
         # of the weighted sum over all critics: each learns as if it were alone
         gradients = torch.autograd.grad(each, self.critic_optimizer.parameters, batch.weight.expand_as(each))
+        if policy.critic_sees_images:
+            batch.obs["policy"] = batch.obs["policy"].detach()  # for the actor, which does not train the encoder
         norm, bad = self._step(self.critic_optimizer, self.collective.sum(gradients), waits)
         if self.priorities is not None:
             self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
@@ -398,12 +434,15 @@ class OffPolicy(Algorithm):
         def layers(sizes: list[int]) -> str:
             return net._target_ or f"{'x'.join(map(str, sizes))} {net.activation}"
 
+        eyes, encoder = net.encoder, self.policy.encoder
+        images = "" if encoder is None else f"encoder {eyes._target_ or eyes.kind} (frames: {eyes.frames}), "
         actor = "" if self.policy.actor is None else f"actor {layers(net.hidden)}, "
         atoms = "" if net.atoms is None else f" of {net.atoms} atoms"
         critics = f"{net.critics} critic{'s' if net.critics > 1 else ''}{atoms} {layers(net.critic_hidden)}"
+        number = sum(p.numel() for p in (*self._online, *(encoder.parameters() if encoder else ())))
         samples = f"{cfg.horizon * cfg.updates} updates of {cfg.batch_size} for {envs} x {cfg.horizon}"
         return {
-            "network": f"{actor}{critics}, {sum(p.numel() for p in self._online):,} parameters",
+            "network": f"{images}{actor}{critics}, {number:,} parameters",
             "batch": f"{samples} = {envs * cfg.horizon} samples;"
             f" {describe_replay(cfg, self.replay, self._section, self._max_steps)}",
         }
@@ -422,7 +461,7 @@ class OffPolicy(Algorithm):
             "replay": self.replay.state_dict() if save else None,
             "priorities": self.priorities.state_dict() if save and self.priorities is not None else None,
             "demonstrations": self._digest,
-            "episodes": {"noise": self.noise.state_dict()},
+            "episodes": {"noise": self.noise.state_dict(), "frames": [frames.clone() for frames in self.hidden]},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -450,3 +489,5 @@ class OffPolicy(Algorithm):
             self.begin_episodes()
         else:
             self.noise.load_state_dict(state["episodes"]["noise"])
+            for frames, saved in zip(self.hidden, state["episodes"].get("frames", ()), strict=True):
+                frames.copy_(saved)

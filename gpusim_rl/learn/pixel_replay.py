@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from gpusim_rl.errors import import_extra
-from gpusim_rl.learn.algorithm import EnvSpec, Observation, Outcome
+from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions, ends_by_time
 
 BLOCK = 8
 """Successive frames that are compressed together. More make it smaller, and slower to sample."""
 
+RATIO = 3
+"""How much smaller compression makes rendered frames: benchmarks/pixel_replay.json."""
+
+_PLACES = ""  # group of a memory that has the places of frames in the stead of images
 _OBJECT_BYTES = 41  # of an object in a list, beside its content
 
 
@@ -33,9 +38,9 @@ class PlainFrames:
         """Memory that they take [bytes]."""
         return self._memory.numel()
 
-    def write(self, slot: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"]) -> None:
-        """Stores the frames of a control step."""
-        self._memory.index_copy_(0, slot, frame[None])
+    def write(self, slots: Int[Tensor, " steps"], frames: UInt8[Tensor, "steps envs *shape"]) -> None:
+        """Stores the frames of control steps."""
+        self._memory.index_copy_(0, slots, frames)
 
     def write_final(
         self, row: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"], where: Bool[Tensor, " envs"]
@@ -50,8 +55,9 @@ class PlainFrames:
         return self._memory.flatten(0, 1).index_select(0, index)
 
     def state_dict(self, fill: int) -> dict[str, Tensor]:
-        """Returns all that is stored, in so many slots."""
-        return {"frames": self._memory[:fill].clone(), "final": self._memory[self._num_steps :].clone()}
+        """Returns all that is stored, in so many slots, on the host."""
+        frames, final = self._memory[:fill], self._memory[self._num_steps :]
+        return {"frames": frames.to("cpu", copy=True), "final": final.to("cpu", copy=True)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restores `state_dict`, in place."""
@@ -85,10 +91,14 @@ class CompressedFrames:
         blocks = sum(map(len, self._blocks)) + _OBJECT_BYTES * len(self._blocks)
         return blocks + self._open.nbytes + self._final.num_bytes
 
-    def write(self, slot: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"]) -> None:
-        """Stores the frames of a control step; in every `BLOCK`-th step, compresses a block of each env."""
-        self._newest = int(slot)
-        block, position = divmod(self._newest, BLOCK)
+    def write(self, slots: Int[Tensor, " steps"], frames: UInt8[Tensor, "steps envs *shape"]) -> None:
+        """Stores the frames of control steps; in every `BLOCK`-th step, compresses a block of each env."""
+        for slot, frame in zip(slots.tolist(), frames, strict=True):
+            self._write(slot, frame)
+
+    def _write(self, slot: int, frame: Tensor) -> None:
+        self._newest = slot
+        block, position = divmod(slot, BLOCK)
         self._open[:, position] = frame.flatten(1).numpy()
         if position < BLOCK - 1:
             return
@@ -150,32 +160,34 @@ class CompressedFrames:
         self._final.load_state_dict({"frames": state["final"][:0], "final": state["final"]})
 
 
-class PixelReplay:
-    """The last T control steps of N environments that observe images. Samples are stacks of frames.
+class PixelReplay(Replay):
+    """A `Replay` of envs that observe images. Samples are stacks of frames.
 
-    Windows of n steps, ends of episodes and final observations are those of `Replay`, which keeps the places of frames
-    in their stead. A frame is stored once. A stack does not reach back across the end of an episode: there the first
-    frame of the episode is repeated, as by Gymnasium's `FrameStackObservation` (`padding_type="reset"`). The first step
-    that is written counts as the first of its episode. Where a frame of a stack is older than T steps, the transition
-    has weight 0.
+    A frame is stored once. A stack does not reach back across the start of an episode: there it has black frames, as
+    `FrameStack` has them where actions are chosen. The first step that is written counts as the first of its episode.
+    Where a frame of a stack is older than T steps, the transition has weight 0; and so has one that the time limit cut
+    short, where the envs have no final images.
 
-    With `compress` the frames are in the memory of the host, as differences under LZ4: smaller by far where little
-    moves, and slower to sample (benchmarks/pixel_replay.json). Without, nothing is read on the host.
+    What is drawn has the places of its frames, oldest first, [batch, stack]; `with_frames` reads them. So all batches
+    of an iteration can be drawn at once, and one after the other is read.
+
+    With `compress` the frames are in the memory of the host, as differences under LZ4: smaller, and slower to sample
+    (benchmarks/pixel_replay.json). Without, nothing is read on the host.
 
     Args:
         num_steps: T; more than `n_step`, and with `compress` a multiple of `BLOCK`.
         env: Environments.
-        group: Observation group of the frames.
-        shape: Shape of a frame, e.g. (channels, height, width).
-        groups: Other observation groups to keep.
+        groups: Observation groups to keep, those of images among them.
         stack: Frames in an observation.
         n_step: Largest number of steps in a window.
         gamma: Discount per step.
+        storage: Type of observations of numbers in memory.
         device: Device of the memory.
         compress: Whether to compress the frames; on the CPU only.
 
     Attributes:
-        replay: Everything but the frames. `Priorities` may draw from it, and `with_frames` completes what they draw.
+        frames: Frames of each group of images.
+        bytes_drawn: Memory of the images of a transition that is drawn [bytes].
 
     Raises:
         ConfigError: `compress` without the package lz4.
@@ -185,85 +197,112 @@ class PixelReplay:
         self,
         num_steps: int,
         env: EnvSpec,
-        group: str,
-        shape: Sequence[int],
+        groups: Iterable[str],
         *,
-        groups: Iterable[str] = (),
         stack: int,
         n_step: int,
         gamma: float,
+        storage: torch.dtype,
         device: torch.device,
         compress: bool = False,
     ) -> None:
-        assert device.type == "cpu" or not compress
-        self.group, self.stack, self.num_envs, self.num_steps = group, stack, env.num_envs, num_steps
-        # Place of the frame, and slot of the step that it was seen before, or after where it is final.
-        sizes = {name: env.obs_sizes[name] for name in groups} | {group: 2}
-        spec = dataclasses.replace(env, obs_sizes=sizes)
-        self.replay = Replay(num_steps, spec, sizes, n_step=n_step, gamma=gamma, storage=torch.float32, device=device)
-        places = len(self.replay.obs[group])
-        assert places <= 2**24  # which float32 holds exactly
-        rows = places - num_steps
-        self.frames = (
-            CompressedFrames(num_steps, rows, env.num_envs, shape)
-            if compress
-            else PlainFrames(num_steps, rows, env.num_envs, shape, device)
-        )
+        groups = sorted(groups)
+        numbers = [group for group in groups if group not in env.images]
+        super().__init__(num_steps, env, numbers, n_step=n_step, gamma=gamma, storage=storage, device=device)
+        self.groups, self.stack = groups, stack
+        self._has_final = env.final_images
+        # Place of the frames, and slot of the step that they were seen before, or after where they are final.
+        places = num_steps + self._rows
+        assert places < 2**24  # which float32 holds exactly
+        self.obs[_PLACES] = torch.zeros(places, env.num_envs, 2, device=device)
+        rows = self._rows * self._has_final + 1
+        self._black = num_steps + rows - 1  # the last row, which is never written
+        self.frames: dict[str, PlainFrames | CompressedFrames] = {}
+        for group in sorted(env.images):
+            size = num_steps, rows, env.num_envs, env.images[group]
+            packed = compress and device.type != "meta"
+            self.frames[group] = CompressedFrames(*size) if packed else PlainFrames(*size, device)
         self._back = torch.arange(1, stack, device=device)[:, None]
+        frame = sum(map(math.prod, env.images.values()))
+        self.bytes_drawn = 2 * stack * frame
+        slots = num_steps // (RATIO if compress else 1) + rows
+        self._expected = super().num_bytes + slots * env.num_envs * frame
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes [bytes]."""
-        return self.replay.num_bytes + self.frames.num_bytes
+        return super().num_bytes + sum(frames.num_bytes for frames in self.frames.values())
+
+    @property
+    def expected_bytes(self) -> int:
+        """Memory that it will take when it is full [bytes]; an estimate where frames are compressed."""
+        return self._expected
 
     @torch.no_grad()
-    def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Stores a control step as `Replay.write`; of frames, the newest one only, uint8 [N, *shape]."""
-        slot, row = self.replay.next_place()
-        self.frames.write(slot, obs[self.group])
-        self.frames.write_final(row, step.final_obs[self.group], ends_by_time(step))
-        place = torch.cat([slot, slot]).float().expand(self.num_envs, -1)
-        final = torch.cat([row + self.num_steps, slot]).float().expand(self.num_envs, -1)
-        seen, left = {**obs, self.group: place}, {**step.final_obs, self.group: final}
-        flags = step.terminated, step.truncated, step.diverged
-        self.replay.write(seen, action, Trajectory(seen, action, left, step.reward, *flags))
+    def extend(self, steps: Trajectory) -> None:
+        """Stores successive control steps as `Replay.extend`; of images the newest frames, uint8 [T, N, H, W, C]."""
+        _, slot, row = self.next_places(len(steps.reward))
+        cut = ends_by_time(steps)
+        for group, frames in self.frames.items():
+            frames.write(slot, steps.acted_on[group])
+            for t in range(len(cut) if self._has_final else 0):
+                frames.write_final(row[t : t + 1], steps.final_obs[group][t], cut[t])
 
-    def sample(self, size: int, generator: torch.Generator) -> Transitions:
-        """Draws as `Replay.sample`; frames of `obs` and `next_obs` are stacks, uint8 [batch, stack, *shape]."""
-        return self.with_frames(self.replay.sample(size, generator))
+        def with_places(obs: dict[str, Tensor], place: Tensor) -> dict[str, Tensor]:
+            places = torch.stack([place, slot], dim=1).float()[:, None].expand(-1, self.num_envs, -1)
+            return {**{g: x for g, x in obs.items() if g not in self.frames}, _PLACES: places}
 
-    @torch.no_grad()
-    def with_frames(self, drawn: Transitions) -> Transitions:
-        """Puts stacks of frames in the place of their places, in transitions that were drawn from `replay`."""
-        size, env = len(drawn.index), drawn.index % self.num_envs
-        both = torch.cat([drawn.obs[self.group], drawn.next_obs[self.group]]).long()
+        seen, left = with_places(steps.acted_on, slot), with_places(steps.final_obs, row + self.num_steps)
+        super().extend(dataclasses.replace(steps, acted_on=seen, final_obs=left))
+
+    def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> Transitions:
+        drawn = super()._windows(first, env, whole)
+        both = torch.cat([drawn.obs.pop(_PLACES), drawn.next_obs.pop(_PLACES)]).long()
         index, lost = self._stacks(both[:, 0], both[:, 1], env.repeat(2))
-        frames = self.frames.read(index.T.flatten())
-        frames = frames.view(2, size, self.stack, *frames.shape[1:])
-        drawn.obs[self.group], drawn.next_obs[self.group] = frames.unbind()
-        drawn.weight = drawn.weight.masked_fill(lost.view(2, size).any(dim=0), 0.0)
+        for group in self.frames:
+            drawn.obs[group], drawn.next_obs[group] = index.T.chunk(2)
+        drawn.weight.masked_fill_(lost.view(2, -1).any(dim=0), 0.0)
         return drawn
 
     def _stacks(self, place: Tensor, slot: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the places of the frames of stacks, [stack, batch], oldest first, and which stacks miss a frame."""
-        replay, steps = self.replay, self.num_steps
-        newest, oldest = replay.total - 1, replay.total - replay.fill
+        steps = self.num_steps
+        newest, oldest = self.total - 1, self.total - self.fill
         final = place >= steps
         time = newest - (newest - slot).remainder(steps) + final  # of the observation
         before = time - self._back
         # A step back is one within the episode. From a final observation the first one always is.
-        inside = replay.ends.take(before.remainder(steps) * self.num_envs + env) == 0
+        inside = self.ends.take(before.remainder(steps) * self.num_envs + env) == 0
         inside = (inside | (final & (self._back == 1))) & (before >= oldest)
         length = inside.cumprod(dim=0).sum(dim=0)
         lost = (length < self.stack - 1) & (time - length <= oldest) & (oldest > 0)
-        older = (time - self._back.flip(0).minimum(length)).remainder(steps)
+        back = self._back.flip(0)
+        older = torch.where(back <= length, (time - back).remainder(steps), self._black)
+        lost = lost if self._has_final else lost | final
+        place = place if self._has_final else place.masked_fill(final, self._black)
         return torch.cat([older, place[None]]).mul_(self.num_envs).add_(env), lost
 
+    @torch.no_grad()
+    def with_frames(self, drawn: Transitions) -> None:
+        """Puts stacks of frames in the stead of their places: uint8 [batch, H, W, stack * C], the oldest first."""
+        for group, frames in self.frames.items():
+            index = torch.cat([drawn.obs[group], drawn.next_obs[group]])
+            read = frames.read(index.flatten()).unflatten(0, index.shape)
+            # on the CPU 4 times as fast as to permute
+            drawn.obs[group], drawn.next_obs[group] = torch.cat(read.unbind(1), dim=-1).chunk(2)
+
+    def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
+        """Returns the last steps as `Replay.latest`, without images."""
+        obs, valid, reward = super().latest(steps)
+        return {group: x for group, x in obs.items() if group != _PLACES}, valid, reward
+
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that is stored. Reads the number of steps on the host."""
-        return {"replay": self.replay.state_dict(), "frames": self.frames.state_dict(int(self.replay.fill))}
+        """Returns all that is stored, on the host. Reads the number of steps."""
+        fill = int(self.fill)
+        return {**super().state_dict(), "frames": {g: frames.state_dict(fill) for g, frames in self.frames.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
-        self.replay.load_state_dict(state["replay"])
-        self.frames.load_state_dict(state["frames"])
+        super().load_state_dict(state)
+        for group, frames in self.frames.items():
+            frames.load_state_dict(state["frames"][group])

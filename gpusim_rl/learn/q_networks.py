@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -12,7 +12,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpusim_rl.learn.algorithm import EnvSpec, Observation, Policy
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy
+from gpusim_rl.learn.encoders import Encoder, FrameStack
 from gpusim_rl.learn.networks import ACTIVATIONS, make_features
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.settings.schema import ActorCriticConfig, DQNNetworkConfig, OffPolicyConfig, QNetworkConfig
@@ -216,11 +217,21 @@ class ActorNetwork(nn.Module):
         return self.head(features.float())
 
 
-def actor_and_critic(cfg: ActorCriticConfig, env: EnvSpec, outputs: int) -> tuple[ActorNetwork, Critic]:
+def encoder_of(cfg: OffPolicyConfig, env: EnvSpec) -> tuple[Encoder | None, int]:
+    """Makes the encoder, where there are images; returns the size of what the actor sees too: numbers and features."""
+    size = env.obs_sizes["policy"]
+    if not env.images:
+        return None, size
+    net = cfg.network.encoder
+    encoder = Encoder(FrameStack(env.images, net.frames).shapes, net, f"{env.section}.network")
+    return encoder, size + encoder.out_size
+
+
+def actor_and_critic(cfg: ActorCriticConfig, env: EnvSpec, outputs: int) -> tuple[Encoder | None, ActorNetwork, Critic]:
     """Makes the networks of a policy over continuous actions, whose actor has so many outputs."""
-    size, key = env.obs_sizes["policy"], f"{env.section}.network"
+    (encoder, size), key = encoder_of(cfg, env), f"{env.section}.network"
     actor = ActorNetwork(size, outputs, cfg.network, key)
-    return actor, Critic(env.obs_sizes.get("critic", size), env.action_space.size, cfg.network, key)
+    return encoder, actor, Critic(env.obs_sizes.get("critic", size), env.action_space.size, cfg.network, key)
 
 
 class QPolicy(Policy):
@@ -228,6 +239,17 @@ class QPolicy(Policy):
 
     Observations come in groups: `policy` for the actor and, if present, `critic` for the critics (asymmetric
     actor-critic, Pinto et al. 2017, arXiv 1710.06542). With `target_actor` the actor has a target network too.
+
+    Features of images stand behind the numbers of `policy`. Where the critics see them, they alone train the encoder,
+    and the target networks see features of the same one (DrQ-v2: Yarats et al. 2021, arXiv 2107.09645). Where the
+    critics have numbers of their own, the actor trains it. Older frames of images are the recurrent state.
+
+    Attributes:
+        groups: Observation groups that it uses.
+        critic_group: Group that the critics see.
+        critic_sees_images: Whether there are images, and the critics see them.
+        images: Stacks of the newest frames.
+        encoder: Network for images; None without.
     """
 
     actor: ActorNetwork | None
@@ -238,17 +260,22 @@ class QPolicy(Policy):
     def __init__(
         self,
         cfg: OffPolicyConfig,
-        obs_sizes: Mapping[str, int],
+        env: EnvSpec,
+        encoder: Encoder | None,
         actor: ActorNetwork | None,
         critic: Critic,
         *,
         target_actor: bool = False,
     ) -> None:
         super().__init__()
+        obs_sizes = env.obs_sizes
         self.critic_group = "critic" if "critic" in obs_sizes else "policy"
+        self.critic_sees_images = bool(env.images) and self.critic_group == "policy"
         self.groups = sorted({"policy", self.critic_group})
         normalized = self.groups if cfg.normalize_obs else []
         self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=cfg.clip_obs) for g in normalized})
+        self.groups = [*self.groups, *sorted(env.images)]
+        self.images, self.encoder = FrameStack(env.images, cfg.network.encoder.frames), encoder
         self.actor = actor
         self.critic = critic
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
@@ -258,11 +285,23 @@ class QPolicy(Policy):
         """Returns the inputs of the networks by group, normalised if configured."""
         return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in self.groups}
 
-    def actor_outputs(self, obs: Observation) -> Float[Tensor, "batch outputs"]:
-        """Returns the outputs of the actor for raw observations."""
+    def initial_state(self, batch: int) -> Hidden:
+        """Returns black frames, where actions depend on older ones."""
+        return self.images.initial_state(batch, self.critic.head.weight.device)
+
+    def outputs(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """Returns the outputs of what chooses actions, for raw observations, and the next recurrent state."""
+        seen = obs["policy"]
+        seen = self.obs_norm["policy"](seen) if self.obs_norm else seen
+        if self.encoder is not None:
+            images, hidden = self.images({g: obs[g][None] for g in self.encoder.groups}, hidden, None)
+            seen = torch.cat([seen, self.encoder(images, bf16=self.bf16)[0]], dim=-1)
+        return self._choosing(seen), hidden
+
+    def _choosing(self, seen: Float[Tensor, "batch size"]) -> Tensor:
+        """Returns the outputs for what the actor sees: numbers and features."""
         assert self.actor is not None
-        policy_obs = obs["policy"]
-        return self.actor(self.obs_norm["policy"](policy_obs) if self.obs_norm else policy_obs, bf16=self.bf16)
+        return self.actor(seen, bf16=self.bf16)
 
     def target_pairs(self) -> tuple[list[Tensor], list[Tensor]]:
         """Returns parameters of the target networks, and those that they follow."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation
 from gpusim_rl.learn.impala import Impala
 from gpusim_rl.learn.networks import SampledActions
@@ -106,6 +107,11 @@ class RemoteOffPolicy(Remote):
 
     def __init__(self, algorithm: OffPolicy, env: EnvSpec) -> None:
         super().__init__(algorithm, env)
+        if env.images:
+            raise ConfigError(
+                f"algo={env.section} learns from images only in the process that steps the envs. Try actors=none, or"
+                " algo=impala"
+            )
         self._rollout = algorithm.memory
 
     def load_acting_state(self, state: Mapping[str, Tensor]) -> None:

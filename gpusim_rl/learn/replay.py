@@ -24,7 +24,8 @@ class Transitions:
     """Transitions over n steps, in random order. Discount and weight stand for all flags."""
 
     obs: dict[str, Tensor]
-    """Raw observations, float32 [batch, size] each."""
+    """Raw observations, float32 [batch, size] each; of images, until `with_frames`, places in the memory, [batch,
+    frames]."""
     action: Float[Tensor, "batch actions"]
     reward: Float[Tensor, " batch"]
     """Discounted sum over the window, which ends with the episode."""
@@ -69,13 +70,16 @@ class Trajectory:
 
     @classmethod
     def empty(cls, horizon: int, env: EnvSpec, groups: Iterable[str], device: torch.device) -> Trajectory:
-        """Makes room for a rollout of `horizon` steps, with these observation groups."""
+        """Makes room for a rollout of `horizon` steps, with these observation groups; final images if there are any."""
 
         def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(horizon, env.num_envs, *size, dtype=dtype, device=device)
 
         groups = sorted(groups)
-        obs, final_obs = ({group: zeros(env.obs_sizes[group]) for group in groups} for _ in range(2))
+        obs, final_obs = (
+            {g: zeros(*env.images[g], dtype=torch.uint8) if g in env.images else zeros(env.obs_sizes[g]) for g in kept}
+            for kept in (groups, [g for g in groups if env.final_images or g not in env.images])
+        )
         terminated, truncated, diverged = (zeros(dtype=torch.bool) for _ in range(3))
         return cls(obs, zeros(env.action_space.size), final_obs, zeros(), terminated, truncated, diverged)
 
@@ -93,14 +97,15 @@ class Trajectory:
         if not self._rows:
             self._rows = [tree_leaves(self.at(t)) for t in range(len(self.reward))]
         row, self.t = self._rows[self.t], (self.t + 1) % len(self._rows)
-        seen, final = ([groups[group] for group in self.acted_on] for groups in (obs, step.final_obs))
+        seen, final = [obs[group] for group in self.acted_on], [step.final_obs[group] for group in self.final_obs]
         values = *seen, action, *final, step.reward, step.terminated, step.truncated, step.diverged
         for memory, value in zip(row, values, strict=True):
             memory.copy_(value)
 
     def latest(self) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Returns observations [T, N, size], which of them did not diverge, and rewards."""
-        return self.acted_on, ~self.diverged, self.reward
+        """Returns observations of numbers [T, N, size], which of them did not diverge, and rewards."""
+        numbers = {group: x for group, x in self.acted_on.items() if x.is_floating_point()}
+        return numbers, ~self.diverged, self.reward
 
 
 register_dataclass(Trajectory)
@@ -132,6 +137,7 @@ class Replay:
         device: Device of the memory.
 
     Attributes:
+        groups: Observation groups that it keeps.
         obs: Observation groups, [T + rows for final observations, N, size] each.
         total: Steps written since the beginning, int64 []; step t is in slot t modulo T.
     """
@@ -149,6 +155,7 @@ class Replay:
     ) -> None:
         assert num_steps > n_step
         self.num_steps, self.num_envs, self.n_step, self.device = num_steps, env.num_envs, n_step, device
+        self.groups = sorted(groups)
         self._episode = env.max_episode_length
         self._rows = (num_steps - 1) // self._episode + 2  # quotients that T successive steps can have, and one more
 
@@ -156,7 +163,7 @@ class Replay:
             return torch.zeros(size, dtype=dtype, device=device)
 
         steps, envs = num_steps, env.num_envs
-        self.obs = {g: zeros(steps + self._rows, envs, env.obs_sizes[g], dtype=storage) for g in sorted(groups)}
+        self.obs = {g: zeros(steps + self._rows, envs, env.obs_sizes[g], dtype=storage) for g in self.groups}
         self.action = zeros(steps, envs, env.action_space.size)
         self.reward = zeros(steps, envs)
         self.ends = zeros(steps, envs, dtype=torch.uint8)
@@ -177,18 +184,21 @@ class Replay:
         """Memory that it takes [bytes]."""
         return sum(x.nbytes for x in (*self.obs.values(), *self._columns.values(), self._final_step))
 
-    @staticmethod
-    def bytes_of(num_steps: int, env: EnvSpec, groups: Iterable[str], storage: torch.dtype) -> int:
-        """Returns the memory that a replay of this size would take [bytes]."""
-        meta = torch.device("meta")
-        return Replay(num_steps, env, groups, n_step=1, gamma=1.0, storage=storage, device=meta).num_bytes
+    @property
+    def expected_bytes(self) -> int:
+        """Memory that it will take when it is full [bytes]."""
+        return self.num_bytes
 
     def exchange(self) -> None:
         """Does nothing: the memory is where the learner is."""
 
-    def next_place(self) -> tuple[Int[Tensor, "1"], Int[Tensor, "1"]]:
-        """Returns the slot of the next step, and the row behind the slots for final observations of that step."""
-        return (self.total % self.num_steps)[None], (self.total // self._episode % self._rows)[None]
+    def with_frames(self, drawn: Transitions) -> None:
+        """Puts images in the stead of their places, in transitions that were drawn: here there are none."""
+
+    def next_places(self, number: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Int[Tensor, " n"]]:
+        """Returns the next control steps, their slots, and the rows behind the slots for their final observations."""
+        time = self.total + torch.arange(number, device=self.device)
+        return time, time % self.num_steps, time // self._episode % self._rows
 
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
@@ -200,8 +210,7 @@ class Replay:
     @torch.no_grad()
     def extend(self, steps: Trajectory) -> None:
         """Stores successive control steps, T at most, in place of the oldest ones if full."""
-        time = self.total + torch.arange(len(steps.reward), device=self.device)
-        slot, row, cut = time % self.num_steps, time // self._episode % self._rows, ends_by_time(steps)
+        (time, slot, row), cut = self.next_places(len(steps.reward)), ends_by_time(steps)
         place, behind = ((x * self.num_envs)[:, None] + self._envs for x in (slot, row))
         # The last one of a row counts, where an env keeps no time limit.
         self._final_step.view(-1).scatter_reduce_(

@@ -57,7 +57,7 @@ class SACPolicy(QPolicy):
     actor: ActorNetwork  # type: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, cfg: SACConfig, env: EnvSpec) -> None:
-        super().__init__(cfg, env.obs_sizes, *actor_and_critic(cfg, env, 2 * env.action_space.size))
+        super().__init__(cfg, env, *actor_and_critic(cfg, env, 2 * env.action_space.size))
         self._scale, self._range = cfg.action_scale, (cfg.log_std_min, cfg.log_std_max)
 
     def distribution(self, outputs: Float[Tensor, "*batch outputs"]) -> SquashedGaussian:
@@ -69,7 +69,8 @@ class SACPolicy(QPolicy):
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
         """Returns actions for raw observations [batch, size]: that of the mean, or samples."""
-        distribution = self.distribution(self.actor_outputs(obs))
+        outputs, hidden = self.outputs(obs, hidden)
+        distribution = self.distribution(outputs)
         if deterministic:
             return distribution.mode, hidden
         return distribution.sample(torch.randn_like(distribution.mean)), hidden

@@ -22,7 +22,7 @@ class TD3Policy(QPolicy):
 
     def __init__(self, cfg: TD3Config, env: EnvSpec) -> None:
         networks = actor_and_critic(cfg, env, env.action_space.size)
-        super().__init__(cfg, env.obs_sizes, *networks, target_actor=True)
+        super().__init__(cfg, env, *networks, target_actor=True)
         self._scale = cfg.action_scale
 
     def action(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch actions"]:
@@ -32,7 +32,8 @@ class TD3Policy(QPolicy):
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
         """Returns actions for raw observations [batch, size]; the policy itself has no noise."""
-        return self.action(self.actor_outputs(obs)), hidden
+        outputs, hidden = self.outputs(obs, hidden)
+        return self.action(outputs), hidden
 
 
 class TD3(OffPolicy):

@@ -184,6 +184,7 @@ def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
         compile=start.compile.mode != "off",
         dt=env.task.dt if isinstance(env, VecEnv) else 1.0,
         images=dict(env.images),
+        final_images=env.final_images,
         mirrored=partial(mirrored, env),
         load_policy=partial(load_policy, start.spec, env.action_space, start.device),
     )

@@ -129,6 +129,13 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShiftedEncoderConfig(EncoderConfig):
+    """The same, and a random shift of the images that it learns from."""
+
+    shift: Natural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
     """Policy and value network: a multi-layer perceptron, optionally after a recurrent layer."""
 
@@ -355,6 +362,7 @@ class ReplayConfig:
     capacity: Count
     device: Literal["cpu"] | None
     storage: Literal["fp32", "fp16", "bf16"]
+    compress: bool
     save: bool
     alpha: NotNegative
     beta: Fraction
@@ -372,6 +380,7 @@ class CriticConfig:
     atoms: Annotated[int, Rule("an int > 1", lambda value: 1 < value <= 10_001)] | None
     value_min: float
     value_max: float
+    encoder: ShiftedEncoderConfig
 
     def __post_init__(self) -> None:
         _check_order(self, "value_min", "value_max", strict=True)
@@ -412,7 +421,7 @@ NO_DEMONSTRATIONS = DemonstrationsConfig(file=None, share=0.5, imitation=0.0)
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of all algorithms that learn from a replay memory."""
 
-    structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
+    structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.compress", "replay.alpha")
     policy_structure = ("network", "normalize_obs")
     data_parallel = True
 

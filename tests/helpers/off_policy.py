@@ -56,10 +56,12 @@ class OffPolicyLearner:
         changes: Mapping[str, Any] | None = None,
         device: str = "cpu",
         space: ActionSpace | None = None,
+        final_images: bool = False,
     ) -> None:
         torch.manual_seed(0)
         space = space or Box(env.num_actions)
-        spec = EnvSpec(env.num_envs, env.obs_sizes, space, 1, section=name)  # an episode may end in every step
+        images: Any = {"images": getattr(env, "images", {}), "final_images": final_images}
+        spec = EnvSpec(env.num_envs, env.obs_sizes, space, 1, section=name, **images)  # one may end in every step
         cls: Any = load_algorithm_class(ALGORITHMS[name][0])
         cfg = off_policy_config(name, changes)
         self.env = env

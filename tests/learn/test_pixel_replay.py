@@ -16,36 +16,36 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.pixel_replay import BLOCK, PixelReplay
 from gpusim_rl.learn.prioritized import Priorities
+from gpusim_rl.learn.replay import Trajectory, Transitions
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.sync_counter import SyncCounter
-from helpers.fakes import Outcome
+from helpers.fakes import Outcome, RandomEnv
 
 CPU = torch.device("cpu")
-GAMMA, SHAPE = 0.9, (2, 3, 4)
+GAMMA, SHAPE = 0.9, (3, 4, 2)
 needs_lz4 = pytest.mark.skipif(importlib.util.find_spec("lz4") is None, reason="pip install lz4")
 COMPRESS = [pytest.param(False, id="plain"), pytest.param(True, id="lz4", marks=needs_lz4)]
 
 
-def make(steps: int, envs: int, *, stack: int, n: int = 1, episode: int = 1, compress: bool = False) -> PixelReplay:
-    spec = EnvSpec(envs, {"camera": 0, "joints": 2}, Box(1), episode)
-    return PixelReplay(
-        steps,
-        spec,
-        "camera",
-        SHAPE,
-        groups=["joints"],
-        stack=stack,
-        n_step=n,
-        gamma=GAMMA,
-        device=CPU,
-        compress=compress,
-    )
+def make(
+    steps: int, envs: int, *, stack: int, n: int = 1, episode: int = 1, compress: bool = False, final: bool = True
+) -> PixelReplay:
+    spec = EnvSpec(envs, {"joints": 2}, Box(1), episode, images={"camera": SHAPE}, final_images=final)
+    groups, kind = ["camera", "joints"], torch.float32
+    more = {"stack": stack, "n_step": n, "gamma": GAMMA, "storage": kind, "device": CPU, "compress": compress}
+    return PixelReplay(steps, spec, groups, **more)
 
 
 def stacked(frames: list[Tensor], stack: int) -> Tensor:
     """The stack at the end of an episode's frames so far."""
-    padded = [frames[0]] * (stack - 1) + frames
-    return torch.stack(padded[len(padded) - stack :])
+    padded = [torch.zeros_like(frames[0])] * (stack - 1) + frames
+    return torch.cat(padded[len(padded) - stack :], dim=-1)
+
+
+def sample(replay: PixelReplay, size: int, seed: int) -> Transitions:
+    drawn = replay.sample(size, torch.Generator().manual_seed(seed))
+    replay.with_frames(drawn)
+    return drawn
 
 
 @dataclass
@@ -102,10 +102,12 @@ class Story:
             begins = t - len(self.history(t, env)) + 1
             whole = first_kept == 0 or begins > first_kept or t - replay.stack + 1 >= first_kept
             last = t
-            while last < t + replay.replay.n_step - 1 and not self.outcomes[last].done[env]:
+            while last < t + replay.n_step - 1 and not self.outcomes[last].done[env]:
                 last += 1
             end = self.outcomes[last]
-            assert (drawn.weight[i] > 0) == (whole and not end.diverged[env]), (t, env)
+            cut = bool(end.truncated[env]) and not end.terminated[env]
+            counts = whole and not end.diverged[env] and (replay._has_final or not cut)
+            assert (drawn.weight[i] > 0) == counts, (t, env)
             if drawn.weight[i] == 0:
                 continue
             found.add((t, env))
@@ -128,8 +130,41 @@ class Story:
 def test_samples_are_those_of_plain_python(stack: int, n: int, written: int, compress: bool) -> None:
     story = Story(make(2 * BLOCK, 3, stack=stack, n=n, compress=compress), seed=written)
     story.write(written)
-    found = story.check(story.replay.sample(400, torch.Generator().manual_seed(1)))
+    found = story.check(sample(story.replay, 400, 1))
     assert found, "some have a weight"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_without_final_images_what_the_time_limit_cut_short_has_no_weight(n: int) -> None:
+    without, with_final = (Story(make(16, 3, stack=3, n=n, final=final)) for final in (False, True))
+    for story in (without, with_final):
+        story.write(41)
+    assert without.check(sample(without.replay, 400, 1))
+    weights = [sample(story.replay, 400, 1).weight.sum() for story in (without, with_final)]
+    assert weights[0] < weights[1]
+    assert without.replay.num_bytes < with_final.replay.num_bytes - 15 * 3 * np.prod(SHAPE)
+
+
+@pytest.mark.parametrize("compress", COMPRESS)
+def test_several_groups_of_images_and_steps_at_once(compress: bool) -> None:
+    shapes = {"left": (3, 4, 2), "right": (2, 2, 1)}
+    spec = EnvSpec(2, {"policy": 1}, Box(1), 1, images=shapes, final_images=True)
+    more: Any = {"stack": 2, "n_step": 1, "gamma": GAMMA, "storage": torch.float16, "device": CPU, "compress": compress}
+    at_once, one_by_one = (PixelReplay(2 * BLOCK, spec, ["policy", *shapes], **more) for _ in range(2))
+    env = RandomEnv(2, {"policy": 1}, 1, images=shapes)
+    for _ in range(5):
+        rollout = Trajectory.empty(5, spec, at_once.groups, CPU)
+        for _ in range(5):
+            obs, step = env.reset(), env.step(torch.zeros(2, 1))
+            rollout.write(obs, torch.zeros(2, 1), step)
+            one_by_one.write(obs, torch.zeros(2, 1), step)
+        at_once.extend(rollout)
+    a, b = (sample(replay, 200, 0) for replay in (at_once, one_by_one))
+    assert a.weight.sum() > 50
+    assert torch.equal(a.weight, b.weight)
+    for mine, theirs in ((a.obs, b.obs), (a.next_obs, b.next_obs)):
+        assert set(mine) == {"policy", "left", "right"} and mine["left"].shape == (200, 3, 4, 4)
+        assert all(torch.equal(mine[group], theirs[group]) for group in mine)
 
 
 @pytest.mark.parametrize("compress", COMPRESS)
@@ -137,7 +172,7 @@ def test_episodes_that_end_at_their_limit(compress: bool) -> None:
     story = Story(make(3 * BLOCK, 4, stack=4, n=2, episode=5, compress=compress), ends=(0.0, 0.0, 0.0))
     story.progress = torch.tensor([0, 1, 2, 4])  # staggered starts
     story.write(70, limit=5)
-    found = story.check(story.replay.sample(2000, torch.Generator().manual_seed(1)))
+    found = story.check(sample(story.replay, 2000, 1))
     starts = {(t, e) for t in range(46, 68) for e in range(4)}
     assert found <= starts and len(found) >= len(starts) - 3 * 4, "all but those whose stack is not stored whole"
 
@@ -161,18 +196,18 @@ def test_a_stack_is_padded_as_gymnasium_does_it() -> None:
             self.t += 1
             return self.seen(), 0.0, self.t % 5 == 0, False, {}
 
-    env = gymnasium.wrappers.FrameStackObservation(Noise(), 4)
+    env = gymnasium.wrappers.FrameStackObservation(Noise(), 4, padding_type="zero")
     replay, stacks = make(32, 1, stack=4), []
     obs, _ = env.reset(seed=0)
     no = torch.zeros(1, dtype=torch.bool)
     for t in range(20):
-        stacks.append(torch.from_numpy(obs.copy()))
+        stacks.append(torch.from_numpy(obs.copy()).movedim(0, 2).flatten(2))
         following, _, terminated, _, _ = env.step(0)
         newest = {"camera": torch.from_numpy(obs[-1:].copy()), "joints": torch.full((1, 2), float(t))}
         step: Any = Outcome(newest, newest, torch.zeros(1), torch.tensor([terminated]), no, no)
         replay.write(newest, torch.zeros(1, 1), step)
         obs = env.reset()[0] if terminated else following
-    drawn = replay.sample(200, torch.Generator().manual_seed(0))
+    drawn = sample(replay, 200, 0)
     for stack, joints in zip(drawn.obs["camera"], drawn.obs["joints"], strict=True):
         assert torch.equal(stack, stacks[int(joints[0])])
     assert len(drawn.obs["joints"][:, 0].unique()) == 19
@@ -184,7 +219,9 @@ def test_a_stack_is_padded_as_gymnasium_does_it() -> None:
 def only_step(story: Story, t: int) -> Any:
     """The transition that begins with step t of the first env."""
     replay = story.replay
-    return replay.with_frames(replay.replay.at(torch.tensor([t % replay.num_steps * replay.num_envs])))
+    drawn = replay.at(torch.tensor([t % replay.num_steps * replay.num_envs]))
+    replay.with_frames(drawn)
+    return drawn
 
 
 def test_a_stack_never_reaches_into_the_episode_before() -> None:
@@ -194,16 +231,16 @@ def test_a_stack_never_reaches_into_the_episode_before() -> None:
     story.write(1)
     story.ends = (0.0, 0.0, 0.0)
     story.write(4)
-    for t, frames in {3: (1, 2, 3), 4: (4, 4, 4), 5: (4, 4, 5), 6: (4, 5, 6)}.items():
-        assert torch.equal(only_step(story, t).obs["camera"][0], torch.stack([story.frames[i][0] for i in frames]))
+    for t, frames in {3: (1, 2, 3), 4: (4,), 5: (4, 5), 6: (4, 5, 6)}.items():
+        assert torch.equal(only_step(story, t).obs["camera"][0], stacked([story.frames[i][0] for i in frames], 3))
 
 
 def test_a_stack_never_reaches_across_a_cut() -> None:
     story = Story(make(16, 1, stack=3), ends=(0.0, 0.0, 0.0))
     story.write(3)
-    story.replay.replay.cut()
+    story.replay.cut()
     story.write(3)
-    assert torch.equal(only_step(story, 3).obs["camera"][0], torch.stack([story.frames[3][0]] * 3))
+    assert torch.equal(only_step(story, 3).obs["camera"][0], stacked([story.frames[3][0]], 3))
     assert only_step(story, 2).weight == 0.0
 
 
@@ -215,7 +252,7 @@ def test_the_last_frames_of_an_episode_are_followed_by_its_final_one() -> None:
     story.ends = (0.0, 0.0, 0.0)
     story.write(2)
     first, second = (frame[0] for frame in story.frames[:2])
-    expected = torch.stack([first, first, second, story.final[1][0]])
+    expected = torch.cat([torch.zeros_like(first), first, second, story.final[1][0]], dim=-1)
     assert torch.equal(only_step(story, 1).next_obs["camera"][0], expected)
 
 
@@ -233,7 +270,7 @@ def test_a_block_that_is_half_overwritten_keeps_its_other_half(compress: bool) -
     for written in range(1, 5 * BLOCK):
         story.write(1)
         for t in range(max(0, written - 2 * BLOCK), written - 1):
-            assert torch.equal(only_step(story, t).obs["camera"][0], torch.stack(story.history(t, 0)[-1:]))
+            assert torch.equal(only_step(story, t).obs["camera"][0], story.history(t, 0)[-1])
 
 
 # Compression
@@ -244,7 +281,7 @@ def test_what_is_compressed_comes_back_bit_by_bit() -> None:
     plain, packed = (Story(make(4 * BLOCK, 3, stack=4, n=2, compress=compress)) for compress in (False, True))
     for story in (plain, packed):
         story.write(6 * BLOCK + 3)
-    a, b = (story.replay.sample(300, torch.Generator().manual_seed(2)) for story in (plain, packed))
+    a, b = (sample(story.replay, 300, 2) for story in (plain, packed))
     assert torch.equal(a.obs["camera"], b.obs["camera"]) and torch.equal(a.next_obs["camera"], b.next_obs["camera"])
     assert torch.equal(a.weight, b.weight)
 
@@ -262,7 +299,7 @@ def test_frames_that_hardly_change_take_little_memory() -> None:
             seen = {"camera": now, "joints": torch.zeros(2, 2)}
             step: Any = Outcome(seen, seen, torch.zeros(2), no, no, no)
             replay.write(seen, torch.zeros(2, 1), step)
-    stored = sum(map(len, packed.frames._blocks))  # type: ignore[union-attr]
+    stored = sum(map(len, packed.frames["camera"]._blocks))  # type: ignore[union-attr]
     assert stored < 0.4 * 4 * BLOCK * frame.numel()
 
 
@@ -287,7 +324,7 @@ def test_a_restored_memory_goes_on_as_the_original(written: int, compress: bool)
         story.random.manual_seed(7)
         story.progress.zero_()
         story.write(4)
-    a, b = (story.replay.sample(100, torch.Generator().manual_seed(3)) for story in (one, other))
+    a, b = (sample(story.replay, 100, 3) for story in (one, other))
     assert torch.equal(a.weight, b.weight)
     where = a.weight > 0
     for name in ("obs", "next_obs"):
@@ -296,12 +333,13 @@ def test_a_restored_memory_goes_on_as_the_original(written: int, compress: bool)
 
 def test_priorities_draw_from_it() -> None:
     replay = make(16, 3, stack=3, n=2)
-    priorities = Priorities(replay.replay, 0.6)
+    priorities = Priorities(replay, 0.6)
     story = Story(replay)
     for _ in range(25):
         story.write(1)
         priorities.after_write(1)
-    drawn = replay.with_frames(priorities.sample(300, torch.Generator().manual_seed(0), torch.tensor(0.0)))
+    drawn = priorities.sample(300, torch.Generator().manual_seed(0), torch.tensor(0.0))
+    replay.with_frames(drawn)
     assert story.check(drawn)
 
 
@@ -313,19 +351,22 @@ def test_no_host_sync_and_nothing_without_need_in_memory() -> None:
     with SyncCounter() as syncs:
         for _ in range(14):
             story.replay.write(seen, torch.zeros(4, 1), step)  # type: ignore[arg-type]
-            story.replay.sample(8, generator)
+            story.replay.with_frames(story.replay.sample(8, generator))
     assert syncs.total == 0, syncs.locations
-    frames = (12 + 3) * 4 * np.prod(SHAPE)
+    frames = (12 + 3 + 1) * 4 * np.prod(SHAPE)
     assert story.replay.num_bytes < frames + 15 * 4 * 40
+    assert story.replay.num_bytes == story.replay.expected_bytes
 
 
 def test_it_works_without_values() -> None:
     meta = torch.device("meta")
-    spec = EnvSpec(4, {}, Box(1), 6)
-    replay = PixelReplay(12, spec, "camera", SHAPE, stack=4, n_step=3, gamma=GAMMA, device=meta)
+    spec = EnvSpec(4, {}, Box(1), 6, images={"camera": SHAPE}, final_images=True)
+    kind = torch.float32
+    replay = PixelReplay(12, spec, ["camera"], stack=4, n_step=3, gamma=GAMMA, storage=kind, device=meta)
     frames = {"camera": torch.zeros(4, *SHAPE, dtype=torch.uint8, device=meta)}
     no = torch.zeros(4, dtype=torch.bool, device=meta)
     step: Any = Outcome(frames, frames, torch.zeros(4, device=meta), no, no, no)
     replay.write(frames, torch.zeros(4, 1, device=meta), step)
     drawn = replay.sample(5, torch.Generator())
-    assert drawn.obs["camera"].shape == (5, 4, *SHAPE) and drawn.obs["camera"].dtype == torch.uint8
+    replay.with_frames(drawn)
+    assert drawn.obs["camera"].shape == (5, *SHAPE[:2], 4 * SHAPE[2]) and drawn.obs["camera"].dtype == torch.uint8

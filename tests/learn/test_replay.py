@@ -265,11 +265,16 @@ def test_the_latest_steps_come_in_order() -> None:
 def test_it_takes_at_most_sixty_per_cent_of_storing_next_observations() -> None:
     obs, actions = 60, 8  # Ant's
     spec = EnvSpec(4096, {"policy": obs}, Box(actions), 1000)
+
+    def bytes_of(steps: int, storage: torch.dtype) -> int:
+        more: Any = {"n_step": 1, "gamma": 1.0, "storage": storage, "device": torch.device("meta")}
+        return Replay(steps, spec, ["policy"], **more).expected_bytes
+
     for steps in (244, 2000):
-        once = Replay.bytes_of(steps, spec, ["policy"], torch.float32)
+        once = bytes_of(steps, torch.float32)
         twice = steps * spec.num_envs * (4 * (2 * obs + actions + 1) + 1)
         assert once < 0.6 * twice
-        assert Replay.bytes_of(steps, spec, ["policy"], torch.float16) < 0.35 * twice
+        assert bytes_of(steps, torch.float16) < 0.35 * twice
 
 
 def test_no_host_sync_and_memory_stays_where_it_is() -> None:

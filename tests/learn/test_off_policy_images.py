@@ -1,0 +1,371 @@
+"""Off-policy algorithms that learn from images: what they see, who trains the encoder, memory, resume, learning."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from gpusim_rl.tasks.cartpole import Cartpole, CartpoleConfig
+from torch import Tensor
+from torch.nn import functional
+
+from gpusim_rl.api import prepare
+from gpusim_rl.env import VecEnv
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class, make_policy
+from gpusim_rl.learn.choose_replay import make_replay
+from gpusim_rl.learn.encoders import random_shift
+from gpusim_rl.learn.pixel_replay import PixelReplay
+from gpusim_rl.learn.remote import remote_of
+from gpusim_rl.run.devices import choose_devices
+from gpusim_rl.settings.schema import ALGORITHMS
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import differences
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.fakes import RandomEnv
+from helpers.off_policy import NAMES, OffPolicyLearner, off_policy_config
+
+CPU = torch.device("cpu")
+SHAPES = {"camera": (12, 16, 2)}
+IMAGES_ALONE, NUMBERS_TOO, CRITIC_OF_NUMBERS = {"policy": 0}, {"policy": 3}, {"policy": 2, "critic": 4}
+needs_lz4 = pytest.mark.skipif(importlib.util.find_spec("lz4") is None, reason="pip install lz4")
+KINDS: dict[str, dict[str, Any]] = {
+    "one frame": {"replay": {"storage": "fp16"}},
+    "frames": {"network": {"encoder": {"frames": 3}}, "n_step": 3},
+    "prioritised": {"network": {"encoder": {"frames": 2, "shift": 0}}, "replay": {"alpha": 0.6}},
+    "on the host": {"network": {"encoder": {"frames": 2}}, "replay": {"device": "cpu"}},
+}
+COMPRESSED = {"network": {"encoder": {"frames": 2}}, "replay": {"device": "cpu", "compress": True}}
+
+
+def learner(name: str, kind: str = "frames", sizes: dict[str, int] = NUMBERS_TOO, **more: Any) -> OffPolicyLearner:
+    device, final = more.pop("device", "cpu"), more.pop("final_images", False)
+    shapes = more.pop("shapes", SHAPES)
+    changes = {**(COMPRESSED if kind == "compressed" else KINDS[kind]), **more}
+    env = RandomEnv(4, sizes, images=shapes, device=device)
+    return OffPolicyLearner(name, env, changes, device, final_images=final)
+
+
+@pytest.mark.parametrize("pixels", [0, 1, 4])
+def test_a_shift_is_a_crop_of_the_padded_image(pixels: int) -> None:
+    images = torch.randint(256, (1500, 5, 7, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    shifted = random_shift(images, pixels, torch.Generator().manual_seed(1))
+    padded = functional.pad(images.movedim(3, 1).float(), (pixels,) * 4, mode="replicate").movedim(1, 3).to(torch.uint8)
+    offsets = [(y, x) for y in range(2 * pixels + 1) for x in range(2 * pixels + 1)]
+    crops = torch.stack([padded[:, y : y + 5, x : x + 7] for y, x in offsets])
+    equal = (crops == shifted).flatten(2).all(dim=2)
+    assert equal.any(dim=0).all(), "each is one of the crops"
+    assert equal.any(dim=1).all(), "each crop comes up"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [IMAGES_ALONE, CRITIC_OF_NUMBERS], ids=["images", "critic of numbers"])
+def test_no_host_sync_in_a_whole_iteration(name: str, kind: str, sizes: dict[str, int]) -> None:
+    it = learner(name, kind, sizes)
+    it.algorithm.policy.bf16 = "critic" in sizes
+    step = it.env.step
+    with SyncCounter() as syncs:
+
+        def env_on_the_host(action: Tensor) -> Any:  # the toy env is not what is under test
+            with syncs.pause():
+                return step(action)
+
+        it.env.step = env_on_the_host  # type: ignore[method-assign]
+        stats = it.train(4)[-1]
+    assert syncs.total == 0, syncs.locations
+    assert all(value.ndim == 0 and value.isfinite() for value in stats.values()), stats
+    assert stats["check/learned"] == 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["one frame", "frames", "prioritised"])
+def test_the_whole_iteration_runs_without_data(name: str, kind: str) -> None:
+    it = learner(name, kind, CRITIC_OF_NUMBERS, device="meta")
+    for optimizer in vars(it.algorithm).values():
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.step = lambda: None  # type: ignore[method-assign, assignment]
+    (stats,) = it.train(1)
+    assert all(v.device.type == "meta" and v.ndim == 0 for v in stats.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_stays_where_it_is(name: str) -> None:
+    it = learner(name, final_images=True)
+    algorithm, replay = it.algorithm, it.algorithm.replay
+
+    def places() -> list[int]:
+        tensors = [*algorithm.policy.state_dict().values(), *algorithm.hidden, *algorithm.memory.acted_on.values()]
+        tensors += [*replay.obs.values(), replay.frames["camera"]._memory, replay.total]
+        return [x.data_ptr() for x in tensors if x.numel()]
+
+    it.train(2)
+    before, state = places(), algorithm.state_dict()
+    it.train(2)
+    assert places() == before
+    algorithm.load_state_dict(state)
+    assert places() == before
+    assert [frames.any().item() for frames in algorithm.hidden] == [True]
+    algorithm.begin_episodes()
+    assert places() == before
+    assert [frames.any().item() for frames in algorithm.hidden] == [False]
+
+
+@pytest.mark.parametrize("final_images", [False, True])
+def test_learning_sees_what_was_acted_on(final_images: bool) -> None:
+    it = learner("sac", final_images=final_images, shapes={"left": (12, 13, 1), "right": (11, 12, 2)})
+    algorithm, seen = it.algorithm, []
+    encoder: Any = algorithm.policy.encoder
+    hook = encoder.register_forward_pre_hook(lambda _, args: seen.append({g: x[0] for g, x in args[0].items()}))
+    for _ in range(9):
+        it.collect()
+        it.algorithm.update = lambda: {}  # type: ignore[method-assign]
+    hook.remove()
+    replay: Any = algorithm.replay
+    drawn = replay.sample(300, torch.Generator().manual_seed(0))
+    replay.with_frames(drawn)
+    time, env = drawn.index // 4, drawn.index % 4
+    assert drawn.weight.sum() > 100
+    for group in ("left", "right"):
+        acted = torch.stack([stacks[group] for stacks in seen])
+        assert torch.equal(drawn.obs[group], acted[time, env])
+        plain = (drawn.discount - algorithm.cfg.gamma**3).abs() < 1e-6  # within an episode
+        plain &= (drawn.weight > 0.0) & (replay.ends.take(drawn.index + 2 * 4) == 0)
+        assert plain.sum() > 10
+        assert torch.equal(drawn.next_obs[group][plain], acted[(time + 3)[plain], env[plain]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_policy_acts_as_the_algorithm_does(name: str) -> None:
+    it = learner(name)
+    it.train(3)
+    run = dataclasses.replace(prepare("Cartpole", algo=name).cfg, algorithm=it.algorithm.cfg)
+    policy = make_policy(load_algorithm_class(ALGORITHMS[name][0]), run, it.env.obs_sizes, Box(3), CPU, SHAPES)
+    policy.load_state_dict(it.algorithm.policy.state_dict())
+    hidden = policy.initial_state(4)
+    it.algorithm.begin_episodes()
+    it.algorithm.begin_rollout()
+    for _ in range(4):
+        it.algorithm.noise.now.fill_(-1.0 if name == "dqn" else 0.0)  # none is random
+        action, step = it.algorithm.act(it.obs), it.env.step(torch.zeros(4, 3))
+        expected, hidden = policy.act(it.obs, hidden)
+        torch.testing.assert_close(action, expected)
+        it.algorithm.record(action, step)
+        hidden = tuple(frames.masked_fill(step.done[None, :, None], 0) for frames in hidden)
+        it.obs = step.obs
+
+
+def moved(it: OffPolicyLearner, part: Any) -> set[str]:
+    """Names of the networks that a part of an update changes."""
+    before = {name: p.detach().clone() for name, p in it.algorithm.policy.named_parameters()}
+    part()
+    after = dict(it.algorithm.policy.named_parameters())
+    return {name.split(".")[0] for name, old in before.items() if not torch.equal(old, after[name])}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sizes", [NUMBERS_TOO, CRITIC_OF_NUMBERS], ids=["images", "critic of numbers"])
+def test_who_sees_images_trains_the_encoder(name: str, sizes: dict[str, int]) -> None:
+    it = learner(name, sizes=sizes)
+    it.train(2)
+    it.collect()
+    algorithm, waits = it.algorithm, torch.zeros((), dtype=torch.bool)
+    (batch,) = algorithm._draw(1)
+    algorithm._look(batch, moves_actor=algorithm.actor_optimizer is not None)
+    sees = algorithm.policy.critic_sees_images
+    assert sees == (sizes == NUMBERS_TOO or name == "dqn")
+    assert moved(it, lambda: algorithm._critic_step(batch, waits)) == {"critic", *(["encoder"] if sees else [])}
+    if algorithm.actor_optimizer is not None:
+        expected = {"actor", *([] if sees else ["encoder"])}
+        assert moved(it, lambda: algorithm._actor_step(batch, waits)) == expected
+
+
+def plain_updates(it: OffPolicyLearner, batches: list[Any]) -> list[Tensor]:
+    """Parameters after SAC's updates, by autograd's losses and plain Adam."""
+    policy, cfg = copy.deepcopy(it.algorithm.policy), it.algorithm.cfg
+    encoder, actor, critic, sees = policy.encoder, policy.actor, policy.critic, policy.critic_sees_images
+    assert encoder is not None and actor is not None
+    alpha, bf16 = it.algorithm.log_alpha.detach().exp(), {"bf16": False}  # type: ignore[attr-defined]
+    trained = [*critic.parameters(), *(encoder.parameters() if sees else [])]
+    critic_adam = torch.optim.Adam(trained, cfg.learning_rate)
+    trained = [*actor.parameters(), *([] if sees else encoder.parameters())]
+    actor_adam = torch.optim.Adam(trained, cfg.learning_rate)
+
+    def descend(adam: torch.optim.Adam, loss: Tensor) -> None:
+        policy.zero_grad()
+        loss.backward()
+        adam.step()
+
+    def inputs(groups: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        of_actor = torch.cat([groups["policy"], encoder(groups, **bf16)], dim=1)
+        return of_actor, of_actor if sees else groups["critic"]
+
+    for index, batch in enumerate(batches):
+        it.algorithm.replay.with_frames(batch)
+        with torch.no_grad():
+            to_actor, to_critic = inputs(batch.next_obs)
+            action, log_prob = policy.distribution(actor(to_actor, **bf16)).sample_with_log_prob(batch.noise[0])
+            value = policy.target_critic(to_critic, action, **bf16).squeeze(2).amin(dim=0) - alpha * log_prob
+            y = batch.reward + batch.discount * value
+        to_actor, to_critic = inputs(batch.obs)  # before the critics' step
+        q = critic(to_critic, batch.action, **bf16).squeeze(2)
+        descend(critic_adam, ((q - y).square() @ batch.weight).sum())
+        if (index + 1) % cfg.policy_delay == 0:
+            to_critic = to_critic.detach()
+            to_actor = to_actor.detach() if sees else inputs(batch.obs)[0]
+            action, log_prob = policy.distribution(actor(to_actor, **bf16)).sample_with_log_prob(batch.noise[1])
+            q = critic(to_critic, action, **bf16).squeeze(2).amin(dim=0)
+            descend(actor_adam, (alpha * log_prob - q) @ batch.weight)
+        with torch.no_grad():
+            for slow, fast in zip(policy.target_critic.parameters(), critic.parameters(), strict=True):
+                slow.lerp_(fast, cfg.tau)
+    return list(policy.parameters())
+
+
+@pytest.mark.parametrize("sizes", [NUMBERS_TOO, CRITIC_OF_NUMBERS], ids=["images", "critic of numbers"])
+def test_updates_equal_those_of_plain_code(sizes: dict[str, int]) -> None:
+    encoder = {"frames": 3, "shift": 0}
+    it = learner("sac", sizes=sizes, learn_alpha=False, n_step=2, updates=2, network={"encoder": encoder})
+    for _ in range(4):
+        it.collect()
+    batches = it.algorithm._draw(8)
+    assert any((batch.weight == 0.0).any() for batch in batches), "some have no weight"
+    expected = plain_updates(it, copy.deepcopy(batches))
+    it.algorithm._draw = lambda number: batches[:number]  # type: ignore[method-assign]
+    it.algorithm.update()
+    for found, plain in zip(it.algorithm.policy.parameters(), expected, strict=True):
+        torch.testing.assert_close(found, plain, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", [*KINDS, pytest.param("compressed", marks=needs_lz4)])
+def test_it_resumes_bit_for_bit(name: str, kind: str) -> None:
+    one, other = (learner(name, kind, final_images=name == "dqn") for _ in range(2))
+    one.train(4)
+    other.env.generator.set_state(one.env.generator.get_state())  # type: ignore[attr-defined]
+    other.obs = one.obs
+    other.algorithm.policy.load_state_dict(one.algorithm.policy.state_dict())
+    other.algorithm.load_state_dict(one.algorithm.state_dict())
+    a, b = (it.train(3)[-1] for it in (one, other))
+    assert differences(a, b) == []
+    for part in ("policy", "algorithm"):
+        states = [(it.algorithm.policy if part == "policy" else it.algorithm).state_dict() for it in (one, other)]
+        assert differences(*states) == []
+
+
+@needs_lz4
+def test_compressed_frames_teach_the_same_as_plain_ones() -> None:
+    plain, packed = (learner("sac", kind) for kind in ("on the host", "compressed"))
+    a, b = (it.train(5)[-1] for it in (plain, packed))
+    assert differences(a, b) == []
+
+
+def test_the_start_of_a_run_tells_the_memory() -> None:
+    it = learner("sac", "one frame")
+    replay, lines = it.algorithm.replay, it.algorithm.describe()
+    assert isinstance(replay, PixelReplay)
+    assert replay.num_bytes == replay.expected_bytes
+    kilobytes = replay.num_bytes / 400 / 1e3
+    assert lines["batch"].find(f"replay of 100 x 4, {replay.num_bytes / 1e9:.3g} GB ({kilobytes:.3g} kB a trans") > 0
+    assert lines["network"].startswith("encoder spatial (frames: 1), actor ")
+    on_host = learner("sac", "on the host").algorithm.describe()["batch"]
+    assert "GB of the host" in on_host
+    assert "GB of the learner's device for images drawn ahead, saved" in on_host
+
+
+@needs_lz4
+def test_the_memory_of_compressed_frames_is_an_estimate() -> None:
+    assert "a transition, if LZ4 makes a third of it)" in learner("sac", "compressed").algorithm.describe()["batch"]
+
+
+def test_what_cannot_learn_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^sac\.replay\.compress=true is for images .* Try sac\.replay\.device=cpu$"):
+        learner("sac", replay={"compress": True})
+    with pytest.raises(ConfigError, match=r"^sac\.replay\.compress=true .* Try sac\.replay\.compress=false$"):
+        OffPolicyLearner("sac", RandomEnv(4), {"replay": {"compress": True}})
+    with pytest.raises(ConfigError, match=r"^sac\.replay\.capacity=20 holds 5 control steps of num_envs=4, and 6 are"):
+        learner("sac", replay={"capacity": 20})  # windows of 3 steps, stacks of 3 frames
+    with pytest.raises(ConfigError, match=r"^sac\.demonstrations\.file: demonstrations have no images, .* Try sac\."):
+        learner("sac", demonstrations={"file": "x.pt"})
+    with pytest.raises(ConfigError, match=r"^encoder\.kind=nature: images of 12 x 16 are too small for it"):
+        learner("sac", network={"encoder": {"kind": "nature"}})
+    it = learner("sac")
+    spec = EnvSpec(4, NUMBERS_TOO, Box(3), 1, section="sac", images=SHAPES)
+    with pytest.raises(ConfigError, match=r"^algo=sac learns from images only in the process .* Try actors=none, or"):
+        remote_of(it.algorithm, spec)
+
+
+def test_a_memory_that_does_not_fit_is_refused_before_the_start() -> None:
+    cfg = off_policy_config("sac", {"replay": {"capacity": 100_000_000}})
+    spec = EnvSpec(64, {"policy": 0}, Box(1), 500, section="sac", images={"camera": (84, 84, 3)})
+    with pytest.raises(
+        ConfigError, match=r"^sac\.replay\.capacity=100000000 takes 4\.\d+e\+03 GB on cpu, .* Try sac\."
+    ):
+        make_replay(cfg, spec, ["camera", "policy"], device=CPU, seed=0, drawn=1)
+    memory = {"capacity": 16, "save": False, "device": "cpu"}
+    cfg = off_policy_config("sac", {"replay": memory, "network": {"encoder": {"frames": 8}}})
+    spec = EnvSpec(1, {"policy": 0}, Box(1), 500, section="sac", images={"camera": (6000, 6000, 3)})
+    with pytest.raises(ConfigError, match=r"ahead: 221 GB on cpu, .* free\. Try sac\.batch_size=\d+, or a"):
+        make_replay(cfg, spec, ["camera", "policy"], device=CPU, seed=0, drawn=64)
+
+
+class Painted(Cartpole):
+    """Cartpole, seen as two spots: the cart, and the tip of its pole."""
+
+    def __init__(self, cfg: CartpoleConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.y, self.x = torch.meshgrid(torch.linspace(1.3, -0.3, 32), torch.linspace(-3.0, 3.0, 32), indexing="ij")
+
+    def observe(self) -> dict[str, Any]:
+        def spot(x: Tensor, y: Tensor) -> Tensor:
+            return 255 * (-20 * ((self.x - x) ** 2 + (self.y - y) ** 2)).exp()
+
+        at, angle = self.robot.joint_pos[:, :, None, None].unbind(1)
+        camera = torch.stack([spot(at, 0 * at), spot(at + angle.sin(), angle.cos())], dim=3).to(torch.uint8)
+        return {"camera": camera, "critic": torch.cat([*super().observe()["policy"].values()], dim=1)}
+
+
+class Shown:
+    """Envs of which some observation groups are shown; counts the steps of the episodes that ended."""
+
+    def __init__(self, env: VecEnv, groups: set[str]) -> None:
+        self._env, self._groups, self.num_envs, self.num_actions = env, groups, env.num_envs, 1
+        self.lengths: list[float] = []
+        self._steps = torch.zeros(env.num_envs)
+        self.reset()
+        self.images = dict(env.images)
+        self.obs_sizes = {group: size for group, size in env.obs_sizes.items() if group in groups}
+
+    def _shown(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {group: value.clone() for group, value in obs.items() if group in self._groups}
+
+    def reset(self) -> dict[str, Tensor]:
+        return self._shown(self._env.reset())
+
+    def step(self, action: Tensor) -> Any:
+        step = self._env.step(action)
+        self._steps += 1
+        self.lengths += self._steps[step.done].tolist()
+        self._steps *= ~step.done
+        return dataclasses.replace(step, obs=self._shown(step.obs), final_obs=self._shown(step.final_obs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [set(), {"critic"}], ids=["images", "critic of numbers"])
+def test_sac_keeps_a_pole_upright_that_it_only_sees(groups: set[str]) -> None:
+    spec = prepare("Cartpole", num_envs=16, device="cpu")
+    choice = choose_devices(spec.cfg)[1]
+    envs = VecEnv.make(Painted, spec.cfg.task, num_envs=16, choice=choice, sim=spec.cfg.sim, seed=0)
+    env = Shown(envs, {"policy", "camera"} | groups)
+    network = {"hidden": [64, 64], "critic_hidden": [64, 64], "encoder": {"frames": 2, "shift": 2}}
+    changes = {"horizon": 8, "batch_size": 64, "learning_starts": 1000, "learning_rate": 1e-3, "reward_scale": 0.1}
+    changes |= {"network": network, "replay": {"capacity": 40_000}}
+    it = OffPolicyLearner("sac", env, changes, final_images=not groups)  # it paints them
+    it.train(250)
+    begun, learned = (sum(lengths) / len(lengths) for lengths in (env.lengths[:100], env.lengths[-32:]))
+    assert begun < 25.0
+    assert learned > 60.0, "about 125 of 500 steps; a random policy keeps it for 15"
