@@ -1,10 +1,12 @@
 """Measures a replay memory of images, with and without compression, on rendered frames; writes pixel_replay.json.
 
+    pip install stable-baselines3 torchrl
     python benchmarks/pixel_replay.py
 
-Four envs of each task under seeded random actions, 1024 control steps, 84 x 84 pixels in color. Every frame is written
-once. Batches of 256 transitions, of which each has two stacks of 4 frames, are drawn from the full memory. Medians of
-interleaved rounds, one thread. The samples of both memories are compared bit by bit.
+Beside it are the memories of SB3 and TorchRL, which store what they are given: two stacks for each transition. Four
+envs of each task under seeded random actions, 1024 control steps, 84 x 84 pixels in color. Every frame is written once.
+Batches of 256 transitions, of which each has two stacks of 4 frames, are drawn from the full memory. Medians of
+interleaved rounds, one thread. The samples of both of our memories are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -46,6 +48,42 @@ def rendered(task: str) -> tuple[Any, Any, str]:
         return torch.from_numpy(frames), done, renderer.name
 
 
+def of_others(frames: Any, done: Any) -> dict[str, tuple[Any, int, float]]:
+    """The same frames in the memories of other libraries: a draw, bytes of a transition, frames written per second."""
+    import numpy as np
+    import torch
+    from gymnasium.spaces import Box
+    from stable_baselines3.common.buffers import ReplayBuffer
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer  # type: ignore[reportMissingImports]
+
+    from gpusim_rl.learn.encoders import FrameStack
+
+    shape, first = tuple(frames.shape[2:]), done.roll(1, 0)
+    stack = FrameStack({"camera": shape}, STACK)
+    seen = stack({"camera": frames}, stack.initial_state(ENVS, torch.device("cpu")), first)[0]["camera"]
+    space, action = Box(0, 255, tuple(seen.shape[2:]), np.uint8), Box(-1.0, 1.0, (1,), np.float32)
+    sb3 = ReplayBuffer(STEPS * ENVS, space, action, device="cpu", n_envs=ENVS)
+    nothing, none = np.zeros(ENVS, np.float32), [{}] * ENVS
+    images, ends = seen.numpy(), done.numpy()
+    started = time.perf_counter()
+    for t in range(STEPS):
+        sb3.add(images[t], images[(t + 1) % STEPS], nothing[:, None], nothing, ends[t], none)
+    seconds = {"stable_baselines3": time.perf_counter() - started}
+
+    torchrl = TensorDictReplayBuffer(storage=LazyTensorStorage(STEPS * ENVS), batch_size=BATCH)
+    zeros = torch.zeros(ENVS, 1)
+    started = time.perf_counter()
+    for t in range(STEPS):
+        outcome = {"pixels": seen[(t + 1) % STEPS], "reward": zeros, "done": done[t, :, None]}
+        transitions = {"pixels": seen[t], "action": zeros, "next": TensorDict(outcome, batch_size=[ENVS])}
+        torchrl.extend(TensorDict(transitions, batch_size=[ENVS]))
+    seconds["torchrl"] = time.perf_counter() - started
+    draws = {"stable_baselines3": lambda: sb3.sample(BATCH), "torchrl": torchrl.sample}
+    size = sb3.observations.nbytes + sb3.next_observations.nbytes
+    return {name: (draws[name], size // (STEPS * ENVS), STEPS * ENVS / seconds[name]) for name in draws}
+
+
 def measure(task: str) -> dict[str, Any]:
     """Bytes, and speeds of writing and sampling, of both memories."""
     import torch
@@ -80,7 +118,8 @@ def measure(task: str) -> dict[str, Any]:
         }
 
     generators = {name: torch.Generator().manual_seed(0) for name in memories}
-    times: dict[str, list[float]] = {name: [] for name in memories}
+    others = of_others(frames, done)
+    times: dict[str, list[float]] = {name: [] for name in (*memories, *others)}
     equal = True
     for number in range(ROUNDS + 2):
         drawn = {}
@@ -90,10 +129,17 @@ def measure(task: str) -> dict[str, Any]:
             memory.with_frames(drawn[name])
             if number > 1:
                 times[name].append(1e3 * (time.perf_counter() - started))
+        for name, (draw, *_) in others.items():
+            started = time.perf_counter()
+            draw()
+            if number > 1:
+                times[name].append(1e3 * (time.perf_counter() - started))
         a, b = drawn.values()
         equal &= all(
             torch.equal(getattr(a, part)["camera"], getattr(b, part)["camera"]) for part in ("obs", "next_obs")
         )
+    for name, (_, size, speed) in others.items():
+        found[name] = {"bytes_per_frame": size, "frames_written_per_s": round(speed)}
     for name, values in times.items():
         found[name]["ms_per_batch"] = round(statistics.median(values), 2)
     whole = frames[0, 0].numel()
@@ -112,9 +158,10 @@ def measure(task: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.machine.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin, tune_malloc
 
     limit_openmp_spin()
+    tune_malloc()  # as a training does
     from importlib.metadata import version
 
     import torch
@@ -130,7 +177,7 @@ def main() -> None:
         "command": "python benchmarks/pixel_replay.py",
         "git": git_state(Path("runs"))[0],
         "environment": describe_environment(),
-        "lz4": version("lz4"),
+        "versions": {name: version(name) for name in ("lz4", "stable_baselines3", "torchrl")},
         "steps": STEPS,
         "envs": ENVS,
         "stack": STACK,
