@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpusim_rl.tasks.cartpole import Cartpole, CartpoleConfig
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,6 +27,7 @@ from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import RandomEnv
 from helpers.off_policy import NAMES, OffPolicyLearner, off_policy_config
+from helpers.painted import Painted
 
 CPU = torch.device("cpu")
 SHAPES = {"camera": (12, 16, 2)}
@@ -311,22 +311,6 @@ def test_a_memory_that_does_not_fit_is_refused_before_the_start() -> None:
     spec = EnvSpec(1, {"policy": 0}, Box(1), 500, section="sac", images={"camera": (6000, 6000, 3)})
     with pytest.raises(ConfigError, match=r"ahead: 221 GB on cpu, .* free\. Try sac\.batch_size=\d+, or a"):
         make_replay(cfg, spec, ["camera", "policy"], device=CPU, seed=0, drawn=64)
-
-
-class Painted(Cartpole):
-    """Cartpole, seen as two spots: the cart, and the tip of its pole."""
-
-    def __init__(self, cfg: CartpoleConfig, sim: Any) -> None:
-        super().__init__(cfg, sim)
-        self.y, self.x = torch.meshgrid(torch.linspace(1.3, -0.3, 32), torch.linspace(-3.0, 3.0, 32), indexing="ij")
-
-    def observe(self) -> dict[str, Any]:
-        def spot(x: Tensor, y: Tensor) -> Tensor:
-            return 255 * (-20 * ((self.x - x) ** 2 + (self.y - y) ** 2)).exp()
-
-        at, angle = self.robot.joint_pos[:, :, None, None].unbind(1)
-        camera = torch.stack([spot(at, 0 * at), spot(at + angle.sin(), angle.cos())], dim=3).to(torch.uint8)
-        return {"camera": camera, "critic": torch.cat([*super().observe()["policy"].values()], dim=1)}
 
 
 class Shown:

@@ -28,6 +28,8 @@ from helpers.training import merged, read_csv, the_run
 
 DISTRIBUTIONS = {"network": C51}
 RAINBOW = {"network": C51, "n_step": 3, "replay": {"alpha": 0.5}}
+IMAGES = {"network": {"encoder": {"frames": 3}}, "n_step": 2}
+PAINTED = {"task": {"_target_": "helpers.painted.Painted"}}
 
 
 def trainer(name: str, folder: Path, /, changes: dict[str, Any] | None = None, **more: Any) -> Trainer:
@@ -37,11 +39,13 @@ def trainer(name: str, folder: Path, /, changes: dict[str, Any] | None = None, *
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
-    trainer(name, tmp_path / "whole", max_iterations=8).train()
-    trainer(name, tmp_path / "parts").train()
+@pytest.mark.parametrize(("changes", "task"), [({}, {}), (IMAGES, PAINTED)], ids=["numbers", "images"])
+def test_a_run_resumes_bit_for_bit(name: str, changes: dict[str, Any], task: dict[str, Any], tmp_path: Path) -> None:
+    trainer(name, tmp_path / "whole", changes, **task, max_iterations=8).train()
+    trainer(name, tmp_path / "parts", changes, **task).train()
     run = the_run(tmp_path / "parts")
-    make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=8)).train()
+    again = {"checkpoint": str(run), "trust": True, "max_iterations": 8}
+    trainer(name, tmp_path / "parts", changes, **task, **again).train()
     ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
     for part in ("policy", "algorithm", "env", "metrics"):
         assert differences(ends[0][part], ends[1][part]) == []
@@ -114,20 +118,29 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "mode", "changes"),
     [
+        ("sac", "rollout", IMAGES),
         pytest.param("sac", "rollout", {}, marks=pytest.mark.slow),
         ("sac", "step", DISTRIBUTIONS),
         pytest.param("td3", "rollout", DISTRIBUTIONS, marks=pytest.mark.slow),
         pytest.param("dqn", "rollout", RAINBOW, marks=pytest.mark.slow),
         pytest.param("dqn", "step", {}, marks=pytest.mark.slow),
     ],
-    ids=["sac-rollout", "sac-step-distributions", "td3-rollout-distributions", "dqn-rollout-rainbow", "dqn-step"],
+    ids=[
+        "sac-images",
+        "sac-rollout",
+        "sac-step-distributions",
+        "td3-rollout-distributions",
+        "dqn-rollout-rainbow",
+        "dqn-step",
+    ],
 )
 def test_replaying_equals_running(name: str, mode: str, changes: dict[str, Any], tmp_path: Path) -> None:
     # learning starts after the capture: one graph waits and learns
     changes = merged(changes, {"learning_starts": 150})
 
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
-        it = trainer(name, folder, changes, sim="mjwarp", device="cpu", max_iterations=8)
+        task = PAINTED if "encoder" in changes.get("network", {}) else {}
+        it = trainer(name, folder, changes, **task, sim="mjwarp", device="cpu", max_iterations=8)
         without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
         options: dict[str, Any] = {"generators": generators_of(it.algorithm, it.start.device)}
         options |= {"stateful": it.collector.graphs._stateful}
