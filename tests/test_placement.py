@@ -266,13 +266,16 @@ OFF_POLICY: dict[str, tuple[str, dict[str, Any]]] = {
     "plain dqn": ("dqn", {"double": False, "epsilon_ladder": 7.0, "network": {"dueling": False, "layer_norm": True}}),
     "prioritised sac": ("sac", {"n_step": 3, "replay": {"alpha": 0.6}}),
     "fast td3": ("td3", {"network": C51, "clipped": False, "max_grad_norm": 1.0}),
+    "sac from images": ("sac", {"network": {"encoder": {"frames": 3}}}),
+    "rainbow from images": ("dqn", {"n_step": 3, "replay": {"alpha": 0.5}, "network": {"encoder": {"frames": 2}}}),
 }
 
 
 @pytest.mark.parametrize("variant", OFF_POLICY)
 def test_every_setting_of_an_off_policy_learner_stays_on_the_device(variant: str, cuda: None) -> None:
     algo, changes = OFF_POLICY[variant]
-    trainer = fake.make_trainer("Cartpole", algo=algo, **{algo: settings_of(algo, changes)})
+    task = {"task": {"_target_": "helpers.painted.Painted"}} if "images" in variant else {}
+    trainer = fake.make_trainer("Cartpole", algo=algo, **task, **{algo: settings_of(algo, changes)})
     assert iterate(trainer, steps=4).faults == []
 
 

@@ -304,8 +304,10 @@ def _with_teacher(env_spec: Callable[..., EnvSpec]) -> Callable[..., EnvSpec]:
     return described
 
 
-def _stay(module: nn.Module, device: torch.device) -> nn.Module:
-    assert all(tensor.device == device for tensor in module.state_dict().values())
+def _stay(
+    module: nn.Module, device: torch.device = CUDA, *, memory_format: torch.memory_format | None = None
+) -> nn.Module:
+    assert memory_format is not None or all(tensor.device == device for tensor in module.state_dict().values())
     return module
 
 

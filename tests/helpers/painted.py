@@ -14,7 +14,8 @@ class Painted(Cartpole):
 
     def __init__(self, cfg: CartpoleConfig, sim: Any) -> None:
         super().__init__(cfg, sim)
-        self.y, self.x = torch.meshgrid(torch.linspace(1.3, -0.3, 32), torch.linspace(-3.0, 3.0, 32), indexing="ij")
+        y, x = (torch.linspace(*ends, 32, device=self.device) for ends in ((1.3, -0.3), (-3.0, 3.0)))
+        self.y, self.x = torch.meshgrid(y, x, indexing="ij")
 
     def observe(self) -> dict[str, Any]:
         def spot(x: Tensor, y: Tensor) -> Tensor:
