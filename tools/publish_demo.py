@@ -125,7 +125,8 @@ def _progress(env: dict[str, Any]) -> dict[str, Any]:
         name: value[:1].clone() if value.shape[:1] == (num_envs,) else value
         for name, value in env["task"]["tensors"].items()
     }
-    return {"progress": env["progress"][:1].clone(), "task": {"tensors": tensors}}
+    which = {"encoder": env["encoder"]} if "encoder" in env else {}
+    return {"progress": env["progress"][:1].clone(), "task": {"tensors": tensors}, **which}
 
 
 def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
@@ -135,7 +136,7 @@ def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
 
     with closing(Player.open(run, num_envs=args.num_envs, trust=args.trust, config_dir=args.config_dir)) as player:
         assert player.policy is not None
-        return evaluate(player.env, player.policy, player.obs)[0]
+        return evaluate(player.observed, player.policy, player.obs)[0]
 
 
 def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, float]) -> None:

@@ -149,7 +149,7 @@ def measure(args: argparse.Namespace, variant: Variant, plain: Mapping[str, Any]
     with closing(open_player(args, variant.sim, args.num_envs, {**plain, **variant.changes})) as player:
         if variant.group != "exported":
             assert player.policy is not None
-            return evaluate(player.env, player.policy, player.obs)
+            return evaluate(player.observed, player.policy, player.obs)
         with tempfile.TemporaryDirectory() as folder:
             return evaluate(player.env, exported(args, player.env, Path(folder) / "export"), player.obs)
 

@@ -64,6 +64,8 @@ def write_all(
         ConfigError: There is no such run, the folder cannot be written, or a file is not the policy.
     """
     with closing(Player.open(name, num_envs=NUM_ENVS, plays_on="mujoco", trust=trust, config_dir=config_dir)) as player:
+        if player.observed is not player.env:
+            raise ConfigError(f"{name}: its policy gets features of a frozen encoder, which cannot be exported yet")
         assert player.run_dir is not None
         default = player.run_dir / ("export" if order is None else f"export-{order}")
         folder = out or (default if overwrite else free_name(default))

@@ -101,6 +101,15 @@ class ImageEncoder(nn.Sequential):
             last = nn.Linear(out[1:].numel(), size)
             super().__init__(layers, nn.Flatten(), last, nn.LayerNorm(size), nn.ReLU())
             self.out_size = size
+        self.kind, self.shape = cfg.kind, shape
+
+
+def scaled(
+    images: UInt8[Tensor, "batch height width channels"], dtype: torch.dtype
+) -> Float[Tensor, "batch channels height width"]:
+    """Returns images from 0 to 255 as numbers in [-0.5, 0.5], in memory of their own."""
+    x = images.permute(0, 3, 1, 2).to(dtype)  # exact in bf16, whose numbers have 8 bits
+    return x.mul_(1.0 / 255.0).sub_(0.5)
 
 
 class Encoder(nn.Module):
@@ -119,7 +128,7 @@ class Encoder(nn.Module):
 
     def __init__(self, images: Mapping[str, ImageShape], cfg: EncoderConfig, key: str) -> None:
         super().__init__()
-        self.groups = sorted(images)
+        self.groups, self.frames = sorted(images), cfg.frames
         self.networks = nn.ModuleDict({group: _make(images[group], cfg, key) for group in self.groups})
         self.to(memory_format=torch.channels_last)  # type: ignore[reportCallIssue]
         self.out_size = sum(network.out_size for network in self.networks.values())  # type: ignore[arg-type]
@@ -130,10 +139,9 @@ class Encoder(nn.Module):
 
     def _features(self, group: str, images: Tensor, bf16: bool) -> Tensor:
         batch = images.shape[:-3]
-        # exact in bf16, whose numbers have 8 bits
-        scaled = images.flatten(0, -4).permute(0, 3, 1, 2).to(torch.bfloat16 if bf16 else torch.float32)
+        x = scaled(images.flatten(0, -4), torch.bfloat16 if bf16 else torch.float32)
         with torch.autocast(images.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
-            features = self.networks[group](scaled.mul_(1.0 / 255.0).sub_(0.5))
+            features = self.networks[group](x)
         return features.float().unflatten(0, batch)
 
 

@@ -23,7 +23,7 @@ def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) 
     Raises:
         ConfigError: There is no such device, or the simulator cannot run on it.
     """
-    rl_device = _device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
+    rl_device = find_device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
     if outside is not None:
         device, where = torch.device("cpu"), "on the CPU"
         if outside.on_learners_device:
@@ -31,7 +31,7 @@ def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) 
         if cfg.sim.name != "auto" or cfg.sim_device not in (None, "auto", device.type):
             raise ConfigError(f"sim and sim_device have no effect on envs of {outside.library}: they step {where}")
         return rl_device, SimChoice(NO_SIMULATOR, device, f"{outside.library}'s own")
-    sim_device = _device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
+    sim_device = find_device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
     if cfg.sim_device is None and cfg.sim.name != "auto" and SIMULATORS[cfg.sim.name].devices == ("cpu",):
         sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
     return rl_device, choose_sim(cfg.sim.name, sim_device)
@@ -40,12 +40,12 @@ def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) 
 def choose_eval_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
     """Chooses as `choose_devices` for evaluations beside the training: as in the training, or all on `eval_device`."""
     if cfg.eval_device is not None:
-        device = str(_device(cfg.eval_device, "eval_device"))
+        device = str(find_device(cfg.eval_device, "eval_device"))
         cfg = dataclasses.replace(cfg, device=device, sim_device=None, rl_device=None)
     return choose_devices(cfg, outside=outside)
 
 
-def _device(name: str, key: str) -> torch.device:
+def find_device(name: str, key: str) -> torch.device:
     """Returns the device that a user means, if it is there."""
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

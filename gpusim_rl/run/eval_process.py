@@ -34,7 +34,9 @@ from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class, make_poli
 from gpusim_rl.machine.child import Child, importing_the_same
 from gpusim_rl.run.devices import choose_eval_devices, set_deterministic
 from gpusim_rl.run.evaluation import evaluate
+from gpusim_rl.run.run_dir import encoder_of
 from gpusim_rl.run.run_spec import RunSpec
+from gpusim_rl.run.start import observed
 from gpusim_rl.run.writers import Row
 from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
@@ -72,7 +74,8 @@ class EvalProcess:
             [sys.executable, "-c", _START], printed=open_file(printed, "ab+"), talks=True, env=importing_the_same()
         )
         threading.Thread(target=self._listen, name="evaluation", daemon=True).start()
-        self._send({"config": spec.config})
+        encoder = {**spec.config["encoder"], "init_from": encoder_of(spec)}
+        self._send({"config": {**spec.config, "encoder": encoder}})
 
     def _listen(self) -> None:
         assert self._child.process.stdout is not None
@@ -158,6 +161,7 @@ class Evaluation:
             self.env = VecEnv.make(
                 task_class, whole, num_envs=cfg.eval.num_envs, choice=choice, sim=sim, seed=cfg.eval.seed
             )
+        self.env = observed(self.env, RunSpec(cfg, task_class, self._algorithm_class, {}, []), self._device)
         self.env.reset()
         self._start = self.env.state_dict()
 

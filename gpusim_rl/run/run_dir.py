@@ -23,6 +23,7 @@ from gpusim_rl.files.provenance import describe_environment, git_state
 from gpusim_rl.run.run_spec import RunSpec
 
 MAX_DIFF_BYTES = 1 << 30
+ENCODER = "encoder.pt"  # copy of the file of a frozen encoder
 LOCK = "lock"  # file in a run folder while a process trains there
 MAX_EARLIER = 100  # starts that env.json tells of
 OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries that env.json keeps of earlier starts
@@ -105,6 +106,9 @@ class RunDir:
             task = _name_of_task(spec)
             name, base = spec.cfg.experiment or task, Path(spec.cfg.log.dir)
             run_dir = cls.create(base, name, task, config=spec.config, overrides=spec.overrides)
+            encoder = encoder_of(spec)
+            if spec.cfg.encoder.freeze and encoder is not None and Path(encoder).is_file():
+                shutil.copyfile(encoder, run_dir.path / ENCODER)
             with run_dir.locked():
                 yield run_dir, False
             return
@@ -230,6 +234,13 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Content of env.json."""
         return safe_open.load_json(self.env_json)
+
+
+def encoder_of(spec: RunSpec) -> str | None:
+    """Returns the value of `encoder.init_from`; a run that has copied the file of its frozen encoder reads its copy."""
+    run = spec.checkpoint.run_dir if spec.checkpoint is not None else None
+    copied = run is not None and spec.cfg.encoder.freeze and (run / ENCODER).is_file()
+    return str(run / ENCODER) if run is not None and copied else spec.cfg.encoder.init_from
 
 
 def _name_of_task(spec: RunSpec) -> str:

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from gpusim_rl.env import Environment, VecEnv
+from gpusim_rl.env.encoded_env import EncodedEnv
+from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.env.mirrors import mirrored
-from gpusim_rl.errors import import_extra, one_line_if_out_of_memory, warn
+from gpusim_rl.errors import ConfigError, import_extra, one_line_if_out_of_memory, warn
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
+from gpusim_rl.learn.pretrained import begin_from_pretrained, load_frozen
 from gpusim_rl.learn.teacher import begin_from
 from gpusim_rl.machine.hardware import tune_malloc
 from gpusim_rl.machine.torch_threads import use_available_cpus
@@ -26,6 +29,7 @@ from gpusim_rl.run.compilation import CompileChoice, choose_compile
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices, set_deterministic
 from gpusim_rl.run.held_objects import devices_checked
 from gpusim_rl.run.load_policy import load_policy
+from gpusim_rl.run.run_dir import encoder_of
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.sim import SimChoice, make_sim
@@ -148,7 +152,7 @@ def make_collector(start: RunStart, **role: Any) -> Collector:
     """
     cfg = start.cfg
     with one_line_if_out_of_memory(cfg.num_envs):
-        env = _make_env(start)
+        env = observed(make_env(start), start.spec, start.device)
         with devices_checked(("the environment", env, env.device), enabled=cfg.debug.check_device):
             obs = {group: value.to(start.device, copy=True) for group, value in env.reset().items()}
         algorithm = make_algorithm(start, env_spec(start, env, **role), start.process_seed)
@@ -158,7 +162,8 @@ def make_collector(start: RunStart, **role: Any) -> Collector:
         return Collector(cfg, env, algorithm, obs, start.device, start.collective)
 
 
-def _make_env(start: RunStart) -> Environment:
+def make_env(start: RunStart) -> Environment:
+    """Makes the environments of a run, which have the images that its policy may get features of."""
     cfg, task_class, task_cfg = start.cfg, start.spec.task_class, start.cfg.task
     if start.spec.envs is not None:
         return start.spec.envs
@@ -171,8 +176,28 @@ def _make_env(start: RunStart) -> Environment:
     return VecEnv(task_class, task_cfg, sim, start.process_seed, check=cfg.debug.check_task)
 
 
+def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environment:
+    """Returns envs as the policy of a run observes them: with `encoder.freeze` it gets features in place of images.
+
+    Args:
+        env: Envs of the task.
+        spec: The run.
+        device: Device of the encoder.
+
+    Raises:
+        ConfigError: The envs cannot be encoded.
+    """
+    cfg, name = spec.cfg.encoder, encoder_of(spec)
+    if not cfg.freeze or name is None:
+        return env
+    if isinstance(env, HalfBatches):
+        raise ConfigError("encoder.freeze=true: the envs are encoded together. Try env.overlap=false")
+    return EncodedEnv(env, partial(load_frozen, name, device=device), cfg.frames)
+
+
 def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
     """Returns the properties of environments for an algorithm; `role` has fields for one of several processes."""
+    inside = env.env if isinstance(env, EncodedEnv) else env
     spec = EnvSpec(
         env.num_envs,
         dict(env.obs_sizes),
@@ -182,7 +207,7 @@ def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
         section=start.cfg.algo,
         collective=start.collective,
         compile=start.compile.mode != "off",
-        dt=env.task.dt if isinstance(env, VecEnv) else 1.0,
+        dt=inside.task.dt if isinstance(inside, VecEnv) else 1.0,
         images=dict(env.images),
         final_images=env.final_images,
         mirrored=partial(mirrored, env),
@@ -201,6 +226,8 @@ def make_algorithm(start: RunStart, env: EnvSpec, seed: int) -> Algorithm:
     """Makes the algorithm of a run for environments with these properties; the seed is that of all its noise."""
     cfg, make = start.cfg, start.spec.algorithm_class
     algorithm = make(cfg.algorithm, env, device=start.device, seed=seed, max_iterations=cfg.max_iterations)
+    if cfg.encoder.init_from is not None and not (cfg.encoder.freeze or start.resumed or env.role == "acts"):
+        begin_from_pretrained(algorithm.policy, cfg.encoder.init_from, cfg.algo)
     if cfg.start_from is not None and env.role != "acts":
         begin_from(algorithm.policy, cfg.algorithm, env, cfg.start_from)
     return algorithm

@@ -12,8 +12,10 @@ from gpusim_rl.settings.discover import read_yaml
 
 def add_new_settings(settings: dict[str, Any]) -> None:
     """Adds to the settings of a run what our yaml of its algorithm, its simulator and its envs has had since."""
+    defaults = read_yaml(paths.cfg_dir() / "config.yaml")
+    _add_missing(settings, {"encoder": defaults["encoder"]})
     if isinstance(settings.get("env"), dict):
-        _add_missing(settings["env"], read_yaml(paths.cfg_dir() / "config.yaml")["env"])
+        _add_missing(settings["env"], defaults["env"])
     for group in ("algo", "sim"):
         section = settings.get(group)
         name = section.get("name") if isinstance(section, dict) else None

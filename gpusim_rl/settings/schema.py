@@ -53,6 +53,7 @@ TRAVELS = (
     "env.cfg",  # likewise, fields
     "env.physics",  # name of one of their presets
     "task.robot",  # a model, which MuJoCo reads: docs/security.md
+    "encoder.init_from",  # weights, which are read as a checkpoint is
     "task.must_not_touch",  # names of its bodies
     "task.*.columns",  # names of kinds of ground
     "task.*weights",  # names of reward terms
@@ -540,6 +541,27 @@ class EnvConfig:
     physics: str | None
 
 
+OF_IMAGENET = ("efficientnet", "resnet18")
+"""Names of encoders that have learned ImageNet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainedConfig:
+    """Pretrained encoder of images."""
+
+    init_from: str | None
+    freeze: bool
+    frames: Count
+
+    def __post_init__(self) -> None:
+        if self.freeze and self.init_from is None:
+            raise ValueError("freeze=true needs init_from. Try python tools/pretrain_encoder.py TASK, which makes one")
+        if self.init_from in OF_IMAGENET and not self.freeze:
+            raise ValueError(f"init_from={self.init_from} is not trained any further. Try encoder.freeze=true")
+        if self.frames > 1 and not self.freeze:
+            raise ValueError("frames has no effect with freeze=false. Try <algorithm>.network.encoder.frames")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorsConfig:
     """Actors: processes that step envs on CPUs, for one learner."""
@@ -638,6 +660,7 @@ class RunConfig:
     algo: str  # name of the algorithm, and of the section with its settings
     algorithm: Any  # the algorithm's own Config, e.g. PPOConfig
     sim: SimConfig
+    encoder: PretrainedConfig
     actors: ActorsConfig
     eval: EvalConfig
     log: LogConfig

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpusim_rl.api import load_spec
 from gpusim_rl.env import Environment, Step, Task, VecEnv
+from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.paths import Checkpoint
@@ -23,6 +24,7 @@ from gpusim_rl.learn.algorithm import Hidden, Policy, make_policy
 from gpusim_rl.run.checkpoint import check_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.run.run_spec import RunSpec
+from gpusim_rl.run.start import observed
 from gpusim_rl.settings import discover
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.settings.trust import check_saved_settings
@@ -39,7 +41,8 @@ class Player:
     """
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
-        self.env = env
+        self.observed = env  # as the policy observes them
+        self.env = env.env if isinstance(env, EncodedEnv) else env  # as they are drawn
         self.obs = env.reset()  # to act on next
         self.act = act
         self.policy: Policy | None = None  # networks of the checkpoint, on the device of the envs
@@ -114,7 +117,7 @@ class Player:
             shown_on = sim or plays_on or SIMULATORS[state["sim"]].plays_on
             device = (spec.cfg.sim_device or spec.cfg.device) if shown_on == state["sim"] else "auto"
             env = _whole_episodes(spec, shown_on, num_envs, spec.cfg.seed, device)
-        player = cls(env, seed=spec.cfg.seed, act=act)
+        player = cls(observed(env, spec, env.device), seed=spec.cfg.seed, act=act)
         player.run_dir, player.settings, player._progress = run.path, config, state["env"]
         if act == "trained":
             player._spec = spec
@@ -126,7 +129,7 @@ class Player:
     def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
         """Takes the policy of a checkpoint."""
         with must_fit(file, f"task {self.name}"):
-            env = self.env
+            env = self.observed
             now = {"obs_sizes": env.obs_sizes, "images": dict(env.images), "num_actions": env.num_actions}
             for key, current in now.items():
                 saved = state.get(key, {})
@@ -167,13 +170,13 @@ class Player:
 
     def restart(self) -> None:
         """Begins new episodes in all envs, on the levels, say, that the training has reached."""
-        self.obs = self.env.reset() if self._progress is None else self.env.begin_from(self._progress)
+        self.obs = self.observed.reset() if self._progress is None else self.observed.begin_from(self._progress)
         self._hidden = tuple(torch.zeros_like(hidden) for hidden in self._hidden)
 
     @torch.no_grad()
     def step(self) -> Step:
         """Acts for one control step in all envs."""
-        step = self.env.step(self._action())
+        step = self.observed.step(self._action())
         self.obs = step.obs
         self._hidden = tuple(h.masked_fill(step.done[None, :, None], 0.0) for h in self._hidden)
         return step

@@ -69,7 +69,7 @@ def main() -> None:
 
     Trainer.__init__ = building  # type: ignore[method-assign]
     if phase == "before the run folder":
-        before(start, "_make_env")
+        before(start, "make_env")
     elif phase == "before the first iteration":
         before(Logger, "start")
     elif phase == "rollout":

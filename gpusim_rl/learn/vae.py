@@ -1,0 +1,102 @@
+"""A variational autoencoder of images, whose encoder policies can use (`tools/pretrain_encoder.py`)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from gpusim_rl.learn.algorithm import ImageShape
+from gpusim_rl.learn.encoders import ImageEncoder, SpatialSoftmax, scaled
+from gpusim_rl.settings.schema import EncoderConfig
+
+DEVIATION = 0.1
+"""Standard deviation of a pixel around its reconstruction, of brightness from 0 to 1. What moves may be small: with a
+larger one it costs less to leave it out than to tell where it is."""
+NARROW = -4.0
+"""First logarithm of the latents' variance, so that the decoder is told something by them."""
+HALVINGS = 3
+WIDTHS = (64, 32, 16)
+"""Channels of the decoder, before each doubling of its sides."""
+
+
+class VAE(nn.Module):
+    """A beta-VAE (Higgins et al. 2017): images become normal distributions of a few latent numbers, and images again.
+
+    The decoder says for each pixel by how many standard deviations it differs from its mean over all images. So it need
+    not learn what never moves, and something small that moves counts at once: without it, Cartpole's pole, 12 pixels
+    of 3,840, is left out.
+
+    Args:
+        shape: Height, width and channels of the images.
+        kind: Network in front of the latents, as `network.encoder.kind`.
+        latents: Number of latents.
+
+    Raises:
+        ConfigError: The images are too small for the network.
+    """
+
+    background: Tensor
+    """Mean of each pixel, [channels, height, width]."""
+    spread: Tensor
+    """Standard deviation of each pixel."""
+
+    def __init__(self, shape: ImageShape, kind: str, latents: int) -> None:
+        super().__init__()
+        self.shape = shape
+        cfg = EncoderConfig(_target_=None, kind=kind, frames=1)  # type: ignore[arg-type]
+        self.encoder = ImageEncoder(shape, cfg)
+        self.mean, self.log_var = (nn.Linear(self.encoder.out_size, latents) for _ in range(2))
+        height, width, channels = shape
+        rows, columns = (-(-size // 2**HALVINGS) for size in (height, width))
+        first = (WIDTHS[0], rows, columns)
+        layers: list[nn.Module] = [nn.Linear(latents, 128), nn.ReLU(), nn.Linear(128, WIDTHS[0] * rows * columns)]
+        layers.append(nn.Unflatten(1, first))
+        for before, after in zip(WIDTHS, (*WIDTHS[1:], channels), strict=True):
+            layers += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, stride=2, padding=1)]
+        self.decoder = nn.Sequential(*layers)
+        self.register_buffer("background", torch.zeros(channels, height, width))
+        self.register_buffer("spread", torch.ones(channels, height, width))
+
+    @torch.no_grad()
+    def begin(self, images: UInt8[Tensor, "batch height width channels"]) -> None:
+        """Fits what is not learned to some images, and lets the latents differ from image to image from the start."""
+        x = scaled(images, torch.float32)
+        self.background.copy_(x.mean(dim=0))
+        self.spread.copy_(x.std(dim=0))
+        if isinstance(softmax := self.encoder[1], SpatialSoftmax):  # a warm one finds the middle of every image
+            softmax.temperature.copy_(0.5 * self.encoder[0](x).flatten(2).std(dim=2).mean())
+        features = self.encoder(x)
+        deviation = features.std(dim=0)
+        self.mean.weight.div_(torch.maximum(deviation, deviation.mean()))  # some units may say nothing
+        self.mean.bias.copy_(-(self.mean.weight @ features.mean(dim=0)))
+        self.log_var.weight.zero_()
+        self.log_var.bias.fill_(NARROW)
+
+    def decode(self, latents: Float[Tensor, "batch latents"]) -> Float[Tensor, "batch channels height width"]:
+        """Returns images in [-0.5, 0.5], but for errors."""
+        height, width, _ = self.shape
+        return self.decoder(latents)[..., :height, :width] * self.spread + self.background
+
+    def losses(
+        self, images: UInt8[Tensor, "batch height width channels"], noise: Float[Tensor, "batch latents"]
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the means over images of both terms of the loss [nats], 0-dim.
+
+        They are the squared error of all pixels in units of twice `DEVIATION`'s square, and the divergence of the
+        latents from the standard normal distribution.
+        """
+        x = scaled(images, torch.float32)
+        features = self.encoder(x)
+        mean, log_var = self.mean(features), self.log_var(features)
+        error = self.decode(mean + (0.5 * log_var).exp() * noise) - x
+        divergence = 0.5 * (mean.square() + log_var.exp() - 1.0 - log_var).sum(dim=1)
+        return error.square().flatten(1).sum(dim=1).mean() / (2.0 * DEVIATION**2), divergence.mean()
+
+    @torch.no_grad()
+    def reconstruct(
+        self, images: UInt8[Tensor, "batch height width channels"]
+    ) -> UInt8[Tensor, "batch height width channels"]:
+        """Returns images as the means of their latents tell them."""
+        x = self.decode(self.mean(self.encoder(scaled(images, torch.float32))))
+        return x.add(0.5).clamp(0.0, 1.0).mul(255.0).round().to(torch.uint8).permute(0, 2, 3, 1)

@@ -1,0 +1,311 @@
+"""Frozen encoders: features in place of images, in every kind of run; and encoders that training goes on with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.env.encoded_env import EncodedEnv
+from gpusim_rl.env.environment import Environment, Observation, Step
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.pretrained import load_frozen, save_pretrained
+from gpusim_rl.learn.vae import VAE
+from gpusim_rl.run import checkpoint
+from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
+from gpusim_rl.run.eval_process import Evaluation
+from gpusim_rl.run.held_objects import generators_of
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import differences
+from gpusim_rl.testing.sync_counter import SyncCounter
+from gpusim_rl.view.player import Player
+from helpers.fake_cuda_graph import Recorder, without_shortcuts
+from helpers.training import merged, read_csv, the_run
+
+SIZE = (12, 16)
+SHAPE = (*SIZE, 3)
+LATENTS = 5
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path / "camera.pt")
+
+
+def written(path: Path, kind: str = "spatial", shape: tuple[int, int, int] = SHAPE, seed: int = 0) -> Path:
+    torch.manual_seed(seed)
+    vae = VAE(shape, kind, LATENTS)
+    vae.begin(torch.randint(256, (32, *shape), dtype=torch.uint8))
+    save_pretrained(path, {"camera": vae}, kind, LATENTS, {"task": "CartpoleCamera"})
+    return path
+
+
+def trainer(file: Path, folder: Path, /, **more: Any) -> Trainer:
+    encoder = {"init_from": str(file), "freeze": True, "frames": 2}
+    task = {"height": SIZE[0], "width": SIZE[1], "episode_length": 9}
+    settings = {"num_envs": 8, "max_iterations": 4, "encoder": encoder, "task": task, "sim": "mujoco", "device": "cpu"}
+    settings["log"] = {"console": "quiet", "dir": str(folder)}
+    if "algo" not in more:
+        settings["ppo"] = {"horizon": 6, "minibatch_size": 24}
+    return make_trainer(prepare("CartpoleCamera", **merged(settings, more)))
+
+
+def test_the_policy_gets_features_of_the_newest_frames(file, tmp_path):
+    env = trainer(file, tmp_path).env
+    assert isinstance(env, EncodedEnv)
+    assert env.images == {} and env.obs_sizes == {"policy": 2 * LATENTS, "critic": 4}
+    encoder = load_frozen(str(file), {"camera": SHAPE}, torch.device("cpu"))
+    inside: list[Step] = []
+    step_inside = env.env.step
+
+    def kept(action: Tensor) -> Step:
+        step = step_inside(action)
+        step.obs, step.final_obs = dict(step.obs), dict(step.final_obs)
+        inside.append(step)
+        return Step(*(getattr(step, field) for field in step.__slots__))
+
+    env.env.step = kept  # type: ignore[method-assign]
+    first = env.env.reset()
+    newest, before = encoder(first), torch.zeros(8, LATENTS)
+    torch.testing.assert_close(env._begin(first)["policy"], torch.cat([before, newest], dim=1))
+    ended = 0
+    for _ in range(20):
+        step = env.step(torch.rand(8, 1) * 2 - 1)
+        seen, done = inside[-1], step.done[:, None]
+        features = encoder(seen.obs)
+        stale = torch.cat([before, newest], dim=1)
+        expected = torch.where(done, stale, torch.cat([newest, features], dim=1))
+        torch.testing.assert_close(step.final_obs["policy"], expected)
+        before, newest = newest.masked_fill(done, 0.0), features
+        torch.testing.assert_close(step.obs["policy"], torch.cat([before, newest], dim=1))
+        assert torch.equal(step.obs["critic"], seen.obs["critic"])
+        assert set(step.obs) == set(step.final_obs) == {"policy", "critic"}
+        ended += int(step.done.sum())
+    assert ended > 8
+    env.close()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_a_run_stores_no_images_and_resumes_bit_for_bit(algo, file, tmp_path):
+    small: dict[str, Any] = {}
+    if algo == "sac":
+        small = {"algo": "sac"}
+        small["sac"] = {
+            "horizon": 6,
+            "learning_starts": 32,
+            "batch_size": 16,
+            "replay": {"capacity": 256, "save": True},
+        }
+    trainer(file, tmp_path / "whole", **small, max_iterations=6).train()
+    trainer(file, tmp_path / "parts", **small, max_iterations=3).train()
+    run = the_run(tmp_path / "parts")
+    file.unlink()  # the run has a copy
+    make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=6)).train()
+    ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
+    for part in ("policy", "algorithm", "env", "metrics"):
+        assert differences(ends[0][part], ends[1][part]) == []
+    assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
+    assert ends[0]["images"] == {} and ends[0]["obs_sizes"]["policy"] == 2 * LATENTS
+    assert not any("encoder" in name for name in ends[0]["policy"])
+
+
+def test_it_is_evaluated_and_played(file, tmp_path):
+    trained = trainer(file, tmp_path)
+    trained.train()
+    run = the_run(tmp_path)
+    assert make_trainer(prepare("CartpoleCamera", checkpoint=str(run), test=True)).evaluate()["episodes"] == 8
+    player = Player.open(str(run), num_envs=3)
+    assert player.env.images == {"camera": SHAPE} and player.obs["policy"].shape == (3, 2 * LATENTS)
+    player.step()
+    player.close()
+    state = checkpoint.load(run / "checkpoints" / "last.pt")
+    assert "eval/return" in Evaluation(state["config"])(state)
+    pytest.importorskip("onnx")
+    from gpusim_rl.export.files import write_all
+
+    with pytest.raises(ConfigError, match=r"its policy gets features of a frozen encoder, which cannot be exported"):
+        write_all(str(run), None)
+
+
+def test_another_encoder_than_it_was_trained_with_is_one_line(file, tmp_path):
+    trainer(file, tmp_path).train()
+    run = the_run(tmp_path)
+    written(run / "encoder.pt", seed=1)
+    with pytest.raises(ConfigError, match=r"encoder\.init_from is another encoder than the policy was trained with"):
+        Player.open(str(run))
+
+
+def test_no_host_sync_in_an_iteration(file, tmp_path):
+    it = trainer(file, tmp_path, sim="mjwarp")
+    with it.logging() as log:
+        it.iterate(log)
+        with SyncCounter() as syncs:
+            it.collector.collect()
+            it.algorithm.update()
+    assert syncs.total == 0, syncs.locations
+
+
+@pytest.mark.parametrize("mode", ["rollout", "step"])
+def test_replaying_equals_running(mode, file, tmp_path):
+    def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
+        it = trainer(file, folder, sim={"name": "mjwarp", "num_threads": 1}, max_iterations=8)
+        without_shortcuts(it.env.env.sim)
+        options: dict[str, Any] = {"generators": generators_of(it.algorithm, it.start.device)}
+        options |= {"stateful": it.collector.graphs._stateful}
+        it.collector.graphs = graphs(GraphChoice(mode, "test"), it.start.device, **options)
+        with it.logging() as log:
+            for _ in range(8):
+                it.iterate(log)
+            assert graphs is Graphs or it.collector.graphs._captured.keys() == {mode, "update"}
+            return it.state_dict()
+
+    eager, replayed = trained(Graphs, tmp_path / "eager"), trained(Recorder, tmp_path / "replayed")
+    for part in ("policy", "algorithm", "env", "metrics"):
+        assert differences(eager[part], replayed[part]) == []
+
+
+class Counting(Environment):
+    """Envs of a library that has the true last frames: each shows its step in every pixel, and ends at step 3."""
+
+    def __init__(self) -> None:
+        self.num_envs, self.device, self.num_actions = 2, torch.device("cpu"), 1
+        self.obs_sizes, self.images, self.action_space = {"policy": 1}, {"camera": SHAPE}, Box(1)
+        self.max_episode_length = self.steps_between_truncations = 3
+        self.summary, self._step = "", torch.tensor([0, 1])
+
+    def _obs(self) -> Observation:
+        shown = (20 * self._step)[:, None, None, None].expand(-1, *SHAPE).to(torch.uint8)
+        return {"policy": self._step[:, None].float(), "camera": shown}
+
+    def reset(self) -> Observation:
+        return self._obs()
+
+    def step(self, action: Tensor) -> Step:
+        self._step = self._step + 1
+        final_obs, done = self._obs(), self._step == 3
+        self._step = self._step.masked_fill(done, 0)
+        no, reward = torch.zeros(2, dtype=torch.bool), torch.zeros(2)
+        return Step(self._obs(), final_obs, reward, {}, {}, no, done, no, no, done, no)
+
+    def close(self) -> None:
+        pass
+
+
+class Brightness:
+    out_size, digest, words = 1, "", "its brightness"
+
+    def __call__(self, images: dict[str, Tensor]) -> Tensor:
+        return images["camera"].float().mean(dim=(1, 2, 3))[:, None] / 20.0
+
+
+def test_the_true_last_frame_is_encoded_where_a_library_has_it():
+    env = EncodedEnv(Counting(), lambda images: Brightness(), frames=2)
+    assert env.reset()["policy"].tolist() == [[0, 0, 0], [1, 0, 1]]  # the number, then features of two frames
+    for expected, final in (
+        ([[1, 0, 1], [2, 1, 2]], [[1, 0, 1], [2, 1, 2]]),
+        ([[2, 1, 2], [0, 0, 0]], [[2, 1, 2], [3, 2, 3]]),
+        ([[0, 0, 0], [1, 0, 1]], [[3, 2, 3], [1, 0, 1]]),
+    ):
+        step = env.step(torch.zeros(2, 1))
+        assert step.obs["policy"].tolist() == expected
+        assert step.final_obs["policy"].tolist() == final
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"init_from": None}, r"encoder: freeze=true needs init_from\. Try python tools/pretrain_encoder\.py"),
+        ({"init_from": "efficientnet", "freeze": False, "frames": 1}, r"init_from=efficientnet is not trained any"),
+        ({"freeze": False}, r"encoder: frames has no effect with freeze=false"),
+        ({"init_from": "nowhere.pt"}, r"encoder\.init_from=nowhere\.pt: no such file"),
+        ({"init_from": __file__}, r"cannot read checkpoint .*test_encoded_env\.py: damaged, or not a checkpoint"),
+    ],
+)
+def test_bad_settings_are_one_line(settings, message, file, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        trainer(file, tmp_path, encoder=settings)
+
+
+def test_images_of_another_size_or_none_are_one_line(file, tmp_path):
+    with pytest.raises(ConfigError, match=r"encodes images \[12, 16, 3\], and 'camera' of this task has \[14, 16, 3\]"):
+        trainer(file, tmp_path, task={"height": 14})
+    with pytest.raises(ConfigError, match=r"camera\.pt: the task observes no images"):
+        make_trainer(prepare("Cartpole", encoder={"init_from": str(file), "freeze": True}, num_envs=2))
+    with pytest.raises(ConfigError, match=r"encoder for 'eye', but for camera"):
+        load_frozen(str(file), {"eye": SHAPE}, torch.device("cpu"))
+
+
+def test_a_policy_begins_with_the_weights_of_a_file(file, tmp_path):
+    learns = {"freeze": False, "frames": 1}
+    saved = checkpoint.load(file)["groups"]["camera"]["encoder"]
+    for frames in (1, 3):
+        it = trainer(file, tmp_path, encoder=learns, ppo={"network": {"encoder": {"frames": frames}}})
+        network = it.algorithm.policy.encoder.networks["camera"]
+        weights = network.state_dict()
+        first = next(iter(weights))
+        assert torch.equal(weights.pop(first)[:, -3:], saved[first])  # of the newest frame
+        assert all(torch.equal(value, saved[name]) for name, value in weights.items())
+        with torch.no_grad():  # older frames begin without effect
+            stacks = torch.rand(4, 3 * frames, *SIZE)
+            other = stacks.clone()
+            other[:, : 3 * frames - 3] = 0.0
+            assert torch.equal(network(stacks), network(other))
+    it.train()
+    assert not torch.equal(network.state_dict()[first][:, :3], torch.zeros_like(saved[first]))  # and learn
+    run = the_run(tmp_path)
+    file.unlink()
+    assert make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=5)).iteration == 4
+    with pytest.raises(
+        ConfigError, match=r"is of kind nature, and the policy's encoder of kind spatial\. Try ppo\.net"
+    ):
+        trainer(written(file, "nature", (36, 36, 3)), tmp_path, encoder=learns)
+    with pytest.raises(ConfigError, match=r"the policy of algo=ppo encodes no images of this task"):
+        make_trainer(prepare("Cartpole", encoder={"init_from": str(file)}, num_envs=2))
+
+
+def test_features_of_imagenet_tell_more_than_random_weights():
+    pytest.importorskip("efficientnet_lite_pytorch")
+    images = torch.full((160, 32, 32, 3), 180, dtype=torch.uint8)  # a bar at random angles
+    angles = torch.linspace(0.0, 3.1, 160)
+    y, x = torch.meshgrid(torch.linspace(1, -1, 32), torch.linspace(-1, 1, 32), indexing="ij")
+    distance = (x * angles.sin()[:, None, None] - y * angles.cos()[:, None, None]).abs()
+    images[distance < 0.1] = torch.tensor([200, 80, 40], dtype=torch.uint8)
+    encoder = load_frozen("efficientnet", {"camera": (32, 32, 3)}, torch.device("cpu"))
+    assert encoder.out_size == 1280
+    targets = torch.stack([(2 * angles).cos(), (2 * angles).sin()], dim=1)
+
+    def error() -> float:
+        features = encoder({"camera": images})
+        features = (features - features.mean(dim=0)) / (features.std(dim=0) + 1e-6)
+        fit, test = features[::2], features[1::2]
+        gram = fit @ fit.T + 10.0 * torch.eye(len(fit))
+        return float((test @ fit.T @ torch.linalg.solve(gram, targets[::2]) - targets[1::2]).square().mean())
+
+    learned = error()
+    torch.manual_seed(0)
+    for module in encoder.modules():
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.BatchNorm2d)):
+            module.reset_parameters()
+    assert learned < 0.1 and learned < 0.5 * error()
+
+
+def test_resnet18_says_where_its_weights_must_be(monkeypatch, tmp_path):
+    pytest.importorskip("torchvision")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"resnet18: its weights are not here, expected .*resnet18-\w+\.pth"):
+        load_frozen("resnet18", {"camera": SHAPE}, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("name", "extra"), [("efficientnet", "encoders"), ("resnet18", "resnet")])
+def test_a_missing_package_is_one_line(name, extra, monkeypatch):
+    for module in ("efficientnet_lite_pytorch", "torchvision"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"encoder\.init_from={name} needs \w+: pip install 'gpusim-rl\[{extra}\]'"):
+        load_frozen(name, {"camera": SHAPE}, torch.device("cpu"))
