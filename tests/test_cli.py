@@ -336,6 +336,7 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
                 "new-task ",
                 "play ",
                 "plot ",
+                "pretrain-encoder ",
                 "publish-demo ",
                 "record ",
                 "report ",

@@ -1,0 +1,229 @@
+"""Pretrain an encoder of a task's images: a beta-VAE, which learns to draw what it has seen from a few numbers.
+
+python tools/pretrain_encoder.py CartpoleCamera                      random actions; CartpoleCamera.encoder.pt and .png
+python tools/pretrain_encoder.py CartpoleCamera task.width=64        with settings, as for train.py
+python tools/pretrain_encoder.py runs/CartpoleCamera/2026-01-31_12-00-00 --policy trained    what this run sees
+python train.py task=CartpoleCamera encoder.init_from=CartpoleCamera.encoder.pt encoder.freeze=true
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from gpusim_rl.learn.vae import VAE
+    from gpusim_rl.view.player import Player
+
+HELD_OUT = 10  # one frame in so many is not learned from
+BEGIN = 2048  # frames that an autoencoder begins with
+SHOWN = 6  # columns of the picture
+SCALE = 3  # of its pixels
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Trains the encoders, and writes file and picture."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        pretrain(parse(argv), list(sys.argv[1:] if argv is None else argv))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    from gpusim_rl.settings.trust import add_trust_arguments
+    from gpusim_rl.view.arguments import positive
+
+    parser = argparse.ArgumentParser(prog="pretrain-encoder", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", help="task; with --policy trained, a run folder or checkpoint too")
+    parser.add_argument("settings", nargs="*", help="settings of the task, as for train.py")
+    parser.add_argument("--policy", choices=["random", "trained"], default="random", help="who acts (default: random)")
+    parser.add_argument("--out", type=Path, help="file to write (default: the task's name, here)")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    parser.add_argument("--kind", choices=["spatial", "nature", "impala"], default="spatial", help="network")
+    parser.add_argument("--latents", type=positive, default=16, help="numbers that stand for an image (default: 16)")
+    parser.add_argument("--beta", type=not_negative, default=1.0, help="weight of the divergence (default: 1)")
+    parser.add_argument("--frames", type=positive, default=20_000, help="frames to learn from (default: 20000)")
+    parser.add_argument("--epochs", type=positive, default=20, help="times that each is learned from (default: 20)")
+    parser.add_argument("--batch-size", type=positive, default=128, help="frames in a minibatch (default: 128)")
+    parser.add_argument("--learning-rate", type=not_negative, default=2e-3, help="of Adam (default: 0.002)")
+    parser.add_argument("--num-envs", type=positive, default=64, help="envs that the frames are of (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    add_trust_arguments(parser)
+    return parser.parse_intermixed_args(argv)
+
+
+def not_negative(text: str) -> float:
+    """Returns the value of an argument that must be 0 or more."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number >= 0, got {value:g}")
+    return value
+
+
+def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
+    """Trains an autoencoder for each group of images; returns the file of their encoders."""
+    from gpusim_rl.errors import ConfigError, import_extra, say
+    from gpusim_rl.files.paths import check_out, free_name
+    from gpusim_rl.machine.hardware import limit_openmp_spin
+
+    if args.out is not None and args.out.suffix != ".pt":
+        raise ConfigError(f"an encoder's name must end in .pt, got {args.out.name!r}")
+    check_out(args.out, overwrite=args.overwrite)
+    import_extra("PIL.Image", "video", "pretrain-encoder")  # said before the work, not after it
+    limit_openmp_spin()  # before torch is imported
+    import torch
+
+    from gpusim_rl.learn.pretrained import save_pretrained
+    from gpusim_rl.machine.torch_threads import use_available_cpus
+    from gpusim_rl.run.devices import find_device
+
+    torch.manual_seed(args.seed)
+    use_available_cpus()
+    device = find_device(args.device, "--device")
+    with player_of(args) as player:
+        name = player.name
+        say(f"{name}: {args.frames:,} frames of {args.num_envs} envs, {args.policy} actions")
+        frames = collect(player, args.frames)
+    default = Path(f"{name}.encoder.pt")
+    path = args.out or (default if args.overwrite else free_name(default))
+    vaes, rows, errors = {}, [], {}
+    for group, images in frames.items():
+        vaes[group], errors[group] = train(group, images, args, device)
+        rows.append((vaes[group], images[::HELD_OUT]))
+    made = {"task": name, "command": shlex.join(command), "frames": args.frames, "seed": args.seed, "errors": errors}
+    try:
+        save_pretrained(path, vaes, args.kind, args.latents, made)
+        picture = draw(path.with_suffix(".png"), rows, device)
+    except OSError as problem:
+        raise ConfigError(f"{path}: cannot be written ({problem.strerror})") from None
+    say(f"{picture}: frames that were not learned from, and below each what the encoder keeps of it", str(path))
+    use = f"encoder.init_from={path}"
+    say("", "features in place of images:", f"  python train.py task={name} {use} encoder.freeze=true encoder.frames=3")
+    say("an encoder that learns on:", f"  python train.py task={name} {use} ppo.network.encoder.kind={args.kind}")
+    return path
+
+
+@contextmanager
+def player_of(args: argparse.Namespace) -> Iterator[Player]:
+    """Opens the envs, and whoever acts in them."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.view.player import Player
+
+    if args.policy == "trained":
+        if args.settings:
+            raise ConfigError(f"{args.settings[0]} has no effect with --policy trained: a run has its own settings")
+        options: dict[str, Any] = {"trust": args.trust, "config_dir": args.config_dir}
+        player = Player.open(args.run, num_envs=args.num_envs, changes={"seed": args.seed}, **options)
+    else:
+        from gpusim_rl.api import load_spec
+        from gpusim_rl.run.start import begin, make_env
+        from gpusim_rl.settings.compose import compose
+        from gpusim_rl.view.player import import_from_current_folder
+
+        import_from_current_folder()
+        typed = [f"task={args.run}", f"num_envs={args.num_envs}", f"seed={args.seed}", f"device={args.device}"]
+        start, _ = begin(load_spec(compose([*typed, *args.settings], args.config_dir), []))
+        player = Player(make_env(start), seed=args.seed, act="random")
+    with closing(player):
+        if not player.observed.images:
+            frozen = player.observed is not player.env
+            problem = "its policy observes features of a frozen encoder" if frozen else "the task observes no images"
+            raise ConfigError(f"{args.run}: {problem}. Try CartpoleCamera, or docs/vision.md for images in your task")
+        yield player
+
+
+def collect(player: Player, number: int) -> dict[str, Tensor]:
+    """Plays until there are so many frames; returns them by group, uint8 [frames, height, width, channels]."""
+    import torch
+
+    groups, envs = player.observed.images, player.observed.num_envs
+    kept: dict[str, list[Tensor]] = {group: [] for group in groups}
+    for _ in range(-(-number // envs)):
+        for group in groups:
+            kept[group].append(player.obs[group].to("cpu", copy=True))
+        player.step()
+    return {group: torch.cat(parts)[:number] for group, parts in kept.items()}
+
+
+def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.device) -> tuple[VAE, float]:
+    """Trains the autoencoder of a group; returns it, and its error on frames that it did not learn from."""
+    import torch
+
+    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.learn.vae import VAE
+
+    rows = torch.arange(len(images))
+    learned, held_out = rows[rows % HELD_OUT != 0], rows[::HELD_OUT]
+    if len(learned) < args.batch_size:
+        raise ConfigError(
+            f"--frames {args.frames} are fewer than a batch of {args.batch_size} needs. Try --frames 20000"
+        )
+    shape = images.shape[1], images.shape[2], images.shape[3]
+    vae = VAE(shape, args.kind, args.latents).to(device, memory_format=torch.channels_last)  # type: ignore[reportCallIssue]
+    vae.begin(images[learned[torch.randperm(len(learned))[:BEGIN]]].to(device))
+    optimizer = torch.optim.Adam(vae.parameters(), lr=args.learning_rate)
+    say(f"{group}: {len(learned):,} frames of {' x '.join(map(str, shape))}, {args.kind}, on {device}")
+    say("epoch  reconstruction  divergence  held out  seconds")
+    began, error, step = time.perf_counter(), math.nan, 0
+    steps = args.epochs * -(-len(learned) // args.batch_size)
+    for epoch in range(1, args.epochs + 1):
+        sums = torch.zeros(2, device=device)
+        batches = learned[torch.randperm(len(learned))].split(args.batch_size)
+        for batch in batches:
+            noise = torch.randn(len(batch), args.latents, device=device)
+            reconstruction, divergence = vae.losses(images[batch].to(device), noise)
+            optimizer.zero_grad()
+            beta = args.beta * min(1.0, 2.0 * step / steps)  # from 0: at first the latents tell nothing worth a loss
+            step += 1
+            (reconstruction + beta * divergence).backward()
+            optimizer.step()
+            sums += torch.stack([reconstruction, divergence]).detach()
+        first, second = (sums / len(batches)).tolist()
+        with torch.no_grad():
+            zeros = torch.zeros(args.batch_size, args.latents, device=device)  # the means
+            parts = [
+                vae.losses(images[part].to(device), zeros[: len(part)])[0] * len(part)
+                for part in held_out.split(args.batch_size)
+            ]
+        error = float(sum(parts)) / len(held_out)
+        say(f"{epoch:5d}  {first:14.2f}  {second:10.2f}  {error:8.2f}  {time.perf_counter() - began:7.0f}")
+        if not math.isfinite(first + second):
+            raise ConfigError(f"--learning-rate {args.learning_rate:g}: the loss is not finite. Try a smaller one")
+    return vae.eval(), error
+
+
+def draw(path: Path, rows: Sequence[tuple[VAE, Tensor]], device: torch.device) -> Path:
+    """Writes a picture: frames of each group, and below them their reconstructions."""
+    import numpy as np
+    from PIL import Image
+
+    pictures = []
+    for vae, images in rows:
+        chosen = images[:: max(1, len(images) // SHOWN)][:SHOWN].to(device)
+        for row in (chosen, vae.reconstruct(chosen)):
+            shown = row.cpu().numpy()[..., :3] if row.shape[3] >= 3 else row.cpu().numpy()[..., :1].repeat(3, axis=3)
+            shown = np.pad(shown, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=255)
+            pictures.append(np.concatenate(list(shown), axis=1).repeat(SCALE, axis=0).repeat(SCALE, axis=1))
+    width = max(picture.shape[1] for picture in pictures)
+    padded = [np.pad(x, ((0, 0), (0, width - x.shape[1]), (0, 0)), constant_values=255) for x in pictures]
+    Image.fromarray(np.concatenate(padded)).save(path, optimize=True)
+    return path
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
