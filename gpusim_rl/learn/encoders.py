@@ -18,7 +18,10 @@ from gpusim_rl.settings.schema import EncoderConfig
 
 
 class SpatialSoftmax(nn.Module):
-    """Returns the mean position of each channel's activation, in [-1, 1], x then y (Levine et al. 2016, 1504.00702)."""
+    """Returns the mean position of each channel's activation, in [-1, 1], x then y (Levine et al. 2016, 1504.00702).
+
+    Activations are standardised before: those of new weights differ by a hundredth of what a softmax needs.
+    """
 
     places: Tensor
     """Position of each pixel, [height * width, 2]."""
@@ -32,7 +35,9 @@ class SpatialSoftmax(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """Returns [batch, 2 channels], float32."""
-        share = (x.float().flatten(2) / self.temperature).softmax(dim=2)
+        found = x.float().flatten(2)
+        deviation, mean = torch.std_mean(found, dim=2, keepdim=True)
+        share = ((found - mean) / (self.temperature * (deviation + 1e-3))).softmax(dim=2)
         return (share @ self.places).flatten(1)
 
 

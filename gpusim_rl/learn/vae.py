@@ -65,7 +65,7 @@ class VAE(nn.Module):
         self.background.copy_(x.mean(dim=0))
         self.spread.copy_(x.std(dim=0))
         if isinstance(softmax := self.encoder[1], SpatialSoftmax):  # a warm one finds the middle of every image
-            softmax.temperature.copy_(0.5 * self.encoder[0](x).flatten(2).std(dim=2).mean())
+            softmax.temperature.fill_(0.5)
         features = self.encoder(x)
         deviation = features.std(dim=0)
         self.mean.weight.div_(torch.maximum(deviation, deviation.mean()))  # some units may say nothing

@@ -228,7 +228,7 @@ def plain_updates(it: OffPolicyLearner, batches: list[Any]) -> list[Tensor]:
 
 @pytest.mark.parametrize("sizes", [NUMBERS_TOO, CRITIC_OF_NUMBERS], ids=["images", "critic of numbers"])
 def test_updates_equal_those_of_plain_code(sizes: dict[str, int]) -> None:
-    encoder = {"frames": 3, "shift": 0}
+    encoder = {"frames": 3, "shift": 0, "kind": "impala"}  # of small gradients Adam makes steps of rounding
     it = learner("sac", sizes=sizes, learn_alpha=False, n_step=2, updates=2, network={"encoder": encoder})
     for _ in range(4):
         it.collect()
