@@ -109,6 +109,10 @@ class Teacher:
             hidden.copy_(saved)
 
 
+TAKEN = "actor.", "head.", "encoder.", "obs_norm.policy."
+"""Parts of a policy that act."""
+
+
 def begin_from(policy: Policy, settings: Any, env: EnvSpec, name: str) -> None:
     """Takes over the actor of another run, and the statistics of what it observes; critic and values stay new.
 
@@ -127,10 +131,14 @@ def begin_from(policy: Policy, settings: Any, env: EnvSpec, name: str) -> None:
     theirs = found.settings
     names = NETWORK if theirs.network.rnn is not None else NETWORK[:-2]
     wanted = {f"network.{key}": (getattr(theirs.network, key), getattr(settings.network, key)) for key in names}
+    if env.images:
+        encoders = theirs.network.encoder, settings.network.encoder
+        names = "_target_", "kind", "frames"
+        wanted |= {f"network.encoder.{key}": tuple(getattr(encoder, key) for encoder in encoders) for key in names}
     wanted["normalize_obs"] = theirs.normalize_obs, settings.normalize_obs
     advice = [f"{env.section}.{key}={text_of(value)}" for key, (value, now) in wanted.items() if value != now]
     if advice:
         raise ConfigError(f"start_from={name}: its policy is another one. Try {' '.join(advice)}")
     own, saved = policy.state_dict(), found.policy.state_dict()
-    taken = {key: saved[key] for key in own if key.startswith(("actor.", "head.", "obs_norm.policy."))}
+    taken = {key: saved[key] for key in own if key.startswith(TAKEN)}
     policy.load_state_dict({**own, **taken})
