@@ -96,7 +96,7 @@ class Environment(ABC):
     device: torch.device
     obs_sizes: dict[str, int]
     images: Mapping[str, ImageShape] = MappingProxyType({})
-    final_images: ClassVar[bool] = False
+    final_images: bool = False
     action_space: ActionSpace
     num_actions: int
     max_episode_length: int

@@ -71,6 +71,7 @@ class HalfBatches(Environment):
         half = first.num_envs
         self.rows = slice(0, half), slice(half, half + second.num_envs)
         self.num_envs, self.device, self.obs_sizes = half + second.num_envs, first.device, first.obs_sizes
+        self.images, self.final_images = first.images, first.final_images
         self.action_space, self.num_actions = first.action_space, first.num_actions
         self.max_episode_length = first.max_episode_length
         self.steps_between_truncations = first.steps_between_truncations
