@@ -234,9 +234,11 @@ class Logger:
         folder = shlex.quote(str(self.run_dir))
         further = [f"max_iterations={2 * run.iteration}"] if run.complete else []  # it would end at once
         plot = f"{command('plot')} {folder}"
+        arguments = ", ".join(["...", f"checkpoint={str(self.run_dir)!r}", *further])
         if any(target.startswith("__main__.") for _, target in self._strange):  # classes of the script
-            arguments = ", ".join(["...", f"checkpoint={str(self.run_dir)!r}", *further])
             return [f"gpusim_rl.train({arguments})  in the script with its classes: no command can import them", plot]
+        if run.start.spec.envs is not None:
+            return [f"gpusim_rl.train({arguments})  in the script with its envs: no command can make them", plot]
         flags = [shlex.quote(word) for word in self._flags()]
         config_dir, trusts = ([], ["trust=true"]) if flags == ["--trust"] else (flags, [])
         program, nodes = command("train"), ""

@@ -579,12 +579,15 @@ def test_pictures_for_the_critic_are_refused_and_small_views_are_numbers() -> No
     assert flat_size(gym.spaces.Box(0, 255, (7, 7, 3), np.uint8), "env.id=X-v0") == 147
 
 
-def test_envs_that_a_script_has_made_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_envs_that_a_script_has_made_are_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     few = {"max_iterations": 2, "ppo": {"horizon": 8, "minibatch_size": 8}, "log": {"console": "quiet"}}
 
     envs = SyncVectorEnv([Count] * NUM_ENVS)
-    row = gpusim_rl.train(envs, env={"max_episode_steps": LIMIT}, **few)
+    row = gpusim_rl.train(envs, env={"max_episode_steps": LIMIT}, **few | {"log": {"console": "plain"}})
+    assert "in the script with its envs: no command can make them" in capsys.readouterr().out
     assert row["env_steps"] == 2 * 8 * NUM_ENVS
     assert 1.0 < row["episode/length"] < LIMIT
     assert envs.closed
