@@ -123,8 +123,9 @@ def velocity_task(
     for term in task.terms["events"]:
         if term.known_as in DRAWN:
             task.left[f"events.{term.name}"] = term.params
-    head = "# What is not here is in cfg/task/Go1Velocity.yaml.\ndefaults: [Go1Velocity]\n"
-    text, left = yaml_text(task, robot, yaml, names, head)
+    head = "# What is not here is in cfg/task/Go1Velocity.yaml, and the class in tasks/velocity.py.\n"
+    head += "defaults: [Go1Velocity]\n"
+    text, left = yaml_text(task, robot, yaml, names, head, {"symmetry": {"augment": False}})
     source = velocity_source(
         values,
         len(joints),

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from string import Template
+from types import MappingProxyType
 from typing import Any
 
 import mujoco
@@ -310,10 +311,15 @@ def task_texts(
 
 
 def yaml_text(
-    task: LibraryTask, robot: RobotElements, values: Mapping[str, tuple[Any, str]], names: Mapping[str, str], head: str
+    task: LibraryTask,
+    robot: RobotElements,
+    values: Mapping[str, tuple[Any, str]],
+    names: Mapping[str, str],
+    head: str,
+    more_ppo: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, list[str]]:
     """Returns the content of a yaml, and lines for the user on what was not taken; `values` have comments."""
-    ppo = ppo_settings(task.agent, task.num_envs) or {"horizon": 24, "minibatch_size": 24576}
+    ppo = {**(ppo_settings(task.agent, task.num_envs) or {"horizon": 24, "minibatch_size": 24576}), **more_ppo}
     iterations = ppo.pop("max_iterations", None) or 1000
     left = by_section(task.left)
     left += [f"{pattern}: the robot's file has none, see --names" for pattern in robot.unmatched]
