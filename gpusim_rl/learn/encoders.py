@@ -28,7 +28,7 @@ class SpatialSoftmax(nn.Module):
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()
-        self.temperature = nn.Parameter(torch.ones(()))
+        self.temperature = nn.Parameter(torch.full((), 0.3))  # learns positions of thin things sooner than 1
         x, y = (torch.linspace(-1.0, 1.0, size) for size in (width, height))
         places = torch.stack([x.expand(height, -1).flatten(), y[:, None].expand(-1, width).flatten()], dim=1)
         self.register_buffer("places", places, persistent=False)

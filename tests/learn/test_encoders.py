@@ -37,10 +37,8 @@ def test_spatial_softmax_returns_the_position_of_what_stands_out():
     picture = torch.zeros(1, 2, 5, 9)
     picture[0, 0, 1, 8] = picture[0, 1, 4, 2] = 1e3
     layer = SpatialSoftmax(5, 9)
-    torch.testing.assert_close(layer(picture), torch.tensor([[1.0, -0.5, -0.5, 1.0]]), atol=0.1, rtol=0.0)
     torch.testing.assert_close(layer(1e-3 * picture + 7.0), layer(picture), atol=1e-3, rtol=0.0)
-    layer.temperature.data.fill_(0.1)
-    torch.testing.assert_close(layer(picture), torch.tensor([[1.0, -0.5, -0.5, 1.0]]))
+    torch.testing.assert_close(layer(picture), torch.tensor([[1.0, -0.5, -0.5, 1.0]]), atol=1e-4, rtol=0.0)
 
 
 @pytest.mark.parametrize("kind", ["spatial", "nature", "impala"])
