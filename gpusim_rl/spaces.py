@@ -1,4 +1,4 @@
-"""Action spaces, and maps of actions and observations. Algorithms read them; no torch is needed here."""
+"""Action spaces, image shapes, maps of actions and observations. Algorithms read them; no torch is needed here."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ class MultiDiscrete:
 
 
 ActionSpace = Box | MultiDiscrete
+
+ImageShape = tuple[int, int, int]
+"""Height, width and channels of an image."""
 
 
 class SignedPermutation(NamedTuple):

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gpusim_rl.env import Step
-from gpusim_rl.env.environment import ImageShape
 from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.learn.algorithm import load_algorithm_class
@@ -28,7 +27,7 @@ from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.start import begin, env_spec, make_collector
 from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
-from gpusim_rl.spaces import ActionSpace
+from gpusim_rl.spaces import ActionSpace, ImageShape
 
 PROGRESS_S = 10.0
 """Time between two reports of the first actor on how far its envs are (levels of a curriculum, say) [s]."""

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env.environment import Environment, ImageShape, Observation, Step
+from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.vec_env import VecEnv
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.spaces import ImageShape
 
 SAME = (
     "num_envs",

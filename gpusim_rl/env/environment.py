@@ -15,14 +15,11 @@ from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import EnvConfig
-from gpusim_rl.spaces import ActionSpace
+from gpusim_rl.spaces import ActionSpace, ImageShape
 
 Observation = dict[str, Tensor]
 """Observation groups by name: `policy`, and `critic` where the task has one, of shape [num_envs, size]. Groups of
 images are uint8, [num_envs, height, width, channels]."""
-
-ImageShape = tuple[int, int, int]
-"""Height, width and channels of an image."""
 
 Parts = dict[str, Float[Tensor, "envs _"]]
 """Parts of an observation group by name, in their order, shape [num_envs, size] each."""

@@ -17,13 +17,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Noise, VectorNoise, parse
-from gpusim_rl.env.environment import ImageShape, Observation, Parts
+from gpusim_rl.env.environment import Observation, Parts
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.env.task import Task
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Count, Natural
+from gpusim_rl.spaces import ImageShape
 
 TaskObservation = Mapping[str, Tensor | Parts]
 """Observation groups of a task by name: a tensor [num_envs, size], the named parts of one, or images."""

@@ -22,8 +22,9 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.controls import ControlMap
 from gpusim_rl.export.joint_order import JointOrder
 from gpusim_rl.export.policy import OPERATIONS
-from gpusim_rl.learn.algorithm import Hidden, ImageShape, Policy
+from gpusim_rl.learn.algorithm import Hidden, Policy
 from gpusim_rl.machine.source_location import describe
+from gpusim_rl.spaces import ImageShape
 
 
 class ExportedPolicy(nn.Module):

@@ -22,14 +22,11 @@ from torch import Tensor, nn
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.settings.schema import RunConfig
-from gpusim_rl.spaces import ActionSpace, SignedPermutation
+from gpusim_rl.spaces import ActionSpace, ImageShape, SignedPermutation
 
 Observation = Mapping[str, Tensor]
 """Observation groups by name: `policy`, and `critic` where the task has one, [num_envs, size]; and groups of images,
 uint8 [num_envs, height, width, channels]."""
-
-ImageShape = tuple[int, int, int]
-"""Height, width and channels of an image."""
 
 Hidden = tuple[Tensor, ...]
 """Recurrent state, [layers, batch, size] each; empty for feed-forward policies."""

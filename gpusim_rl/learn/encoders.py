@@ -11,10 +11,11 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import Hidden, ImageShape
+from gpusim_rl.learn.algorithm import Hidden
 from gpusim_rl.machine.source_location import describe
 from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.settings.schema import EncoderConfig
+from gpusim_rl.spaces import ImageShape
 
 
 class SpatialSoftmax(nn.Module):

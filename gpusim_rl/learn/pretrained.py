@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.files.checkpoint_file import load_with_digest, save
-from gpusim_rl.learn.algorithm import ImageShape, Policy
+from gpusim_rl.learn.algorithm import Policy
 from gpusim_rl.learn.encoders import Encoder, ImageEncoder, scaled
 from gpusim_rl.learn.networks import ActorCritic
 from gpusim_rl.learn.vae import VAE
 from gpusim_rl.settings.schema import OF_IMAGENET
+from gpusim_rl.spaces import ImageShape
 
 KEY = "encoder.init_from"
 TOOL = "python tools/pretrain_encoder.py"

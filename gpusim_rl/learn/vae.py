@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from gpusim_rl.learn.algorithm import ImageShape
 from gpusim_rl.learn.encoders import ImageEncoder, SpatialSoftmax, scaled
 from gpusim_rl.settings.schema import EncoderConfig
+from gpusim_rl.spaces import ImageShape
 
 DEVIATION = 0.1
 """Standard deviation of a pixel around its reconstruction, of brightness from 0 to 1. What moves may be small: with a
