@@ -137,6 +137,11 @@ class Policy(nn.Module):
     bf16: bool = False
     """Whether the networks run in bfloat16, where their class has that choice."""
 
+    @property
+    def mlp_bf16(self) -> bool:
+        """Whether perceptrons do too: not behind an encoder, where a velocity is a small difference of positions."""
+        return self.bf16 and getattr(self, "encoder", None) is None
+
     @abstractmethod
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
         """Returns actions [batch, actions] for raw observations [batch, size], and the next recurrent state."""

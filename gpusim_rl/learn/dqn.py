@@ -44,7 +44,7 @@ class DQNPolicy(QPolicy):
         return action if self._spacing is None else ((action + self._scale) / self._spacing).round_()
 
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Int[Tensor, "batch choices"]:
-        return self.critic.best(seen, bf16=self.bf16)
+        return self.critic.best(seen, bf16=self.mlp_bf16)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
@@ -114,10 +114,10 @@ class DQN(OffPolicy):
 
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, None]:
         policy, obs = self.policy, batch.next_obs["policy"]
-        options = policy.target_critic.options(obs, bf16=policy.bf16)
+        options = policy.target_critic.options(obs, bf16=policy.mlp_bf16)
         if not self.cfg.double:
             return policy.target_critic.highest(options), None
-        choosing = policy.critic.options(obs, bf16=policy.bf16)
+        choosing = policy.critic.options(obs, bf16=policy.mlp_bf16)
         return policy.target_critic.chosen(options, policy.critic.largest(choosing)), None
 
     def update(self) -> dict[str, Tensor]:

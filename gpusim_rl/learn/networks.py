@@ -212,7 +212,7 @@ class ActorCritic(Policy):
 
     Observations come in groups: `policy` for the actor and, if present, `critic` for the critic, which then has its own
     trunk (asymmetric actor-critic, Pinto et al. 2017, arXiv 1710.06542). Heads, log-probabilities and statistics are
-    float32; only the trunks' MLPs run under autocast.
+    float32; only encoders, or else the trunks' MLPs, run under autocast.
     """
 
     def __init__(self, cfg: OnPolicyConfig, env: EnvSpec) -> None:
@@ -259,7 +259,7 @@ class ActorCritic(Policy):
         numbers = self.obs_norm["policy"](numbers) if "policy" in self.obs_norm else numbers
         seen, frames = self.images({group: obs[group][None] for group in self.images.shapes}, hidden, None)
         observed = self._with_images(numbers[None], self.encoder, seen)
-        features, state = self.actor(observed, hidden[len(frames) :], None, bf16=self.bf16)
+        features, state = self.actor(observed, hidden[len(frames) :], None, bf16=self.mlp_bf16)
         return self.head(features[0]).mode, frames + state
 
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
@@ -277,7 +277,7 @@ class ActorCritic(Policy):
         hidden = hidden[len(frames) :]
         split = self.actor.num_states
         observed = self._with_images(inputs["policy"], self.encoder, seen)
-        features, actor_state = self.actor(observed, hidden[:split], is_first, bf16=self.bf16)
+        features, actor_state = self.actor(observed, hidden[:split], is_first, bf16=self.mlp_bf16)
         critic_state: Hidden = ()
         critic_features = features
         if self.critic is not None:
@@ -285,7 +285,7 @@ class ActorCritic(Policy):
                 observed = inputs["critic"]
             elif self.critic_encoder is not None:
                 observed = self._with_images(inputs["policy"], self.critic_encoder, seen)
-            critic_features, critic_state = self.critic(observed, hidden[split:], is_first, bf16=self.bf16)
+            critic_features, critic_state = self.critic(observed, hidden[split:], is_first, bf16=self.mlp_bf16)
         distribution = self.head(features)
         return distribution, self.value_head(critic_features).squeeze(-1), frames + actor_state + critic_state
 
@@ -326,7 +326,7 @@ class ActorCritic(Policy):
         state = hidden[len(hidden) - self.critic.num_states :]
         numbers = obs["critic"]
         numbers = self.obs_norm["critic"](numbers) if "critic" in self.obs_norm else numbers
-        features, _ = self.critic(numbers[None], state, None, bf16=self.bf16)
+        features, _ = self.critic(numbers[None], state, None, bf16=self.mlp_bf16)
         return self.value_head(features[0]).squeeze(-1)
 
     def evaluate(

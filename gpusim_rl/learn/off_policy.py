@@ -302,7 +302,7 @@ class OffPolicy(Algorithm):
         with torch.no_grad():
             target, expected = self._target(batch)
         policy = self.policy
-        outputs = policy.critic(batch.obs[policy.critic_group], batch.action, bf16=policy.bf16)
+        outputs = policy.critic(batch.obs[policy.critic_group], batch.action, bf16=policy.mlp_bf16)
         if policy.critic.support is None:
             each = functional.mse_loss(outputs.squeeze(-1), target.expand(policy.critic.members, -1), reduction="none")
         else:
@@ -347,7 +347,7 @@ class OffPolicy(Algorithm):
         """Returns outputs of the target critics for `next_obs` and the next actions, and what is added to the value."""
         action, bonus = self._next_action(batch)
         policy = self.policy
-        return policy.target_critic(batch.next_obs[policy.critic_group], action, bf16=policy.bf16), bonus
+        return policy.target_critic(batch.next_obs[policy.critic_group], action, bf16=policy.mlp_bf16), bonus
 
     def _target(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns targets of the critics, Q values [batch] or probabilities [batch, atoms], and expected returns."""
@@ -373,7 +373,7 @@ class OffPolicy(Algorithm):
     def _q(self, batch: Batch, action: Tensor) -> Tensor:
         """Returns the Q values of actions that the actor is to raise, [batch]."""
         critic, policy = self.policy.critic, self.policy
-        value = critic.value(critic(batch.obs[policy.critic_group], action, bf16=policy.bf16))
+        value = critic.value(critic(batch.obs[policy.critic_group], action, bf16=policy.mlp_bf16))
         return self._of_members(value)
 
     def _of_members(self, value: Tensor) -> Tensor:

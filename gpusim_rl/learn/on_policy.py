@@ -230,7 +230,7 @@ class OnPolicy(Algorithm):
             advantage = (advantage - mean) / (variance.sqrt() + 1e-8)
 
         inputs = self._inputs()
-        if policy.bf16 and not policy.recurrent:
+        if policy.mlp_bf16 and not policy.recurrent:
             # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
             inputs = {name: x if name == LABEL or name in self._images else x.bfloat16() for name, x in inputs.items()}
         samples = Samples.of(

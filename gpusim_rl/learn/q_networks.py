@@ -301,7 +301,7 @@ class QPolicy(Policy):
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Tensor:
         """Returns the outputs for what the actor sees: numbers and features."""
         assert self.actor is not None
-        return self.actor(seen, bf16=self.bf16)
+        return self.actor(seen, bf16=self.mlp_bf16)
 
     def target_pairs(self) -> tuple[list[Tensor], list[Tensor]]:
         """Returns parameters of the target networks, and those that they follow."""

@@ -109,12 +109,12 @@ class SAC(OffPolicy):
         return self.policy.distribution(outputs).sample(noise)
 
     def _next_action(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        outputs = self.policy.actor(batch.next_obs["policy"], bf16=self.policy.bf16)
+        outputs = self.policy.actor(batch.next_obs["policy"], bf16=self.policy.mlp_bf16)
         action, log_prob = self.policy.distribution(outputs).sample_with_log_prob(batch.noise[0])
         return action, -self.log_alpha.exp() * log_prob
 
     def _actor_loss(self, batch: Batch) -> list[Tensor]:
-        outputs = self.policy.actor(batch.obs["policy"], bf16=self.policy.bf16)
+        outputs = self.policy.actor(batch.obs["policy"], bf16=self.policy.mlp_bf16)
         distribution = self.policy.distribution(outputs)
         action, log_prob = distribution.sample_with_log_prob(batch.noise[1])
         q = self._q(batch, action)

@@ -126,6 +126,19 @@ def test_an_update_sees_what_was_acted_on(frames_seen, critic):
     torch.testing.assert_close(again.log_prob, acted, rtol=1e-4, atol=1e-5)
 
 
+def test_the_layers_behind_an_encoder_see_differences_that_bf16_has_not():
+    policy = make_learner(critic=0).policy
+    policy.bf16 = True
+    seen: list[Tensor] = []
+    policy.encoder.register_forward_hook(lambda module, args, features: features.add_(1e-4 * len(seen)))
+    policy.actor.layers.register_forward_hook(lambda module, args, features: seen.append(features))
+    obs = {"policy": torch.zeros(6, 0), "camera": frames(6)}
+    for _ in range(2):
+        policy.act(obs, policy.initial_state(6))
+    assert seen[0].dtype == torch.float32
+    assert not torch.isclose(seen[0], seen[1], rtol=0.0, atol=1e-7).any(dim=1).all()
+
+
 def test_frames_are_kept_once():
     one, four = (make_learner(frames=number).rollout for number in (1, 4))
     frame = 12 * 16 * 2
