@@ -24,12 +24,15 @@ class SpatialSoftmax(nn.Module):
     Activations are standardised before: those of new weights differ by a hundredth of what a softmax needs.
     """
 
+    TEMPERATURE = (
+        0.3  # learns positions of thin things sooner than 1; one that learns as well falls, and then they jump
+    )
+
     places: Tensor
     """Position of each pixel, [height * width, 2]."""
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()
-        self.temperature = nn.Parameter(torch.full((), 0.3))  # learns positions of thin things sooner than 1
         x, y = (torch.linspace(-1.0, 1.0, size) for size in (width, height))
         places = torch.stack([x.expand(height, -1).flatten(), y[:, None].expand(-1, width).flatten()], dim=1)
         self.register_buffer("places", places, persistent=False)
@@ -38,7 +41,7 @@ class SpatialSoftmax(nn.Module):
         """Returns [batch, 2 channels], float32."""
         found = x.float().flatten(2)
         deviation, mean = torch.std_mean(found, dim=2, keepdim=True)
-        share = ((found - mean) / (self.temperature * (deviation + 1e-3))).softmax(dim=2)
+        share = ((found - mean) / (self.TEMPERATURE * (deviation + 1e-3))).softmax(dim=2)
         return (share @ self.places).flatten(1)
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from gpusim_rl.learn.encoders import ImageEncoder, SpatialSoftmax, scaled
+from gpusim_rl.learn.encoders import ImageEncoder, scaled
 from gpusim_rl.settings.schema import EncoderConfig
 from gpusim_rl.spaces import ImageShape
 
@@ -64,8 +64,6 @@ class VAE(nn.Module):
         x = scaled(images, torch.float32)
         self.background.copy_(x.mean(dim=0))
         self.spread.copy_(x.std(dim=0))
-        if isinstance(softmax := self.encoder[1], SpatialSoftmax):  # a warm one finds the middle of every image
-            softmax.temperature.fill_(0.5)
         features = self.encoder(x)
         deviation = features.std(dim=0)
         self.mean.weight.div_(torch.maximum(deviation, deviation.mean()))  # some units may say nothing
