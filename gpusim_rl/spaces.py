@@ -10,13 +10,14 @@ from typing import NamedTuple
 class Box:
     """Continuous actions: `size` numbers for each env, nominally in [-1, 1].
 
-    The numbers are not limited here. `VecEnv.step` clamps them to [-clip_actions, clip_actions] of the task's
-    settings (1 in most tasks), so an algorithm may sample beyond the limit. Each task scales its actions to forces,
-    torques or targets by itself.
+    The numbers are not limited here: `VecEnv.step` clamps them, so an algorithm may sample beyond the limit. Each task
+    scales its actions to forces, torques or targets by itself.
     """
 
     size: int
     """Numbers in the action vector of one env."""
+    limit: float | None = None
+    """Limit that envs clamp them to, `clip_actions` of a task's settings (1 in most tasks); None where unknown."""
 
 
 @dataclass(frozen=True, slots=True)

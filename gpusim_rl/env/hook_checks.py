@@ -123,7 +123,7 @@ def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
     if not isinstance(num_actions, int) or num_actions < 1:
         raise TaskError(f"{name}.__init__ must set self.num_actions to a positive int, got {num_actions!r}")
     if task.choices is None:
-        return Box(num_actions)
+        return Box(num_actions, cfg.clip_actions)
     counts = tuple(task.choices)
     if len(counts) != num_actions or not all(isinstance(count, int) and count > 1 for count in counts):
         raise TaskError(f"{name}.choices must be {num_actions} ints above 1, got {task.choices!r}")

@@ -39,7 +39,8 @@ def _load(env: EnvSpec, key: str, name: str, group: str) -> TrainedPolicy:
 class Teacher:
     """Says what a trained policy would do in the envs of a student, and keeps what it said in a rollout.
 
-    It observes the group `teacher`, where there is one, else `policy`. Its actions are its most likely ones.
+    It observes the group `teacher`, where there is one, else `policy`. Its actions are its most likely ones, within
+    the limit that the envs clamp them to.
 
     Args:
         env: Environments.
@@ -67,6 +68,7 @@ class Teacher:
         self.group = GROUP if GROUP in env.obs_sizes else of_images
         found = _load(env, key, name, self.group)
         self._policy, self._digest = found.policy, found.digest
+        self._limit = env.action_space.limit
         self.actions = torch.zeros(horizon, env.num_envs, env.action_space.size, device=device)
         self.hidden: Hidden = found.policy.actor_state(env.num_envs)
         self._now: tuple[Tensor, Hidden] | None = None
@@ -80,7 +82,7 @@ class Teacher:
         """Keeps the actions of step t, and forgets the episodes that are done."""
         assert self._now is not None, "act() comes before record()"
         action, hidden = self._now
-        self.actions[t].copy_(action)
+        self.actions[t].copy_(action if self._limit is None else action.clamp(-self._limit, self._limit))
         for state, new in zip(self.hidden, hidden, strict=True):
             state.copy_(new.masked_fill(done[None, :, None], 0.0))
 
