@@ -23,8 +23,9 @@ class Distill(OnPolicy):
     """Learns the mean actions of a teacher in the states that the student comes to (DAgger, Ross et al. 2011).
 
     The student acts and explores; the teacher only says what it would do (arXiv 1011.0686, with beta = 0). The loss is
-    the distance of the student's mean from the teacher's. Each step of the optimiser takes `sequence_length` control
-    steps of all envs, in their order: a recurrent state is followed back to the first of them. Rewards are not used,
+    the distance of the student's mean from the teacher's. A recurrent state is followed back over `sequence_length`
+    control steps. Each step of the optimiser takes as many samples as so many steps of all envs have, of all times of
+    the rollout: at one time all envs may need the same, and a student would learn nothing else. Rewards are not used,
     and there is no value function.
     """
 
@@ -60,15 +61,13 @@ class Distill(OnPolicy):
         return Sequences.of(rollout, inputs, samples.pack()), {"check/obs": rollout.obs["policy"].sum()}
 
     def _learn(self, batch: Sequences) -> list[tuple[Tensor, Tensor]]:
-        size = self.num_sequences // self.num_minibatches
-        weight = Samples.weight_of(batch.packed).unflatten(1, (-1, size))
-        [counts] = self.collective.sum([weight.sum(dim=(0, 2))])
-        weight.div_(counts.clamp_(min=1.0)[:, None])
-        steps = []
-        for index in torch.arange(self.num_sequences, device=self.device).split(size) * self.cfg.epochs:
-            losses, norm, skip = self._gradient(batch, index)
-            self._step(norm, skip)
-            steps.append((losses, norm))
+        weight, steps = Samples.weight_of(batch.packed), []
+        valid = weight.clone()
+        for _ in range(self.cfg.epochs):
+            for index in self._shuffle(weight, valid):
+                losses, norm, skip = self._gradient(batch, index)
+                self._step(norm, skip)
+                steps.append((losses, norm))
         return steps
 
     def _evaluate(self, old: Samples, inputs: dict[str, Tensor], *state: Any) -> dict[str, Tensor]:

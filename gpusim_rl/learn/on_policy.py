@@ -285,6 +285,23 @@ class OnPolicy(Algorithm):
         made = norms < torch.inf
         return torch.cat([losses, norms[:, None]], dim=1).masked_fill_(~made[:, None], 0.0), made
 
+    def _shuffle(self, weight: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
+        """Draws the minibatches of an epoch, and writes into `weight` each sample's share of the mean over its own one.
+
+        Args:
+            weight: Weights of the samples, [steps, sequences].
+            valid: 1 for each sample that counts, else 0, [steps, sequences].
+
+        Returns:
+            Indices of the sequences of each minibatch.
+        """
+        size = self.num_sequences // self.num_minibatches
+        order = torch.randperm(self.num_sequences, generator=self._shuffle_generator, device=self.device)
+        shuffled = valid.index_select(1, order).unflatten(1, (-1, size))
+        [counts] = self.collective.sum([shuffled.sum(dim=(0, 2))])
+        weight.index_copy_(1, order, (shuffled / counts.clamp_(min=1.0)[:, None]).flatten(1))
+        return order.split(size)
+
     def _gradient(self, batch: Sequences, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the gradient of a minibatch of `index`, the sum over its chunks, and gives it to the optimiser.
 

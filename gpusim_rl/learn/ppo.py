@@ -112,13 +112,9 @@ class PPO(OnPolicy):
     def _learn(self, batch: Sequences) -> list[tuple[Tensor, Tensor]]:
         cfg, steps = self.cfg, []
         weight = Samples.weight_of(batch.packed)
-        valid, size = weight.clone(), self.num_sequences // self.num_minibatches
+        valid = weight.clone()
         for epoch in range(cfg.epochs):
-            order = torch.randperm(self.num_sequences, generator=self._shuffle_generator, device=self.device)
-            shuffled = valid.index_select(1, order).unflatten(1, (-1, size))
-            [counts] = self.collective.sum([shuffled.sum(dim=(0, 2))])
-            weight.index_copy_(1, order, (shuffled / counts.clamp_(min=1.0)[:, None]).flatten(1))
-            for index in order.split(size):
+            for index in self._shuffle(weight, valid):
                 losses, norm, skip = self._gradient(batch, index)
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
                 if cfg.schedule_per == "minibatch" and steps:

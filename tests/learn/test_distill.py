@@ -40,16 +40,24 @@ def config(**changes: Any) -> DistillConfig:
 
 
 def spec_of(env: Env, load: Callable[[str], TrainedPolicy] | None = None, **more: Any) -> EnvSpec:
-    space = Box(env.num_actions)
+    space = more.pop("action_space", Box(env.num_actions))
     return EnvSpec(env.num_envs, env.obs_sizes, space, 1, **{"section": "distill", "load_policy": load, **more})
 
 
-def student(env: Env, policy: Policy, *, device: str = "cpu", observes: int | None = None, **changes: Any) -> Distill:
+def student(
+    env: Env,
+    policy: Policy,
+    *,
+    device: str = "cpu",
+    observes: int | None = None,
+    limit: float | None = None,
+    **changes: Any,
+) -> Distill:
     """A student in these envs, of a teacher with this policy."""
     torch.manual_seed(1)
     size = observes or env.obs_sizes.get("teacher", env.obs_sizes["policy"])
     found = TrainedPolicy(policy, None, {"policy": size}, "digest")
-    spec = spec_of(env, lambda name: found)
+    spec = spec_of(env, lambda name: found, action_space=Box(env.num_actions, limit))
     return Distill(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=100)
 
 
@@ -92,6 +100,26 @@ def test_the_teacher_acts_on_its_group_and_forgets_episodes_that_end() -> None:
         assert it.teacher is not None
         torch.testing.assert_close(it.teacher.actions[t], expected)
     assert it.rollout.obs.keys() == {"policy"}
+
+
+@pytest.mark.parametrize("limit", [0.01, None])
+def test_what_a_teacher_does_is_what_the_envs_would_do(limit: float | None) -> None:
+    env = RandomEnv(6)
+    it = student(env, policy_of(env), limit=limit)
+    collect(it, env)
+    assert it.teacher is not None
+    most = float(it.teacher.actions.abs().max())
+    assert most == pytest.approx(limit) if limit else most > 0.01
+
+
+def test_a_minibatch_has_steps_of_all_times() -> None:
+    env = Recall(32)
+    it = student(env, Cue(), horizon=20, sequence_length=4)
+    collect(it, env)
+    weight = torch.ones(1, it.num_sequences)
+    parts = it._shuffle(weight, weight.clone())
+    assert len(parts) == it.num_minibatches == 5 and it.num_sequences == 20 * 32
+    assert all(len(part.div(32, rounding_mode="floor").unique()) > 15 for part in parts)
 
 
 def test_only_what_acts_is_learned() -> None:
