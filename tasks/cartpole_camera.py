@@ -56,12 +56,11 @@ class CartpoleCamera(Cartpole):
         size = cfg.height, cfg.width
         scene.add_camera(
             "camera",
-            pos=(0.0, -DISTANCE, 2.3),
-            target=(0.0, 0.0, 2.3),
-            fovy=30.0,
+            pos=(0.0, -DISTANCE, 2.45),
+            target=(0.0, 0.0, 2.45),
+            fovy=13.7,
             size=size,
             outputs=(cfg.image,),
-            samples=2,
         )
         return scene
 
