@@ -231,7 +231,8 @@ class OffPolicy(Algorithm):
             critic.append(self._critic_step(batch, waits))
             if moves_actor:
                 actor.append(self._actor_step(batch, waits))
-            torch._foreach_lerp_(self._targets, self._online, cfg.tau)  # type: ignore[reportPrivateImportUsage]
+            with torch.no_grad():
+                torch._foreach_lerp_(self._targets, self._online, cfg.tau)  # type: ignore[reportPrivateImportUsage]
         skipped = torch.stack([bad for *_, bad in critic + actor]).sum()
         self.skipped += skipped
         stats = {
@@ -283,9 +284,9 @@ class OffPolicy(Algorithm):
         assert policy.encoder is not None
         self.replay.with_frames(batch)
         for obs, learns in ((batch.obs, True), (batch.next_obs, False)):
+            images = {group: obs.pop(group) for group in policy.encoder.groups}  # the batch lives as long as the update
             if learns and not (policy.critic_sees_images or moves_actor):
                 continue
-            images = {group: obs[group] for group in policy.encoder.groups}
             if self._shift:
                 images = {g: random_shift(x, self._shift, self._sample_generator) for g, x in images.items()}
             with torch.set_grad_enabled(learns):

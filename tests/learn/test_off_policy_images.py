@@ -94,6 +94,17 @@ def test_the_whole_iteration_runs_without_data(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_an_update_holds_the_images_of_one_batch_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = learner(name, sizes=CRITIC_OF_NUMBERS)
+    draw, drawn = it.algorithm._draw, []
+    monkeypatch.setattr(it.algorithm, "_draw", lambda number: drawn.extend(draw(number)) or drawn)
+    it.train(1)
+    assert len(drawn) > 1
+    assert all("camera" not in obs for batch in drawn for obs in (batch.obs, batch.next_obs))
+    assert all(target.grad_fn is None for target in it.algorithm._targets)  # a graph of all updates ever
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_memory_stays_where_it_is(name: str) -> None:
     it = learner(name, final_images=True)
     algorithm, replay = it.algorithm, it.algorithm.replay
