@@ -348,7 +348,7 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
         ("record f", ["fast-legs "]),
         ("plot runs/Ant/2", [RUN]),
         ("list ", []),
-        ("train task=Cartpole", ["task=Cartpole ", "task=CartpoleCamera "]),
+        ("train task=Cartpole", ["task=Cartpole ", "task=CartpoleCamera ", "task=CartpoleSwingup "]),
         ("train ppo.epo", ["ppo.epochs="]),
         ("train checkpoint=A", ["checkpoint=Ant "]),
     ],

@@ -364,6 +364,15 @@ CASES = {
             lambda w: w.spin("cartpole/pole")[1:2],
         ],
     ),
+    "CartpoleSwingup": Case(
+        [
+            lambda w: w.pos("cartpole/cart")[:1],
+            lambda w: w.velocity("cartpole/cart")[:1],
+            lambda w: w.turn("cartpole/pole")[2, 2:],
+            lambda w: w.turn("cartpole/pole")[0, 2:],
+            lambda w: w.spin("cartpole/pole")[1:2],
+        ],
+    ),
     "FrankaCabinet": Case(
         [
             lambda w: w.mapped("franka"),
