@@ -99,9 +99,10 @@ class ImageEncoder(nn.Sequential):
             with torch.no_grad():
                 out = layers(torch.zeros(1, channels, height, width)).shape
         except RuntimeError:
+            smaller = "" if cfg.kind == "spatial" else "encoder.kind=spatial, or "
             raise ConfigError(
-                f"encoder.kind={cfg.kind}: images of {height} x {width} are too small for it; try encoder.kind=spatial,"
-                " or larger images"
+                f"encoder.kind={cfg.kind}: images of {height} x {width} are too small for it; try {smaller}larger"
+                " images"
             ) from None
         if size is None:
             super().__init__(layers, SpatialSoftmax(out[2], out[3]))

@@ -58,6 +58,8 @@ def test_an_encoder_sees_every_pixel_scaled_and_in_any_batch(kind):
 def test_images_that_are_too_small_are_one_line():
     with pytest.raises(ConfigError, match=r"encoder.kind=nature: images of 12 x 16 are too small.*try.*spatial"):
         Encoder({"camera": SHAPE}, encoder_config(kind="nature"), "ppo.network")
+    with pytest.raises(ConfigError, match=r"encoder.kind=spatial: images of 4 x 16 are too small for it; try larger"):
+        Encoder({"camera": (4, 16, 2)}, encoder_config(kind="spatial"), "ppo.network")
 
 
 class Mean(nn.Module):
