@@ -65,6 +65,7 @@ class EncodedEnv(Environment):
     Attributes:
         env: Envs inside, which have the images.
         features: Features of the newest frames, [num_envs, frames, features]; known after `reset`.
+        seen: Observation to act on as the envs inside have it, with images; known after `reset`.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class EncodedEnv(Environment):
         self.name: str = getattr(env, "name", type(env).__name__)
         self.obs_sizes = {}
         self.features: Float[Tensor, "envs frames features"]
+        self.seen: Observation
         self._encoder: FrozenEncoder | None = None
 
     def reset(self) -> Observation:
@@ -103,6 +105,7 @@ class EncodedEnv(Environment):
         final_obs = self._joined(step.final_obs, torch.where(done, last, newest))
         newest[:, :-1].masked_fill_(done, 0.0)
         self.features.copy_(newest)
+        self.seen = step.obs
         step.obs, step.final_obs = self._joined(step.obs, newest), final_obs
         return step
 
@@ -129,6 +132,7 @@ class EncodedEnv(Environment):
         """Forgets all frames but those of an observation that begins episodes."""
         self.features.zero_()
         self.features[:, -1:] = self._encode(obs)
+        self.seen = obs
         return self._joined(obs, self.features)
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,6 +149,7 @@ class EncodedEnv(Environment):
         self._check_encoder(state)
         obs = self.env.load_state_dict(state)
         self.features.copy_(state["features"])
+        self.seen = obs
         return self._joined(obs, self.features)
 
     def begin_from(self, state: dict[str, Any]) -> Observation:

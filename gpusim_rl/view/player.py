@@ -188,6 +188,12 @@ class Player:
         return self._zero if self.act == "zero" else random_action(self.env, self._generator)
 
     @property
+    def images(self) -> dict[str, Tensor]:
+        """Images that the policy, or its frozen encoder, sees next, uint8 [num_envs, height, width, channels] each."""
+        seen = self.observed.seen if isinstance(self.observed, EncodedEnv) else self.obs
+        return {group: seen[group] for group in sorted(self.env.images)}
+
+    @property
     def name(self) -> str:
         """Name of the envs in messages: the task's."""
         return getattr(self.env, "name", type(self.env).__name__)

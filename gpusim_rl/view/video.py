@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, import_extra, say
@@ -97,12 +98,16 @@ def seen(player: Player) -> list[np.ndarray]:
     Raises:
         ConfigError: It sees no images.
     """
-    groups = sorted(player.env.images)
-    if not groups:
+    images = player.images
+    if not images:
         raise ConfigError(f"--renderer policy: the policy of {player.name} sees no images. Try --renderer auto")
-    images = player.obs[groups[0]].cpu().numpy()
-    newest = images[..., -3:] if images.shape[3] % 3 == 0 else images[..., -1:].repeat(3, axis=3)
-    return list(newest)
+    return list(newest(next(iter(images.values()))))
+
+
+def newest(images: Tensor) -> np.ndarray:
+    """Returns the newest frame of stacks, uint8 [n, height, width, channels], as uint8 [n, height, width, 3]."""
+    pixels = images.cpu().numpy()
+    return pixels[..., -3:] if pixels.shape[3] % 3 == 0 else pixels[..., -1:].repeat(3, axis=3)
 
 
 def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by: str) -> bytes:

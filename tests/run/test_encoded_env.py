@@ -26,6 +26,7 @@ from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
+from gpusim_rl.view.video import seen
 from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.training import merged, read_csv, the_run
 
@@ -123,7 +124,13 @@ def test_it_is_evaluated_and_played(file, tmp_path):
     assert make_trainer(prepare("CartpoleCamera", checkpoint=str(run), test=True)).evaluate()["episodes"] == 8
     player = Player.open(str(run), num_envs=3)
     assert player.env.images == {"camera": SHAPE} and player.obs["policy"].shape == (3, 2 * LATENTS)
-    player.step()
+    encoder = load_frozen(str(file), {"camera": SHAPE}, torch.device("cpu"))
+    for _ in range(2):
+        player.step()
+        torch.testing.assert_close(encoder(player.images), player.obs["policy"][:, LATENTS:])
+        assert all((a == b.numpy()).all() for a, b in zip(seen(player), player.images["camera"], strict=True))
+    player.restart()
+    torch.testing.assert_close(encoder(player.images), player.obs["policy"][:, LATENTS:])
     player.close()
     state = checkpoint.load(run / "checkpoints" / "last.pt")
     assert "eval/return" in Evaluation(state["config"])(state)
