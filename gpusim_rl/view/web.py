@@ -1,4 +1,4 @@
-"""A viewer in the browser: envs side by side, the commands of the policy, reward terms, numbers, checkpoints.
+"""A viewer in the browser: envs side by side, commands, what the policy sees, reward terms, numbers, checkpoints.
 
 The main thread owns simulation and policy. What is touched in the page becomes a function in a queue, and the loop of
 `WebViewer.run` calls it between two steps.
@@ -26,6 +26,7 @@ from gpusim_rl.env import VecEnv
 from gpusim_rl.env.command import steerable
 from gpusim_rl.errors import ConfigError, first_line, import_extra, say, warn
 from gpusim_rl.view.player import Player
+from gpusim_rl.view.web_images import Images
 from gpusim_rl.view.web_numbers import LOSS, PAD, Numbers, bars, table
 from gpusim_rl.view.web_scene import NEEDED_BY, WebScene
 
@@ -33,7 +34,8 @@ LOCALHOST = "127.0.0.1"
 PORT = 8080  # the first that is tried
 PORTS = 100  # that are tried
 DISTANCE = 1.3  # of the camera [that in a video]: there are panels, and other robots
-FRAME_S, NUMBERS_S, CHECKPOINTS_S = 1 / 30, 0.2, 1.0  # least time between two pictures, numbers, looks at checkpoints
+# Least time between two pictures of the scene, two images that the policy sees, two numbers, two looks at checkpoints.
+FRAME_S, IMAGES_S, NUMBERS_S, CHECKPOINTS_S = 1 / 30, 0.1, 0.2, 1.0
 SPEEDS = {"0.1 x": 0.1, "0.25 x": 0.25, "0.5 x": 0.5, "real time": 1.0, "2 x": 2.0, "4 x": 4.0}
 BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # by whether it is paused
 
@@ -122,7 +124,7 @@ class WebViewer:
     def run(self, steps: int | None = None) -> None:
         """Steps in the time of the page, for ever or for a number of control steps."""
         dt = self._vec_env.task.dt
-        done, done_shown, due, drawn, shown, looked = 0, 0, time.perf_counter(), 0.0, 0.0, 0.0
+        done, done_shown, due, drawn, seen, shown, looked = 0, 0, time.perf_counter(), 0.0, 0.0, 0.0, 0.0
         while steps is None or done < steps:
             self.drain()
             watched = steps is not None or bool(self._server.get_clients())
@@ -135,6 +137,9 @@ class WebViewer:
             if watched and now - drawn >= FRAME_S:
                 self._scene.draw()
                 drawn = now
+            if self._images is not None and watched and now - seen >= IMAGES_S:
+                self._images.show(self.env)
+                seen = now
             if now - shown >= NUMBERS_S:
                 self._pace = (done - done_shown) * dt / (now - shown)
                 self.show()
@@ -265,6 +270,7 @@ class WebViewer:
                     self._on(slider, lambda value, index=index: self.steer(index, value))
                     self._sliders.append(slider)
                 self._on(gui.add_button("Stand still"), lambda _: self.stand())
+        self._images = Images(gui, self._player) if self._player.env.images else None
         with gui.add_folder("Reward per step"):
             self._rewards = gui.add_html("")
         with gui.add_folder("Numbers"):

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ import numpy as np
 import pytest
 import torch
 
+from gpusim_rl.api import load_spec
 from gpusim_rl.env import Commands
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
-from gpusim_rl.view.player import Player
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.view.player import Player, _whole_episodes
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -33,13 +35,14 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 @contextmanager
-def shown(task: str, num_envs: int = 2, act: str = "zero") -> Iterator[Any]:
+def shown(task: str, num_envs: int = 2, act: str = "zero", settings: Sequence[str] = ()) -> Iterator[Any]:
     """A viewer of a task that nothing has trained."""
     pytest.importorskip("viser")
     pytest.importorskip("mjviser")
     from gpusim_rl.view.web import WebViewer
 
-    player = Player.open(task, act=act, num_envs=num_envs, from_yaml=True)
+    spec = load_spec(compose([f"task={task}", *settings]), [])
+    player = Player(_whole_episodes(spec, "mujoco", num_envs, seed=0), seed=0, act=act)
     with closing(player), closing(WebViewer(player)) as viewer:
         yield viewer
 
@@ -341,6 +344,40 @@ def test_numbers_of_the_task_are_shown():
             assert f">{name}<" in viewer._rewards.content
         for name in ("lin_vel_error", "falls_per_minute", "return"):
             assert f">{name}<" in viewer._table.content
+
+
+@pytest.mark.parametrize("image, channels", [("rgb", 3), ("depth", 1)])
+def test_the_page_has_what_the_policy_sees(image, channels, monkeypatch):
+    with shown("CartpoleCamera", act="random", settings=[f"task.image={image}"]) as viewer:
+        env, player = viewer._vec_env, viewer._player
+        [handle] = viewer._images.handles.values()
+
+        def expected(of: int) -> np.ndarray:
+            seen = player.obs["camera"][of].numpy()
+            assert seen.shape == (40, 96, channels)
+            return np.broadcast_to(seen, (40, 96, 3)).repeat(3, axis=0).repeat(3, axis=1)
+
+        assert np.array_equal(handle.image, expected(0)) and handle.format == "png", "as they are, to the last bit"
+        for followed in (1, 0, 1):
+            for _ in range(3):
+                viewer.step()
+            viewer.follow(followed)
+            monkeypatch.setattr(env.sim, "draw", None)  # nothing is drawn for the page
+            viewer._images.show(viewer.env)
+            monkeypatch.undo()
+            assert np.array_equal(handle.image, expected(followed))
+        assert not np.array_equal(expected(0), expected(1))
+        sent = handle._data
+        viewer._images.show(viewer.env)
+        assert handle._data is sent, "what has not changed is not sent again"
+        viewer.run(steps=2)
+        assert handle._data is not sent
+
+
+def test_a_policy_of_numbers_has_no_images_on_the_page():
+    with shown("Cartpole") as viewer:
+        assert viewer._images is None
+        viewer.run(steps=2)
 
 
 # -- the scene --------------------------------------------------------------------------------
