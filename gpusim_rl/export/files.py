@@ -131,7 +131,9 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
 def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[str, str]) -> dict[str, Any]:
     """Returns errors and latencies of the files."""
     sizes = player.env.obs_sizes
-    exact = parity.with_images(model, parity.torch_function(model, sizes))
+    exact, near = (
+        parity.with_images(model, parity.torch_function(each, sizes)) for each in (model, parity.rounded(model))
+    )
     state = tuple(layers.numpy() for layers in model.initial_state(1))
     obs = parity.random_observations(model.policy, sizes["policy"], SEED)
     if model.has_order:
@@ -142,7 +144,7 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
     try:
         for kind, file in files.items():
             function = parity.with_images(model, parity.READ.get(kind, parity.onnx_function)(folder / file))
-            result = parity.compare(exact, function, obs, state, parity.error_units(model))
+            result = parity.compare(exact, function, obs, state, parity.error_units(model), near)
             if kind != "int8":
                 parity.require(result, file)
             errors[kind] = {"max_error": result.max_error, "borders": result.borders}

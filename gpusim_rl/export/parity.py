@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import timeit
@@ -47,7 +48,8 @@ class Parity:
     """Observations that are left out of it: the policy changes its choice within their rounding."""
     observations: int
     rounding: float
-    """Largest change of the policy's own outputs from one float32 of the observations to the next, of the same unit."""
+    """Largest change of the policy's own outputs from one float32 of the observations to the next, of the same unit;
+    where it sees images, from one float32 of the weights to the next too, as pixels are whole numbers."""
 
     @property
     def allowed(self) -> float:
@@ -170,7 +172,26 @@ def error_units(model: ExportedPolicy) -> list[np.ndarray | float]:
     return [1.0, *control, *(1.0 for _ in model.initial_state(1))]
 
 
-def compare(exact: Function, other: Function, obs: np.ndarray, state: Arrays, units: Units = (1.0,)) -> Parity:
+def rounded(model: ExportedPolicy) -> ExportedPolicy:
+    """Returns the policy; where it sees images, a copy in which each weight is a neighbour of what it was."""
+    if not model.images:
+        return model
+    model, random = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            up = torch.rand(weight.shape, generator=random) < 0.5
+            weight.copy_(weight.nextafter(torch.where(up, math.inf, -math.inf)))
+    return model
+
+
+def compare(
+    exact: Function,
+    other: Function,
+    obs: np.ndarray,
+    state: Arrays,
+    units: Units = (1.0,),
+    near: Function | None = None,
+) -> Parity:
     """Returns the errors of a function, in episodes of `STEPS` control steps; each function carries its own state.
 
     A choice (of discrete actions, or of bins) can change from one float32 to the next. An observation is at such a
@@ -182,14 +203,16 @@ def compare(exact: Function, other: Function, obs: np.ndarray, state: Arrays, un
         obs: Observations [n, size]; n is a multiple of `STEPS`.
         state: State at the start, [layers, 1, units] each.
         units: Result of `error_units`.
+        near: Function of the policy with rounded weights; None for `exact`.
     """
+    near = near or exact
     episodes = obs.reshape(STEPS, -1, obs.shape[1])
     exact_state = other_state = tuple(np.repeat(layers, episodes.shape[1], axis=1) for layers in state)
     worst, rounding, borders, random = 0.0, 0.0, 0, np.random.default_rng(0)
     for step_obs in episodes:
         expected, got = exact(step_obs, *exact_state), other(step_obs, *other_state)
         next_obs = np.nextafter(step_obs, random.choice(np.array([-np.inf, np.inf], np.float32), step_obs.shape))
-        moved = _errors(expected, exact(next_obs, *exact_state), units)
+        moved = _errors(expected, near(next_obs, *exact_state), units)
         rounding = max(rounding, float(moved.max(initial=0.0, where=moved <= JUMP)))
         error = _errors(expected, got, units)
         rows = np.flatnonzero(error > JUMP)

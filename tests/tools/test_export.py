@@ -415,6 +415,18 @@ def test_a_steep_policy_may_differ_by_what_rounding_does_to_it():
         parity.require(parity.compare(steep(0.0), steep(1e-6), obs, ()), "policy.onnx")
 
 
+def test_a_policy_of_images_may_differ_by_what_rounding_does_to_its_weights():
+    pixels = np.arange(500, dtype=np.float32)[:, None]
+
+    def steep(weight: float) -> parity.Function:
+        return lambda seen: (np.sin(weight * np.rint(seen).astype(np.float64)).astype(np.float32),)
+
+    exact, file, rounded = steep(0.3), steep(0.3 + 4e-8), steep(0.3 + 3e-8)
+    parity.require(parity.compare(exact, file, pixels, (), near=rounded), "policy.onnx")
+    with pytest.raises(ConfigError, match=r"policy.onnx differs from the policy by .* \(expected at most 1e-05\)"):
+        parity.require(parity.compare(exact, file, pixels, ()), "policy.onnx")
+
+
 def test_a_nan_is_an_error():
     def function(value: float) -> parity.Function:
         return lambda seen: (np.full((len(seen), 1), value),)
