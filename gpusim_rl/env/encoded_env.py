@@ -65,20 +65,21 @@ class EncodedEnv(Environment):
     Attributes:
         env: Envs inside, which have the images.
         features: Features of the newest frames, [num_envs, frames, features]; known after `reset`.
+        encoder: Encoder of the images; None until `reset`.
         seen: Observation to act on as the envs inside have it, with images; known after `reset`.
     """
 
     def __init__(
         self, env: Environment, make_encoder: Callable[[Mapping[str, ImageShape]], FrozenEncoder], frames: int
     ) -> None:
-        self.env, self._make_encoder, self._frames = env, make_encoder, frames
+        self.env, self._make_encoder, self.frames = env, make_encoder, frames
         for name in SAME:
             setattr(self, name, getattr(env, name))
         self.name: str = getattr(env, "name", type(env).__name__)
         self.obs_sizes = {}
         self.features: Float[Tensor, "envs frames features"]
         self.seen: Observation
-        self._encoder: FrozenEncoder | None = None
+        self.encoder: FrozenEncoder | None = None
 
     def reset(self) -> Observation:
         """Begins an episode in every env; at first it makes the encoder.
@@ -87,13 +88,13 @@ class EncodedEnv(Environment):
             ConfigError: The encoder does not fit the images.
         """
         obs = self.env.reset()
-        if self._encoder is None:
-            self._encoder = self._make_encoder(self.env.images)
-            self.summary += f", images seen by {self._encoder.words}"
-            size = self._encoder.out_size
-            self.features = torch.zeros(self.num_envs, self._frames, size, device=self.device)
+        if self.encoder is None:
+            self.encoder = self._make_encoder(self.env.images)
+            self.summary += f", images seen by {self.encoder.words}"
+            size = self.encoder.out_size
+            self.features = torch.zeros(self.num_envs, self.frames, size, device=self.device)
             self.obs_sizes = dict(self.env.obs_sizes)
-            self.obs_sizes["policy"] = self.obs_sizes.get("policy", 0) + self._frames * size
+            self.obs_sizes["policy"] = self.obs_sizes.get("policy", 0) + self.frames * size
         return self._begin(obs)
 
     def step(self, action: Tensor) -> Step:
@@ -110,8 +111,8 @@ class EncodedEnv(Environment):
         return step
 
     def _encode(self, obs: Observation) -> Float[Tensor, "envs 1 features"]:
-        assert self._encoder is not None, "reset() comes before step()"
-        return self._encoder({group: obs[group] for group in self.env.images})[:, None]
+        assert self.encoder is not None, "reset() comes before step()"
+        return self.encoder({group: obs[group] for group in self.env.images})[:, None]
 
     def _encode_last(self, step: Step) -> Float[Tensor, "envs 1 features"]:
         """Returns features of the true last frames of episodes; elsewhere whatever is cheapest."""
@@ -137,8 +138,8 @@ class EncodedEnv(Environment):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns that of the envs, with the features of the frames seen, and which encoder they are of."""
-        assert self._encoder is not None, "reset() comes before state_dict()"
-        return {**self.env.state_dict(), "features": self.features.clone(), "encoder": self._encoder.digest}
+        assert self.encoder is not None, "reset() comes before state_dict()"
+        return {**self.env.state_dict(), "features": self.features.clone(), "encoder": self.encoder.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Restores `state_dict`; returns the observation to act on.
@@ -162,8 +163,8 @@ class EncodedEnv(Environment):
         return self._begin(self.env.begin_from(state))
 
     def _check_encoder(self, state: Mapping[str, Any]) -> None:
-        assert self._encoder is not None, "reset() comes before the state of another run"
-        if state.get("encoder") != self._encoder.digest:
+        assert self.encoder is not None, "reset() comes before the state of another run"
+        if state.get("encoder") != self.encoder.digest:
             raise ConfigError(
                 "encoder.init_from is another encoder than the policy was trained with (its weights differ). Try the"
                 " file as it was then"

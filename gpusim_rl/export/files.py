@@ -11,15 +11,18 @@ from typing import Any
 import torch
 
 from gpusim_rl.env import VecEnv
+from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.export import parity
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.controls import measure
+from gpusim_rl.export.encoded_policy import EncodedPolicy
 from gpusim_rl.export.joint_order import joint_order
 from gpusim_rl.export.model import ExportedPolicy, write_int8, write_numpy, write_onnx, write_torchscript
 from gpusim_rl.export.scene_file import SCENE, needs, write_scene
 from gpusim_rl.files.paths import free_name
 from gpusim_rl.files.safe_open import temporary_name
+from gpusim_rl.learn.pretrained import Pretrained
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.option import solver_limits
@@ -64,8 +67,6 @@ def write_all(
         ConfigError: There is no such run, the folder cannot be written, or a file is not the policy.
     """
     with closing(Player.open(name, num_envs=NUM_ENVS, plays_on="mujoco", trust=trust, config_dir=config_dir)) as player:
-        if player.observed is not player.env:
-            raise ConfigError(f"{name}: its policy gets features of a frozen encoder, which cannot be exported yet")
         assert player.run_dir is not None
         default = player.run_dir / ("export" if order is None else f"export-{order}")
         folder = out or (default if overwrite else free_name(default))
@@ -95,6 +96,10 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
     """Writes all files into an empty folder; returns the card."""
     env, policy = player.env, player.policy
     assert policy is not None
+    if isinstance(player.observed, EncodedEnv):
+        encoder, frames = player.observed.encoder, player.observed.frames
+        assert isinstance(encoder, Pretrained)
+        policy = EncodedPolicy(policy, encoder, frames)
     control = clip_observations = clip_actions = None
     start = {}
     if isinstance(env, VecEnv):

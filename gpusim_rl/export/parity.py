@@ -155,6 +155,7 @@ def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
     norms, mean, scale = getattr(policy, "obs_norm", {}), np.zeros(size), np.ones(size)
     if "policy" in norms:
         mean, scale = norms["policy"].mean.numpy(), norms["policy"].scale.double().numpy()
+        mean, scale = mean[:size], scale[:size]  # features of a frozen encoder come behind
     z = 3.0 * random.standard_normal((OBSERVATIONS, size))
     number = OBSERVATIONS // 20  # of each of four extreme kinds
     far, alone, huge, _ = np.split(z[: 4 * number], 4)

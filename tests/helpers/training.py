@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences, leaves, merged, same
 
@@ -31,6 +32,7 @@ __all__ = [
     "read_csv",
     "same",
     "schooled_params",
+    "shake",
     "the_run",
 ]
 
@@ -161,3 +163,14 @@ def schooled_params() -> dict[str, Any]:
     noise = {"range": [0.0, 0.1], "operation": "additive", "distribution": "gaussian"}
     noise |= {"schedule": "linear", "schedule_steps": 100}
     return {"randomize": True, "randomization_params": {"observations": noise}}
+
+
+def shake(file: Path) -> None:
+    """Give a checkpoint's last layers large weights: those of an untrained policy hardly look at the observation."""
+    state = checkpoint_file.load(file)
+    generator = torch.Generator().manual_seed(0)
+    last = ("head.mean.weight", "head.logits.weight", "actor.head.weight", "critic.head.weight")
+    for name in last:
+        if (value := state["policy"].get(name)) is not None:
+            value.copy_(0.3 * torch.randn(value.shape, generator=generator))
+    checkpoint_file.save(file, {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gpusim_rl.tasks.cartpole_camera import CartpoleCamera
 from torch import Tensor
 
 from gpusim_rl.api import prepare
@@ -28,7 +30,7 @@ from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.video import seen
 from helpers.fake_cuda_graph import Recorder, without_shortcuts
-from helpers.training import merged, read_csv, the_run
+from helpers.training import merged, read_csv, shake, the_run
 
 SIZE = (12, 16)
 SHAPE = (*SIZE, 3)
@@ -134,11 +136,54 @@ def test_it_is_evaluated_and_played(file, tmp_path):
     player.close()
     state = checkpoint.load(run / "checkpoints" / "last.pt")
     assert "eval/return" in Evaluation(state["config"])(state)
-    pytest.importorskip("onnx")
-    from gpusim_rl.export.files import write_all
 
-    with pytest.raises(ConfigError, match=r"its policy gets features of a frozen encoder, which cannot be exported"):
-        write_all(str(run), None)
+
+class CameraAndNumbers(CartpoleCamera):
+    """CartpoleCamera whose policy has numbers beside the image."""
+
+    def observe(self) -> dict[str, Any]:
+        observed = super().observe()
+        state: Any = observed["critic"]
+        return {**observed, "policy": {"cart_pos": 100.0 * state["cart_pos"], "cart_vel": state["cart_vel"]}}
+
+
+@pytest.mark.parametrize(("algo", "frames", "numbers"), [("ppo", 3, False), ("sac", 1, True), ("gru", 2, True)])
+def test_an_exported_policy_takes_images_and_acts_as_it_does(algo, frames, numbers, file, tmp_path, monkeypatch):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from gpusim_rl.export import files
+
+    more: dict[str, Any] = {"encoder": {"frames": frames}}
+    if algo == "sac":
+        more |= {"algo": "sac", "sac": {"horizon": 6, "learning_starts": 32, "batch_size": 16}}
+    elif algo == "gru":
+        more["ppo"] = {"sequence_length": 3, "network": {"rnn": "gru", "rnn_size": 8}}
+    if numbers:
+        more["task"] = {"_target_": f"{__name__}.CameraAndNumbers"}
+    trainer(file, tmp_path, **more).train()
+    run = the_run(tmp_path)
+    shake(run / "checkpoints" / "last.pt")
+    monkeypatch.setattr(files.parity, "CALLS", 10)
+    folder, card = files.write_all(str(run), None, int8=False, trust=True)
+    assert card["observation"]["size"] == 2 * numbers and card["observation"]["images"] == {"camera": [*SHAPE]}
+    session = onnxruntime.InferenceSession(folder / card["files"]["onnx"])
+    states = {row["input"]: [5 if n == "batch" else n for n in row["shape"]] for row in card["recurrent_state"]}
+    assert len(states) == (frames > 1) + (algo == "gru")
+    assert frames == 1 or states["state_0"] == [frames - 1, 5, LATENTS]
+    player, ended, acted = Player.open(str(run), num_envs=5, trust=True), 0, []
+    given, step_observed = list[Tensor](), player.observed.step
+    monkeypatch.setattr(player.observed, "step", lambda action: given.append(action) or step_observed(action))
+    state = {name: np.zeros(shape, np.float32) for name, shape in states.items()}
+    for _ in range(14):
+        own = player.obs["policy"][:, : 2 * numbers].numpy()
+        action, _, *following = session.run(None, {"obs": own, "camera": player.images["camera"].numpy(), **state})
+        step = player.step()
+        np.testing.assert_allclose(action, given[-1].clamp(-1.0, 1.0).numpy(), rtol=1e-4, atol=1e-5)
+        keep = ~step.done.numpy()[None, :, None]
+        state = {name: value * keep for name, value in zip(state, following, strict=True)}
+        ended += int(step.done.sum())
+        acted.append(action)
+    player.close()
+    assert ended >= 5 and np.std(acted) > 0.01
 
 
 def test_another_encoder_than_it_was_trained_with_is_one_line(file, tmp_path):

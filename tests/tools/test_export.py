@@ -33,7 +33,7 @@ from gpusim_rl.files import checkpoint_file
 from gpusim_rl.sim import Scene
 from gpusim_rl.view.player import Player
 from helpers.commands import ROOT, run_here
-from helpers.training import make_trainer, the_run
+from helpers.training import make_trainer, shake, the_run
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -109,17 +109,6 @@ def same_model(read: mujoco.MjModel, model: mujoco.MjModel) -> None:
             np.testing.assert_array_equal(getattr(read, name), value, err_msg=name)
     assert read.opt.timestep == model.opt.timestep
     assert (read.opt.integrator, read.opt.cone) == (model.opt.integrator, model.opt.cone)
-
-
-def shake(file: Path) -> None:
-    """Give a checkpoint's last layers large weights: those of an untrained policy hardly look at the observation."""
-    state = checkpoint_file.load(file)
-    generator = torch.Generator().manual_seed(0)
-    last = ("head.mean.weight", "head.logits.weight", "actor.head.weight", "critic.head.weight")
-    for name in last:
-        if (value := state["policy"].get(name)) is not None:
-            value.copy_(0.3 * torch.randn(value.shape, generator=generator))
-    checkpoint_file.save(file, {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})
 
 
 @pytest.fixture(scope="module")
