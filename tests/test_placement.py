@@ -250,6 +250,11 @@ def test_cameras_stay_on_the_device(cuda: None) -> None:
     assert iterate(fake.make_trainer("Cartpole", task=settings, ppo=SMALL), steps=4).faults == []
 
 
+def test_noise_of_images_stays_on_the_device(cuda: None) -> None:
+    noise = {"observations": {"camera": {"shift": 2, "brightness": [0.8, 1.2]}}}
+    assert iterate(fake.make_trainer("CartpoleCamera", task=noise, ppo=SMALL), steps=4).faults == []
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_rewards_for_new_states_stay_on_the_device(normalize: bool, cuda: None) -> None:
     rnd = {"weight": 1.0, "schedule": "linear", "end": 100, "normalize": normalize}

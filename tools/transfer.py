@@ -164,7 +164,8 @@ def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Var
 
     env: Any = probe.env
     cfg, task = env.cfg, probe.settings["task"]
-    sensors = {part: {k: v for k, v in keys.items() if k != "noise"} for part, keys in cfg.observations.items()}
+    noise = ("noise", "shift", "brightness")
+    sensors = {part: {k: v for k, v in keys.items() if k not in noise} for part, keys in cfg.observations.items()}
     plain = {"task.randomize": False, "task.randomization_params": {}, "task.observations": sensors}
     as_trained = {key: task.get(key.removeprefix("task."), value) for key, value in plain.items()}
     if seconds is not None:

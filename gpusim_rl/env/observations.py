@@ -1,16 +1,16 @@
 """From what a task observes to what a policy gets: named parts, scales, and the noise, delay and history of sensors.
 
-This is the one place that adds noise to observations: of a part (`task.observations`), or of the policy's whole
-observation (IsaacGymEnvs' `task.randomization_params.observations`).
+This is the one place that adds noise to observations: of a part or of images (`task.observations`), or of the policy's
+whole observation (IsaacGymEnvs' `task.randomization_params.observations`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Noise, VectorNoise, parse
 from gpusim_rl.env.environment import Observation, Parts
+from gpusim_rl.env.image_noise import ImageNoise
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.env.task import Task
@@ -71,8 +72,8 @@ class ObservationPart:
 class ObservationGroups:
     """Turns what a task observes into one tensor for each group.
 
-    The task's `units` and `scales` describe the named parts, `settings` (`task.observations`) the policy's sensors, and
-    `noise` is on the policy's whole observation.
+    The task's `units` and `scales` describe the named parts, `settings` (`task.observations`) the policy's sensors and
+    its images, and `noise` is on the policy's whole observation.
 
     Where settings leave out parts of the policy's observation, the group `teacher` has all of them.
 
@@ -82,6 +83,7 @@ class ObservationGroups:
         parts: Named parts of those groups that have some, in their order; empty until `describe`.
         observed: The same of what the task observes, with the parts that are left out.
         sensors: Noise, delay and history of the policy's observation; None where it has none, and until `describe`.
+        image_noise: Noise of images; likewise.
     """
 
     def __init__(self, task: Task[Any], settings: Mapping[str, Any], noise: Noise | None, seed: int) -> None:
@@ -93,6 +95,7 @@ class ObservationGroups:
         self.observed: dict[str, tuple[ObservationPart, ...]] = {}
         self._left_out: set[str] = set()
         self.sensors: SensorModel | None = None
+        self.image_noise: ImageNoise | None = None
 
     def describe(self, obs: TaskObservation) -> None:
         """Finds out from a first observation what the groups consist of.
@@ -109,9 +112,17 @@ class ObservationGroups:
                 if part not in known:
                     hint = did_you_mean(part, known)
                     raise TaskError(f"{name}.{attribute}[{part!r}]: observe() has no such part.{hint}")
-        _check_names(self._settings, named.get("policy", {}))
+        for group, value in obs.items():
+            if is_image(value):
+                height, width, channels = value.shape[1:]
+                self.images[group] = height, width, channels
+        _check_names(self._settings, [*named.get("policy", {}), *self.images])
+        of_images = {group: self._settings[group] for group in self.images if group in self._settings}
+        of_parts = {part: settings for part, settings in self._settings.items() if part not in of_images}
+        if of_images:
+            self.image_noise = ImageNoise(of_images, self.images, task.num_envs, task.device, self._seed)
         for group, parts in named.items():
-            settings = self._settings if group == "policy" else {}
+            settings = of_parts if group == "policy" else {}
             self.observed[group] = tuple(
                 _described(task, part, value.shape[1], settings.get(part, {})) for part, value in parts.items()
             )
@@ -119,7 +130,7 @@ class ObservationGroups:
             if any(scale != 1.0 for scale in scales):
                 self._scales[group] = torch.tensor(scales, device=task.device)
         self.parts.update(self.observed)
-        self._left_out = {part for part, settings in self._settings.items() if not settings.get("used", True)}
+        self._left_out = {part for part, settings in of_parts.items() if not settings.get("used", True)}
         if self._left_out:
             if TEACHER in obs:
                 raise TaskError(f"{name}.observe() has a group {TEACHER!r}, and task.observations leaves out parts")
@@ -127,16 +138,11 @@ class ObservationGroups:
                 raise ConfigError("task.observations leaves out all parts of the policy's observation")
             self.parts[TEACHER] = self.observed["policy"]
             self.parts["policy"] = tuple(part for part in self.parts[TEACHER] if part.name not in self._left_out)
-        if self._settings or (self._noise is not None and "policy" in obs):
+        if of_parts or (self._noise is not None and "policy" in obs):
             size = self._join(obs["policy"]).shape[1]
             parts = self.observed.get("policy", ())
             self.sensors = SensorModel(parts, size, self._noise, task.num_envs, task.device, self._seed)
-        for group, value in self.read(obs).items():
-            if is_image(value):
-                height, width, channels = value.shape[1:]
-                self.images[group] = height, width, channels
-            else:
-                self.sizes[group] = value.shape[1]
+        self.sizes.update({group: value.shape[1] for group, value in self.read(obs).items() if not is_image(value)})
 
     def read(self, obs: TaskObservation, *, clean: bool = False) -> Observation:
         """Returns one tensor [num_envs, size] for each group: its named parts joined, times their scales.
@@ -151,6 +157,8 @@ class ObservationGroups:
                 frame = self.sensors.read(frame, scales)
             elif scales is not None:
                 frame *= scales
+            elif self.image_noise is not None and not clean and is_image(frame):
+                frame = self.image_noise.apply(group, frame)
             joined[group] = frame
         if "policy" not in joined:  # images alone
             joined["policy"] = torch.zeros(self._task.num_envs, 0, device=self._task.device)
@@ -285,12 +293,12 @@ class SensorModel:
         self.steps.copy_(state["tensors"]["steps"])
 
 
-def is_image(value: Any) -> bool:
+def is_image(value: Any) -> TypeGuard[Tensor]:
     """Returns whether an observation group is one of images: uint8, [num_envs, height, width, channels]."""
     return isinstance(value, Tensor) and value.dtype == torch.uint8
 
 
-def _check_names(sensors: Mapping[str, Any], parts: Mapping[str, object]) -> None:
+def _check_names(sensors: Mapping[str, Any], parts: Collection[str]) -> None:
     """Raises ConfigError for a part of `task.observations` that the policy's observation does not have."""
     for name in sensors:
         if name not in parts:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.hook_checks import HookChecks, action_space
+from gpusim_rl.env.image_noise import ImageNoise
 from gpusim_rl.env.nan_guard import NanGuard
 from gpusim_rl.env.observations import ObservationGroups, SensorModel, TaskObservation, is_image
 from gpusim_rl.env.randomize import Randomizer
@@ -275,6 +276,8 @@ class VecEnv(Environment):
             group: value if is_image(value) else value.masked_fill_(diverged[:, None], 0.0)
             for group, value in self._observe().items()
         }
+        if self._groups.image_noise is not None:  # the last observation has the images that were acted on
+            self._groups.image_noise.draw()
         if self.reached is not None:
             worth = task.worth_keeping()
             self._checks.mask("worth_keeping", worth)
@@ -338,9 +341,10 @@ class VecEnv(Environment):
             for group, value in obs.items()
         }
 
-    def _optional(self) -> dict[str, Randomizer | ReachedStates | SensorModel]:
+    def _optional(self) -> dict[str, Randomizer | ReachedStates | SensorModel | ImageNoise]:
         """Returns what only some configurations have, by its name in a checkpoint."""
-        owned = {"sensors": self._groups.sensors, "randomizer": self.randomizer, "reached": self.reached}
+        owned = {"sensors": self._groups.sensors, "images": self._groups.image_noise}
+        owned |= {"randomizer": self.randomizer, "reached": self.reached}
         return {name: owner for name, owner in owned.items() if owner is not None}
 
     def state_dict(self) -> dict[str, Any]:
@@ -389,7 +393,7 @@ class VecEnv(Environment):
                 tensors[name] = other
         self.task.load_state_dict({**current, "tensors": tensors})
         for name, owner in self._optional().items():
-            if name in state and not isinstance(owner, ReachedStates):
+            if name in state and isinstance(owner, Randomizer | SensorModel):
                 owner.begin_from(state[name])
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.images import shifted
 from gpusim_rl.learn.algorithm import Hidden
 from gpusim_rl.machine.source_location import describe
 from gpusim_rl.settings.load_class import load_class
@@ -176,15 +177,9 @@ def _make(shape: ImageShape, cfg: EncoderConfig, key: str) -> nn.Module:
 def random_shift(
     images: UInt8[Tensor, "batch height width channels"], pixels: int, generator: torch.Generator
 ) -> UInt8[Tensor, "batch height width channels"]:
-    """Moves each image by up to so many whole pixels; its border is repeated (DrQ-v2: Yarats et al., 2107.09645)."""
-    number, height, width = images.shape[:3]
-    device = images.device
-    dy, dx = torch.randint(-pixels, pixels + 1, (2, number, 1), device=device, generator=generator)
-    y, x = ((torch.arange(n, device=device) + d).clamp_(0, n - 1) for n, d in ((height, dy), (width, dx)))
-    row = torch.arange(number, device=device)[:, None] * height + y
-    place = row[:, :, None] * width + x[:, None]
-    # An index for each pixel, not for each byte: on the CPU 4 times as fast.
-    return images.flatten(0, 2).index_select(0, place.flatten()).view(images.shape)
+    """Moves each image by up to so many whole pixels; its border is repeated."""
+    moves = torch.randint(-pixels, pixels + 1, (2, len(images)), device=images.device, generator=generator)
+    return shifted(images, *moves)
 
 
 class FrameStack:

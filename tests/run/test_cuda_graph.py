@@ -100,6 +100,13 @@ def unequal(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 RECURRENT = {"ppo": {"network": {"rnn": "lstm"}}, "task": {"episode_length": 9}}
 LINEAR = {"ppo": {"schedule": "linear"}}
+NOISY_IMAGES = {
+    "task": {
+        "_target_": "helpers.painted.Painted",
+        "episode_length": 9,
+        "observations": {"camera": {"shift": 2, "brightness": [0.8, 1.2]}},
+    }
+}
 
 
 def draw(low: float, high: float, operation: str, distribution: str, **more: Any) -> dict[str, Any]:
@@ -142,6 +149,7 @@ def recordings(pieces: list[Any]) -> list[Recorded]:
         pytest.param("rollout", "Ant", RANDOMISED, marks=pytest.mark.slow),
         pytest.param("rollout", "Cartpole", RECURRENT, marks=pytest.mark.slow),
         ("rollout", Faulty, LINEAR),  # with a critic of its own, and an env that diverges
+        pytest.param("rollout", "Cartpole", NOISY_IMAGES, marks=pytest.mark.slow),
         pytest.param("rollout", Reassigning, {}, marks=pytest.mark.slow),
         pytest.param("step", "Cartpole", RECURRENT, marks=pytest.mark.slow),
         pytest.param("step", Reassigning, {}, marks=pytest.mark.slow),

@@ -1,0 +1,112 @@
+"""Noise of images: each env sees its frame a few pixels aside, brighter or darker, anew in every control step.
+
+Policies act on the noisy bytes and learn from the same ones: PPO's ratio stays 1 before its first update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.env.stateful import restore_state, saved_state
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.images import shifted
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import Natural, Rule
+from gpusim_rl.spaces import ImageShape
+
+_SEED_OFFSET = 1 << 34  # another stream than the task's, the randomizer's and the sensors'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """Settings of a group of images in `task.observations`."""
+
+    shift: Natural = 0
+    """Most by which an image moves, along each side [pixels]; its border is repeated."""
+    brightness: Annotated[
+        tuple[float, float], Rule("[least, most], at least 0", lambda of: 0.0 <= of[0] <= of[1] < math.inf)
+    ] = (1.0, 1.0)
+    """Least and most factor on all bytes of an image, which stay within 0 and 255."""
+
+
+class ImageNoise:
+    """Noise of the groups of images that `task.observations` names.
+
+    Args:
+        settings: Section of each such group.
+        images: Shape of each group of images.
+        num_envs: Number of envs.
+        device: Device of the images.
+        seed: Seed of all draws.
+
+    Raises:
+        ConfigError: A setting is wrong.
+
+    Attributes:
+        shifts: How far each image of a group is moved now [pixels], int64 [num_envs, 2].
+        factors: Its brightness now, float32 [num_envs, 1, 1, 1].
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        images: Mapping[str, ImageShape],
+        num_envs: int,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        specs = {group: build(ImageSettings, node, f"task.observations.{group}") for group, node in settings.items()}
+        for group, spec in specs.items():
+            if spec.shift >= min(images[group][:2]):
+                height, width, _ = images[group]
+                raise ConfigError(
+                    f"task.observations.{group}.shift must be less than each side of the image, {height} x {width}"
+                    f" pixels, got {spec.shift}; try 2"
+                )
+        self._settings = {group: dataclasses.asdict(spec) for group, spec in specs.items()}
+        self._moves = {group: spec.shift for group, spec in specs.items() if spec.shift}
+        self._ranges = {group: spec.brightness for group, spec in specs.items() if spec.brightness != (1.0, 1.0)}
+        self._random = EnvRandom(num_envs, device, seed + _SEED_OFFSET)
+        self.shifts = {group: torch.zeros(num_envs, 2, dtype=torch.int64, device=device) for group in self._moves}
+        self.factors = {group: torch.ones(num_envs, 1, 1, 1, device=device) for group in self._ranges}
+        self.draw()
+
+    def seed(self, seed: int) -> None:
+        """Begins all draws anew, from this seed."""
+        self._random.seed(seed + _SEED_OFFSET)
+        self.draw()
+
+    def draw(self) -> None:
+        """Draws the noise of the next frames. Call it once per control step, before they are drawn."""
+        for group, most in self._moves.items():
+            self.shifts[group].copy_(self._random.integers(-most, most + 1, 2))
+        for group, (low, high) in self._ranges.items():
+            self.factors[group].copy_(self._random.uniform(low, high, 1, 1, 1))
+
+    def apply(self, group: str, images: Tensor) -> Tensor:
+        """Returns a group's images, uint8 [num_envs, height, width, channels], with the noise of now."""
+        if group in self.shifts:
+            images = shifted(images, *self.shifts[group].unbind(dim=1))
+        if group in self.factors:  # rounded: a factor of 1 changes nothing
+            images = (images * self.factors[group]).round_().clamp_(0.0, 255.0).to(torch.uint8)
+        return images
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that the next frames depend on."""
+        return {"settings": self._settings, **saved_state(self, self._random)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores in place what `state_dict` returned; noise of other settings is drawn anew."""
+        if state["settings"] == self._settings:
+            restore_state(self, self._random, state)
+            return
+        self._random.load_state_dict(state["random"])
+        self.draw()

@@ -1,0 +1,24 @@
+"""What envs and learners do to images alike."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+
+def shifted(
+    images: UInt8[Tensor, "batch height width channels"], dy: Int[Tensor, " batch"], dx: Int[Tensor, " batch"]
+) -> UInt8[Tensor, "batch height width channels"]:
+    """Returns images, each moved by whole pixels of its own; its border is repeated.
+
+    Pixel y, x of the result is pixel y + dy, x + dx of the image (DrQ-v2: Yarats et al., 2107.09645).
+    """
+    number, height, width = images.shape[:3]
+    y, x = (
+        (torch.arange(n, device=images.device) + d[:, None]).clamp_(0, n - 1) for n, d in ((height, dy), (width, dx))
+    )
+    row = torch.arange(number, device=images.device)[:, None] * height + y
+    place = row[:, :, None] * width + x[:, None]
+    # An index for each pixel, not for each byte: on the CPU 4 times as fast.
+    return images.flatten(0, 2).index_select(0, place.flatten()).view(images.shape)
