@@ -18,14 +18,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+import torch
 import yaml
 
 import gpusim_rl
 import learning
-from gpusim_rl.env import TaskConfig
+from gpusim_rl.api import prepare
+from gpusim_rl.env import TaskConfig, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.learned import learned
@@ -34,7 +36,7 @@ from gpusim_rl.settings.checks import check_settings
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.discover import read_yaml, tasks
 from gpusim_rl.settings.schema import ALGORITHMS, RunConfig
-from gpusim_rl.sim import Scene
+from gpusim_rl.sim import Scene, SimChoice
 from helpers.commands import ROOT, Finished, run_command
 from reliability import record
 
@@ -433,6 +435,98 @@ def test_mistakes_with_a_robot_are_said_as_the_document_says(my_robot):
     assert message(lambda: fresh.add_actuators("arm", "elbo", **drive)) in said
     assert message(lambda: scene.add_actuators("arm", "elbow", **drive)) in said
     assert message(lambda: fresh.add_actuators("arm", "elbow", damping=-1.0, **drive)) in said
+
+
+# -- vision.md --------------------------------------------------------------------------------
+
+TINY = {
+    "train.py": "debug=smoke num_envs=8 max_iterations=1 device=cpu log.console=quiet",
+    "tools/play.py": "--viewer none --steps 5 --num-envs 2",
+    "tools/record.py": "--steps 5",
+    "tools/export.py": "--no-int8",
+    "tools/pretrain_encoder.py": "--frames 32 --epochs 1 --num-envs 4 --batch-size 16",
+}
+"""What makes the commands of vision.md small."""
+
+
+@pytest.fixture
+def looking(tmp_path) -> Path:
+    """A folder with the files of the document."""
+    for block in blocks("docs/vision.md"):
+        if block.file is not None:
+            write(block, tmp_path)
+    return tmp_path
+
+
+def tiny(command: str) -> str:
+    """A command of vision.md for a few frames; the reader types it in the checkout."""
+    program = command.split()[1]
+    return f"{command.replace(program, f'{ROOT}/{program}', 1)} {TINY[program]}"
+
+
+@pytest.mark.timeout(900)
+def test_the_arm_of_the_page_is_trained_played_recorded_and_exported(looking):
+    typed = [command for command in commands("docs/vision.md") if "-cd my_cfg" in command]
+    assert [command.split()[1] for command in typed] == ["train.py", "train.py", *list(TINY)[1:4]]
+    for command in typed:
+        shell(tiny(command), looking)
+    run = (looking / "runs" / "Look" / "latest").resolve()
+    assert len(rows(run)) == 1 and json.loads((run / "evaluation.json").read_text())
+    assert [path.suffix for path in (run / "videos").iterdir()] == [".mp4"]
+    card = json.loads((run / "export" / "policy.json").read_text())
+    assert "wrist" in json.dumps(card["observation"])
+
+
+@pytest.mark.timeout(900)
+def test_the_other_commands_about_images_run(looking):
+    typed = [command for command in commands("docs/vision.md") if "-cd my_cfg" not in command]
+    assert len(typed) == 4
+    for command in typed:
+        shell(tiny(command), looking)
+    trained = [path.parent for path in (looking / "runs" / "CartpoleCamera").glob("2*/config.yaml")]
+    assert len(trained) == 3 and sum((run / "encoder.pt").is_file() for run in trained) == 2
+
+
+def test_the_lines_about_cameras_run_in_the_task_of_the_page(looking, monkeypatch):
+    page = [block for block in blocks("docs/vision.md") if block.file is None and block.language != "bash"]
+    assert {block.language for block in page} == {"python", "yaml"}
+    lines = [block.text for block in page if block.language == "python"]
+    sections = [yaml.safe_load(block.text)["task"] for block in page if block.language == "yaml"]
+    assert (len(lines), len(sections)) == (3, 2)
+    monkeypatch.syspath_prepend(looking)
+    for name in ("my_tasks", "my_tasks.look"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    settings = {
+        "num_envs": 4,
+        "sim": "mujoco",
+        "device": "cpu",
+        "task": {k: v for it in sections for k, v in it.items()},
+    }
+    spec = prepare("Look", config_dir=looking / "my_cfg", **settings)
+
+    class Edited(spec.task_class):  # type: ignore[name-defined]
+        @classmethod
+        def scene(cls, cfg):
+            scene = super().scene(cfg)
+            exec("\n".join(text for text in lines if text.startswith("scene.")), {"scene": scene})
+            return scene
+
+        def __init__(self, cfg, sim):
+            super().__init__(cfg, sim)
+            exec("\n".join(text for text in lines if text.startswith("self.")), {"self": self, "sim": sim})
+
+    assert all(text.startswith(("scene.", "self.")) for text in lines)
+    choice = SimChoice("mujoco", torch.device("cpu"), "test")
+    env = VecEnv.make(Edited, spec.cfg.task, num_envs=4, choice=choice, sim=spec.cfg.sim, seed=0)
+    task: Any = env.task
+    seen, clean = env.reset()["wrist"], env.clean_obs()["wrist"]
+    assert seen.shape == (4, 32, 32, 3) and not torch.equal(seen, clean)
+    assert task.grip.rgb.shape == (4, 64, 64, 3) and task.grip.depth.shape == (4, 64, 64)
+    assert set(env.sim.scene.cameras) == {"wrist", "side", "grip", "arm/overhead"}
+    assert len(task.hue.value.unique(dim=0)) == 4, "balls differ"
+    assert len(env.sim.param("cam_pos", None, ["wrist"]).value.unique(dim=0)) == 4, "cameras differ"
+    assert task.angle.default.tolist() == [90.0]
+    assert env.step(torch.zeros(4, 2)).obs["wrist"].shape == seen.shape
 
 
 # -- migrating_from_isaacgymenvs.md ------------------------------------------------------------
