@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.encoders import Encoder, FrameStack, SpatialSoftmax
 from gpusim_rl.settings.checks import build
@@ -148,6 +150,21 @@ def test_frames_are_kept_once():
     assert one.obs["camera"].numel() == four.obs["camera"].numel() == 8 * 6 * frame
     assert sum(h.numel() for h in four.hidden) == 2 * 3 * 6 * frame  # before each of two sequences
     assert "camera" not in one.later_obs  # a critic of numbers
+
+
+def test_a_rollout_of_cartpole_camera_takes_the_bytes_of_its_frames():
+    spec = prepare("CartpoleCamera", num_envs=4, sim="mujoco", device="cpu", log={"console": "quiet"})
+    it: Any = make_trainer(spec)
+    rollout, cfg = it.algorithm.rollout, spec.cfg.algorithm
+    steps, length, older, later = cfg.horizon, cfg.sequence_length, cfg.network.encoder.frames - 1, 1 + rollout.slots
+    frame = spec.cfg.task.height * spec.cfg.task.width * 3
+    # Each frame once; those before each sequence that is learned from, and before each observation that is valued.
+    images = 4 * frame * (steps + older * (steps // length + later))
+    floats = 4 * (4 + 1 + rollout.distribution.shape[-1] + 2)  # of the critic, action, its distribution, value, reward
+    numbers = 4 * (steps * (floats + 4) + 1 + later * 4 * 4)  # with four masks, and what comes after
+    assert older == 2 and sum(tensor.nbytes for tensor, _ in rollout.memory()) == images + numbers
+    assert numbers < 0.01 * images
+    assert images < 0.6 * 4 * frame * steps * (older + 1), "of what stacks would take"
 
 
 def test_images_have_no_statistics_and_a_policy_learns_from_them():
