@@ -1,4 +1,4 @@
-"""Franka's tasks: the published kinematics, and scripted hands that open the drawer and stack the cubes."""
+"""Franka's tasks: the published kinematics, and scripted hands that do what the tasks ask."""
 
 from __future__ import annotations
 
@@ -300,3 +300,86 @@ def test_cubes_start_anywhere_on_the_square_but_apart():
     for cube, half in ((env.task.cube_a, 0.025), (env.task.cube_b, 0.035)):
         resting = cube.root_pos[:, 2] - 1.025
         assert (resting - half).abs().quantile(0.9) < 1e-3
+
+
+# FrankaReach
+
+
+def go(env: VecEnv, goal: Tensor, steps: int) -> list[dict[str, Tensor]]:
+    """Leads the point between the fingertips to places by inverse kinematics; statistics of each step."""
+    task = env.task
+    dynamics = task.robot.dynamics("grip")
+    env.sim.refresh()
+    joints, stats = task.robot.joint_pos[:, :7].clone(), []
+    for _ in range(steps):
+        error = (goal - task.hand.pos[:, 0]).clamp(-0.05, 0.05)
+        inverse = torch.linalg.pinv(dynamics.jacobian[:, :3, :7], rtol=0.05)
+        joints += 0.3 * (inverse @ error[..., None])[..., 0]
+        stats.append(env.step((joints - task.pose[:, :7]) / task.cfg.action_scale).stats)
+    return stats
+
+
+def give(env: VecEnv, targets: Tensor) -> None:
+    """Moves the targets, whose time goes on."""
+    env.task.target.value.copy_(targets)
+    env.task.ball.set_state(everywhere(env), root_pos=targets)
+
+
+def corners(env: VecEnv) -> Tensor:
+    """Corners of the box of the targets [8, 3]."""
+    low, high = env.task.target.limits
+    return low + torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3) * (high - low)
+
+
+def test_the_reward_of_a_reach_is_its_formula():
+    env = make_env("FrankaReach", 16)
+    task, dt = env.task, 1.0 / 30.0
+    random = torch.Generator().manual_seed(0)
+    first, second = 2.0 * torch.rand(2, 16, 7, generator=random) - 1.0
+    start = env.step(first).terms
+    torch.testing.assert_close(start["action_rate"], -1e-3 * dt * first.square().sum(dim=1))
+    for _ in range(5):
+        terms = env.step(second).terms
+    assert (terms["action_rate"] == 0.0).all()
+    joints = task.robot.joint_pos[:, :7].double().numpy()
+    hand = torch.from_numpy(np.stack([published_grip(row)[:3, 3] for row in joints])).float()
+    distance = torch.linalg.vector_norm(hand - task.target.value, dim=1)
+    assert distance.min() < 0.2 < distance.max()
+    torch.testing.assert_close(terms["distance"], -0.2 * dt * distance)
+    torch.testing.assert_close(terms["near"], 0.1 * dt * (1.0 - torch.tanh(distance / 0.1)), atol=1e-6, rtol=1e-4)
+    speed = task.robot.joint_vel[:, :7].square().sum(dim=1)
+    torch.testing.assert_close(terms["joint_vel"], -1e-3 * dt * speed)
+
+
+def test_a_hand_reaches_all_corners_and_then_gets_other_targets():
+    env = make_env("FrankaReach", 8)
+    task = env.task
+    give(env, corners(env))
+    stats = go(env, corners(env), 60)  # control steps of a target
+    assert (stats[-2]["distance"] < 0.01).all(), "with actions that are not clamped"
+    assert all(each["success"].isnan().all() for each in stats[:-1])
+    assert (stats[-1]["success"] == 1.0).all()
+    low, high = task.target.limits
+    assert (task.target.value != corners(env)).all()
+    assert ((low <= task.target.value) & (task.target.value <= high)).all()
+    torch.testing.assert_close(task.ball.root_pos, task.target.value)
+    give(env, task.hand.pos[:, 0] + 0.06 * UP)
+    stats = [env.step(task.actions.clone()).stats for _ in range(60)]
+    assert (stats[-1]["success"] == 0.0).all(), "6 cm are no success"
+
+
+def test_a_reach_begins_near_the_pose_with_the_hand_above_the_ground_and_keeps_to_speed_limits():
+    env = make_env("FrankaReach", 64)
+    task = env.task
+    offset = (task.robot.joint_pos - task.pose)[:, :7].abs()
+    assert 0.2 < offset.max() <= 0.25 and (task.robot.joint_vel == 0.0).all()
+    assert task.hand.pos[:, 0, 2].min() > 0.05
+    middle = torch.tensor([0.5, 0.0, 0.325])
+    published = torch.from_numpy(published_grip(task.pose[0, :7].double().numpy())[:3, 3]).float()
+    torch.testing.assert_close(published, middle, atol=2e-3, rtol=0.0)
+    limits, speeds = torch.tensor([2.175] * 4 + [2.61] * 3), []
+    random = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        action = torch.randint(-1, 2, (64, 7), generator=random).float()
+        speeds += [env.step(action) and task.robot.joint_vel[:, :7].abs().clone() for _ in range(8)]
+    assert (torch.cat(speeds).quantile(0.97, dim=0) < 1.1 * limits).all()

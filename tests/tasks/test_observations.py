@@ -261,6 +261,14 @@ def on_the_patches(env: VecEnv) -> None:
     env.task.commands.value.copy_(commands)
 
 
+REACH_POSE = [0.0, -0.137, 0.0, -2.235, 0.0, 2.098, 0.785]  # rad; of FrankaReach
+
+
+def targets_at_the_balls(env: VecEnv) -> None:
+    """Targets of a reach where its balls are."""
+    env.task.target.value.copy_(env.task.ball.root_pos)
+
+
 def hip_torques(one: OneEnv) -> np.ndarray:
     """Torque of the ball about the hips."""
     tray, wrench = "balance_bot/tray", one.touch("balance_bot/tray")
@@ -385,6 +393,15 @@ CASES = {
     "FrankaCubeStack": Case([*cube_stack, lambda w: w.angles("franka")[7:]]),
     "FrankaCubeStack.joint_tor": Case(
         [*cube_stack, lambda w: w.angles("franka")], settings={"control_type": "joint_tor"}
+    ),
+    "FrankaReach": Case(
+        [
+            lambda w: w.angles("franka")[:7] - REACH_POSE,
+            lambda w: w.speeds("franka")[:7],
+            lambda w: w.pos("target/target"),
+            action,
+        ],
+        arrange=targets_at_the_balls,
     ),
     "Humanoid": Case(
         [
