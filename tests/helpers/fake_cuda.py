@@ -37,6 +37,7 @@ from gpusim_rl.distributed import actors
 from gpusim_rl.env.hook_checks import HookChecks
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, TrainedPolicy, make_policy
 from gpusim_rl.learn.minibatch import fit_minibatches
+from gpusim_rl.learn.teacher import GROUP
 from gpusim_rl.machine.source_location import LIBRARY, short
 from gpusim_rl.run import start
 from gpusim_rl.run.run_spec import RunSpec
@@ -296,8 +297,9 @@ def _with_teacher(env_spec: Callable[..., EnvSpec]) -> Callable[..., EnvSpec]:
 
     def described(it: start.RunStart, *args: Any, **role: Any) -> EnvSpec:
         spec = env_spec(it, *args, **role)
-        # A teacher of a student of images observes the critic's numbers.
-        sizes = spec.obs_sizes if spec.obs_sizes["policy"] else {"policy": spec.obs_sizes["critic"]}
+        # A teacher of a student of images alone observes the critic's numbers.
+        group = next(name for name in (GROUP, "policy", "critic") if spec.obs_sizes.get(name))
+        sizes = {"policy": spec.obs_sizes[group]}
         make = partial(make_policy, it.spec.algorithm_class, it.cfg, sizes, spec.action_space, CUDA)
         return replace(spec, load_policy=lambda _: TrainedPolicy(make(), it.cfg.algorithm, sizes, ""))
 

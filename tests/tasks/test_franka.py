@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from gpusim_rl.tasks.franka_reach_camera import CAMERA, FOVY, LOOKS_AT
 from torch import Tensor
 
 from gpusim_rl.api import prepare
@@ -383,3 +384,66 @@ def test_a_reach_begins_near_the_pose_with_the_hand_above_the_ground_and_keeps_t
         action = torch.randint(-1, 2, (64, 7), generator=random).float()
         speeds += [env.step(action) and task.robot.joint_vel[:, :7].abs().clone() for _ in range(8)]
     assert (torch.cat(speeds).quantile(0.97, dim=0) < 1.1 * limits).all()
+
+
+# FrankaReachCamera
+
+
+def pinhole(points: Tensor, height: int) -> tuple[Tensor, Tensor]:
+    """Columns and rows [pixels] of points in a square image of the camera, and their distances along its view [m]."""
+    position, target = torch.tensor(CAMERA), torch.tensor(LOOKS_AT)
+    view = torch.nn.functional.normalize(target - position, dim=0)
+    right = torch.nn.functional.normalize(torch.linalg.cross(view, UP), dim=0)
+    down = torch.linalg.cross(view, right)
+    x, y, depth = ((points - position) @ torch.stack([right, down, view], dim=1)).unbind(dim=1)
+    focal = 0.5 * height / math.tan(math.radians(FOVY) / 2)
+    return torch.stack([focal * x / depth, focal * y / depth], dim=1) + 0.5 * height, depth
+
+
+def red(images: Tensor) -> Tensor:
+    """Pixels that show the ball, float32 [N, H, W]."""
+    r, g, b = images.float().unbind(dim=-1)
+    return ((r > 2.0 * g) & (r > 2.0 * b)).float()
+
+
+def test_the_camera_sees_every_target_where_a_pinhole_has_it_and_as_large_as_its_distance_says():
+    env = make_env("FrankaReachCamera", 27)
+    task = env.task
+    low, high = task.target.limits
+    places = low + torch.cartesian_prod(*[torch.tensor([0.0, 0.5, 1.0])] * 3) * (high - low)
+    aside = task.pose.clone()
+    aside[:, 0] = 2.5
+    task.robot.set_state(everywhere(env), joint_pos=aside)
+    give(env, places)
+    env.sim.refresh()
+    env.sim.draw()
+    seen = red(task.camera.rgb)
+    size = seen.shape[1]
+    assert seen.shape == (27, size, size)
+    assert seen[:, [0, -1]].sum() + seen[:, :, [0, -1]].sum() == 0, "a ball at the border"
+    count = seen.sum(dim=(1, 2))
+    middles = torch.arange(size) + 0.5
+    found = torch.stack([(seen.sum(dim=1) @ middles) / count, (seen.sum(dim=2) @ middles) / count], dim=1)
+    expected, depth = pinhole(places, size)
+    assert (found - expected).abs().max() < 0.8
+    radius = 0.05 * 0.5 * size / math.tan(math.radians(FOVY) / 2) / depth
+    ratio = count / (math.pi * radius.square())
+    assert (ratio > 0.6).all() and (ratio < 1.5).all(), ratio
+    assert radius.max() > 2.0 * radius.min(), "the size tells how far away it is"
+
+
+def test_the_policy_has_the_target_in_its_images_alone():
+    env, plain = make_env("FrankaReachCamera", 4), make_env("FrankaReach", 4)
+    obs, state = env.reset(), plain.reset()["policy"]
+    for group in ("critic", "teacher"):
+        assert torch.equal(obs[group], state), "seeds and numbers are those of FrankaReach"
+    assert torch.equal(obs["policy"], torch.cat([state[:, :14], state[:, 17:]], dim=1))
+    before = {name: value.clone() for name, value in obs.items()}
+    low, high = env.task.target.limits
+    env.task.target.hold(everywhere(env), low + 0.9 * (high - low))
+    env.task.advance(torch.zeros(4, dtype=torch.bool))
+    env.sim.refresh()
+    env.sim.draw()
+    obs = env.clean_obs()
+    assert torch.equal(obs["policy"], before["policy"])
+    assert all((obs[name] != before[name]).flatten(1).any(dim=1).all() for name in ("camera", "critic", "teacher"))

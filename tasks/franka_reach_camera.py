@@ -1,0 +1,83 @@
+"""FrankaReachCamera: FrankaReach, with the target seen by a camera."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpusim_rl.env import Parts
+from gpusim_rl.sim import Scene, Sim
+
+from .franka_reach import FrankaReach, FrankaReachConfig
+
+CAMERA, LOOKS_AT = (1.0, 0.38, 0.42), (0.525, 0.0, 0.285)  # m
+FOVY = 66.0  # degrees; all targets are in the image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrankaReachCameraConfig(FrankaReachConfig):
+    """Values in cfg/task/FrankaReachCamera.yaml."""
+
+    height: int
+    width: int
+
+
+class FrankaReachCamera(FrankaReach):
+    """FrankaReachCamera: move the point between the fingertips to a red ball that a camera sees.
+
+    The task is FrankaReach. The camera stands in front of the robot, near the targets and to their left: the ball is
+    hidden behind the arm seldom, and its size in the image tells how far away it is.
+
+    Action space: 7 numbers in [-1, 1], those of FrankaReach.
+
+    Observation space: the policy gets the images `camera`, red, green and blue, and what the arm knows of itself:
+
+    | num   | name      | observation                              | unit  |
+    |-------|-----------|------------------------------------------|-------|
+    | 0-6   | joint_pos | joint positions of the arm from the pose | rad   |
+    | 7-13  | joint_vel | joint velocities of the arm              | rad/s |
+    | 14-20 | actions   | last action                              | -     |
+
+    The critic gets the target too:
+
+    | num   | name      | observation                              | unit  |
+    |-------|-----------|------------------------------------------|-------|
+    | 0-6   | joint_pos | joint positions of the arm from the pose | rad   |
+    | 7-13  | joint_vel | joint velocities of the arm              | rad/s |
+    | 14-16 | target    | position of the target                   | m     |
+    | 17-23 | actions   | last action                              | -     |
+
+    So does the group `teacher`, which a trained policy of FrankaReach observes:
+
+    | num   | name      | observation                              | unit  |
+    |-------|-----------|------------------------------------------|-------|
+    | 0-6   | joint_pos | joint positions of the arm from the pose | rad   |
+    | 7-13  | joint_vel | joint velocities of the arm              | rad/s |
+    | 14-16 | target    | position of the target                   | m     |
+    | 17-23 | actions   | last action                              | -     |
+
+    Reward terms: those of FrankaReach.
+
+    Start: that of FrankaReach. Termination: none.
+    """
+
+    Config = FrankaReachCameraConfig
+    cfg: FrankaReachCameraConfig
+
+    @classmethod
+    def scene(cls, cfg: FrankaReachConfig) -> Scene:
+        assert isinstance(cfg, FrankaReachCameraConfig)
+        scene = super().scene(cfg)
+        size = cfg.height, cfg.width
+        scene.add_camera("camera", pos=CAMERA, target=LOOKS_AT, fovy=FOVY, size=size)
+        return scene
+
+    def __init__(self, cfg: FrankaReachCameraConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.camera = sim.camera("camera")
+
+    def observe(self) -> dict[str, Tensor | Parts]:
+        state = self._state()
+        own = {name: part for name, part in state.items() if name != "target"}
+        return {"policy": own, "camera": self.camera.rgb, "critic": state, "teacher": state}
