@@ -2,9 +2,10 @@
 
     python benchmarks/distillation.py runs/Go1Velocity/latest --leave-out lin_vel joint_vel
     python benchmarks/distillation.py <run of the teacher> --leave-out lin_vel --rnn none --iterations 20
+    python benchmarks/distillation.py runs/FrankaReach/latest --task FrankaReachCamera
 
-The student has the task of the teacher. Returns are means of whole episodes with mean actions, of the same seed in as
-many envs for both.
+The student has the task of the teacher, or with --task one with images of it, and the settings of its yaml. Returns are
+means of whole episodes with mean actions, of the same seed in as many envs for both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import csv
 import json
 import re
+import resource
 import subprocess
 import sys
 from contextlib import closing
@@ -39,18 +41,8 @@ def evaluated(run: str, seed: int) -> dict[str, float]:
     }
 
 
-def main() -> int:
-    """Trains a student, and evaluates it and its teacher."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("teacher", help="run of the teacher")
-    parser.add_argument("--leave-out", nargs="*", default=["lin_vel"], help="parts that the student lacks")
-    parser.add_argument("--rnn", default="gru", choices=["gru", "lstm", "none"], help="memory of the student")
-    parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--horizon", type=int, default=60)
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-
+def same_task(args: argparse.Namespace) -> list[str]:
+    """Returns the command of a student in the teacher's task."""
     from gpusim_rl.files.paths import find_checkpoint
     from gpusim_rl.settings.saved_run import read_overrides
 
@@ -63,9 +55,29 @@ def main() -> int:
         f"distill.epochs={args.epochs}",
         f"max_iterations={args.iterations}",
     ]
-    command += [f"distill.network.rnn={rnn}", "distill.network.rnn_size=128", f"seed={args.seed}"]
+    return [*command, f"distill.network.rnn={rnn}", "distill.network.rnn_size=128", f"seed={args.seed}"]
+
+
+def main() -> int:
+    """Trains a student, and evaluates it and its teacher."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("teacher", help="run of the teacher")
+    parser.add_argument("--task", help="task of the student, with the settings of its yaml: those below have no effect")
+    parser.add_argument("--leave-out", nargs="*", default=["lin_vel"], help="parts that the student lacks")
+    parser.add_argument("--rnn", default="gru", choices=["gru", "lstm", "none"], help="memory of the student")
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--horizon", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+
+    if args.task is not None:
+        command = ["train.py", f"task={args.task}", "algo=distill", f"seed={args.seed}"]
+    else:
+        command = same_task(args)
     named = [f"distill.teacher={args.teacher}", "experiment=distillation", "log.console=plain"]
     subprocess.run([sys.executable, *command, *named], cwd=ROOT, check=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
 
     student = ROOT / "runs" / "distillation" / "latest"
     with (student / "metrics.csv").open() as file:
@@ -74,6 +86,7 @@ def main() -> int:
         "command": " ".join(["python", *command, "distill.teacher=<run of the teacher>"]),
         "env_steps": int(last["env_steps"]),
         "minutes": round(float(last["time/elapsed_s"]) / 60.0, 1),
+        "cpu_minutes": round((used.ru_utime + used.ru_stime) / 60.0, 1),
         "teacher": evaluated(args.teacher, args.seed),
         "student": evaluated(str(student), args.seed),
     }
