@@ -25,6 +25,8 @@ SIGNS: dict[str, list[float]] = {
 }
 """Kinds of quantities, and the signs of their numbers in the mirror image; a part may hold several of a kind."""
 JOINTS, ACTUATORS = "joints", "actuators"
+IMAGE = "image"
+"""Kind of a group of images by a camera in the x-z plane of the robot: left and right change places."""
 EXACT = 1e-4  # m, between points of a scan
 
 
@@ -70,6 +72,10 @@ def mirrored(env: Environment) -> Mirrored:
         if not signs:
             raise TaskError(f"{env.name}.observe()[{group!r}] has no named parts, so its mirror image is not known")
         maps[group] = SignedPermutation(index, signs)
+    for group in env.images:
+        if task.mirrors.get(group) != IMAGE:
+            known = f"{IMAGE!r} is that of a camera in the x-z plane of the robot"
+            raise TaskError(f"{env.name}.mirrors[{group!r}]: the mirror image of these images is not known; {known}")
     maps["actions"] = kinds.of_part("actions", env.num_actions)
     for name, (index, signs) in maps.items():
         for k, i in enumerate(index):

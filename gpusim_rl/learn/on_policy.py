@@ -79,7 +79,7 @@ class OnPolicy(Algorithm):
         self, cfg: OnPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
         self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, env.section
-        self.collective, self.max_iterations, self._images = env.collective, max_iterations, env.images
+        self.collective, self.max_iterations = env.collective, max_iterations
         self.policy = self._make_policy(env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16, _ = choose_precision(cfg.precision, device)
         self._noise_generator, self._shuffle_generator = (make_generator(device, seed + i) for i in (1, 2))
@@ -232,7 +232,7 @@ class OnPolicy(Algorithm):
         inputs = self._inputs()
         if policy.mlp_bf16 and not policy.recurrent:
             # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
-            inputs = {name: x if name == LABEL or name in self._images else x.bfloat16() for name, x in inputs.items()}
+            inputs = {n: x if n == LABEL or x.dtype == torch.uint8 else x.bfloat16() for n, x in inputs.items()}
         samples = Samples.of(
             rollout.action,
             rollout.distribution,

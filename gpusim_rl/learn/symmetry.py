@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError, TaskError
@@ -65,6 +64,9 @@ class Symmetry:
         if cfg.network.rnn is not None:
             problem = "the recurrent state of a mirror image is not known"
             raise ConfigError(f"{key} with {env.section}.network.rnn={cfg.network.rnn}: {problem}. {off}")
+        if env.images and (frames := cfg.network.encoder.frames) > 1:
+            problem = "the older frames of a mirror image are not known"
+            raise ConfigError(f"{key} with {env.section}.network.encoder.frames={frames}: {problem}. {off}")
         if env.mirrored is None:
             raise ConfigError(f"{key}: the mirror images of these envs are not known. {off}")
         try:
@@ -72,8 +74,13 @@ class Symmetry:
         except TaskError as error:
             raise ConfigError(f"{key}: {error}. {off}") from None
 
-    def image(self, name: str, values: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        """Returns the mirror image of raw observations of a group, or of `actions`."""
+    def image(self, name: str, values: Tensor) -> Tensor:
+        """Returns the mirror image of raw observations of a group, or of `actions`, [*batch, size].
+
+        Of images, uint8 [*batch, height, width, channels], left and right change places.
+        """
+        if values.dtype == torch.uint8:
+            return values.flip(-2)
         index, signs = self._maps[name]
         return values.index_select(-1, index) * signs
 

@@ -24,24 +24,35 @@ MAPS = {
 
 
 def image(name: str, x: Tensor) -> Tensor:
+    if name == "camera":
+        return torch.stack([*reversed(x.unbind(dim=-2))], dim=-2)
     index, signs = MAPS[name]
     return x[..., index] * torch.tensor(signs)
 
 
-def learner(augment: bool, mirror_loss: float, *, critic: bool = False, device: str = "cpu", **changes: Any) -> Learner:
+def learner(
+    augment: bool,
+    mirror_loss: float,
+    *,
+    critic: bool = False,
+    images: bool = False,
+    device: str = "cpu",
+    **changes: Any,
+) -> Learner:
     sizes = {"policy": 5, "critic": 4} if critic else {"policy": 5}
     settings = {"minibatch_size": 32, "epochs": 2, "symmetry": {"augment": augment, "mirror_loss": mirror_loss}}
     net = changes.pop("network", {})
-    more = {"mirrored": lambda: (MAPS, 0.01)}
-    return Learner(RandomEnv(8, sizes, device=device), ppo_config(net, **settings, **changes), device=device, more=more)
+    env = RandomEnv(8, sizes, device=device, images={"camera": (13, 16, 1)} if images else None)
+    more = {"mirrored": lambda: (MAPS, 0.01), "images": env.images}
+    return Learner(env, ppo_config(net, **settings, **changes), device=device, more=more)
 
 
 @pytest.mark.parametrize(("augment", "mirror_loss"), [(True, 0.0), (False, 0.7), (True, 0.7)])
-@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize(("critic", "images"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("state_dependent_std", [False, True])
-def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, critic, state_dependent_std):
+def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, critic, images, state_dependent_std):
     network = {"state_dependent_std": state_dependent_std}
-    it = learner(augment, mirror_loss, critic=critic, network=network, bounds_coef=0.1)
+    it = learner(augment, mirror_loss, critic=critic, images=images, network=network, bounds_coef=0.1)
     it.train(2)  # statistics of observations are no longer those of the start, and not symmetric
     it.collect()
     ppo, policy, rollout = it.ppo, it.policy, it.rollout
@@ -118,6 +129,19 @@ def test_inputs_are_normalised_behind_the_mirror():
     assert not torch.allclose(inputs[f"{IMAGE}policy"], image("policy", seen(raw)), atol=1e-2)
 
 
+def test_images_stay_bytes_where_other_inputs_are_bf16():
+    it = learner(True, 0.5, critic=True, images=True)
+    it.policy.bf16 = True
+    it.collect()
+    batch, _ = it.ppo._prepare()
+    before = {name: x.clone() for name, x in batch.inputs.items()}
+    assert before["camera"].dtype == before[f"{IMAGE}camera"].dtype == torch.uint8
+    assert before[f"{IMAGE}policy"].dtype == torch.bfloat16
+    assert torch.equal(before[f"{IMAGE}camera"], image("camera", before["camera"]))
+    it.update()
+    assert torch.equal(batch.inputs[f"{IMAGE}camera"], before[f"{IMAGE}camera"])
+
+
 def test_only_what_was_seen_is_in_the_statistics_of_observations():
     one, two = learner(True, 0.5), learner(False, 0.0)
     for it in (one, two):
@@ -152,6 +176,8 @@ def test_what_cannot_be_is_one_line_with_what_to_set():
     assert "ppo.symmetry with ppo.network.rnn=gru: the recurrent state" in refused({}, rnn="gru")
     assert "ppo.symmetry: 'arm' has no mirror image. Try" in refused({"mirrored": none})
     assert "the mirror images of these envs are not known" in refused({})
+    sees = {"images": {"camera": (13, 16, 1)}}
+    assert "ppo.symmetry with ppo.network.encoder.frames=3: the older frames" in refused(sees, encoder={"frames": 3})
 
 
 def test_a_run_is_resumed_exactly_and_says_what_it_does(tmp_path):
