@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float
-from torch import Tensor, uint8
+from torch import Tensor
 
 from gpusim_rl.env import Parts
 from gpusim_rl.sim import Scene, Sim
@@ -70,10 +69,5 @@ class CartpoleCamera(Cartpole):
 
     def observe(self) -> dict[str, Tensor | Parts]:
         state = super().observe()["policy"]
-        return {"camera": self._image(), "critic": state}
-
-    def _image(self) -> Tensor:
-        if self.cfg.image == "rgb":
-            return self.camera.rgb
-        depth: Float[Tensor, "envs height width"] = self.camera.depth
-        return ((depth - NEAR) * (255.0 / (FAR - NEAR))).clamp_(0.0, 255.0)[..., None].to(uint8)
+        image = self.camera.rgb if self.cfg.image == "rgb" else self.camera.depth_bytes(NEAR, FAR)
+        return {"camera": image, "critic": state}

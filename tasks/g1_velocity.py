@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .velocity import Motor, Robot, VelocityTask
+from .velocity import Eye, Motor, Robot, VelocityTask
 
 
 def planetary(rotors: tuple[float, float, float], gears: tuple[float, float]) -> float:
@@ -111,4 +111,5 @@ class G1Velocity(VelocityTask):
             "*_elbow_joint": (0.05, 0.15, 0.35),
             "*_wrist_*_joint": (0.05, 0.3, 0.3),
         },
+        eye=Eye(x=0.058, z=0.43, pitch=0.83, near=0.5, far=3.5),
     )

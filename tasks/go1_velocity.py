@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .velocity import Motor, Robot, VelocityTask
+from .velocity import Eye, Motor, Robot, VelocityTask
 
 LEGS = ("FR", "FL", "RR", "RL")
 ROTOR = 1.11842e-4  # inertia of the rotor, before the gear [kg m^2]
@@ -72,4 +72,5 @@ class Go1Velocity(VelocityTask):
         shanks=tuple(f"geom:{leg}_calf_collision{i}" for leg in LEGS for i in (1, 2)),
         trot=(1.0, -1.0, -1.0, 1.0),
         elliptic=True,
+        eye=Eye(x=0.28, z=0.02, pitch=0.6, near=0.15, far=2.0),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .go1_velocity import ROTOR
-from .velocity import Motor, Robot, VelocityTask
+from .velocity import Eye, Motor, Robot, VelocityTask
 
 LEGS = ("FL", "FR", "RL", "RR")
 GEAR = 6.33  # of hip and thigh; that of the calf is 1.917 times as much
@@ -74,4 +74,5 @@ class Go2Velocity(VelocityTask):
         shanks=tuple(f"body:{leg}_calf" for leg in LEGS),
         trot=(1.0, -1.0, -1.0, 1.0),
         elliptic=True,
+        eye=Eye(x=0.327, z=0.043, pitch=0.6, near=0.15, far=2.0),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .velocity import Motor, Robot, VelocityTask
+from .velocity import Eye, Motor, Robot, VelocityTask
 
 
 def motor(effort: float, stiffness: float, damping: float) -> Motor:
@@ -101,4 +101,5 @@ class T1Velocity(VelocityTask):
             "*_Ankle_Pitch": (0.05, 0.25, 0.35),
             "*_Ankle_Roll": (0.05, 0.1, 0.15),
         },
+        eye=Eye(x=0.14, z=0.4, pitch=0.83, near=0.5, far=3.5),
     )

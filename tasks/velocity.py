@@ -32,6 +32,10 @@ FORWARD = 0.3  # least speed of a command that is forward only [m/s]
 SOFT_LIMIT = 0.9  # share of a joint's range that costs nothing
 HIT = 10.0  # least force of a contact that costs [N]
 AIR_TIMES = 0.05, 0.5  # of a foot, that are rewarded [s]
+IMAGE_SIZE = 24, 32  # of the depth camera: height and width [pixels]
+FOVY = 58.0  # from top to bottom, as of an Intel RealSense D435 [degrees]
+EVERY = 5  # control steps from one image to the next: 10 Hz, as of Extreme Parkour (arXiv 2309.14341)
+GROUND_GROUP = 1  # of geoms: what the depth camera draws
 
 TERMS = ("lin_vel", "ang_vel", "upright", "pose", "joint_limits", "action_rate")
 FOOT_TERMS = ("foot_clearance", "swing_height", "foot_slip", "soft_landing")
@@ -75,6 +79,25 @@ class Motor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Eye:
+    """A depth camera on the torso of a robot, in its x-z plane, which looks ahead and down.
+
+    Attributes:
+        x: Place ahead of the torso's origin [m].
+        z: Place above it [m].
+        pitch: Angle of the view below the torso's x axis [rad].
+        near: Depth that becomes 0 in the image [m]; also what is nearer.
+        far: Depth that becomes 255 [m]; also what is further, or nothing.
+    """
+
+    x: float
+    z: float
+    pitch: float
+    near: float
+    far: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Robot:
     """What a task must know of a walking robot. Patterns are of names of joints; the first that fits counts.
 
@@ -97,6 +120,7 @@ class Robot:
         file: MJCF or URDF, or `menagerie:<robot>`. Its motors, sensors and floor are left out.
         fixed_base: False gives a file without floating base one.
         sites: Body and place in it [m] of sites that the file lacks, by name.
+        eye: Depth camera, for `task.vision=depth`.
 
     Raises:
         TaskError: A value is not as described here.
@@ -120,6 +144,7 @@ class Robot:
     file: str | Path | None = None
     fixed_base: bool | None = None
     sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)
+    eye: Eye | None = None
 
     def __post_init__(self) -> None:
         for item in (*self.feet, *self.thighs, *self.shanks):
@@ -172,6 +197,29 @@ class Robot:
                 known = [each.name.removeprefix("robot/") for each in spec.bodies[1:]]
                 raise TaskError(f"{self.file}: no body {body!r} for the site {site!r}.{did_you_mean(body, known)}")
             place.add_site(name=f"robot/{site}", pos=pos)
+
+    def add_eye(self, scene: Scene) -> None:
+        """Adds the depth camera to a scene that has the robot, as "eye"; it draws what is fixed to the world.
+
+        Raises:
+            ConfigError: The robot has none.
+        """
+        eye = self.eye
+        if eye is None:
+            raise ConfigError(f"task.vision=depth: the robot {self.name!r} has no `eye`. Try task.vision=null")
+        for geom in scene.spec.worldbody.geoms:
+            geom.group = GROUND_GROUP
+        scene.add_camera(
+            "eye",
+            f"robot/{self.torso}",
+            pos=(eye.x, 0.0, eye.z),
+            target=(eye.x + math.cos(eye.pitch), 0.0, eye.z - math.sin(eye.pitch)),
+            fovy=FOVY,
+            size=IMAGE_SIZE,
+            outputs=("depth",),
+            every=EVERY,
+            groups=(GROUND_GROUP,),
+        )
 
 
 def check_range(key: str, limits: Any) -> None:
@@ -341,9 +389,15 @@ class VelocityConfig(TaskConfig):
     encoder_bias: float
     tilt_limit: float
     start_height: list[float]
+    vision: Literal["depth"] | None = None
 
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
+        if self.vision is not None and self.terrain == "rough":  # a teacher has the scan, with noise as without vision
+            heights = self.observations.get("heights", {})
+            if isinstance(heights, Mapping):
+                heights = {"used": False, **heights}
+            object.__setattr__(self, "observations", {**self.observations, "heights": heights})
         check_range("task.start_height", self.start_height)
         for name in ("lin_vel_width", "ang_vel_width", "upright_width", "swing_height"):
             if getattr(self, name) <= 0.0:
@@ -391,6 +445,11 @@ class VelocityTask(Task[VelocityConfig]):
       rate of the torso, world frame; `angular_momentum`: its square, of all of the robot; `self_contact`,
       `shank_contact`, `trunk_contact`: physics steps with a force of more than 10 N between bodies of the robot, on
       shanks or on the trunk.
+
+    With `vision=depth` the policy gets images of a depth camera on the torso, the group `depth`: 24 x 32 pixels, the
+    depth along the view from 0 (`near` of the robot's `Eye`) to 255 (`far`). It draws the ground alone, not the robot,
+    in every fifth control step. On rough ground the images take the place of the policy's `heights`. The group
+    `teacher` has then what the policy observes without vision, the same noise included.
 
     On rough ground each env has its own kind of patch. At the end of an episode it goes one level up if the robot is
     further than half a patch from its middle, and one level down if it is nearer than half of the commanded distance.
@@ -443,6 +502,7 @@ class VelocityTask(Task[VelocityConfig]):
             "air_time": PerBody(soles),
             "contact": PerBody(soles),
             "contact_force": PerBody(soles, "vector"),
+            "depth": "image",
         }
 
     @classmethod
@@ -459,6 +519,8 @@ class VelocityTask(Task[VelocityConfig]):
         else:
             scene.add_ground()
         robot.add_to(scene)
+        if cfg.vision is not None:
+            robot.add_eye(scene)
         values = {
             name: {pattern: getattr(motor, name) for pattern, motor in robot.motors.items()}
             for name in ("stiffness", "damping", "armature")
@@ -543,6 +605,8 @@ class VelocityTask(Task[VelocityConfig]):
         self.trot = torch.tensor(robot.trot, dtype=torch.float32, device=device)
         self.weights = self.dt * torch.tensor([*weights.values()], device=device)[:, None]
 
+        self.eye = None if cfg.vision is None else sim.camera("eye")
+
         self.command = VelocityCommand(cfg.command, num, self.dt, device)
         bias, (least, most) = cfg.encoder_bias, cfg.start_height
         starts = [[-0.5, 0.5], [-0.5, 0.5], [robot.height + least, robot.height + most], [-math.pi / 2, math.pi / 2]]
@@ -607,7 +671,7 @@ class VelocityTask(Task[VelocityConfig]):
         # A servo turns the joint until its encoder, with its bias, shows the target.
         self.body.actuate(torch.addcmul(self.pose, action, self.scale) - self.encoder_bias)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Tensor | Parts]:
         body, force = self.body, _stacked(self.feet)[..., 1:]
         parts = {
             "lin_vel": self.lin_vel.data,
@@ -629,7 +693,10 @@ class VelocityTask(Task[VelocityConfig]):
             "contact_force": torch.copysign(force.abs().log1p(), force).flatten(1),
         }
         seen = {**parts, "joint_pos": parts["joint_pos"] + self.encoder_bias}
-        return {"policy": seen, "critic": {**parts, **privileged}}
+        groups: dict[str, Tensor | Parts] = {"policy": seen, "critic": {**parts, **privileged}}
+        if self.eye is not None and self.robot.eye is not None:
+            groups["depth"] = self.eye.depth_bytes(self.robot.eye.near, self.robot.eye.far)
+        return groups
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         body, command = self.body, self.command

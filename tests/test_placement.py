@@ -255,6 +255,12 @@ def test_noise_of_images_stays_on_the_device(cuda: None) -> None:
     assert iterate(fake.make_trainer("CartpoleCamera", task=noise, ppo=SMALL), steps=4).faults == []
 
 
+@pytest.mark.usefixtures("watched")
+def test_a_robot_that_sees_the_ground_stays_on_the_device(cuda: None) -> None:
+    trainer = fake.make_trainer("Go1Velocity", task={"vision": "depth"}, ppo={**SMALL, "symmetry": MIRRORED})
+    assert iterate(trainer, steps=4).faults == []
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_rewards_for_new_states_stay_on_the_device(normalize: bool, cuda: None) -> None:
     rnd = {"weight": 1.0, "schedule": "linear", "end": 100, "normalize": normalize}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor
+from torch import Tensor, uint8
 
 from gpusim_rl.errors import TaskError, did_you_mean
 
@@ -134,6 +134,10 @@ class CameraImages:
     def depth(self) -> Float[Tensor, "envs height width"]:
         """Distance along the camera's view [m], float32 [num_envs, H, W]; `FAR`, 100 m, where a pixel shows nothing."""
         return self._output("depth")
+
+    def depth_bytes(self, near: float, far: float) -> UInt8[Tensor, "envs height width 1"]:
+        """Returns the depth as an image for a policy, uint8 [num_envs, H, W, 1]: `near` is 0 and `far` is 255 [m]."""
+        return ((self.depth - near) * (255.0 / (far - near))).clamp_(0.0, 255.0)[..., None].to(uint8)
 
     @property
     def segmentation(self) -> Int[Tensor, "envs height width"]:

@@ -13,6 +13,7 @@ from gpusim_rl.tasks.go1_velocity import Go1Velocity
 import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import euler_xyz, quat_from_axis_angle, wrap_angle
+from gpusim_rl.env.mirrors import mirrored
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.compose import compose
 
@@ -351,6 +352,117 @@ def test_levels_follow_the_way_walked():
         env.step(torch.zeros(3, 12))
     # 0.04 s of 1 m/s are 40 mm, and half of them keep the level
     assert task.levels.value.tolist() == [4, 2, 3]
+
+
+# Vision
+
+KINDS = ("slope_up", "rough_slope_down", "stairs_up", "stairs_down", "obstacles")
+PATCHES = {"levels": 2, "columns": dict.fromkeys(KINDS, 1)}
+SEES = {"vision": "depth", "pushes": False}
+
+
+def seen(env: VecEnv, **state: torch.Tensor) -> torch.Tensor:
+    """What the robots' eyes see where they stand still in their pose: images, without their channel."""
+    task = env.task
+    still = {"root_quat": torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(env.num_envs, 4)}
+    env.sim.reset(everywhere(env))  # where all begin at once, it is due
+    task.body.set_state(everywhere(env), **{**still, "joint_pos": task.pose.expand(env.num_envs, -1), **state})
+    env.sim.refresh()
+    env.sim.draw()
+    return env.clean_obs()["depth"][..., 0].int()
+
+
+def rays(env: VecEnv) -> torch.Tensor:
+    """Ways of a pinhole camera's pixels to 1 m along its view, in the frame of the level torso [24, 32, 3]."""
+    eye, half = env.task.robot.eye, math.tan(math.radians(29.0))
+    ahead, up = (torch.tensor([math.cos(a), 0.0, math.sin(a)]) for a in (-eye.pitch, 0.5 * math.pi - eye.pitch))
+    above = half * (1.0 - (torch.arange(24) + 0.5) / 12)[:, None, None]
+    left = half * 32 / 24 * (1.0 - (torch.arange(32) + 0.5) / 16)[:, None]
+    return ahead + above * up + left * torch.tensor([0.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("robot", ["Go1", "Go2", "G1", "T1"])
+def test_on_flat_ground_the_depth_is_that_of_a_plane(robot):
+    env = make_env(robot, num_envs=2, **SEES)
+    task, eye = env.task, env.task.robot.eye
+    images = seen(env, root_pos=torch.tensor([[0.0, 0.0, 0.0], [3.0, -2.0, 0.1]]) + task.robot.height * Z)
+    data = mujoco.MjData(env.sim.scene.model)
+    data.qpos[:] = env.sim.qpos[0]
+    mujoco.mj_kinematics(env.sim.scene.model, data)
+    torso = data.body(f"robot/{task.robot.torso}").xpos[2]
+    down = -rays(env)[..., 2]
+    for image, height in zip(images, (torso + eye.z, torso + eye.z + 0.1), strict=True):
+        depth = torch.where(down > 0.0, height / down, torch.inf)
+        expected = 255.0 * ((depth - eye.near) / (eye.far - eye.near)).clamp(0.0, 1.0)
+        assert (image - expected).abs().max() <= 1.01  # the robot is nowhere in the image
+        assert image[-1].max() < 100 < image[0].min() and (image < 255).float().mean() > 0.75
+
+
+def test_what_is_seen_lies_on_the_rough_ground():
+    env = make_env(num_envs=5, **SEES, terrain="rough", rough=PATCHES)
+    task = env.task
+    task.levels.value.fill_(1)
+    env.reset()
+    pos = task.origin + torch.tensor([1.1, 0.3, 0.0])
+    pos[:, 2] = task.ground.height(*pos[:, :2].T) + 0.35
+    images = seen(env, root_pos=pos)
+    eye = task.robot.eye
+    points = (pos + torch.tensor([eye.x, 0.0, eye.z]))[:, None, None] + task.eye.depth[..., None] * rays(env)
+    off = (task.ground.height(points[..., 0], points[..., 1]) - points[..., 2]).abs()
+    near = (images < 255) & (images > 0)
+    assert near.float().mean() > 0.6 and off[near].max() < 5e-3
+    kinds = dict(zip(task.ground.kinds, images.float(), strict=True))
+    assert (kinds["stairs_down"] - kinds["stairs_up"]).mean() > 10.0
+
+
+def test_without_vision_a_policy_observes_what_the_teacher_does_with_it():
+    settings = {"terrain": "rough", "rough": PATCHES, "observations": {"heights": {"noise": 0.01, "history": 2}}}
+    plain, sees = make_env(num_envs=4, **settings), make_env(num_envs=4, **settings, vision="depth")
+    assert plain.obs_sizes == {"policy": 48 + 2 * 187, "critic": 72 + 187} and not plain.sim.scene.cameras
+    assert sees.obs_sizes == {**plain.obs_sizes, "policy": 48, "teacher": 48 + 2 * 187}
+    assert sees.images == {"depth": (24, 32, 1)}
+    assert (plain.sim.scene.model.geom_group == 0).all()
+    action = torch.linspace(-0.5, 0.5, 48).view(4, 12)
+    for _ in range(7):
+        here, there = plain.step(action).obs, sees.step(action).obs
+        assert torch.equal(there["teacher"], here["policy"]) and torch.equal(there["critic"], here["critic"])
+        assert torch.equal(there["policy"], here["policy"][:, :48])
+        assert (here["policy"][:, :3] != plain.clean_obs()["policy"][:, :3]).any()  # there is noise
+    heights = {"observations": {"heights": {"used": True}}}
+    both = make_env(num_envs=4, **{**settings, **heights}, vision="depth")
+    assert both.obs_sizes == {"policy": 48 + 187, "critic": 72 + 187} and "depth" in both.images
+
+
+def test_on_flat_ground_vision_adds_images_alone():
+    assert make_env(num_envs=1, **SEES).obs_sizes == make_env(num_envs=1).obs_sizes == {"policy": 48, "critic": 72}
+
+
+def test_an_image_comes_every_fifth_control_step():
+    env = make_env(num_envs=2, **SEES)
+    ages = [env.task.eye.age.tolist()] + [env.step(torch.zeros(2, 12)) and env.task.eye.age.tolist() for _ in range(6)]
+    assert ages == [[age, age] for age in (0, 1, 2, 3, 4, 0, 1)]
+
+
+@pytest.mark.parametrize("robot", ["Go1", "G1"])
+def test_a_robot_and_its_mirror_image_see_mirror_images(robot, monkeypatch):
+    env = make_env(robot, num_envs=2, **SEES)
+    turn = quat_from_axis_angle(torch.tensor([[1.0, 0.2, 1.0], [-1.0, 0.2, -1.0]]) / 2.04**0.5, torch.full((2,), 0.25))
+    here, there = seen(env, root_quat=turn, root_pos=torch.tensor([[0.1, 0.2, 0.9], [0.1, -0.2, 0.9]]))
+    assert (here.flip(1) - there).abs().max() <= 1 and (here - there).abs().max() > 20
+    assert set(mirrored(env).maps) == {"policy", "critic", "actions"}
+    monkeypatch.setattr(type(env.task), "mirrors", {**type(env.task).mirrors, "depth": "scalar"})
+    with pytest.raises(TaskError, match=r"mirrors\['depth'\]: the mirror image of these images is not known"):
+        mirrored(env)
+
+
+def test_other_vision_is_one_line(monkeypatch):
+    with pytest.raises(ConfigError, match=r"^task.vision .*depth.*rgb"):
+        make_env(num_envs=1, vision="rgb")
+    with pytest.raises(ConfigError, match=r"^task.observations.heights"):
+        make_env(num_envs=1, **SEES, terrain="rough", rough=PATCHES, observations={"heights": 3})
+    monkeypatch.setattr(Go1Velocity, "robot", dataclasses.replace(Go1Velocity.robot, eye=None))
+    with pytest.raises(ConfigError, match=r"^task.vision=depth: the robot 'go1' has no `eye`. Try task.vision=null$"):
+        make_env(num_envs=1, **SEES)
 
 
 def test_a_term_that_does_not_exist_is_named():
