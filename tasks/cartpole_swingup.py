@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env.math import tolerance
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -106,10 +107,10 @@ class CartpoleSwingup(Task[CartpoleSwingupConfig]):
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         (cart, angle), spin = self.robot.joint_pos.unbind(dim=1), self.robot.joint_vel[:, 1]
-        near = torch.exp(math.log(0.1) * torch.stack([cart / 2.0, spin / 5.0]).square())
-        middle, velocity = (0.5 + 0.5 * near).unbind()
-        force = 1.0 - 0.2 * self.actions[:, 0].square()
-        return {"swing_up": 0.5 * (1.0 + angle.cos()) * middle * velocity * force}
+        middle = 0.5 + 0.5 * tolerance(cart, margin=2.0)
+        velocity = 0.5 + 0.5 * tolerance(spin, margin=5.0)
+        force = 0.8 + 0.2 * tolerance(self.actions[:, 0], margin=1.0, sigmoid="quadratic", value_at_margin=0.0)
+        return {"swing_up": (0.5 + 0.5 * angle.cos()) * middle * velocity * force}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
