@@ -49,12 +49,13 @@ def main() -> None:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        crossed = [r for r in rows if args.threshold is not None and (r["episode/return"] or 0) >= args.threshold]
+        ended = [row for row in rows if row["episode/return"] is not None]  # episodes
+        crossed = [row for row in ended if args.threshold is not None and row["episode/return"] >= args.threshold]
         seeds.append(
             {
                 "seed": seed,
                 "final_return": rows[-1]["episode/return"],
-                "best_return": max(r["episode/return"] for r in rows if r["episode/return"] is not None),
+                "best_return": max(row["episode/return"] for row in ended),
                 "env_steps": rows[-1]["env_steps"],
                 "env_steps_at_threshold": crossed[0]["env_steps"] if crossed else None,
                 "seconds": rows[-1]["time/elapsed_s"],
