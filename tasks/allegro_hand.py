@@ -16,7 +16,7 @@ class AllegroHandConfig(InHandConfig):
 
 
 class AllegroHand(InHand):
-    """AllegroHand: turn a cube in the hand to goal orientations, one after the other, without dropping it.
+    """AllegroHand: turn a cube to goal orientations, in the hand, one after the other, without dropping it.
 
     Observations, actions, reward terms and start are those of IsaacGymEnvs' AllegroHand. Differences: the goal's
     position never changes and is observed relative to the cube; orientations are uniform over all rotations; the cube

@@ -27,7 +27,7 @@ class CartpoleSwingupConfig(TaskConfig):
 
 
 class CartpoleSwingup(Task[CartpoleSwingupConfig]):
-    """CartpoleSwingup: swing a pole up by moving its cart, and keep it upright in the middle of the rail.
+    """CartpoleSwingup: swing a pole up, by moving its cart, and keep it upright in the middle of the rail.
 
     Cart, pole and reward are those of `cartpole-swingup` in dm_control (Tassa et al. 2018, arXiv 1801.00690). There an
     episode has 1000 control steps of 0.01 s; here it has 250 of 0.04 s, so that returns are a quarter.

@@ -42,7 +42,7 @@ class FrankaCabinetConfig(TaskConfig):
 
 
 class FrankaCabinet(Task[FrankaCabinetConfig]):
-    """FrankaCabinet: open the top drawer of a cabinet, by its handle.
+    """FrankaCabinet: open a drawer, the top one of a cabinet, by its handle.
 
     Observations, actions and reward terms are those of IsaacGymEnvs' FrankaCabinet. The cabinet is ours, and its drawer
     is empty. The gripping point is between the fingertips, not beside them as in the original. PhysX limits joint

@@ -54,7 +54,7 @@ class FrankaCubeStackConfig(TaskConfig):
 
 
 class FrankaCubeStack(Task[FrankaCubeStackConfig]):
-    """FrankaCubeStack: stack cube A on cube B and let go.
+    """FrankaCubeStack: stack two cubes, A on B, and let go.
 
     Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack. Differences: the
     episode continues when the cubes are stacked, because ending it makes holding the cube at its goal worth more than

@@ -41,7 +41,7 @@ class FrankaReachConfig(TaskConfig):
 
 
 class FrankaReach(Task[FrankaReachConfig]):
-    """FrankaReach: move the point between the fingertips to a target; every few seconds there is another one.
+    """FrankaReach: reach for a target, with the point between the fingertips; every few seconds there is another one.
 
     Targets, actions, rates and reward are those of Isaac Lab's Isaac-Reach-Franka, for the position alone: there the
     hand has an orientation to reach too. Differences: targets last half as long; the point is that between the

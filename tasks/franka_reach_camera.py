@@ -24,7 +24,7 @@ class FrankaReachCameraConfig(FrankaReachConfig):
 
 
 class FrankaReachCamera(FrankaReach):
-    """FrankaReachCamera: move the point between the fingertips to a red ball that a camera sees.
+    """FrankaReachCamera: reach for a red ball, which a camera sees, with the point between the fingertips.
 
     The task is FrankaReach. The camera stands in front of the robot, near the targets and to their left: the ball is
     hidden behind the arm seldom, and its size in the image tells how far away it is.

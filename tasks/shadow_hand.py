@@ -24,7 +24,7 @@ class ShadowHandConfig(InHandConfig):
 
 
 class ShadowHand(InHand):
-    """ShadowHand: turn a cube in the hand to goal orientations, one after the other, without dropping it.
+    """ShadowHand: turn a cube to goal orientations, in the hand, one after the other, without dropping it.
 
     Observations, actions, reward terms and start are those of IsaacGymEnvs' ShadowHand. Differences: the goal's
     position never changes and is observed relative to the cube; orientations are uniform over all rotations; gravity

@@ -79,7 +79,7 @@ MAPPED = {  # parts of what the policy sees, mapped to [-1, 1], and their sizes
 
 
 class Trifinger(Task[TrifingerConfig]):
-    """Trifinger: move a cube of 65 mm to a goal pose, with three fingers of three joints each.
+    """Trifinger: move a cube to a goal pose, 65 mm wide, with three fingers of three joints each.
 
     Observations, actions, rewards and goals are those of IsaacGymEnvs' Trifinger (Allshire et al. 2021, arXiv
     2108.09779), with quaternions wxyz (there xyzw). Its domain randomisation is the same, except the size of the cube.
