@@ -3,6 +3,7 @@
     python benchmarks/distillation.py runs/Go1Velocity/latest --leave-out lin_vel joint_vel
     python benchmarks/distillation.py <run of the teacher> --leave-out lin_vel --rnn none --iterations 20
     python benchmarks/distillation.py runs/FrankaReach/latest --task FrankaReachCamera
+    python benchmarks/distillation.py <run on rough ground> --leave-out --set task.vision=depth num_envs=64
 
 The student has the task of the teacher, or with --task one with images of it, and the settings of its yaml. Returns are
 means of whole episodes with mean actions, of the same seed in as many envs for both.
@@ -48,7 +49,7 @@ def same_task(args: argparse.Namespace) -> list[str]:
 
     of_task = [line for line in read_overrides(find_checkpoint(args.teacher)) if OF_TASK.match(line)]
     rnn = args.rnn.replace("none", "null")
-    command = ["train.py", *of_task, *(f"task.observations.{part}.used=false" for part in args.leave_out)]
+    command = ["train.py", *of_task, *args.set, *(f"task.observations.{part}.used=false" for part in args.leave_out)]
     command += [
         "algo=distill",
         f"distill.horizon={args.horizon}",
@@ -64,6 +65,7 @@ def main() -> int:
     parser.add_argument("teacher", help="run of the teacher")
     parser.add_argument("--task", help="task of the student, with the settings of its yaml: those below have no effect")
     parser.add_argument("--leave-out", nargs="*", default=["lin_vel"], help="parts that the student lacks")
+    parser.add_argument("--set", nargs="*", default=[], help="other settings of the student")
     parser.add_argument("--rnn", default="gru", choices=["gru", "lstm", "none"], help="memory of the student")
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--horizon", type=int, default=60)
