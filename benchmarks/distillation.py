@@ -3,7 +3,7 @@
     python benchmarks/distillation.py runs/Go1Velocity/latest --leave-out lin_vel joint_vel
     python benchmarks/distillation.py <run of the teacher> --leave-out lin_vel --rnn none --iterations 20
     python benchmarks/distillation.py runs/FrankaReach/latest --task FrankaReachCamera
-    python benchmarks/distillation.py <run on rough ground> --leave-out --set task.vision=depth num_envs=64
+    python benchmarks/distillation.py <run on rough ground> --leave-out --set task.vision=depth num_envs=64 --level 5
 
 The student has the task of the teacher, or with --task one with images of it, and the settings of its yaml. Returns are
 means of whole episodes with mean actions, of the same seed in as many envs for both.
@@ -20,6 +20,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from checkout import ROOT, provenance, write
 
@@ -29,14 +30,20 @@ OF_TASK = re.compile(r"\+*(task|num_envs)[.=]")
 """Settings of the teacher that the student takes over."""
 
 
-def evaluated(run: str, seed: int) -> dict[str, float]:
+def evaluated(run: str, args: argparse.Namespace) -> dict[str, float]:
     """Returns what an episode of a run is worth, and the task's numbers."""
+    import torch
+
     from gpusim_rl.run.evaluation import evaluate
     from gpusim_rl.view.player import Player
 
-    with closing(Player.open(run, num_envs=ENVS, plays_on="mujoco", changes={"seed": seed})) as player:
+    with closing(Player.open(run, num_envs=ENVS, plays_on="mujoco", changes={"seed": args.seed})) as player:
         assert player.policy is not None
-        result, _ = evaluate(player.env, player.policy, player.obs)
+        env: Any = player.env
+        if args.level is not None:  # else each begins where its training has led it
+            env.task.levels.value.fill_(args.level)
+            player.obs = env.begin_episodes(torch.ones(ENVS, dtype=torch.bool))
+        result, _ = evaluate(env, player.policy, player.obs)
     return {
         name: round(value, 4) for name, value in result.items() if name == "return_mean" or name.startswith("task/")
     }
@@ -66,6 +73,7 @@ def main() -> int:
     parser.add_argument("--task", help="task of the student, with the settings of its yaml: those below have no effect")
     parser.add_argument("--leave-out", nargs="*", default=["lin_vel"], help="parts that the student lacks")
     parser.add_argument("--set", nargs="*", default=[], help="other settings of the student")
+    parser.add_argument("--level", type=int, help="level of rough ground that both are evaluated on")
     parser.add_argument("--rnn", default="gru", choices=["gru", "lstm", "none"], help="memory of the student")
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--horizon", type=int, default=60)
@@ -89,8 +97,8 @@ def main() -> int:
         "env_steps": int(last["env_steps"]),
         "minutes": round(float(last["time/elapsed_s"]) / 60.0, 1),
         "cpu_minutes": round((used.ru_utime + used.ru_stime) / 60.0, 1),
-        "teacher": evaluated(args.teacher, args.seed),
-        "student": evaluated(str(student), args.seed),
+        "teacher": evaluated(args.teacher, args),
+        "student": evaluated(str(student), args),
     }
     row["share"] = round(row["student"]["return_mean"] / row["teacher"]["return_mean"], 4)
     print(json.dumps(row, indent=2))
