@@ -97,6 +97,11 @@ class EncodedEnv(Environment):
             self.obs_sizes["policy"] = self.obs_sizes.get("policy", 0) + self.frames * size
         return self._begin(obs)
 
+    def look(self) -> Observation:
+        """Returns the observation to act on, read again; no frame is encoded again."""
+        assert isinstance(self.env, VecEnv)
+        return self._joined(self.env.look(), self.features)
+
     def step(self, action: Tensor) -> Step:
         """Advances all envs by one control step and resets those whose episode ended."""
         step = self.env.step(action)

@@ -161,6 +161,10 @@ class VecEnv(Environment):
             start = self.task.random.integers(0, self.max_episode_length)
             torch.where(where, start, self.progress, out=self.progress)
             self.staggered |= where
+        return self.look()
+
+    def look(self) -> Observation:
+        """Returns the observation to act on, read again after a change of what the task observes."""
         self._obs = self._look()
         return self._obs
 

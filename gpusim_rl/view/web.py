@@ -24,6 +24,7 @@ import torch
 
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.command import steerable
+from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError, first_line, import_extra, say, warn
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.web_images import Images
@@ -172,8 +173,8 @@ class WebViewer:
             return
         value = torch.tensor(self.held, device=self._vec_env.device)
         self.commands.hold(self._followed(), value)
-        nowhere = torch.zeros(self._vec_env.num_envs, dtype=torch.bool, device=self._vec_env.device)
-        self._player.obs = self._vec_env.begin_episodes(nowhere)
+        assert isinstance(self._player.observed, VecEnv | EncodedEnv)
+        self._player.obs = self._player.observed.look()
 
     def _followed(self) -> torch.Tensor:
         return torch.arange(self._vec_env.num_envs, device=self._vec_env.device) == self.env
