@@ -25,9 +25,8 @@ class SpatialSoftmax(nn.Module):
     Activations are standardised before: those of new weights differ by a hundredth of what a softmax needs.
     """
 
-    TEMPERATURE = (
-        0.3  # learns positions of thin things sooner than 1; one that learns as well falls, and then they jump
-    )
+    TEMPERATURE = 0.3
+    """It finds thin things sooner than 1. It is fixed: one that learns falls, and then positions jump."""
 
     places: Tensor
     """Position of each pixel, [height * width, 2]."""
@@ -43,7 +42,8 @@ class SpatialSoftmax(nn.Module):
         found = x.float().flatten(2)
         deviation, mean = torch.std_mean(found, dim=2, keepdim=True)
         share = ((found - mean) / (self.TEMPERATURE * (deviation + 1e-3))).softmax(dim=2)
-        return (share @ self.places).flatten(1)
+        with torch.autocast(x.device.type, enabled=False):  # it would round the positions
+            return (share @ self.places).flatten(1)
 
 
 class _Residual(nn.Module):

@@ -61,15 +61,15 @@ class Pretrained(nn.Module):
     def forward(
         self, images: Mapping[str, UInt8[Tensor, "batch height width channels"]]
     ) -> Float[Tensor, "batch features"]:
-        """Returns features, float32, on the device of the images; on CUDA they are computed in bfloat16."""
+        """Returns features, float32, on the device of the images; those of ImageNet are in bfloat16 on CUDA."""
         return torch.cat([self._features(group, images[group]) for group in self.groups], dim=1)
 
     def _features(self, group: str, images: Tensor) -> Tensor:
         device = next(self.parameters()).device
         rows = max(1, PIXELS // (self._side**2 if self._side else images[0, ..., 0].numel()))
-        parts = []
+        parts, large = [], self._side is not None
         for part in images.to(device).split(rows):
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=large and device.type == "cuda"):
                 parts.append(self.networks[group](scaled(part, torch.float32)).float())
         return torch.cat(parts).to(images.device)
 
