@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Box:
     """Continuous actions: `size` numbers for each env, nominally in [-1, 1].
 
-    The numbers are not limited here: `VecEnv.step` clamps them, so an algorithm may sample beyond the limit. Each task
+    The numbers are not limited here: envs clamp them, so an algorithm may sample beyond the limit. Each task
     scales its actions to forces, torques or targets by itself.
     """
 

@@ -30,7 +30,7 @@ def make_env(num_envs: int = 4, *, task_class: Any = None, **task: Any) -> VecEn
 
 def test_two_choices_are_the_two_largest_forces() -> None:
     continuous, discrete = make_env(), make_env(discrete=True)
-    assert continuous.action_space == Box(1) and discrete.action_space == MultiDiscrete((2,))
+    assert continuous.action_space == Box(1, 1.0) and discrete.action_space == MultiDiscrete((2,))
     generator = torch.Generator().manual_seed(0)
     for _ in range(30):
         index = torch.randint(2, (4, 1), generator=generator)

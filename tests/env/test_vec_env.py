@@ -389,9 +389,9 @@ def test_a_returned_step_never_changes() -> None:
 # Clipping
 
 
-def test_the_action_space_has_the_size_of_the_action_vector() -> None:
+def test_the_action_space_has_size_and_limit_of_the_action_vector() -> None:
     env = make()
-    assert env.action_space == spaces.Box(env.num_actions)
+    assert env.action_space == spaces.Box(env.num_actions, env.cfg.clip_actions)
 
 
 def test_actions_are_clipped() -> None:
