@@ -232,7 +232,7 @@ class OnPolicy(Algorithm):
         inputs = self._inputs()
         if policy.mlp_bf16 and not policy.recurrent:
             # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
-            inputs = {n: x if n == LABEL or x.dtype == torch.uint8 else x.bfloat16() for n, x in inputs.items()}
+            inputs = {name: x if name == LABEL else x.bfloat16() for name, x in inputs.items()}
         samples = Samples.of(
             rollout.action,
             rollout.distribution,
