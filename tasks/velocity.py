@@ -96,6 +96,10 @@ class Eye:
     near: float
     far: float
 
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.near < self.far:
+            raise TaskError(f"eye: expected 0 <= near < far [m], got near={self.near:g}, far={self.far:g}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
@@ -449,7 +453,7 @@ class VelocityTask(Task[VelocityConfig]):
     With `vision=depth` the policy gets images of a depth camera on the torso, the group `depth`: 24 x 32 pixels, the
     depth along the view from 0 (`near` of the robot's `Eye`) to 255 (`far`). It draws the ground alone, not the robot,
     in every fifth control step. On rough ground the images take the place of the policy's `heights`. The group
-    `teacher` has then what the policy observes without vision, the same noise included.
+    `teacher` then has what the policy observes without vision, the same noise included; on flat ground there is none.
 
     On rough ground each env has its own kind of patch. At the end of an episode it goes one level up if the robot is
     further than half a patch from its middle, and one level down if it is nearer than half of the commanded distance.
