@@ -478,13 +478,14 @@ def test_the_arm_of_the_page_is_trained_played_recorded_and_exported(looking):
 
 
 @pytest.mark.timeout(900)
-def test_the_other_commands_about_images_run(looking):
-    typed = [command for command in commands("docs/vision.md") if "-cd my_cfg" not in command]
-    assert len(typed) == 4
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_other_commands_about_images_run(looking, frozen):
+    typed = [text for text in commands("docs/vision.md") if "-cd my_cfg" not in text and ("encoder" in text) == frozen]
     for command in typed:
         shell(tiny(command), looking)
-    trained = [path.parent for path in (looking / "runs" / "CartpoleCamera").glob("2*/config.yaml")]
-    assert len(trained) == 3 and sum((run / "encoder.pt").is_file() for run in trained) == 2
+    runs = [path.parent for path in (looking / "runs").glob("*/2*/config.yaml")]
+    assert len(runs) == sum("train.py" in command for command in typed) == (2 if frozen else 6)
+    assert all((run / "encoder.pt").is_file() == frozen for run in runs)
 
 
 def test_the_lines_about_cameras_run_in_the_task_of_the_page(looking, monkeypatch):
