@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,14 @@ def main() -> None:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        ended = [row for row in rows if row["episode/return"] is not None]  # episodes
-        crossed = [row for row in ended if args.threshold is not None and row["episode/return"] >= args.threshold]
+        threshold = math.inf if args.threshold is None else args.threshold
+        returns = [value for row in rows if (value := row["episode/return"]) is not None]
+        crossed = [row for row in rows if (value := row["episode/return"]) is not None and value >= threshold]
         seeds.append(
             {
                 "seed": seed,
                 "final_return": rows[-1]["episode/return"],
-                "best_return": max(row["episode/return"] for row in ended),
+                "best_return": max(returns),
                 "env_steps": rows[-1]["env_steps"],
                 "env_steps_at_threshold": crossed[0]["env_steps"] if crossed else None,
                 "seconds": rows[-1]["time/elapsed_s"],
