@@ -148,7 +148,7 @@ MINIBATCH_STEP = 100
 """Kernels of a minibatch step with PPO."""
 ROBOTS = ("Go1Velocity", "Go2Velocity", "G1Velocity", "T1Velocity")
 LARGER_STEPS = {"ShadowHand": 101, "AnymalTerrain": 120, "Hopper": 108, "Trifinger": 129, **dict.fromkeys(ROBOTS, 121)}
-LARGER_STEPS |= {"CartpoleCamera": 172, "FrankaReachCamera": 184}
+LARGER_STEPS |= {"CartpoleCamera": 173, "FrankaReachCamera": 173}
 """Those of a network with four layers, of actors and critics with a network each, and of an encoder."""
 
 

@@ -42,8 +42,8 @@ class SpatialSoftmax(nn.Module):
         found = x.float().flatten(2)
         deviation, mean = torch.std_mean(found, dim=2, keepdim=True)
         share = ((found - mean) / (self.TEMPERATURE * (deviation + 1e-3))).softmax(dim=2)
-        with torch.autocast(x.device.type, enabled=False):  # it would round the positions
-            return (share @ self.places).flatten(1)
+        # No product of matrices: autocast would round the positions.
+        return torch.stack([(share * place).sum(dim=2) for place in self.places.unbind(1)], dim=2).flatten(1)
 
 
 class _Residual(nn.Module):
