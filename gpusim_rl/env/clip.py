@@ -7,7 +7,10 @@ bodies, so no order has to be guessed.
 from __future__ import annotations
 
 import io
+import math
 import zipfile
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, first_line
 from gpusim_rl.files import safe_open
 
 MAX_BYTES = 256 << 20
 """Size of a file, packed and unpacked; 10 minutes of a humanoid at 50 Hz have 60 MB."""
 UNIT = 1e-3
 """Most by which the length of a quaternion may differ from 1."""
+LIKENESS, SCALE = 0.8, 1.1
+"""Least correlation of velocities with differences, and largest factor between them."""
+STILL = 1e-3
+"""Root mean square of velocities, below which there is nothing to compare [rad/s or m/s]."""
+DOCS = "docs/imitation.md#clips"
+DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError, MemoryError, SyntaxError, TypeError)
+"""What a file raises that is no npz; a method of compression that Python lacks is a RuntimeError."""
+ISAAC_LAB = {
+    "joint_names": "dof_names",
+    "joint_pos": "dof_positions",
+    "joint_vel": "dof_velocities",
+    "body_pos_w": "body_positions",
+    "body_quat_w": "body_rotations",
+    "body_lin_vel_w": "body_linear_velocities",
+    "body_ang_vel_w": "body_angular_velocities",
+}
+"""Names of Isaac Lab's arrays, by ours."""
 
 Array = NDArray[np.float32]
 
@@ -48,6 +68,9 @@ class Clip:
     """[frames, bodies, 3], rad/s."""
 
     def __post_init__(self) -> None:
+        for names in (self.joint_names, self.body_names):
+            if len(set(names)) < len(names):
+                raise ConfigError(f"the name {next(n for n in names if names.count(n) > 1)!r} is there twice")
         frames, joints, bodies = len(self.joint_pos), len(self.joint_names), len(self.body_names)
         expected = {"joint_pos": (joints,), "joint_vel": (joints,)}
         expected |= {"body_pos_w": (bodies, 3), "body_quat_w": (bodies, 4)}
@@ -74,27 +97,109 @@ class Clip:
         return (len(self.joint_pos) - 1) / self.fps
 
 
-def load(path: Path) -> Clip:
-    """Reads a clip, as data only.
+def load(path: Path, joint_names: Sequence[str] | None = None, body_names: Sequence[str] | None = None) -> Clip:
+    """Reads a clip of ours, of mjlab or of Isaac Lab, as data only.
+
+    Args:
+        path: File.
+        joint_names: Names for a file without names, such as mjlab's, in its order.
+        body_names: Names of bodies for such a file.
 
     Raises:
         ConfigError: The file is not there or is no clip; arrays are missing, or do not fit each other.
     """
+    values = _read(path)
+    given = {"joint_names": joint_names, "body_names": body_names}
+    values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
-        content = safe_open.read_bytes(path, MAX_BYTES)
+        if missing := [field.name for field in fields(Clip) if field.name not in values]:
+            hint = "; mjlab's files have no names, the robot has them" if set(missing) == set(given) else ""
+            there = f"{', '.join(values) or 'nothing'}{hint}"
+            raise ConfigError(f"it lacks {', '.join(missing)}, it has {there}. Try {DOCS}")
+        if wrong := [key for key in given if values[key].ndim != 1]:
+            raise ConfigError(f"{wrong[0]} is no list of names")
+        names: dict[str, Any] = {key: tuple(values.pop(key).astype(str).tolist()) for key in given}
+        if wrong := [key for key, value in values.items() if value.dtype.kind not in "fiu"]:
+            raise ConfigError(f"{wrong[0]} holds {values[wrong[0]].dtype}, expected numbers")
+        fps = float(values.pop("fps").item())
+        with np.errstate(over="ignore"):
+            arrays: dict[str, Any] = {name: value.astype(np.float32) for name, value in values.items()}
+            clip = Clip(fps=fps, **names, **arrays)
+        _check_velocities(clip)
+        return clip
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file, by our names, without those that a clip has not."""
+    try:
+        if not path.is_file():
+            raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip make")
+        content = safe_open.read_bytes(path.resolve(), MAX_BYTES)
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
                 raise ConfigError(f"{path} is larger than {MAX_BYTES >> 20} MB unpacked: no motion clip")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            values: dict[str, Any] = {field.name: arrays[field.name] for field in fields(Clip)}
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-        raise ConfigError(f"{path} is no motion clip: {error}. Try docs/imitation.md#clips") from None
-    try:
-        names = {key: tuple(str(name) for name in values.pop(key)) for key in ("joint_names", "body_names")}
-        fps = float(values.pop("fps"))
-        return Clip(fps=fps, **names, **{name: value.astype(np.float32) for name, value in values.items()})
-    except (ConfigError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+            names = {field.name: field.name for field in fields(Clip)}
+            if "dof_positions" in arrays.files:
+                names |= ISAAC_LAB
+            return {name: np.asarray(arrays[key]) for name, key in names.items() if key in arrays.files}
+    except ConfigError:
+        raise
+    except (*DAMAGED, OSError) as error:
+        reason = first_line(error) or type(error).__name__
+        if "allow_pickle" in reason:
+            reason = "it holds Python objects, which could run code, in place of numbers and text"
+        raise ConfigError(f"{path} is no motion clip: {reason}. Try {DOCS}") from None
+
+
+def _check_velocities(clip: Clip) -> None:
+    """Compares velocities with what changes within a tenth of a second: files have frames that are there twice."""
+    window, quat = min(max(1, round(0.1 * clip.fps)), len(clip.joint_pos) - 1), clip.body_quat_w
+    for name, of, names, change, hint in (
+        ("body_lin_vel_w", "body_pos_w", clip.body_names, np.diff(clip.body_pos_w, axis=0), "those of the origins"),
+        ("joint_vel", "joint_pos", clip.joint_names, np.diff(clip.joint_pos, axis=0), "rad/s"),
+        ("body_ang_vel_w", "body_quat_w", clip.body_names, _turns(quat), "rad/s in the world frame"),
+    ):
+        velocity = getattr(clip, name)
+        got, expected = _mean(0.5 * (velocity[1:] + velocity[:-1]), window), clip.fps * _mean(change, window)
+        scale, likeness = _compare(got, expected)
+        if likeness > LIKENESS and abs(math.log(scale)) < math.log(SCALE):
+            continue
+        place = np.unravel_index(np.abs(got - expected).argmax(), got.shape)
+        where = f"{name} does not fit how {of} changes: {names[place[1]]} in frames {place[0]} to {place[0] + window}"
+        if name == "body_ang_vel_w" and _compare(got, _mean(_turns(quat[..., [3, 0, 1, 2]]), window))[1] > LIKENESS:
+            hint = "wxyz: these orientations are xyzw"
+        elif likeness > LIKENESS:
+            hint = f"fps={clip.fps * scale:.2g} or so, not {clip.fps:g}"
+        raise ConfigError(f"{where} is {got[place]:.3g}, expected {expected[place]:.3g}. Try {hint}")
+
+
+def _mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Returns means of `window` values in a row, along the first axis."""
+    sums = np.cumsum(np.concatenate([np.zeros_like(values[:1], dtype=np.float64), values]), axis=0)
+    return (sums[window:] - sums[:-window]) / window
+
+
+def _compare(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """Returns the factor between two arrays, and how alike they are otherwise: 1 at most. What is still fits."""
+    a, b = value.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+    squares = float(a @ a), float(b @ b)
+    if max(squares) < STILL**2 * a.size:
+        return 1.0, 1.0
+    likeness = float(a @ b) / math.sqrt(max(squares[0] * squares[1], 1e-30))
+    return math.sqrt(squares[0] / max(squares[1], 1e-30)), likeness
+
+
+def _turns(quat: np.ndarray) -> np.ndarray:
+    """Returns the rotation vectors [rad], world frame, from each frame to the next one."""
+    before, after = (part.astype(np.float64) for part in (quat[:-1], quat[1:]))
+    w = (before * after).sum(axis=-1, keepdims=True)
+    xyz = before[..., :1] * after[..., 1:] - after[..., :1] * before[..., 1:]
+    xyz = np.where(w < 0.0, -1.0, 1.0) * (xyz - np.cross(after[..., 1:], before[..., 1:]))
+    length = np.linalg.norm(xyz, axis=-1, keepdims=True)
+    return xyz * 2.0 * np.arctan2(length, np.abs(w)) / np.maximum(length, 1e-12)
 
 
 def save(path: Path, clip: Clip) -> None:
@@ -104,4 +209,5 @@ def save(path: Path, clip: Clip) -> None:
         OSError: The file cannot be written.
     """
     with safe_open.replacing(path) as file:
-        np.savez_compressed(file, **{field.name: np.asarray(getattr(clip, field.name)) for field in fields(Clip)})
+        arrays: dict[str, Any] = {field.name: np.asarray(getattr(clip, field.name)) for field in fields(Clip)}
+        np.savez_compressed(file, **arrays)

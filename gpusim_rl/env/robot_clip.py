@@ -1,0 +1,176 @@
+"""A motion clip and a robot: whose clip it is, and a clip of what a robot's model did."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.env.clip import Clip, load
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.sim import Scene
+
+FRAMES = 30
+"""Frames in which kinematics are checked."""
+FAR, TURNED = 0.02, 0.1
+"""Most by which a body may be away from where the joints put it [m], and turned [rad]."""
+MOST = 4
+"""Names in a message."""
+WXYZ, XYZW = (0, 1, 2, 3), (3, 0, 1, 2)
+"""Where a quaternion has its w, x, y and z."""
+
+
+def scene_of(robot: str | Path) -> Scene:
+    """Returns a scene with ground and a robot, `robot`; its file is as for `Scene.add`."""
+    scene = Scene(50.0)
+    scene.add_ground()
+    scene.add("robot", robot)
+    return scene
+
+
+def load_for(path: Path, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
+    """Reads a clip for a robot, which has the names where the file has none; see `fit`.
+
+    Raises:
+        ConfigError: What `load` or `fit` refuses.
+    """
+    clip = load(path, *(list(scene.elements_of(robot, kind)) for kind in ("joint", "body")))
+    try:
+        return fit(clip, scene, robot, bodies)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
+    """Returns a clip with joints and bodies in the order of an articulation's, after a look at its kinematics.
+
+    Args:
+        clip: Clip; joints and bodies that the articulation has not are left out.
+        scene: Scene of the articulation.
+        robot: Name of the articulation.
+        bodies: Bodies that are needed, in the order of the result; None = all.
+
+    Raises:
+        ConfigError: Joints or bodies are missing, or the bodies are not where the joints put them.
+    """
+    joints, known = list(scene.elements_of(robot, "joint")), list(scene.elements_of(robot, "body"))
+    wanted = known if bodies is None else list(bodies)
+    needed = list(dict.fromkeys([known[0], *wanted]))  # the root tells where the robot is
+    for kind, names, there in (("joints", joints, clip.joint_names), ("bodies", needed, clip.body_names)):
+        if missing := [name for name in names if name not in there]:
+            file = robot_of(clip)
+            of = f"a clip of {file.stem}" if file else f"of {len(there)} {kind} {', '.join(there[:MOST])} ..."
+            some = ", ".join(missing[:MOST]) + (f" and {len(missing) - MOST} more" if missing[MOST:] else "")
+            raise ConfigError(f"it has no {kind} {some} of {robot!r}; it seems to be {of}. Try a clip of that robot")
+    _check_kinematics(clip, scene, robot)
+    columns = {"joint": [clip.joint_names.index(n) for n in joints], "body": [clip.body_names.index(n) for n in wanted]}
+    names = ("joint_pos", "joint_vel", "body_pos_w", "body_quat_w", "body_lin_vel_w", "body_ang_vel_w")
+    arrays = {name: getattr(clip, name)[:, columns[name.partition("_")[0]]] for name in names}
+    return replace(clip, joint_names=tuple(joints), body_names=tuple(wanted), **arrays)
+
+
+def _check_kinematics(clip: Clip, scene: Scene, robot: str) -> None:
+    """Compares poses of bodies, in some frames, with those of the robot's model at the same root and joints."""
+    known = list(scene.elements_of(robot, "body"))
+    rows = [row for row, name in enumerate(clip.body_names) if name in known]
+    places = [known.index(clip.body_names[row]) for row in rows]
+    chosen = np.linspace(0, len(clip.joint_pos) - 1, FRAMES).astype(int)
+    pos, quat = clip.body_pos_w[chosen][:, rows], clip.body_quat_w[chosen][:, rows]
+    still = np.zeros((FRAMES, scene.model.nv))
+
+    def compare(order: Sequence[int]) -> tuple[np.ndarray, Clip]:
+        model = from_states(scene, robot, positions(clip, scene, robot, order)[chosen], still, clip.fps)
+        far = np.linalg.norm(model.body_pos_w[:, places] - pos, axis=-1)
+        cosine = np.abs((model.body_quat_w[:, places] * quat[..., order]).sum(axis=-1))  # of half of the angle
+        return np.maximum(far / FAR, 2.0 * np.arccos(cosine.clip(0.0, 1.0)) / TURNED), model
+
+    error, model = compare(WXYZ)
+    if error.max() < 1.0:
+        return
+    number, body = np.unravel_index(error.argmax(), error.shape)
+    name, got, expected = known[places[body]], pos[number, body], model.body_pos_w[number, places[body]]
+    distance = np.linalg.norm(model.body_pos_w - pos[:, body, None], axis=-1).mean(axis=0)
+    hint = "the order of joints and bodies that the robot has, wxyz, and rad"
+    if compare(XYZW)[0].max() < 1.0:
+        hint = "wxyz: these orientations are xyzw"
+    elif distance.min() < FAR and known[distance.argmin()] != name:
+        hint = f"another order of bodies: {known[distance.argmin()]} is there"
+    raise ConfigError(
+        f"{name} in frame {chosen[number]} is not where the joints of {robot!r} put it, or it is turned: expected"
+        f" {_text(expected)} m, got {_text(got)} m. Try {hint}"
+    )
+
+
+def _text(vector: np.ndarray) -> str:
+    return f"[{', '.join(f'{value:.3f}' for value in vector)}]"
+
+
+def positions(clip: Clip, scene: Scene, robot: str, order: Sequence[int] = WXYZ) -> np.ndarray:
+    """Returns the positions of the scene's model in each frame, shape [frames, nq].
+
+    Args:
+        clip: Clip with all joints of the articulation, and its root.
+        scene: Scene of the articulation.
+        robot: Name of the articulation.
+        order: Places of w, x, y and z in the clip's quaternions.
+    """
+    model, (root, body) = scene.model, next(iter(scene.elements_of(robot, "body").items()))
+    qpos, row = np.tile(model.qpos0, (len(clip.joint_pos), 1)), clip.body_names.index(root)
+    for name, number in scene.elements_of(robot, "joint").items():
+        qpos[:, model.jnt_qposadr[number]] = clip.joint_pos[:, clip.joint_names.index(name)]
+    first = int(model.body_jntadr[body])
+    if first >= 0 and model.jnt_type[first] == mujoco.mjtJoint.mjJNT_FREE.value:
+        place = int(model.jnt_qposadr[first])
+        qpos[:, place : place + 3] = clip.body_pos_w[:, row]
+        qpos[:, place + 3 : place + 7] = clip.body_quat_w[:, row][:, list(order)]
+    return qpos
+
+
+def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fps: float) -> Clip:
+    """Returns the clip of a robot that moved through states of its scene's model.
+
+    Args:
+        scene: Scene of the robot.
+        robot: Name of the articulation.
+        qpos: Positions, shape [frames, nq].
+        qvel: Velocities, shape [frames, nv].
+        fps: Frames per second [Hz].
+    """
+    model, bodies, joints = scene.model, scene.elements_of(robot, "body"), scene.elements_of(robot, "joint")
+    data, ids, numbers = mujoco.MjData(model), list(bodies.values()), list(joints.values())
+    pos, quat, velocity = (np.zeros((len(qpos), len(ids), width)) for width in (3, 4, 6))
+    for frame in range(len(qpos)):
+        data.qpos[:], data.qvel[:] = qpos[frame], qvel[frame]
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_comVel(model, data)
+        pos[frame], quat[frame] = data.xpos[ids], data.xquat[ids]
+        for place, body in enumerate(ids):
+            of = mujoco.mjtObj.mjOBJ_XBODY.value
+            mujoco.mj_objectVelocity(model, data, of, body, velocity[frame, place], 0)
+    return Clip(
+        fps=fps,
+        joint_names=tuple(joints),
+        body_names=tuple(bodies),
+        joint_pos=qpos[:, model.jnt_qposadr[numbers]].astype(np.float32),
+        joint_vel=qvel[:, model.jnt_dofadr[numbers]].astype(np.float32),
+        body_pos_w=pos.astype(np.float32),
+        body_quat_w=quat.astype(np.float32),
+        body_lin_vel_w=velocity[..., 3:].astype(np.float32),
+        body_ang_vel_w=velocity[..., :3].astype(np.float32),
+    )
+
+
+def robot_of(clip: Clip) -> Path | None:
+    """Returns the file of that robot of ours of which a clip has all joints; None where there is none."""
+    found: dict[Path, int] = {}
+    for file in sorted(assets_dir().rglob("*.xml")):
+        joints = set(re.findall(r"<joint[^>]*?\bname=\"([^\"]+)\"", file.read_text(encoding="utf-8")))
+        if joints and joints <= set(clip.joint_names):
+            found[file] = len(joints)
+    return max(found, key=lambda file: found[file], default=None)
