@@ -1,0 +1,238 @@
+"""Motion clips of our own, by foot placement or keyframes, and inverse kinematics; `gpusim-rl clip make` writes them.
+
+Nothing here knows forces: feet that stand do not move, what is between keyframes is smooth, and the velocities are
+central differences. The last frame is the first one of the next repetition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.env.clip import Clip
+from gpusim_rl.env.robot_clip import from_states, scene_of
+from gpusim_rl.errors import import_extra
+from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.sim import Scene
+
+FPS = 50.0
+STEPS = 100
+"""Most steps of the inverse kinematics for a frame."""
+STILL = 1e-7
+"""Length of a step below which a frame is found [rad, m]."""
+DIGITS = 5
+"""Decimals of all numbers: what is behind them doubles the file."""
+ROBOT = "robot"
+
+LEGS = ("FR", "FL", "RR", "RL")
+CYCLE, STANCE, CYCLES = 20, 11, 10
+"""Frames of a trot's cycle, frames of it in which a foot stands, and cycles in the clip."""
+SPEED = 0.6
+"""Speed of the trot [m/s]."""
+LIFT = 0.07
+"""Height of a swing of Go1's feet [m]."""
+
+STAND = {
+    "*_hip_pitch_joint": -0.312,
+    "*_knee_joint": 0.669,
+    "*_ankle_pitch_joint": -0.363,
+    "left_shoulder_roll_joint": 0.25,
+    "right_shoulder_roll_joint": -0.25,
+}
+"""Angles of G1's joints [rad], by pattern."""
+UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
+
+Target = tuple[np.ndarray, np.ndarray | None]
+"""Position [m], and orientation wxyz where it counts."""
+
+
+def smooth(x: float) -> float:
+    """Returns a step from 0 at x = 0 to 1 at x = 1, without velocity and acceleration at both ends."""
+    x = min(max(x, 0.0), 1.0)
+    return x**3 * (10.0 - 15.0 * x + 6.0 * x**2)
+
+
+def go1_trot() -> Clip:
+    """Returns a trot of Go1 straight ahead."""
+    scene = scene_of(assets_dir() / "go1" / "go1.xml")
+    model = scene.model
+    radius = float(model.geom(f"{ROBOT}/FR_foot_collision").size[0])
+    stand = posture(model, {"*R_hip_joint": 0.1, "*L_hip_joint": -0.1, "*_thigh_joint": 0.9, "*_calf_joint": -1.8})
+    data = mujoco.MjData(model)
+    data.qpos[:] = stand
+    mujoco.mj_kinematics(model, data)
+    below = {leg: data.site(f"{ROBOT}/{leg}").xpos - data.body(f"{ROBOT}/trunk").xpos for leg in LEGS}
+    height, stride = radius - below["FR"][2], SPEED * CYCLE / FPS
+
+    def targets(frame: int) -> dict[str, Target]:
+        phase = 2.0 * math.pi * frame / CYCLE
+        trunk = np.array([SPEED * frame / FPS, 0.0, height + 0.004 * math.cos(2.0 * phase)])
+        goals: dict[str, Target] = {"body:trunk": (trunk, UPRIGHT)}
+        for leg in LEGS:
+            # A foot stands half of the way of its stance ahead of its hip, and half of it behind.
+            first = 0 if leg in ("FR", "RL") else CYCLE // 2
+            cycle, since = divmod(frame - first, CYCLE)
+            swing = (since - STANCE) / (CYCLE - STANCE)
+            middle = SPEED * (first + cycle * CYCLE + 0.5 * STANCE) / FPS
+            rise = LIFT * (4.0 * swing * (1.0 - swing)) ** 2 if swing > 0.0 else 0.0
+            x = below[leg][0] + middle + stride * smooth(swing)
+            goals[f"site:{leg}"] = (np.array([x, below[leg][1], radius + rise]), None)
+        return goals
+
+    return clip_of(scene, [(targets(frame), stand) for frame in range(-1, CYCLES * CYCLE + 2)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pose:
+    """Keyframe of G1 on both feet. Angles are from the upright pose [rad]; the waist is between pelvis and torso."""
+
+    time: float
+    """Time at which it is reached [s]."""
+    height: float = 0.76
+    """Height of the pelvis [m]."""
+    pelvis: tuple[float, float] = (0.0, 0.0)
+    """Yaw and pitch of the pelvis."""
+    torso: tuple[float, float] = (0.0, 0.0)
+    """Yaw and pitch of the torso."""
+    arms: tuple[float, float, float, float] = (0.2, 0.2, 0.6, 0.6)
+    """Pitch of the left and the right shoulder, and angle of the left and the right elbow."""
+
+    def numbers(self) -> np.ndarray:
+        """Returns all but the time, shape [9]."""
+        return np.array([self.height, *self.pelvis, *self.torso, *self.arms])
+
+
+CROUCH = (
+    Pose(time=0.4),
+    Pose(time=1.6, height=0.55, pelvis=(0.0, 0.25), torso=(0.0, 0.45), arms=(-0.7, -0.7, 0.4, 0.4)),
+    Pose(time=2.2, height=0.55, pelvis=(0.0, 0.25), torso=(0.0, 0.45), arms=(-0.7, -0.7, 0.4, 0.4)),
+    Pose(time=3.4),
+    Pose(time=3.8),
+)
+BOW = (
+    Pose(time=0.4),
+    Pose(time=1.5, height=0.7, pelvis=(0.0, 0.45), torso=(0.0, 0.9), arms=(-0.3, -0.3, 0.9, 0.9)),
+    Pose(time=2.3, height=0.7, pelvis=(0.0, 0.45), torso=(0.0, 0.9), arms=(-0.3, -0.3, 0.9, 0.9)),
+    Pose(time=3.4),
+    Pose(time=3.8),
+)
+TURN = (
+    Pose(time=0.4),
+    Pose(time=1.3, height=0.74, pelvis=(0.35, 0.0), torso=(1.2, 0.1), arms=(0.6, -0.4, 0.3, 0.9)),
+    Pose(time=1.5, height=0.74, pelvis=(0.35, 0.0), torso=(1.2, 0.1), arms=(0.6, -0.4, 0.3, 0.9)),
+    Pose(time=2.9, height=0.74, pelvis=(-0.35, 0.0), torso=(-1.2, 0.1), arms=(-0.4, 0.6, 0.9, 0.3)),
+    Pose(time=3.1, height=0.74, pelvis=(-0.35, 0.0), torso=(-1.2, 0.1), arms=(-0.4, 0.6, 0.9, 0.3)),
+    Pose(time=4.0),
+    Pose(time=4.4),
+)
+
+
+def g1_poses(poses: Sequence[Pose]) -> Clip:
+    """Returns a motion of G1 through keyframes, with both feet flat on the ground and the mass above them."""
+    scene = scene_of(assets_dir() / "g1" / "g1.xml")
+    model = scene.model
+    sole = model.geom(f"{ROBOT}/left_foot4_collision")
+    site = model.site(f"{ROBOT}/left_foot").pos[2] - (sole.pos[2] - sole.size[0])  # height while the foot stands
+    feet = {f"site:{side}_foot": (np.array([0.0, y, site]), UPRIGHT) for side, y in (("left", 0.12), ("right", -0.12))}
+    times = [pose.time for pose in poses]
+    numbers = np.stack([pose.numbers() for pose in poses])
+
+    def frame(time: float) -> tuple[dict[str, Target], np.ndarray]:
+        before = max(0, int(np.searchsorted(times, time, side="right")) - 1)
+        after = min(before + 1, len(poses) - 1)
+        share = smooth((time - times[before]) / max(times[after] - times[before], 1e-9))
+        height, *yaws, left, right, left_elbow, right_elbow = (1.0 - share) * numbers[before] + share * numbers[after]
+        goals: dict[str, Target] = {**feet, "com": (np.array([0.0, 0.0, np.nan]), None)}
+        goals["body:pelvis"] = (np.array([np.nan, np.nan, height]), turned(*yaws[:2]))
+        goals["body:torso_link"] = (np.full(3, np.nan), turned(*yaws[2:]))
+        arms = {"left_shoulder_pitch_joint": left, "right_shoulder_pitch_joint": right}
+        arms |= {"left_elbow_joint": left_elbow, "right_elbow_joint": right_elbow}
+        return goals, posture(model, {**arms, **STAND})
+
+    frames = round(poses[-1].time * FPS) + 1
+    return clip_of(scene, [frame(number / FPS) for number in range(-1, frames + 1)])
+
+
+def turned(yaw: float, pitch: float) -> np.ndarray:
+    """Returns the orientation, wxyz, of what is first pitched and then yawed [rad]."""
+    quat = np.zeros(4)
+    mujoco.mju_euler2Quat(quat, [yaw, pitch, 0.0], "zyx")
+    return quat
+
+
+def posture(model: mujoco.MjModel, angles: Mapping[str, float]) -> np.ndarray:
+    """Returns the reference pose with other joint angles [rad], by pattern, shape [nq]."""
+    from fnmatch import fnmatchcase
+
+    qpos = model.qpos0.copy()
+    for joint in range(model.njnt):
+        for pattern, angle in angles.items():
+            if fnmatchcase(model.joint(joint).name.removeprefix(f"{ROBOT}/"), pattern):
+                qpos[model.jnt_qposadr[joint]] = angle
+    return qpos
+
+
+def clip_of(scene: Scene, frames: Sequence[tuple[dict[str, Target], np.ndarray]]) -> Clip:
+    """Returns the clip whose frames meet their targets, and else are near to their postures, [nq].
+
+    The first and the last frame are left out: velocities are differences of their neighbours.
+
+    Raises:
+        ConfigError: The library for inverse kinematics is missing.
+    """
+    model = scene.model
+    qpos = np.stack(list(solve(model, frames)))
+    qvel = np.zeros((len(qpos) - 2, model.nv))
+    for frame, velocity in enumerate(qvel):
+        mujoco.mj_differentiatePos(model, velocity, 2.0 / FPS, qpos[frame], qpos[frame + 2])
+    clip = from_states(scene, ROBOT, qpos[1:-1], qvel, FPS)
+    arrays = {field.name: getattr(clip, field.name) for field in fields(Clip)}
+    rounded = {name: array.round(DIGITS) for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    return replace(clip, **rounded)
+
+
+def solve(model: mujoco.MjModel, frames: Sequence[tuple[dict[str, Target], np.ndarray]]) -> Iterator[np.ndarray]:
+    """Gives the positions of each frame, [nq], by Gauss-Newton steps within the limits of the joints."""
+    mink = import_extra("mink", "motion", "clip make")
+    limits, rest = [mink.ConfigurationLimit(model)], mink.PostureTask(model, cost=1e-3)
+    configuration, tasks = mink.Configuration(model, frames[0][1]), {}
+
+    def aim(targets: dict[str, Target]) -> None:
+        for name, (pos, quat) in targets.items():
+            kind, _, element = name.partition(":")
+            cost, element = 1.0 - np.isnan(pos), f"{ROBOT}/{element}"
+            if name == "com":
+                tasks.setdefault(name, mink.ComTask(cost)).set_target(np.nan_to_num(pos))
+                continue
+            # Errors are in the frame of the element: what is free is where it is, or it would count in a tilted one.
+            here = configuration.get_transform_frame_to_world(element, kind).translation()
+            rotation = mink.SO3(UPRIGHT if quat is None else quat)
+            pose = mink.SE3.from_rotation_and_translation(rotation, np.where(np.isnan(pos), here, pos))
+            task = tasks.setdefault(name, mink.FrameTask(element, kind, cost, 0.0 if quat is None else 1.0))
+            task.set_target(pose)
+
+    for targets, near in frames:
+        rest.set_target(near)
+        step = np.ones(model.nv)
+        for _ in range(STEPS):
+            if np.abs(step).max() < STILL:
+                break
+            aim(targets)
+            step = mink.solve_ik(configuration, [rest, *tasks.values()], 1.0, "daqp", limits=limits)
+            configuration.integrate_inplace(step, 1.0)
+        assert np.abs(step).max() < STILL, f"{list(targets)} cannot be reached"
+        yield configuration.q.copy()
+
+
+MAKERS: dict[str, Callable[[], Clip]] = {
+    "go1_trot": go1_trot,
+    "g1_crouch": partial(g1_poses, CROUCH),
+    "g1_bow": partial(g1_poses, BOW),
+    "g1_turn": partial(g1_poses, TURN),
+}
+"""What `gpusim-rl clip make` makes, by its name."""

@@ -1,0 +1,401 @@
+"""Motion clips: files of ours and of others, what is wrong in them, other robots, and clips that we make."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import zipfile
+from dataclasses import fields, replace
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+from gpusim_rl.env import clip as clips
+from gpusim_rl.env.clip import Clip, load, save
+from gpusim_rl.env.made_clips import CYCLE, FPS, LEGS, MAKERS, SPEED, STANCE
+from gpusim_rl.env.robot_clip import fit, from_states, load_for, positions, robot_of, scene_of
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.sim import Scene
+
+MOTIONS = assets_dir() / "motions"
+XYZW = [1, 2, 3, 0]
+
+
+def robot(name: str) -> Scene:
+    return scene_of(assets_dir() / name / f"{name}.xml")
+
+
+@pytest.fixture(scope="module")
+def go1() -> Scene:
+    return robot("go1")
+
+
+@pytest.fixture(scope="module")
+def g1() -> Scene:
+    return robot("g1")
+
+
+@pytest.fixture(scope="module")
+def trot() -> Clip:
+    return load(MOTIONS / "go1_trot.npz")
+
+
+def arrays_of(clip: Clip) -> dict[str, np.ndarray]:
+    return {field.name: np.array(getattr(clip, field.name)) for field in fields(Clip)}
+
+
+def refused(file: Path, scene: Scene | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(file) if scene is None else load_for(file, scene, "robot")
+    text = str(caught.value)
+    assert str(file) in text and "\n" not in text
+    return text
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def test_a_clip_is_read_as_it_was_written(trot, tmp_path):
+    save(tmp_path / "x.npz", trot)
+    for name, value in arrays_of(load(tmp_path / "x.npz")).items():
+        assert np.array_equal(value, getattr(trot, name)), name
+
+
+BAD = {
+    "no joints' names": (lambda a: a.pop("joint_names"), "it lacks joint_names, it has fps, "),
+    "nothing": (lambda a: a.clear(), "it has nothing"),
+    "a name twice": (lambda a: a["body_names"].__setitem__(2, "trunk"), "the name 'trunk' is there twice"),
+    "a joint too few": (
+        lambda a: a.update(joint_pos=a["joint_pos"][:, 1:]),
+        "joint_pos is [201, 11], expected [201, 12]",
+    ),
+    "not finite": (
+        lambda a: a["body_pos_w"].__setitem__((7, 0, 0), np.nan),
+        "body_pos_w has a number that is not finite in frame 7",
+    ),
+    "too large": (
+        lambda a: a.update(joint_vel=a["joint_vel"].astype(float) + 1e300),
+        "joint_vel has a number that is not finite in frame 0",
+    ),
+    "not of length 1": (
+        lambda a: a["body_quat_w"].__setitem__((5, 1), 0.1),
+        "the quaternion of FR_hip in frame 5 has not length 1",
+    ),
+    "text": (lambda a: a.update(joint_pos=a["joint_pos"].astype(str)), "joint_pos holds <U32, expected numbers"),
+    "complex": (lambda a: a.update(joint_pos=a["joint_pos"] * 1j), "joint_pos holds complex64, expected numbers"),
+    "two rates": (lambda a: a.update(fps=np.array([50, 60])), "can only convert an array of size 1"),
+    "no rate": (lambda a: a.update(fps=np.array(0)), "fps is 0, expected frames per second"),
+    "no list of names": (lambda a: a.update(joint_names=np.array("hip")), "joint_names is no list of names"),
+    "one frame": (lambda a: a.update({k: v[:1] for k, v in a.items() if v.ndim > 1}), "it has 1 frames"),
+    "a wrong rate": (lambda a: a.update(fps=np.array(100)), "Try fps=50 or so, not 100"),
+    "a rate of 60": (lambda a: a.update(fps=np.array(60)), "Try fps=50 or so, not 60"),
+    "degrees": (
+        lambda a: a.update(joint_vel=np.degrees(a["joint_vel"])),
+        "joint_vel does not fit how joint_pos changes: ",
+    ),
+    "no velocities": (
+        lambda a: a.update(joint_vel=0.0 * a["joint_vel"]),
+        "joint_vel does not fit how joint_pos changes: ",
+    ),
+    "rates about other axes": (
+        lambda a: a.update(body_ang_vel_w=a["body_ang_vel_w"][..., [1, 2, 0]]),
+        "Try rad/s in the world frame",
+    ),
+    "velocities backwards": (lambda a: a.update(body_lin_vel_w=-a["body_lin_vel_w"]), "Try those of the origins"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_wrong_is_one_line(trot, tmp_path, kind):
+    change, words = BAD[kind]
+    arrays = arrays_of(trot)
+    change(arrays)
+    np.savez(tmp_path / "x.npz", **arrays)
+    assert words in refused(tmp_path / "x.npz")
+
+
+def test_xyzw_is_noticed_where_a_robot_turns_about_several_axes(tmp_path):
+    """Pitch alone looks the same: then a robot tells, see below."""
+    turn = load(MOTIONS / "g1_turn.npz")
+    save(tmp_path / "x.npz", replace(turn, body_quat_w=turn.body_quat_w[..., XYZW]))
+    assert "Try wxyz: these orientations are xyzw" in refused(tmp_path / "x.npz")
+
+
+def test_the_line_names_joint_and_frames(trot, tmp_path):
+    velocity = trot.joint_vel.copy()
+    velocity[100:160, 4] += 40.0
+    save(tmp_path / "x.npz", replace(trot, joint_vel=velocity))
+    assert "FL_thigh_joint in frames 1" in refused(tmp_path / "x.npz")
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("import pathlib; pathlib.Path('executed').touch()",)
+
+
+def as_zip(name: str, content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+def header(shape: str, kind: str = "<f4") -> bytes:
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def objects() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, joint_pos=np.array([Evil()], dtype=object))
+    return file.getvalue()
+
+
+STRANGE = {
+    "empty": (b"", "is no motion clip: "),
+    "text": (b"time,x,y\n0,1,2\n", "File is not a zip file"),
+    "a pickle": (pickle.dumps(Evil()), "File is not a zip file"),
+    "an npy": (header("(1,)") + b"\0" * 4, "File is not a zip file"),
+    "a pickle inside": (objects(), "it holds Python objects, which could run code"),
+    "a pickle as an array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "it lacks fps, "),
+    "an array larger than its file": (as_zip("joint_pos.npy", header("(10**12,)")), "is no motion clip: "),
+    "an array larger than memory": (as_zip("joint_pos.npy", header(f"({10**15},)") + b"\0" * 4), "is no motion clip: "),
+    "a bomb": (as_zip("joint_pos.npy", bytes(3 << 20)), "is larger than 1 MB unpacked"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_file_of_a_stranger_is_data_or_one_line(tmp_path, monkeypatch, kind):
+    content, words = STRANGE[kind]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(clips, "MAX_BYTES", 1 << 20)
+    (tmp_path / "x.npz").write_bytes(content)
+    assert words in refused(tmp_path / "x.npz")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_damaged_files_are_one_line(trot, tmp_path):
+    save(tmp_path / "x.npz", trot)
+    whole, rng = (tmp_path / "x.npz").read_bytes(), np.random.default_rng(1)
+    refusals = 0
+    for _ in range(60):
+        content = bytearray(whole[: rng.integers(len(whole))] if rng.random() < 0.3 else whole)
+        for place in rng.integers(max(1, len(content)), size=30):
+            content[place : place + 1] = bytes([rng.integers(256)])
+        (tmp_path / "x.npz").write_bytes(content)
+        try:
+            load(tmp_path / "x.npz")
+        except ConfigError as error:
+            refusals += "\n" not in str(error)
+    assert refusals == 60
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    assert "expected a motion clip" in refused(tmp_path / "no.npz")
+    assert "expected a motion clip" in refused(tmp_path)
+
+
+# -- files of others ---------------------------------------------------------------------------
+
+
+def test_a_file_of_isaac_lab(trot, go1, tmp_path):
+    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in arrays_of(trot).items()}
+    np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array(50, dtype=np.int64)})
+    assert set(arrays) >= {"dof_names", "dof_positions", "body_rotations", "body_angular_velocities"}
+    for read in (load(tmp_path / "x.npz"), load_for(tmp_path / "x.npz", go1, "robot")):
+        assert all(np.array_equal(value, getattr(read, name)) for name, value in arrays_of(trot).items())
+
+
+def test_a_file_of_mjlab_has_the_names_of_its_robot(trot, go1, g1, tmp_path):
+    arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
+    np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array([50])})
+    assert "it lacks joint_names, body_names" in (line := refused(tmp_path / "x.npz"))
+    assert "the robot has them" in line
+    assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
+    assert "joint_pos is [201, 12], expected [201, 29]" in refused(tmp_path / "x.npz", g1)
+
+
+def test_other_orders_of_a_file_without_names_are_noticed(trot, go1, tmp_path):
+    """PhysX numbers bodies and joints by their distance from the root: hips first, then thighs, then calves."""
+    arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
+    breadth = [0, 1, 4, 7, 10, 2, 5, 8, 11, 3, 6, 9, 12]
+    other = {name: value[:, breadth] if name.startswith("body") else value for name, value in arrays.items()}
+    np.savez(tmp_path / "x.npz", **other)
+    assert "Try another order of bodies" in refused(tmp_path / "x.npz", go1)
+    joints = [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
+    other |= {name: value[:, joints] for name, value in arrays.items() if name.startswith("joint")}
+    np.savez(tmp_path / "x.npz", **other)
+    assert "is not where the joints of 'robot' put it" in refused(tmp_path / "x.npz", go1)
+
+
+# -- other robots ------------------------------------------------------------------------------
+
+
+def shuffled(clip: Clip, seed: int = 0) -> Clip:
+    rng = np.random.default_rng(seed)
+    orders = {"joint": rng.permutation(len(clip.joint_names)), "body": rng.permutation(len(clip.body_names))}
+    changed = {}
+    for name, value in arrays_of(clip).items():
+        order = orders.get(name.partition("_")[0])
+        changed[name] = value if order is None else value[order] if value.ndim == 1 else value[:, order]
+        if value.dtype.kind == "U":
+            changed[name] = tuple(changed[name].tolist())
+    return replace(clip, **{**changed, "fps": clip.fps})
+
+
+def test_joints_and_bodies_are_found_by_name(trot, go1):
+    fitted = fit(shuffled(trot), go1, "robot")
+    assert all(np.array_equal(value, getattr(fitted, name)) for name, value in arrays_of(trot).items())
+    some = fit(shuffled(trot), go1, "robot", ["RL_calf", "FR_calf"])
+    assert some.body_names == ("RL_calf", "FR_calf")
+    assert np.array_equal(some.body_pos_w, trot.body_pos_w[:, [12, 3]])
+
+
+def test_a_clip_of_another_robot_is_refused_by_name(trot, go1, g1):
+    with pytest.raises(
+        ConfigError, match=r"it has no joints left_hip_pitch_joint, .* and 25 more .*; .* a clip of go1"
+    ):
+        fit(trot, g1, "robot")
+    with pytest.raises(ConfigError, match=r"it has no bodies head of 'robot'"):
+        fit(trot, go1, "robot", ["head"])
+    renamed = replace(trot, joint_names=tuple(f"j{i}" for i in range(12)))
+    with pytest.raises(ConfigError, match=r"it seems to be of 12 joints j0, j1, j2, j3 \.\.\."):
+        fit(renamed, go1, "robot")
+    assert robot_of(renamed) is None
+    assert robot_of(shuffled(trot)) == assets_dir() / "go1" / "go1.xml"
+
+
+def test_bodies_are_where_the_joints_put_them(trot, go1):
+    swapped = list(trot.body_names)
+    swapped[3], swapped[6] = swapped[6], swapped[3]
+    with pytest.raises(ConfigError, match=r"Try another order of bodies: F[LR]_calf is there"):
+        fit(replace(trot, body_names=tuple(swapped)), go1, "robot")
+    still = {name: 0.0 * getattr(trot, name) for name in ("body_ang_vel_w",)}
+    with pytest.raises(ConfigError, match="Try wxyz: these orientations are xyzw"):
+        fit(replace(trot, body_quat_w=trot.body_quat_w[..., XYZW], **still), go1, "robot")
+    with pytest.raises(ConfigError, match=r"is not where the joints of 'robot' put it, or it is turned: exp"):
+        fit(replace(trot, joint_pos=np.degrees(trot.joint_pos)), go1, "robot")
+
+
+# -- clips of states, and clips that we make ---------------------------------------------------
+
+
+def test_velocities_of_states_are_differences(go1):
+    """A body that turns and flies with joints that move: against differences of a path in much smaller steps."""
+    model, dt = go1.model, 2e-4
+    rng = np.random.default_rng(0)
+    qvel = rng.normal(size=model.nv)
+    qpos = [np.concatenate([[1.0, 2.0, 3.0], mujoco_quat(rng), rng.normal(size=12)])]
+    for _ in range(2):
+        after = qpos[-1].copy()
+        mujoco.mj_integratePos(model, after, qvel, dt)
+        qpos.append(after)
+    clip = from_states(go1, "robot", np.stack(qpos), np.tile(qvel, (3, 1)), 1.0 / dt)
+    exact = from_states(go1, "robot", np.stack(qpos)[[1, 1]], np.tile(qvel, (2, 1)), 50.0)
+    assert np.allclose(exact.joint_vel[0], qvel[6:])
+    forward = [positions_of(go1, q) for q in qpos]
+    difference = (forward[2] - forward[0]) / (2.0 * dt)
+    assert np.allclose(exact.body_lin_vel_w[0], difference, atol=1e-3)
+    assert np.allclose(clip.body_ang_vel_w[1], clips._turns(clip.body_quat_w.astype(np.float64))[1] / dt, atol=2e-2)
+
+
+def mujoco_quat(rng: np.random.Generator) -> np.ndarray:
+    quat = rng.normal(size=4)
+    return quat / np.linalg.norm(quat)
+
+
+def positions_of(scene: Scene, qpos: np.ndarray) -> np.ndarray:
+    data = mujoco.MjData(scene.model)
+    data.qpos[:] = qpos
+    mujoco.mj_kinematics(scene.model, data)
+    return data.xpos[list(scene.elements_of("robot", "body").values())].copy()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_made_clip_is_small_and_plausible(name):
+    scene = robot(name.partition("_")[0])
+    file, model = MOTIONS / f"{name}.npz", scene.model
+    clip = load_for(file, scene, "robot")
+    assert file.stat().st_size < 200_000 and clip.fps == FPS and 3.0 < clip.seconds < 6.0
+    # It ends where the next repetition begins.
+    assert np.allclose(clip.joint_pos[0], clip.joint_pos[-1], atol=2e-5)
+    assert np.allclose(clip.joint_vel[0], clip.joint_vel[-1], atol=2e-3)
+    # Velocities are those of the positions.
+    for velocity, of in ((clip.joint_vel, clip.joint_pos), (clip.body_lin_vel_w, clip.body_pos_w)):
+        difference = 0.5 * FPS * (of[2:] - of[:-2])
+        assert np.abs(velocity[1:-1] - difference).max() < 0.05 * np.abs(velocity).max()
+    # Nothing is beyond a limit, in the ground or in another part of the robot.
+    joints = list(scene.elements_of("robot", "joint").values())
+    low, high = model.jnt_range[joints].T
+    assert ((low < clip.joint_pos) & (clip.joint_pos < high)).all()
+    data = mujoco.MjData(model)
+    for qpos in positions(clip, scene, "robot")[::2]:
+        data.qpos[:] = qpos
+        mujoco.mj_fwdPosition(model, data)
+        assert min(data.contact.dist, default=0.0) > -1e-4
+
+
+def test_feet_of_the_trot_stand_or_swing(go1):
+    clip = load_for(MOTIONS / "go1_trot.npz", go1, "robot")
+    soles = np.stack([sites(go1, qpos, LEGS) for qpos in positions(clip, go1, "robot")])
+    radius = go1.model.geom("robot/FR_foot_collision").size[0]
+    phase = np.arange(len(soles))[:, None] - np.array([0, CYCLE // 2, CYCLE // 2, 0])
+    stand = phase % CYCLE <= STANCE
+    height = soles[..., 2] - radius
+    assert np.abs(height[stand]).max() < 5e-5
+    assert height[~stand].min() > 1e-3 and 0.05 < height.max() < 0.08
+    stays = stand[1:] & stand[:-1]
+    assert np.linalg.norm(np.diff(soles, axis=0), axis=-1)[stays].max() < 5e-5
+    assert stand.sum(axis=1).min() >= 2, "a trot with two feet on the ground at any time"
+    assert np.allclose(np.diff(clip.body_pos_w[:, 0, 0]) * FPS, SPEED, atol=2e-3)
+
+
+def sites(scene: Scene, qpos: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    data = mujoco.MjData(scene.model)
+    data.qpos[:] = qpos
+    mujoco.mj_kinematics(scene.model, data)
+    return np.stack([data.site(f"robot/{name}").xpos for name in names])
+
+
+@pytest.mark.parametrize("name", ["g1_crouch", "g1_bow", "g1_turn"])
+def test_g1_stays_on_both_feet_and_its_mass_above_them(g1, name):
+    clip = load_for(MOTIONS / f"{name}.npz", g1, "robot")
+    feet = [clip.body_names.index(f"{side}_ankle_roll_link") for side in ("left", "right")]
+    assert np.ptp(clip.body_pos_w[:, feet], axis=0).max() < 5e-5
+    assert np.abs(clip.body_quat_w[:, feet] - [1, 0, 0, 0]).max() < 5e-5
+    data = mujoco.MjData(g1.model)
+    for qpos in positions(clip, g1, "robot")[::10]:
+        data.qpos[:] = qpos
+        mujoco.mj_fwdPosition(g1.model, data)
+        assert np.abs(data.subtree_com[1][:2]).max() < 1e-3
+
+
+def test_what_the_motions_of_g1_are(g1):
+    crouch, bow, turn = (load_for(MOTIONS / f"g1_{name}.npz", g1, "robot") for name in ("crouch", "bow", "turn"))
+    pelvis, torso = (crouch.body_names.index(name) for name in ("pelvis", "torso_link"))
+    assert np.ptp(crouch.body_pos_w[:, pelvis, 2]) == pytest.approx(0.21, abs=1e-3)
+    pitch = 2.0 * np.arcsin(bow.body_quat_w[:, torso, 2])
+    assert pitch.max() == pytest.approx(0.9, abs=1e-2) and pitch.min() == pytest.approx(0.0, abs=1e-3)
+    yaw = 2.0 * np.arcsin(turn.body_quat_w[:, torso, 3])
+    assert yaw.max() == pytest.approx(1.2, abs=1e-2) and yaw.min() == pytest.approx(-1.2, abs=1e-2)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_clip_that_ships_is_made_again(name):
+    pytest.importorskip("mink", reason="pip install 'gpusim-rl[motion]'")
+    made, shipped = arrays_of(MAKERS[name]()), arrays_of(load(MOTIONS / f"{name}.npz"))
+    for key, value in made.items():
+        if value.dtype.kind == "U":
+            assert value.tolist() == shipped[key].tolist()
+        else:
+            assert np.allclose(value, shipped[key], atol=5e-3 if "vel" in key else 1e-4), key
+
+
+def test_without_its_library_making_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mink", None)
+    with pytest.raises(ConfigError, match=r"clip make needs mink: pip install 'gpusim-rl\[motion\]'"):
+        MAKERS["go1_trot"]()
