@@ -330,6 +330,7 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
                 "train ",
                 "audit ",
                 "check-task ",
+                "clip ",
                 "demo ",
                 "doctor ",
                 "export ",

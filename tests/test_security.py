@@ -340,6 +340,7 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
         "snapshot": ("--policy", "trained", *small),
         "export": (),
         "transfer": ("--only", "trained", "--num-envs", "1", "--seconds", "0.1"),
+        "clip": ("--seconds", "0.1", "--out", "downloaded/x.npz", "--overwrite"),
         "plot": (),
         "report": ("--no-replay",),
         "doctor": (),
@@ -347,7 +348,7 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
     for name, options in commands.items():
         refused = kind in OF_ALL if name in ("plot", "report", "doctor") else kind not in OF_THE_SETTINGS
         try:
-            code = load_tool(name).main(["downloaded", *options])
+            code = load_tool(name).main([*["record"] * (name == "clip"), "downloaded", *options])
         except SystemExit as ended:
             code = ended.code
         printed, error = capsys.readouterr()

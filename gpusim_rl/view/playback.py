@@ -1,0 +1,132 @@
+"""A motion clip shown without a policy: a task that puts its robot into each frame, for every viewer and for videos."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.api import load_spec
+from gpusim_rl.env import Task, TaskConfig, VecEnv
+from gpusim_rl.env.clip import Clip
+from gpusim_rl.env.robot_clip import fit, scene_of
+from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.files.paths import assets_dir, robot_file
+from gpusim_rl.settings import discover
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.sim import Scene, Sim, choose_sim
+from gpusim_rl.view.player import Player
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipPlaybackConfig(TaskConfig):
+    """What is shown, on which robot; there is no yaml of it."""
+
+    clip: Clip
+    robot: str
+    config_dir: str | None
+
+
+class ClipPlayback(Task[ClipPlaybackConfig]):
+    """ClipPlayback: a robot in the frames of a clip, one after the other; neither actions nor forces move it.
+
+    The reward is the speed of the root [m/s], to be looked at. An episode is the clip.
+    """
+
+    Config = ClipPlaybackConfig
+
+    @classmethod
+    def scene(cls, cfg: ClipPlaybackConfig) -> Scene:
+        scene = scene_by_name(cfg.robot, cfg.config_dir)
+        off = mujoco.mjtDisableBit
+        scene.spec.option.disableflags |= off.mjDSBL_GRAVITY | off.mjDSBL_CONSTRAINT | off.mjDSBL_ACTUATION
+        return scene
+
+    def __init__(self, cfg: ClipPlaybackConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.num_actions = 1  # the least that a task can have
+        name = sim.scene.articulation_names[0]
+        self.robot, clip = sim.articulation(name), fit(cfg.clip, sim.scene, name)
+        self.frames = {"joint_pos": clip.joint_pos, "joint_vel": clip.joint_vel}
+        if self.robot.free_root:
+            self.frames |= {"root_pos": clip.body_pos_w[:, 0], "root_quat": clip.body_quat_w[:, 0]}
+            self.frames |= {"root_lin_vel": clip.body_lin_vel_w[:, 0], "root_ang_vel": clip.body_ang_vel_w[:, 0]}
+        self.frames = {key: torch.tensor(value, device=self.device) for key, value in self.frames.items()}
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        self._show(where, torch.zeros_like(self.progress))
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        pass
+
+    def advance(self, done: Bool[Tensor, " envs"]) -> None:
+        self._show(torch.ones_like(done), self.progress.clamp(max=len(self.frames["joint_pos"]) - 1))
+
+    def _show(self, where: Bool[Tensor, " envs"], frame: Tensor) -> None:
+        self.robot.set_state(where, **{key: value[frame] for key, value in self.frames.items()})
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        return self.robot.joint_pos
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {"root_speed": self.robot.root_lin_vel.norm(dim=1)}
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return torch.zeros_like(self.progress, dtype=torch.bool)
+
+
+def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
+    """Returns the scene of a task, or ground with a robot.
+
+    Args:
+        robot: Task, name in tasks/assets, path of an MJCF or URDF, or `menagerie:<robot>`.
+        config_dir: Folder of the user's with more tasks.
+
+    Raises:
+        ConfigError: There is none of this name.
+        TaskError: The file is not valid.
+    """
+    known = discover.tasks(config_dir)
+    if robot in known:
+        spec = load_spec(compose([f"task={robot}"], config_dir), [])
+        assert issubclass(spec.task_class, Task)
+        return spec.task_class.scene(spec.cfg.task)
+    files = {file.stem: file for file in assets_dir().rglob("*.xml")}
+    if robot not in files and not robot.startswith("menagerie:") and not robot.endswith((".xml", ".urdf")):
+        names = [*known, *files]
+        raise ConfigError(
+            f"no task and no robot {robot!r}.{did_you_mean(robot, names)} Others: a path, menagerie:<robot>"
+        )
+    return scene_of(files.get(robot) or robot_file(robot))
+
+
+def open_playback(clip: Clip, robot: str, *, name: str = "clip", config_dir: str | None = None) -> Player:
+    """Returns a player that shows a clip, over and over.
+
+    Args:
+        clip: Clip.
+        robot: Robot, as for `scene_by_name`.
+        name: Name of the clip.
+        config_dir: Folder of the user's with more tasks.
+
+    Raises:
+        ConfigError: The clip is of another robot.
+    """
+    cfg = ClipPlaybackConfig(
+        physics_hz=clip.fps,
+        control_hz=clip.fps,
+        episode_length=len(clip.joint_pos) - 1,
+        clip_actions=1.0,
+        clip_observations=None,
+        randomize_episode_start=False,
+        clip=clip,
+        robot=robot,
+        config_dir=config_dir,
+    )
+    choice, sim = choose_sim("mujoco", torch.device("cpu")), load_spec(compose(["sim=mujoco"]), []).cfg.sim
+    env = VecEnv.make(ClipPlayback, cfg, num_envs=1, choice=choice, sim=sim, seed=0)
+    env.name = name
+    return Player(env, seed=0)

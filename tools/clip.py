@@ -1,0 +1,265 @@
+"""Make, record, check and play motion clips: how a robot moves, frame by frame, in a file.
+
+python tools/clip.py make go1_trot                          a motion of ours, by inverse kinematics
+python tools/clip.py record Go1Velocity --seconds 4 --command 0.6 0 0      what a trained policy does
+python tools/clip.py check walk.npz g1                      whether a file is a clip, and fits a robot or a task
+python tools/clip.py play go1_trot                          in a browser; --out trot.mp4 or trot.html writes a file
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpusim_rl.env.clip import Clip
+    from gpusim_rl.view.player import Player
+
+NAMES = ("go1_trot", "g1_crouch", "g1_bow", "g1_turn")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Does what the first word says."""
+    from gpusim_rl.errors import friendly_errors
+    from gpusim_rl.machine.hardware import limit_openmp_spin
+
+    with friendly_errors():
+        args = parse(argv)
+        limit_openmp_spin()  # before torch is imported
+        {"make": make, "record": record, "check": check, "play": play}[args.what](args)
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    from gpusim_rl.settings.trust import add_trust_arguments
+    from gpusim_rl.view.arguments import add_picture_arguments
+
+    parser = argparse.ArgumentParser(prog="clip", description=(__doc__ or "").partition("\n")[0])
+    words = parser.add_subparsers(dest="what", required=True)
+    makes = words.add_parser("make", help="a motion of ours, by inverse kinematics")
+    makes.add_argument("name", choices=NAMES)
+    records = words.add_parser("record", help="what a trained policy does, without exploration")
+    records.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
+    records.add_argument("--seconds", type=float, default=4.0, help="duration (default: 4)")
+    records.add_argument("--skip", type=float, default=1.0, help="seconds before it (default: 1)")
+    records.add_argument("--command", type=float, nargs="+", help="commands to follow, all of the task's, in its order")
+    records.add_argument("--robot", help="articulation (default: the first one of the scene)")
+    records.add_argument("--seed", type=int, default=0, help="seed of the start")
+    checks = words.add_parser("check", help="a file, and whether it fits a robot")
+    plays = words.add_parser("play", help="a clip in a browser, or as a video or a page")
+    for each in (checks, plays):
+        each.add_argument("file", type=shipped, help="npz, or the name of a clip that ships, such as go1_trot")
+        each.add_argument("robot", nargs="?", help="task, robot of tasks/assets, MJCF or URDF, menagerie:<robot>")
+    plays.add_argument("--host", help="address to serve on (default: 127.0.0.1, for this machine alone)")
+    plays.add_argument("--port", type=int, help="port (default: the first free one from 8080 on)")
+    plays.add_argument("--steps", type=int, help="frames (default: the clip in a file, no end in a browser)")
+    for each in (makes, records, plays):
+        each.add_argument("--out", type=Path, help="npz to write" if each is not plays else "mp4 or html to write")
+    for each in (makes, records):
+        each.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    add_picture_arguments(plays, width=1280, height=720)
+    add_trust_arguments(records)
+    for each in (checks, plays):
+        each.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
+    return parser.parse_args(argv)
+
+
+def shipped(name: str) -> Path:
+    """Returns the file of a clip that ships, by its name, or what else was named."""
+    from gpusim_rl.files.paths import assets_dir
+
+    file = assets_dir() / "motions" / f"{name}.npz"
+    return file if file.is_file() else Path(name)
+
+
+def make(args: argparse.Namespace) -> None:
+    """Makes a motion of ours."""
+    from gpusim_rl.env.made_clips import MAKERS
+
+    out = target(args, f"{args.name}.npz")
+    write(out, MAKERS[args.name]())
+
+
+def record(args: argparse.Namespace) -> None:
+    """Records a policy in one env, without noise, randomisation and pushes."""
+    import numpy as np
+
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.env.robot_clip import from_states
+    from gpusim_rl.errors import ConfigError, did_you_mean
+
+    out = target(args, f"{Path(args.run).name}.npz")
+    if not args.seconds > 0.0 or not args.skip >= 0.0:
+        raise ConfigError(f"--seconds {args.seconds:g} --skip {args.skip:g}: expected more than 0 s, and at least 0 s")
+    with closing(open_run(args, {})) as probe:
+        assert isinstance(probe.env, VecEnv)
+        task, hz, robots = probe.settings["task"], probe.env.cfg.control_hz, probe.env.sim.scene.articulation_names
+    robot = args.robot or robots[0]
+    if robot not in robots:
+        hint = did_you_mean(robot, robots)
+        raise ConfigError(f"--robot {robot}: the scene has no such articulation.{hint} It has {robots}")
+    frames = max(1, round(args.seconds * hz)) + 1
+    steps = round(args.skip * hz) + frames
+    sensors = {part: {k: v for k, v in keys.items() if k != "noise"} for part, keys in task["observations"].items()}
+    changes = {"task.randomize": False, "task.observations": sensors, "task.episode_length": steps + 1}
+    changes |= {"task.pushes": False} if "pushes" in task else {}
+    with closing(open_run(args, changes)) as player:
+        assert isinstance(player.env, VecEnv)
+        sim, states = player.env.sim, []
+        for step in range(steps):
+            command(player, args.command)
+            if step >= steps - frames:
+                states.append((sim.qpos[0].cpu().numpy().copy(), sim.qvel[0].cpu().numpy().copy()))
+            if bool(player.step().done.any()):
+                raise ConfigError(f"the episode ended after {step / hz:.3g} s. Try another --seed or --command")
+        qpos, qvel = (np.stack(values) for values in zip(*states, strict=True))
+        clip = from_states(sim.scene, robot, qpos, qvel, hz)
+    write(out, clip)
+
+
+def open_run(args: argparse.Namespace, changes: dict[str, object]) -> Player:
+    """Opens the run; raises ConfigError for envs of another library, which have no model."""
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.view.player import Player
+
+    changes = {"seed": args.seed, **changes}
+    player = Player.open(args.run, trust=args.trust, config_dir=args.config_dir, changes=changes)
+    if not isinstance(player.env, VecEnv):
+        player.close()
+        raise ConfigError(f"{player.name}: envs of another library have no model to take poses from")
+    return player
+
+
+def command(player: Player, values: list[float] | None) -> None:
+    """Gives the commands that the person at the keyboard wants, in place of the task's."""
+    import torch
+
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.env.command import steerable
+    from gpusim_rl.env.encoded_env import EncodedEnv
+    from gpusim_rl.errors import ConfigError
+
+    if values is None:
+        return
+    env = player.observed
+    assert isinstance(env, VecEnv | EncodedEnv) and isinstance(player.env, VecEnv)
+    commands = steerable(player.env.task)
+    names = [] if commands is None else list(commands.controls())
+    if commands is None or len(names) != len(values):
+        raise ConfigError(f"--command: expected {len(names)} numbers ({', '.join(names)}), got {len(values)}")
+    commands.hold(torch.ones(1, dtype=torch.bool, device=env.device), torch.tensor(values, device=env.device))
+    player.obs = env.look()
+
+
+def check(args: argparse.Namespace) -> None:
+    """Reads a file, which checks it, and says what is in it."""
+    from gpusim_rl.env.robot_clip import robot_of
+    from gpusim_rl.errors import say
+
+    clip = read(args)
+    say(
+        f"{args.file}: {len(clip.joint_pos)} frames at {clip.fps:g} Hz, {clip.seconds:.3g} s;"
+        f" {len(clip.joint_names)} joints, {len(clip.body_names)} bodies"
+    )
+    if args.robot is not None:
+        say(f"it fits {args.robot}: the names, and the places where the joints put the bodies")
+    elif file := robot_of(clip):
+        say(f"its joints look like those of {file.stem}. Try clip check {args.file} {file.stem}")
+
+
+def read(args: argparse.Namespace) -> Clip:
+    """Reads a clip; for a robot, where one is named."""
+    from gpusim_rl.env.clip import load
+    from gpusim_rl.env.robot_clip import load_for
+
+    if args.robot is None:
+        return load(args.file)
+    from gpusim_rl.view.playback import scene_by_name
+
+    scene = scene_by_name(args.robot, args.config_dir)
+    return load_for(args.file, scene, scene.articulation_names[0])
+
+
+def play(args: argparse.Namespace) -> None:
+    """Shows a clip."""
+    from gpusim_rl.env.robot_clip import robot_of
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.files.paths import check_out
+    from gpusim_rl.view.arguments import check_video
+    from gpusim_rl.view.playback import open_playback
+    from gpusim_rl.view.web import LOCALHOST, check_installed, view_in_browser
+
+    check_out(args.out, overwrite=args.overwrite)
+    if args.out is None or args.out.suffix == ".html":
+        check_installed()
+    else:
+        check_video(args.out, (args.width, args.height))
+    clip = read(args)
+    if args.robot is None:
+        file = robot_of(clip)
+        if file is None:
+            raise ConfigError(f"{args.file}: it has the joints of no robot of ours. Try clip play {args.file} <robot>")
+        args.robot = file.stem
+    with closing(open_playback(clip, args.robot, name=args.file.stem, config_dir=args.config_dir)) as player:
+        if args.out is None:
+            view_in_browser(player, host=args.host or LOCALHOST, port=args.port, steps=args.steps)
+        else:
+            draw(player, args, args.steps or len(clip.joint_pos))
+
+
+def draw(player: Player, args: argparse.Namespace, steps: int) -> None:
+    """Writes a video or a page of as many frames."""
+    from gpusim_rl.errors import say
+    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.view.html_replay import html_replay
+    from gpusim_rl.view.video import drawing, frame_rate, video_writer
+
+    size = (args.width, args.height)
+    if args.out.suffix == ".html":
+        page = html_replay(player, range(steps), "clip play --out")
+        with replacing(args.out) as file:
+            file.write(page.encode())
+    else:
+        with drawing(player, size, args.renderer) as (picture, hz):
+            every, fps = frame_rate(hz)
+            with video_writer(args.out, size, fps, "clip play --out") as write_frame:
+                for step in range(steps):
+                    if step % every == 0:
+                        write_frame(picture())
+                    player.step()
+    say(str(args.out))
+
+
+def target(args: argparse.Namespace, name: str) -> Path:
+    """Returns the file to write, before the work begins."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.files.paths import check_out
+
+    out = args.out or Path(name)
+    if out.suffix != ".npz":
+        raise ConfigError(f"a clip's name must end in .npz, got {out.name!r}")
+    check_out(out, overwrite=args.overwrite)
+    return out
+
+
+def write(out: Path, clip: Clip) -> None:
+    """Writes a clip and says where."""
+    from gpusim_rl.env.clip import save
+    from gpusim_rl.errors import ConfigError, say
+
+    try:
+        save(out, clip)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    say(f"{out}: {len(clip.joint_pos)} frames, {clip.seconds:.3g} s")
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
