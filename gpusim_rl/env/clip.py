@@ -11,7 +11,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ UNIT = 1e-3
 """Most by which the length of a quaternion may differ from 1."""
 LIKENESS, SCALE = 0.8, 1.1
 """Least correlation of velocities with differences, and largest factor between them."""
+GIMBAL = 0.05
+"""Least cosine of a ball joint's second angle, by which a rate is divided."""
 STILL = 1e-3
 """Root mean square of velocities, below which there is nothing to compare [rad/s or m/s]."""
 DOCS = "docs/imitation.md#clips"
@@ -108,7 +110,7 @@ def load(path: Path, joint_names: Sequence[str] | None = None, body_names: Seque
     Raises:
         ConfigError: The file is not there or is no clip; arrays are missing, or do not fit each other.
     """
-    values = _read(path)
+    values, of_isaac_lab = _read(path)
     given = {"joint_names": joint_names, "body_names": body_names}
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
@@ -125,14 +127,16 @@ def load(path: Path, joint_names: Sequence[str] | None = None, body_names: Seque
         with np.errstate(over="ignore"):
             arrays: dict[str, Any] = {name: value.astype(np.float32) for name, value in values.items()}
             clip = Clip(fps=fps, **names, **arrays)
+        if of_isaac_lab:
+            clip = _with_hinges(clip)
         _check_velocities(clip)
         return clip
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file, by our names, without those that a clip has not."""
+def _read(path: Path) -> tuple[dict[str, np.ndarray], bool]:
+    """Returns the arrays of a file, by our names, without those that a clip has not; and whether it is Isaac Lab's."""
     try:
         if not path.is_file():
             raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip make")
@@ -142,9 +146,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 raise ConfigError(f"{path} is larger than {MAX_BYTES >> 20} MB unpacked: no motion clip")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             names = {field.name: field.name for field in fields(Clip)}
-            if "dof_positions" in arrays.files:
+            if of_isaac_lab := "dof_positions" in arrays.files:
                 names |= ISAAC_LAB
-            return {name: np.asarray(arrays[key]) for name, key in names.items() if key in arrays.files}
+            return {name: np.asarray(arrays[key]) for name, key in names.items() if key in arrays.files}, of_isaac_lab
     except ConfigError:
         raise
     except (*DAMAGED, OSError) as error:
@@ -152,6 +156,30 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         if "allow_pickle" in reason:
             reason = "it holds Python objects, which could run code, in place of numbers and text"
         raise ConfigError(f"{path} is no motion clip: {reason}. Try {DOCS}") from None
+
+
+def _with_hinges(clip: Clip) -> Clip:
+    """Returns a clip of Isaac Lab with the angles of hinges in place of ball joints.
+
+    Three joints `<name>_x`, `_y` and `_z` in a row have a rotation vector there, and the angular velocity in the frame
+    of the outer link: with it, the bodies are where the file has them, to 0.2 mm. As angles of hinges the same numbers
+    put a hand elsewhere by up to 0.4 m.
+    """
+    angles, rates = clip.joint_pos.copy(), clip.joint_vel.copy()
+    for i, name in enumerate(clip.joint_names):
+        if clip.joint_names[i : i + 3] != tuple(f"{name.removesuffix('_x')}_{axis}" for axis in "xyz"):
+            continue
+        vector = clip.joint_pos[:, i : i + 3].astype(np.float64)
+        half = 0.5 * np.linalg.norm(vector, axis=1)
+        w, (x, y, z) = np.cos(half), (0.5 * np.sinc(half / np.pi)[:, None] * vector).T
+        a = np.unwrap(np.arctan2(2.0 * (w * x - y * z), 1.0 - 2.0 * (x * x + y * y)))
+        b = np.arcsin(np.clip(2.0 * (x * z + w * y), -1.0, 1.0))
+        c = np.unwrap(np.arctan2(2.0 * (w * z - x * y), 1.0 - 2.0 * (y * y + z * z)))
+        p, q, r = clip.joint_vel[:, i : i + 3].astype(np.float64).T
+        of_a = (p * np.cos(c) - q * np.sin(c)) / np.maximum(np.cos(b), GIMBAL)
+        angles[:, i : i + 3] = np.stack([a, b, c], axis=1)
+        rates[:, i : i + 3] = np.stack([of_a, p * np.sin(c) + q * np.cos(c), r - of_a * np.sin(b)], axis=1)
+    return replace(clip, joint_pos=angles, joint_vel=rates)
 
 
 def _check_velocities(clip: Clip) -> None:

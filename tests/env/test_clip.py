@@ -210,6 +210,42 @@ def test_a_file_of_isaac_lab(trot, go1, tmp_path):
         assert all(np.array_equal(value, getattr(read, name)) for name, value in arrays_of(trot).items())
 
 
+ARM = """
+<mujoco><worldbody><body name="base"><freejoint/><geom size="0.1"/><body name="arm" pos="0.1 0 0">
+  <joint name="arm_x" axis="1 0 0"/><joint name="arm_y" axis="0 1 0"/><joint name="arm_z" axis="0 0 1"/>
+  <geom size="0.1"/><body name="hand" pos="0 0 -0.3"><joint name="hand" axis="0 1 0"/><geom size="0.1"/></body>
+</body></body></worldbody></mujoco>
+"""
+
+
+def test_ball_joints_of_isaac_lab_become_hinges(tmp_path):
+    """Its three numbers are a rotation vector and an angular velocity in the outer link's frame, not hinges' angles."""
+    scene = Scene(60.0)
+    scene.add("robot", mujoco.MjSpec.from_string(ARM))
+    time = np.arange(121)[:, None] / 60.0
+    angles = np.array([1.2, 0.9, 1.4, 0.5]) * np.sin(2.0 * time * np.array([1.0, 1.5, 0.7, 2.0]) + np.arange(4))
+    rates = np.gradient(angles, 1.0 / 60.0, axis=0)
+    qpos = np.concatenate([np.tile([0, 0, 1, 0.6, 0, 0.8, 0], (121, 1)), angles], axis=1)
+    clip = from_states(scene, "robot", qpos, np.concatenate([np.zeros((121, 6)), rates], axis=1), 60.0)
+    arrays, ball, turning = arrays_of(clip), np.zeros((121, 3)), np.zeros((121, 3))
+    for frame, (quats, spins) in enumerate(zip(clip.body_quat_w, clip.body_ang_vel_w, strict=True)):
+        base, arm = quats[:2].astype(float)
+        relative, inverse, back = np.zeros(4), np.zeros(4), np.zeros(4)
+        mujoco.mju_negQuat(back, base)
+        mujoco.mju_mulQuat(relative, back, arm)
+        mujoco.mju_quat2Vel(ball[frame], relative, 1.0)
+        mujoco.mju_negQuat(inverse, arm)
+        mujoco.mju_rotVecQuat(turning[frame], (spins[1] - spins[0]).astype(float), inverse)
+    arrays["joint_pos"][:, :3], arrays["joint_vel"][:, :3] = ball, turning
+    assert np.abs(ball - angles[:, :3]).max() > 0.2
+    np.savez(tmp_path / "x.npz", **{clips.ISAAC_LAB.get(name, name): value for name, value in arrays.items()})
+    read = load_for(tmp_path / "x.npz", scene, "robot")
+    assert np.allclose(read.joint_pos, clip.joint_pos, atol=1e-4)
+    assert np.allclose(read.joint_vel, clip.joint_vel, atol=1e-3)
+    np.savez(tmp_path / "y.npz", **arrays)  # a file of ours has hinges: these are none
+    assert "is not where the joints of 'robot' put it" in refused(tmp_path / "y.npz", scene)
+
+
 def test_a_file_of_mjlab_has_the_names_of_its_robot(trot, go1, g1, tmp_path):
     arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array([50])})
