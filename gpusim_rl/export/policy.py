@@ -54,6 +54,7 @@ class DeployedPolicy:
         folder = Path(folder)
         self.card = json.loads((folder / "policy.json").read_text())
         self.parts = self.card["observation"].get("parts", [])
+        self._images = self.card["observation"].get("images", {})
         files = self.card["files"]
         if onnxruntime is not None and not plain:
             options = onnxruntime.SessionOptions()
@@ -77,7 +78,7 @@ class DeployedPolicy:
         self.action = np.zeros(self.card["action"]["size"], self.card["action"]["dtype"])
         self._frames: dict[str, list[np.ndarray]] = {}
         self._state = {
-            state["input"]: np.zeros([1 if n == "batch" else n for n in state["shape"]], np.float32)
+            state["input"]: np.zeros([1 if n == "batch" else n for n in state["shape"]], state["dtype"])
             for state in self.card["recurrent_state"]
         }
 
@@ -85,17 +86,28 @@ class DeployedPolicy:
         """Returns the action, and the control of each actuator by its joint: of servos the target [rad or m].
 
         Args:
-            obs: Raw numbers of each part in its unit, without scale and history. The last action may be left out.
-                A policy without named parts takes all numbers, in their order.
+            obs: Raw numbers of each part in its unit, without scale and history, and images by their groups, uint8
+                [height, width, channels]. The last action may be left out. A policy without named parts takes all
+                numbers, in their order; where it sees images too, by the name `policy`.
         """
-        numbers = self.observation(obs) if self.parts else np.asarray(obs, np.float32)
-        inputs = {"obs": numbers[None], **self._state}
+        images = {name: self.image(name, obs.get(name)) for name in self._images}
+        numbers = obs.get("policy", ()) if images else obs
+        numbers = self.observation(obs) if self.parts else np.asarray(numbers, np.float32)
+        inputs = {"obs": numbers[None], **images, **self._state}
         action, *rest = self._run(inputs)
         self._state = dict(zip(self._state, rest[len(rest) - len(self._state) :], strict=True))
         self.action = action[0]
         if "control" not in self.card:
             return self.action, {}
         return self.action, dict(zip(self.targets, rest[0][0].tolist(), strict=True))
+
+    def image(self, name: str, value: Any) -> np.ndarray:
+        """Returns the newest frame of a group as a batch of one."""
+        shape, array = self._images[name], np.asarray(value)
+        if array.dtype != np.uint8 or list(array.shape) != shape:
+            got = "nothing" if value is None else f"{array.dtype} {list(array.shape)}"
+            raise ValueError(f"image {name!r}: expected uint8 {shape} (height, width, channels), got {got}")
+        return array[None]
 
     def observation(self, obs: Mapping[str, Any]) -> np.ndarray:
         """Returns what the network gets: all parts in their order, times their scales, each with its history."""

@@ -548,6 +548,29 @@ def test_the_runtime_acts_as_the_policy_does(exported_run, monkeypatch, plain):
         policy.act({"lin_vel": np.zeros(3), "ang_vel": np.zeros(3)})
 
 
+def test_the_runtime_sees_images_and_remembers_frames(tmp_path):
+    folder = export_run(tmp_path, "CartpoleCamera")
+    spec = importlib.util.spec_from_file_location("exported", folder / "policy.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    policy, random = module.DeployedPolicy(), np.random.default_rng(0)
+    [(name, shape)] = policy.card["observation"]["images"].items()
+    with opened(folder.parent) as player:
+        for _ in range(2):
+            policy.reset()
+            state = player.policy.actor_state(1)
+            for _ in range(4):
+                image = random.integers(0, 256, shape, dtype=np.uint8)
+                seen = {"policy": torch.zeros(1, 0), name: torch.from_numpy(image)[None]}
+                expected, state = player.policy.act_without_critic(seen, state)
+                action, _ = policy.act({name: image})
+                np.testing.assert_allclose(action, expected[0].clamp(-1.0, 1.0).detach().numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=rf"image '{name}': expected uint8 \[36, 96, 3\] .*, got nothing"):
+        policy.act({})
+    with pytest.raises(ValueError, match=r"got float64 \[36, 96, 3\]"):
+        policy.act({name: np.zeros(shape)})
+
+
 def test_the_example_walks_squares_and_tells_what_is_wrong(exported_run, capsys, deploy, ant):
     folder = exported_run("Anymal")
     deploy.main([str(folder), "--square", "0.05"])
