@@ -36,10 +36,12 @@ class HookChecks:
         pictures = {group for group, value in obs.items() if is_image(value)}
         if "policy" not in obs and not pictures:
             raise TaskError(f"{hook} returned the groups {list(obs)}, expected a group 'policy' among them")
-        if pictures and ("critic" not in obs or pictures & {"policy", "critic"}):
+        if named := sorted(pictures & {"policy", "critic"}):
+            raise TaskError(f"{hook}[{named[0]!r}] is an image. Try a group of another name for it, such as 'camera'")
+        if pictures and "critic" not in obs:
             raise TaskError(
-                f"{hook} returned the groups {list(obs)}, with images in {', '.join(sorted(pictures))}. Images need"
-                " groups of their own, and beside them a group 'critic' of numbers: at an episode's end none is drawn"
+                f"{hook} returned the groups {list(obs)}, with images in {', '.join(sorted(pictures))}. Try a group"
+                " 'critic' of numbers beside them: for an episode's last state no image is drawn"
             )
         for group, value in obs.items():
             label = hook if list(obs) == ["policy"] else f"{hook}[{group!r}]"
@@ -104,7 +106,12 @@ class HookChecks:
         if not isinstance(value, Tensor):
             raise TaskError(f"{label} returned {type(value).__name__}, expected a tensor of shape {expected}")
         if value.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
-            raise TaskError(f"{label} returned shape {list(value.shape)}, expected {expected}")
+            images = ""
+            if len(shape) == 2 and value.ndim in (3, 4):
+                images = (
+                    ". An image is uint8 [envs, height, width, channels]; try camera.rgb or .depth_bytes(near, far)"
+                )
+            raise TaskError(f"{label} returned shape {list(value.shape)}, expected {expected}{images}")
         if value.dtype != dtype:
             raise TaskError(f"{label} returned {value.dtype}, expected {dtype}")
         if value.device.type != self._device.type:

@@ -16,6 +16,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.sim import SimChoice
+from helpers.painted import Painted
 
 N = 32
 
@@ -348,6 +349,38 @@ def test_parts_that_are_wrong(task_class, message):
     with pytest.raises(TaskError, match=re.escape(message)):
         env.reset()
         env.step(torch.zeros(N, 1))
+
+
+class FloatImage(Painted):
+    def observe(self):
+        obs = super().observe()
+        return {"policy": obs["critic"], "critic": obs["critic"], "camera": obs["camera"].float()}
+
+
+class NoCritic(Painted):
+    def observe(self):
+        return {"camera": super().observe()["camera"]}
+
+
+class ImageOfCritic(Painted):
+    def observe(self):
+        return {"critic": super().observe()["camera"]}
+
+
+@pytest.mark.parametrize(
+    ("task_class", "message"),
+    [
+        (
+            FloatImage,
+            "FloatImage.observe()['camera'] returned shape [32, 32, 32, 2], expected [32, size]. An image is uint8",
+        ),
+        (NoCritic, "with images in camera. Try a group 'critic' of numbers beside them"),
+        (ImageOfCritic, "ImageOfCritic.observe()['critic'] is an image. Try a group of another name for it"),
+    ],
+)
+def test_images_that_are_wrong(task_class, message):
+    with pytest.raises(TaskError, match=re.escape(message)):
+        make(task_class=task_class).reset()
 
 
 @pytest.mark.parametrize("clip", [None, 2.0])
