@@ -219,7 +219,10 @@ def _read(name: str) -> tuple[dict[str, Any], str]:
     """Returns the content of a file, whoever wrote it, and its digest."""
     if not Path(name).is_file():
         raise ConfigError(f"{KEY}={name}: no such file, expected one of {TOOL} TASK, or {' or '.join(OF_IMAGENET)}")
-    saved, digest = load_with_digest(Path(name))
+    try:
+        saved, digest = load_with_digest(Path(name))
+    except ConfigError as error:
+        raise ConfigError(f"{KEY}={name} is damaged, or no file of {TOOL} TASK") from error
     if not all(isinstance(saved.get(key), kind) for key, kind in CONTENT.items()):
         raise ConfigError(f"{KEY}={name} is no encoder, expected a file of {TOOL} TASK")
     return saved, digest
