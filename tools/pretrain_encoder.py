@@ -89,6 +89,7 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
     from gpusim_rl.learn.pretrained import save_pretrained
     from gpusim_rl.machine.torch_threads import use_available_cpus
     from gpusim_rl.run.devices import find_device
+    from gpusim_rl.run.logger import command as program
 
     torch.manual_seed(args.seed)
     use_available_cpus()
@@ -110,9 +111,11 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
     except OSError as problem:
         raise ConfigError(f"{path}: cannot be written ({problem.strerror})") from None
     say(f"{picture}: frames that were not learned from, and below each what the encoder keeps of it", str(path))
-    use = f"encoder.init_from={path}"
-    say("", "features in place of images:", f"  python train.py task={name} {use} encoder.freeze=true encoder.frames=3")
-    say("an encoder that learns on:", f"  python train.py task={name} {use} ppo.network.encoder.kind={args.kind}")
+    folder = [] if args.config_dir is None else ["-cd", str(args.config_dir)]
+    use = shlex.join([*folder, f"task={name}", *args.settings, f"encoder.init_from={path}"])
+    train_py = f"  {program('train')} {use}"
+    say("", "features in place of images:", f"{train_py} encoder.freeze=true encoder.frames=3")
+    say("an encoder that learns on:", f"{train_py} ppo.network.encoder.kind={args.kind}")
     return path
 
 
