@@ -247,7 +247,9 @@ class Logger:
             program = f"{torchrun} {program.removeprefix('python ')}"
         again = [shlex.quote(word) for word in self._again]
         train = " ".join([program, *config_dir, f"checkpoint={folder}", *again, *further, *trusts]) + nodes
-        return [*(" ".join([command(tool), folder, *flags]) for tool in ("play", "record")), train, plot]
+        seen = ["--renderer", "policy"] if run.env.images else []  # a video of what the policy sees
+        looks = [[command("play"), folder, *flags], [command("record"), folder, *flags, *seen]]
+        return [*map(" ".join, looks), train, plot]
 
 
 @contextmanager
