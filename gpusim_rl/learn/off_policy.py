@@ -435,8 +435,8 @@ class OffPolicy(Algorithm):
         def layers(sizes: list[int]) -> str:
             return net._target_ or f"{'x'.join(map(str, sizes))} {net.activation}"
 
-        eyes, encoder = net.encoder, self.policy.encoder
-        images = "" if encoder is None else f"encoder {eyes._target_ or eyes.kind} (frames: {eyes.frames}), "
+        encoder = self.policy.encoder
+        images = "" if encoder is None else f"{net.encoder.describe()}, "
         actor = "" if self.policy.actor is None else f"actor {layers(net.hidden)}, "
         atoms = "" if net.atoms is None else f" of {net.atoms} atoms"
         critics = f"{net.critics} critic{'s' if net.critics > 1 else ''}{atoms} {layers(net.critic_hidden)}"

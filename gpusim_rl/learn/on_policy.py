@@ -352,6 +352,8 @@ class OnPolicy(Algorithm):
         """Returns network and batch."""
         net, rollout = self.cfg.network, self.rollout
         layers = net._target_ or f"{'x'.join(map(str, net.hidden))} {net.activation}"
+        if self.policy.encoder is not None:
+            layers = f"{net.encoder.describe()}, {layers}"
         samples = f"{rollout.num_envs} x {self.horizon} = {rollout.num_envs * self.horizon} samples"
         sequences = f", sequences of {self._fitted('sequence_length', rollout.sequence_length)}"
         return {

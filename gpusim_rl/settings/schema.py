@@ -128,6 +128,10 @@ class EncoderConfig:
     kind: Literal["spatial", "nature", "impala"]
     frames: Count
 
+    def describe(self) -> str:
+        """Returns the encoder in words."""
+        return f"encoder {self._target_ or self.kind} (frames: {self.frames})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftedEncoderConfig(EncoderConfig):
@@ -559,7 +563,10 @@ class PretrainedConfig:
         if self.init_from in OF_IMAGENET and not self.freeze:
             raise ValueError(f"init_from={self.init_from} is not trained any further. Try encoder.freeze=true")
         if self.frames > 1 and not self.freeze:
-            raise ValueError("frames has no effect with freeze=false. Try <algorithm>.network.encoder.frames")
+            raise ValueError(
+                "frames is for a frozen encoder. Try network.encoder.frames in the algorithm's section, such as"
+                f" ppo.network.encoder.frames={self.frames}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

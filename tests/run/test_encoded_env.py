@@ -275,7 +275,7 @@ def test_the_true_last_frame_is_encoded_where_a_library_has_it():
     [
         ({"init_from": None}, r"encoder: freeze=true needs init_from\. Try python tools/pretrain_encoder\.py"),
         ({"init_from": "efficientnet", "freeze": False, "frames": 1}, r"init_from=efficientnet is not trained any"),
-        ({"freeze": False}, r"encoder: frames has no effect with freeze=false"),
+        ({"freeze": False}, r"encoder: frames is for a frozen encoder. Try .* such as ppo.network.encoder.frames=\d"),
         ({"init_from": "nowhere.pt"}, r"encoder\.init_from=nowhere\.pt: no such file"),
         ({"init_from": __file__}, r"cannot read checkpoint .*test_encoded_env\.py: damaged, or not a checkpoint"),
     ],
