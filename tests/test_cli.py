@@ -331,6 +331,7 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
                 "audit ",
                 "check-task ",
                 "clip ",
+                "collect ",
                 "demo ",
                 "doctor ",
                 "export ",

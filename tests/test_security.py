@@ -317,7 +317,7 @@ def test_a_hostile_run_folder_is_refused_in_one_line(stranger: Stranger, train_c
     "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in STRANGE]
 )
 def test_a_hostile_run_folder_is_data_to_every_tool(
-    stranger: Stranger, load_tool, monkeypatch, capsys, kind: str
+    stranger: Stranger, load_tool, monkeypatch, capsys, tmp_path: Path, kind: str
 ) -> None:
     make, words = STRANGE[kind]
     make(stranger)
@@ -341,6 +341,7 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
         "export": (),
         "transfer": ("--only", "trained", "--num-envs", "1", "--seconds", "0.1"),
         "clip": ("--seconds", "0.1", "--out", "downloaded/x.npz", "--overwrite"),
+        "collect": ("--steps", "2", "--num-envs", "1", "--overwrite", "--out", str(tmp_path / "collected.npz")),
         "plot": (),
         "report": ("--no-replay",),
         "doctor": (),

@@ -70,6 +70,8 @@ class EnvSpec:
     """Whether torch.compile is to make the update faster, where the algorithm can use it."""
     dt: float = 1.0
     """Control step [s]; 1 where it is not known."""
+    task: str = ""
+    """Name of the task's class; empty where it is not known."""
     images: Mapping[str, ImageShape] = field(default_factory=dict)
     """Shape of each observation group of images."""
     final_images: bool = False

@@ -1,126 +1,211 @@
-"""Demonstrations: transitions in a file, which a script or another policy has made."""
+"""Demonstrations: episodes in a file, which a script or another policy has made. `tools/collect.py` writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files import checkpoint_file
-from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
-from gpusim_rl.learn.replay import Replay
-from gpusim_rl.spaces import ActionSpace, Box
+from gpusim_rl.files import npz_file
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.replay import Replay, Trajectory
+from gpusim_rl.spaces import MultiDiscrete
+
+MAX_BYTES = 2 << 30
+"""Size of a file, packed and unpacked: 10 million control steps of HalfCheetah have 1 GB."""
+FLAGS = ("terminated", "truncated", "diverged")
+"""Ends of an episode, as a `Transition` has them."""
+AGAIN = "Try python tools/collect.py, which makes one"
+
+Array = NDArray[Any]
 
 
-class _ActionLimits(Protocol):
-    @property
-    def clip_actions(self) -> float: ...
-
-
-class _Environments(Protocol):
-    """The part of `gpusim_rl.env.VecEnv` that is needed here: `learn` does not import `env`."""
-
-    num_envs: int
-    device: torch.device
-    obs_sizes: dict[str, int]
-
-    @property
-    def cfg(self) -> _ActionLimits: ...
-    @property
-    def action_space(self) -> ActionSpace: ...
-    @property
-    def steps_between_truncations(self) -> int: ...
-    def reset(self) -> dict[str, Tensor]: ...
-    def step(self, action: Tensor) -> Transition: ...
-
-
-@torch.no_grad()
-def record(env: _Environments, policy: Callable[[Observation], Tensor], file: str | Path, *, steps: int) -> None:
-    """Writes what a policy does into a file of demonstrations.
-
-        record(gpusim_rl.make_env("Cartpole", num_envs=16), push, "demonstrations.pt", steps=500)
-
-    The file is data, as a checkpoint is (docs/security.md). It does not depend on the number of envs of a training.
-
-    Args:
-        env: A `VecEnv`. New episodes begin in all of them.
-        policy: Function that returns actions [num_envs, actions], within what the envs take, for raw observations by
-            group, [num_envs, size] each.
-        file: File to write.
-        steps: Control steps in each env.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstrations:
+    """Whole episodes, one after the other, and what they are of. An entry of a mapping is `<field>/<group>` in a file.
 
     Raises:
-        ConfigError: An observation, an action or a reward is not finite.
+        ConfigError: Arrays do not fit each other, or a number is not finite.
+    """
+
+    task: str
+    """Name of the task's class."""
+    commit: str
+    """Commit of the code that recorded them; empty where it is not known."""
+    dt: float
+    """Control step [s]."""
+    episode_length: int
+    """Time limit [control steps]."""
+    num_envs: int
+    """Envs that recorded them."""
+    obs: Mapping[str, Array]
+    """Raw observations before each control step by group, [steps, size]."""
+    final_obs: Mapping[str, Array]
+    """Observations at the end of each episode by group, [episodes, size]."""
+    obs_names: Mapping[str, Array]
+    """Names of their numbers by group, [size]."""
+    action: Array
+    """Actions as the envs take them, [steps, actions]; whole numbers where they are choices."""
+    action_names: Array
+    """Names of their numbers, [actions]."""
+    reward: Array
+    """[steps]."""
+    terminated: Array
+    """Whether the task's rules ended the episode with this step, [steps]."""
+    truncated: Array
+    """Whether the time limit did, or the end of the recording, [steps]."""
+    diverged: Array
+    """Whether the simulation failed in this step, [steps]."""
+
+    def __post_init__(self) -> None:
+        steps = len(self.reward)
+        if not (steps and self.ends[-1]):
+            raise ConfigError(f"{steps} control steps do not end with the end of an episode")
+        shapes: dict[str, tuple[Array, tuple[int, ...]]]
+        shapes = {name: (self._named(name), (steps,)) for name in ("reward", *FLAGS)}
+        shapes["action"] = self.action, (steps, len(self.action_names))
+        for group, names in self.obs_names.items():
+            shapes[f"obs/{group}"] = self._named("obs", group), (steps, len(names))
+            shapes[f"final_obs/{group}"] = self._named("final_obs", group), (self.episodes, len(names))
+        for name, (array, shape) in shapes.items():
+            if array.shape != shape:
+                raise ConfigError(f"{name} is {list(array.shape)}, expected {list(shape)}")
+            if array.dtype.kind not in ("b" if name in FLAGS else "fi"):
+                raise ConfigError(f"{name} has values of type {array.dtype}")
+            bad = np.argwhere(~np.isfinite(array))
+            if len(bad):
+                row, *column = bad[0].tolist()
+                names = self.action_names if name == "action" else self.obs_names.get(name.partition("/")[2], ())
+                where = f"{'episode' if name.startswith('final_obs') else 'control step'} {row}"
+                where += f", {names[column[0]]}" if column else ""
+                raise ConfigError(f"{name} has a number that is not finite: {where}")
+
+    def _named(self, name: str, group: str | None = None) -> Array:
+        """Returns an array of a stranger's."""
+        array = getattr(self, name) if group is None else getattr(self, name).get(group)
+        if not isinstance(array, np.ndarray):
+            raise ConfigError(f"{name}{f'/{group}' if group else ''} is missing")
+        return array
+
+    @property
+    def ends(self) -> Array:
+        """Whether an episode ends with each step, [steps]."""
+        return self.terminated | self.truncated | self.diverged
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes."""
+        return int(self.ends.sum())
+
+
+def save(path: Path, shown: Demonstrations) -> None:
+    """Writes a file.
+
+    Raises:
         OSError: The file cannot be written.
     """
-    obs = {group: value.clone() for group, value in env.reset().items()}
-    episode = env.steps_between_truncations
-    spec = EnvSpec(env.num_envs, env.obs_sizes, env.action_space, episode)
-    memory = Replay(steps, spec, obs, n_step=0, gamma=1.0, storage=torch.float32, device=env.device)
-    finite, limit = torch.ones((), dtype=torch.bool, device=env.device), env.cfg.clip_actions
-    for _ in range(steps):
-        action = policy(obs)
-        finite &= action.isfinite().all()
-        step = env.step(action)
-        memory.write(obs, action.clamp(-limit, limit) if isinstance(env.action_space, Box) else action, step)
-        for group, value in step.obs.items():
-            obs[group].copy_(value)
-    if not finite:  # a memory keeps 0 in place of such an action
-        raise ConfigError("the demonstrations have a number that is not finite in action")
-    state = memory.state_dict()
-    _check_finite(state, "the demonstrations have")
-    checkpoint_file.save(Path(file), {"demonstrations": {"episode": episode, "memory": state}})
+    arrays = {}
+    for field in fields(shown):
+        value = getattr(shown, field.name)
+        grouped = isinstance(value, Mapping)
+        arrays |= {f"{field.name}/{key}": each for key, each in value.items()} if grouped else {field.name: value}
+    npz_file.save(path, arrays)
 
 
-def load(
-    file: str, env: EnvSpec, groups: Sequence[str], *, n_step: int, gamma: float, device: torch.device
-) -> tuple[Replay, str]:
-    """Makes a `Replay` of a file that `record` wrote, for the environments of a training; returns its digest too.
+def read(path: Path) -> tuple[Demonstrations, str]:
+    """Reads a file as data; returns its digest too.
 
     Raises:
-        ConfigError: The file is not there, damaged, or not of demonstrations, or they do not fit the environments.
+        ConfigError: The file is not there, is of something else, or does not fit itself.
     """
-    content, digest = checkpoint_file.load_with_digest(Path(file))
-    match content.get("demonstrations"):
-        case {"episode": int(episode), "memory": {"reward": Tensor(shape=(steps, envs))} as state} if (
-            min(episode, steps, envs) > 0
-        ):
-            pass
-        case _:
-            advice = "Try one that gpusim_rl.learn.demonstrations.record wrote"
-            raise ConfigError(f"{file} holds no demonstrations. {advice}")
+    found, digest = npz_file.load(path, MAX_BYTES)
+    if any(name.endswith("/data.pkl") for name in found):
+        raise ConfigError(f"{path} is a checkpoint, or demonstrations of an older version. {AGAIN} anew")
+    values: dict[str, Any] = {"obs": {}, "final_obs": {}, "obs_names": {}}
+    for name, value in found.items():
+        field, _, group = name.partition("/")
+        if group and field in values:
+            values[field][group] = value
+        else:
+            values[name] = value
+    missing = [field.name for field in fields(Demonstrations) if field.name not in values]
+    if missing:
+        raise ConfigError(f"{path} holds no demonstrations: {missing[0]} is missing. {AGAIN}")
+    try:
+        for name, kind in {"task": str, "commit": str, "dt": float, "episode_length": int, "num_envs": int}.items():
+            values[name] = kind(values[name].item())
+        if any(values[flag].dtype != bool for flag in FLAGS) or not len({len(values[flag]) for flag in FLAGS}) == 1:
+            raise ConfigError(f"{', '.join(FLAGS)} are not flags of the same control steps")
+        return Demonstrations(**{field.name: values[field.name] for field in fields(Demonstrations)}), digest
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"{path} holds no demonstrations: {error}. {AGAIN}") from None
+
+
+def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstrations, str]:
+    """Reads demonstrations for the environments of a training, with these observation groups; returns a digest too.
+
+    Raises:
+        ConfigError: The file is none that `read` accepts, or it does not fit the environments.
+    """
+    shown, digest = read(Path(file))
+    if env.task and shown.task != env.task:
+        raise ConfigError(f"{file} is of task {shown.task}, and this is {env.task}")
+    for group in groups:
+        theirs, ours = len(shown.obs_names.get(group, ())), env.obs_sizes[group]
+        if theirs != ours:
+            raise ConfigError(f"{file} has {theirs} numbers in observation {group!r}, and the task {ours}")
+    theirs, space = len(shown.action_names), env.action_space
+    choices = isinstance(space, MultiDiscrete)
+    if theirs != space.size or (shown.action.dtype.kind == "i") != choices:
+        kinds = {False: "numbers", True: "choices"}
+        theirs_is = f"{theirs} {kinds[shown.action.dtype.kind == 'i']}"
+        raise ConfigError(f"{file} has actions of {theirs_is}, and the task of {space.size} {kinds[choices]}")
+    if isinstance(space, MultiDiscrete) and ((shown.action < 0) | (shown.action >= np.array(space.counts))).any():
+        raise ConfigError(f"{file} has an action beyond the options of the task, {list(space.counts)}")
+    return shown, digest
+
+
+def tensor(array: Array, device: torch.device) -> Tensor:
+    """Returns numbers of a file on a device: float32, or int64 for choices."""
+    return torch.as_tensor(
+        np.ascontiguousarray(array, np.int64 if array.dtype.kind == "i" else np.float32), device=device
+    )
+
+
+def make_replay(
+    shown: Demonstrations, env: EnvSpec, groups: Collection[str], *, n_step: int, gamma: float, device: torch.device
+) -> Replay:
+    """Makes a `Replay` of demonstrations: that of one env, which lived through one episode after the other.
+
+    Raises:
+        ConfigError: They are too few.
+    """
+    steps = len(shown.reward)
     if steps <= n_step:
-        raise ConfigError(f"{file} has {steps} control steps of each env, and n_step={n_step} needs more")
-    spec = EnvSpec(envs, env.obs_sizes, env.action_space, episode)
+        raise ConfigError(f"there are {steps} control steps, and n_step={n_step} needs more")
+    cut = np.flatnonzero(shown.truncated & ~(shown.terminated | shown.diverged))
+    apart = int(np.diff(cut).min()) if len(cut) > 1 else steps  # final observations have a row for each so many steps
+    spec = EnvSpec(1, env.obs_sizes, env.action_space, apart)
     replay = Replay(steps, spec, groups, n_step=n_step, gamma=gamma, storage=torch.float32, device=device)
-    replay.total.fill_(steps)
-    _check_fits(file, state, replay.state_dict() if device.type != "meta" else {})
-    _check_finite(state, f"{file} has")
-    replay.load_state_dict(state)
-    return replay, digest
 
+    def column(array: Array) -> Tensor:
+        return tensor(array, device)[:, None]
 
-def _check_fits(file: str, state: Mapping[str, Any], expected: Mapping[str, Any], path: str = "") -> None:
-    """Stops where a file, which may be from elsewhere, holds tensors of other shapes, or something else."""
-    for name, ours in expected.items():
-        theirs = state.get(name)
-        if isinstance(ours, Mapping):
-            _check_fits(file, theirs if isinstance(theirs, Mapping) else {}, ours, f"{path}{name} ")
-        elif not isinstance(theirs, Tensor) or (theirs.shape, theirs.dtype) != (ours.shape, ours.dtype):
-            shape = list(theirs.shape) if isinstance(theirs, Tensor) else "nothing"
-            raise ConfigError(
-                f"{file}: the demonstrations do not fit the task: expected {path}{name} {list(ours.shape)}, got {shape}"
-            )
-        elif name == "total" and not torch.equal(theirs, ours.cpu()):
-            raise ConfigError(f"{file}: the demonstrations count {int(theirs)} control steps and have {int(ours)}")
-
-
-def _check_finite(state: Mapping[str, Any], where: str) -> None:
-    for name in ("obs", "final_obs", "action", "reward"):
-        tensors = state[name].values() if isinstance(state[name], Mapping) else [state[name]]
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors):
-            raise ConfigError(f"{where} a number that is not finite in {name}")
+    obs = {group: column(shown.obs[group]) for group in replay.groups}
+    final_obs = {}
+    for group in replay.groups:
+        after = np.zeros_like(shown.obs[group])
+        after[shown.ends] = shown.final_obs[group]
+        final_obs[group] = column(after)
+    flags = (column(getattr(shown, flag)).bool() for flag in FLAGS)
+    replay.extend(Trajectory(obs, column(shown.action).float(), final_obs, column(shown.reward), *flags))
+    return replay

@@ -145,7 +145,8 @@ class OffPolicy(Algorithm):
             )
         cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
         try:
-            replay, self._digest = demonstrations.load(file, env, self.policy.groups, **memory)
+            shown, self._digest = demonstrations.load(file, env, self.policy.groups)
+            replay = demonstrations.make_replay(shown, env, self.policy.groups, **memory)
         except ConfigError as error:
             raise ConfigError(f"{env.section}.demonstrations.file: {error}") from None
         self._num_shown = min(max(1, round(cfg.demonstrations.share * cfg.batch_size)), cfg.batch_size - 1)

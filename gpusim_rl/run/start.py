@@ -208,6 +208,7 @@ def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
         collective=start.collective,
         compile=start.compile.mode != "off",
         dt=inside.task.dt if isinstance(inside, VecEnv) else 1.0,
+        task=start.task_name,
         images=dict(env.images),
         final_images=env.final_images,
         mirrored=partial(mirrored, env),

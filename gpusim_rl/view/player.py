@@ -35,7 +35,7 @@ NEEDED = ("config", "sim", "seed", "env", "obs_sizes", "num_actions", "policy", 
 
 
 class Player:
-    """Steps a task with a policy: whole episodes, the mean action, no exploration noise.
+    """Steps a task with a policy: whole episodes, the mean action, no exploration noise unless it `explores`.
 
     `act` is the source of the actions, `trained`, `zero` or `random`, and `seed` that of random ones.
     """
@@ -45,6 +45,7 @@ class Player:
         self.env = env.env if isinstance(env, EncodedEnv) else env  # as they are drawn
         self.obs = env.reset()  # to act on next
         self.act = act
+        self.explores = False  # whether a policy samples its actions
         self.policy: Policy | None = None  # networks of the checkpoint, on the device of the envs
         self.checkpoint: Path | None = None  # file of the policy
         self.iteration: int | None = None  # of the checkpoint
@@ -174,16 +175,18 @@ class Player:
         self._hidden = tuple(torch.zeros_like(hidden) for hidden in self._hidden)
 
     @torch.no_grad()
-    def step(self) -> Step:
-        """Acts for one control step in all envs."""
-        step = self.observed.step(self._action())
+    def step(self, action: Tensor | None = None) -> Step:
+        """Acts for one control step in all envs: by these actions, or what it would choose."""
+        step = self.observed.step(self.choose() if action is None else action)
         self.obs = step.obs
         self._hidden = tuple(h.masked_fill(step.done[None, :, None], 0.0) for h in self._hidden)
         return step
 
-    def _action(self) -> Tensor:
+    @torch.no_grad()
+    def choose(self) -> Tensor:
+        """Returns actions for the next step; a recurrent policy is to be asked once."""
         if self.policy is not None and self.act == "trained":
-            action, self._hidden = self.policy.act(self.obs, self._hidden, deterministic=True)
+            action, self._hidden = self.policy.act(self.obs, self._hidden, deterministic=not self.explores)
             return action
         return self._zero if self.act == "zero" else random_action(self.env, self._generator)
 

@@ -1,90 +1,95 @@
-"""Demonstrations: what is recorded is what happened, a part of each batch is theirs, and bad files are one line."""
+"""Demonstrations: a file holds what it was given, a part of each batch is theirs, and bad files are one line."""
 
 from __future__ import annotations
 
-import math
+import pickle
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from gpusim_rl.api import make_env, prepare
+from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files import checkpoint_file
+from gpusim_rl.files import checkpoint_file, safe_open
+from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.learn.demonstrations import load, record
+from gpusim_rl.learn.demonstrations import Demonstrations, load, make_replay, read, save
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import Box, MultiDiscrete
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.demonstrated import shown_in
 from helpers.fakes import RandomEnv
 from helpers.off_policy import ACTOR_CRITICS, OffPolicyLearner, settings_of
 from helpers.training import merged, the_run
 
-GAMMA, STEPS, ENVS = 0.9, 30, 4
+GAMMA, CPU = 0.9, torch.device("cpu")
+SPEC = EnvSpec(64, {"policy": 4}, Box(1), 500, task="Cartpole")
 
 
-def push(obs: Any) -> Tensor:
-    """Of Cartpole: against the fall."""
-    return (3.0 * obs["policy"][:, 2:3] + obs["policy"][:, 3:4]).clamp(-1.0, 1.0)
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save(tmp_path / "shown.npz", shown_in(SPEC))
+    return tmp_path / "shown.npz"
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("demonstrations") / "cartpole.pt"
-    record(cartpole(), push, path, steps=STEPS)
-    return path
+def test_a_file_holds_what_was_saved(file: Path) -> None:
+    found, digest = read(file)
+    assert len(digest) == 64 and found.episodes == 10
+    expected = shown_in(SPEC)
+    assert (found.task, found.commit, found.dt, found.episode_length, found.num_envs) == ("Cartpole", "", 1.0, 8, 1)
+    for name in ("action", "reward", "terminated", "truncated", "diverged", "action_names"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    for name in ("obs", "final_obs", "obs_names"):
+        assert np.array_equal(getattr(found, name)["policy"], getattr(expected, name)["policy"]), name
 
 
-def cartpole() -> Any:
-    return make_env("Cartpole", num_envs=ENVS, seed=3, sim="mujoco", device="cpu", task={"episode_length": 9})
-
-
-def loaded(path: Path, n_step: int = 1, size: int = 4, actions: int = 1) -> Any:
-    spec = EnvSpec(64, {"policy": size}, Box(actions), 500)
-    return load(str(path), spec, ["policy"], n_step=n_step, gamma=GAMMA, device=torch.device("cpu"))[0]
+def uneven(lengths: list[int], by_time: list[bool]) -> Demonstrations:
+    """Episodes of these lengths, which the time limit ends or the task's rules do."""
+    shown = shown_in(SPEC, episodes=1, length=sum(lengths))
+    ends = np.zeros(sum(lengths), dtype=bool)
+    ends[np.cumsum(lengths) - 1] = True
+    cut = ends.copy()
+    cut[ends] = by_time
+    final = {"policy": np.random.default_rng(7).normal(size=(len(lengths), 4)).astype(np.float32)}
+    return replace(shown, terminated=ends & ~cut, truncated=cut, final_obs=final)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_what_is_recorded_is_what_happened(file: Path, n_step: int) -> None:
-    env = cartpole()
-    obs, steps = env.reset()["policy"].clone(), []
-    for _ in range(STEPS):
-        action = push({"policy": obs})
-        step = env.step(action)
-        ends = (step.terminated.clone(), step.done.clone())
-        steps.append((obs, action, step.reward.clone(), step.final_obs["policy"].clone(), *ends))
-        obs = step.obs["policy"].clone()
-    memory = loaded(file, n_step)
-    for start in range(STEPS - n_step):
-        found = memory.at(torch.arange(ENVS) + start * ENVS)
-        assert (found.weight == 1.0).all()
-        for n in range(ENVS):
-            reward, discount = 0.0, 1.0
-            for t in range(start, start + n_step):
-                _, _, r, after, terminated, done = (x[n] for x in steps[t])
-                reward += discount * float(r)
-                discount *= 0.0 if terminated else GAMMA
-                if done:
-                    break
-            seen = (found.obs["policy"][n], found.action[n], found.next_obs["policy"][n])
-            if math.isclose(discount, 0.0):
-                seen = (*seen[:2], after)  # nothing depends on what follows
-            for ours, theirs in zip(seen, (steps[start][0][n], steps[start][1][n], after), strict=True):
-                assert torch.equal(ours, theirs)
-            assert float(found.reward[n]) == pytest.approx(reward, rel=1e-5)
-            assert float(found.discount[n]) == pytest.approx(discount, rel=1e-6)
+@pytest.mark.parametrize("by_time", [[False] * 5, [True] * 5, [True, True, False, True, False]])
+def test_a_replay_has_the_windows_of_every_episode(n_step: int, by_time: list[bool]) -> None:
+    shown = uneven([9, 1, 4, 1, 9], by_time)
+    memory = make_replay(shown, SPEC, ["policy"], n_step=n_step, gamma=GAMMA, device=CPU)
+    steps = len(shown.reward)
+    found = memory.at(torch.arange(steps - n_step))
+    assert (found.weight == 1.0).all()
+    episode = np.cumsum(shown.ends) - shown.ends
+    for start in range(steps - n_step):
+        reward, discount = 0.0, 1.0
+        for t in range(start, start + n_step):
+            reward += discount * float(shown.reward[t])
+            discount *= 0.0 if shown.terminated[t] else GAMMA
+            if shown.ends[t]:
+                break
+        assert torch.equal(found.obs["policy"][start], torch.from_numpy(shown.obs["policy"][start]))
+        assert torch.equal(found.action[start], torch.from_numpy(shown.action[start]))
+        assert float(found.reward[start]) == pytest.approx(reward, rel=1e-5)
+        assert float(found.discount[start]) == pytest.approx(discount, rel=1e-6)
+        if discount > 0.0:
+            after = shown.final_obs["policy"][episode[start]] if shown.ends[t] else shown.obs["policy"][t + 1]
+            assert torch.equal(found.next_obs["policy"][start], torch.from_numpy(after))
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(1.0, 1.0), (10.0, 5.0)])
-def test_actions_are_stored_as_the_envs_take_them(tmp_path: Path, limit: float, kept: float) -> None:
-    env = make_env("Cartpole", num_envs=ENVS, sim="mujoco", device="cpu", task={"clip_actions": limit})
-    record(env, lambda obs: torch.full((ENVS, 1), 5.0), tmp_path / "file.pt", steps=4)
-    assert (loaded(tmp_path / "file.pt").at(torch.arange(ENVS)).action == kept).all()
+def test_a_step_that_diverged_does_not_count() -> None:
+    shown = uneven([3, 3], [False, True])
+    diverged = np.arange(6) == 2
+    shown = replace(shown, terminated=np.zeros(6, dtype=bool), diverged=diverged)
+    memory = make_replay(shown, SPEC, ["policy"], n_step=1, gamma=GAMMA, device=CPU)
+    assert memory.at(torch.arange(5)).weight.tolist() == [1, 1, 0, 1, 1]
 
 
 def test_a_demonstration_that_does_not_count_is_not_imitated() -> None:
@@ -105,10 +110,9 @@ def test_a_demonstration_that_does_not_count_is_not_imitated() -> None:
 
 def marked(path: Path, value: float) -> Path:
     """Demonstrations for toy envs: every action is `value`."""
-    env = RandomEnv(3, {"policy": 5})
-    env.device, env.action_space, env.steps_between_truncations = torch.device("cpu"), Box(3), 1  # type: ignore[attr-defined]
-    env.cfg = SimpleNamespace(clip_actions=1.0)  # type: ignore[attr-defined]
-    record(env, lambda obs: torch.full((3, 3), value), path, steps=50)  # type: ignore[arg-type]
+    spec, obs = EnvSpec(3, {"policy": 5}, Box(3), 1), RandomEnv(150, {"policy": 5}, seed=2).reset()["policy"].numpy()
+    action = np.full((150, 3), value, np.float32)
+    save(path, shown_in(spec, episodes=150, length=1, obs={"policy": obs}, action=action))
     return path
 
 
@@ -120,7 +124,7 @@ def learner(name: str, path: Path, *, share: float = 0.5, imitation: float = 0.0
 @pytest.mark.parametrize("name", ACTOR_CRITICS)
 @pytest.mark.parametrize(("share", "theirs"), [(0.5, 8), (0.25, 4), (0.001, 1), (0.999, 15)])
 def test_the_last_part_of_every_batch_is_theirs(name: str, share: float, theirs: int, tmp_path: Path) -> None:
-    it = learner(name, marked(tmp_path / "d.pt", 0.625), share=share, n_step=2)
+    it = learner(name, marked(tmp_path / "d.npz", 0.625), share=share, n_step=2)
     for _ in range(3):
         it.collect()
     for batch in it.algorithm._draw(5):
@@ -132,22 +136,22 @@ def test_the_last_part_of_every_batch_is_theirs(name: str, share: float, theirs:
 
 
 def test_the_digest_is_that_of_the_demonstrations_that_were_read(tmp_path: Path, monkeypatch) -> None:
-    path, other, open_file = marked(tmp_path / "d.pt", 0.625), marked(tmp_path / "e.pt", 0.5), checkpoint_file.open_file
-    digest = path.read_bytes()[-64:].decode()
+    path, other, read_bytes = marked(tmp_path / "d.npz", 0.625), marked(tmp_path / "e.npz", 0.5), safe_open.read_bytes
+    digest = read(path)[1]
 
     def then_swapped(*arguments: Any) -> Any:
-        opened = open_file(*arguments)
+        content = read_bytes(*arguments)
         path.unlink()
         path.write_bytes(other.read_bytes())
-        return opened
+        return content
 
-    monkeypatch.setattr(checkpoint_file, "open_file", then_swapped)
+    monkeypatch.setattr(safe_open, "read_bytes", then_swapped)
     assert learner("sac", path).algorithm.state_dict()["demonstrations"] == digest
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_a_batch_keeps_its_rows_together(name: str, tmp_path: Path) -> None:
-    it = learner(name, marked(tmp_path / "d.pt", 0.625), normalize_obs=False)
+    it = learner(name, marked(tmp_path / "d.npz", 0.625), normalize_obs=False)
     for _ in range(3):
         it.collect()
     for batch in it.algorithm._draw(3):
@@ -166,7 +170,7 @@ def test_a_batch_keeps_its_rows_together(name: str, tmp_path: Path) -> None:
 def test_imitation_draws_the_actor_to_their_actions(name: str, tmp_path: Path) -> None:
     distances = []
     for imitation in (0.0, 50.0):
-        it = learner(name, marked(tmp_path / "d.pt", 0.625), imitation=imitation, learning_rate=3e-3)
+        it = learner(name, marked(tmp_path / "d.npz", 0.625), imitation=imitation, learning_rate=3e-3)
         it.train(40)
         actions, _ = it.algorithm.policy.act(it.obs, ())
         distances.append(float((actions - 0.625).abs().mean()))
@@ -175,7 +179,7 @@ def test_imitation_draws_the_actor_to_their_actions(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_no_host_sync(name: str, tmp_path: Path) -> None:
-    it = learner(name, marked(tmp_path / "d.pt", 0.625), imitation=1.0)
+    it = learner(name, marked(tmp_path / "d.npz", 0.625), imitation=1.0)
     for _ in range(2):
         it.collect()
     with SyncCounter() as syncs:
@@ -192,8 +196,7 @@ def trainer(name: str, folder: Path, file: Path, **more: Any) -> Trainer:
 def test_a_run_resumes_bit_for_bit_and_is_evaluated_without_the_file(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = tmp_path / "copy.pt"
-    copy.write_bytes(file.read_bytes())
+    copy = file
     trainer("sac", tmp_path / "whole", copy, max_iterations=8).train()
     trainer("sac", tmp_path / "parts", copy).train()
     run = str(the_run(tmp_path / "parts"))
@@ -202,53 +205,99 @@ def test_a_run_resumes_bit_for_bit_and_is_evaluated_without_the_file(
     ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
     for part in ("policy", "algorithm"):
         assert differences(ends[0][part], ends[1][part]) == []
-    record(cartpole(), push, copy, steps=STEPS + 1)
+    save(copy, shown_in(SPEC, seed=1))
     make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=9, **shown)).train()
     assert "the demonstrations are not those that the training had before" in capsys.readouterr().err
     copy.unlink()
     assert make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()["episodes"] == 8
-    with pytest.raises(ConfigError, match=r"sac\.demonstrations\.file: cannot read checkpoint .*copy\.pt"):
+    with pytest.raises(ConfigError, match=r"sac\.demonstrations\.file: cannot read .*shown\.npz: No such"):
         make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=10, **shown))
 
 
-def changed(file: Path, path: Path, **parts: Any) -> Path:
-    found = checkpoint_file.load(file)["demonstrations"]
-    checkpoint_file.save(path, {"demonstrations": {**found, "memory": {**found["memory"], **parts}}})
+def changed(file: Path, **arrays: Any) -> Path:
+    """The file with other arrays in place of some; without those that are None."""
+    with np.load(file) as old:
+        kept = {**{name: old[name] for name in old.files}, **{name.replace("__", "/"): x for name, x in arrays.items()}}
+    path = file.with_name("changed.npz")
+    np.savez(path, **{name: array for name, array in kept.items() if array is not None})
     return path
 
 
-def test_bad_files_are_one_line(file: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.pt"
-    checkpoint_file.save(other, {"policy": {}})
-    with pytest.raises(ConfigError, match="holds no demonstrations"):
-        loaded(other)
-    with pytest.raises(ConfigError, match="cannot read checkpoint"):
-        loaded(tmp_path / "none.pt")
-    with pytest.raises(ConfigError, match=r"do not fit the task: expected obs policy \[30, 4, 5\], got \[30, 4, 4\]"):
-        loaded(file, size=5)
-    with pytest.raises(ConfigError, match=r"expected action \[30, 4, 2\], got \[30, 4, 1\]"):
-        loaded(file, actions=2)
-    with pytest.raises(ConfigError, match="30 control steps of each env, and n_step=30 needs more"):
-        loaded(file, n_step=30)
-    for parts, line in (
-        ({"reward": torch.full((STEPS, ENVS), math.nan)}, "a number that is not finite in reward"),
-        ({"ends": torch.zeros(2, 2)}, r"expected ends \[30, 4\], got \[2, 2\]"),
-        ({"obs": 3}, r"expected obs policy \[30, 4, 4\], got nothing"),
-        ({"reward": torch.zeros(7, 4)}, r"expected final_step \[2, 4\]|expected action \[7, 4, 1\]|count 30"),
-        ({"total": torch.tensor(-(2**40))}, "count -1099511627776 control steps and have 30"),
-        ({"reward": "none"}, "holds no demonstrations"),
-        ({"reward": torch.zeros(STEPS, 0)}, "holds no demonstrations"),
+def holed(shape: tuple[int, ...], *place: int) -> np.ndarray:
+    array = np.zeros(shape, np.float32)
+    array[place] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(
+    ("arrays", "line"),
+    [
+        ({"reward": holed((80,), 5)}, r"reward has a number that is not finite: control step 5$"),
+        ({"obs__policy": holed((80, 4), 3, 2)}, r"obs/policy has .* not finite: control step 3, policy\[2\]$"),
+        ({"final_obs__policy": holed((10, 4), 6, 1)}, r"final_obs/policy .* not finite: episode 6, policy\[1\]$"),
+        ({"action": holed((80, 1), 79, 0)}, r"action has .* not finite: control step 79, action\[0\]$"),
+        ({"obs__policy": np.zeros((80, 3), np.float32)}, r"obs/policy is \[80, 3\], expected \[80, 4\]"),
+        ({"final_obs__policy": np.zeros((9, 4))}, r"final_obs/policy is \[9, 4\], expected \[10, 4\]"),
+        ({"obs__policy": None}, "obs/policy is missing"),
+        ({"reward": np.zeros(7)}, r"is \[80"),
+        ({"reward": np.zeros(0)}, "0 control steps do not end with the end of an episode"),
+        ({"truncated": np.zeros(80, bool), "terminated": np.zeros(80, bool)}, "80 control steps do not end with"),
+        ({"truncated": np.zeros(3, bool)}, "are not flags of the same control steps"),
+        ({"truncated": np.zeros(80)}, "are not flags of the same control steps"),
+        ({"reward": np.array(["x"] * 80)}, "has values of type|not supported"),
+        ({"task": None}, r"holds no demonstrations: task is missing\. Try python tools/collect\.py"),
+        ({"task": np.array(["a", "b"])}, "holds no demonstrations: "),
+        ({"dt": np.array("fast")}, "holds no demonstrations: could not convert"),
+        ({"task": np.array("Ant")}, "is of task Ant, and this is Cartpole"),
+        ({"reward": np.array([None] * 80, dtype=object)}, "is no npz file: Object arrays cannot be loaded"),
+    ],
+)
+def test_a_bad_array_is_one_line(file: Path, arrays: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as error:
+        load(str(changed(file, **arrays)), SPEC, ["policy"])
+    assert "changed.npz" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_bad_file_is_one_line(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, pickled, text, empty = (tmp_path / name for name in ("old.pt", "list.npz", "text.npz", "empty.npz"))
+    checkpoint_file.save(old, {"demonstrations": {}})
+    pickled.write_bytes(pickle.dumps([1]))
+    text.write_text("demonstrations")
+    empty.touch()
+    for path, line in {
+        old: "is a checkpoint, or demonstrations of an older version. Try python tools/collect.py",
+        pickled: "is no npz file",
+        text: "is no npz file",
+        empty: "is no npz file",
+        tmp_path / "none.npz": "cannot read .*none.npz: No such file",
+        tmp_path: "is a folder|no file|not a file|regular",
+    }.items():
+        with pytest.raises(ConfigError, match=line):
+            load(str(path), SPEC, ["policy"])
+    save(file, shown_in(SPEC, action_names=np.array(["x" * 20_000])))
+    monkeypatch.setattr(demonstrations, "MAX_BYTES", file.stat().st_size)
+    with pytest.raises(ConfigError, match="unpacked"):
+        read(file)
+    monkeypatch.setattr(demonstrations, "MAX_BYTES", file.stat().st_size - 1)
+    with pytest.raises(ConfigError, match="more than"):
+        read(file)
+
+
+def test_demonstrations_of_other_envs_are_one_line(file: Path) -> None:
+    for spec, line in (
+        (replace(SPEC, obs_sizes={"policy": 5}), "has 4 numbers in observation 'policy', and the task 5"),
+        (replace(SPEC, action_space=Box(2)), "has actions of 1 numbers, and the task of 2 numbers"),
+        (replace(SPEC, action_space=MultiDiscrete((3,))), "has actions of 1 numbers, and the task of 1 choices"),
     ):
         with pytest.raises(ConfigError, match=line):
-            loaded(changed(file, tmp_path / "changed.pt", **parts))
+            load(str(file), spec, ["policy"])
+    with pytest.raises(ConfigError, match="has 0 numbers in observation 'critic', and the task 2"):
+        load(str(file), replace(SPEC, obs_sizes={"policy": 4, "critic": 2}), ["policy", "critic"])
+    choices = replace(SPEC, action_space=MultiDiscrete((3,)))
+    save(file, shown_in(replace(SPEC, action_space=MultiDiscrete((5,)))))
+    with pytest.raises(ConfigError, match=r"an action beyond the options of the task, \[3\]"):
+        load(str(file), choices, ["policy"])
+    with pytest.raises(ConfigError, match="80 control steps, and n_step=80 needs more"):
+        make_replay(read(file)[0], SPEC, ["policy"], n_step=80, gamma=GAMMA, device=CPU)
     with pytest.raises(ConfigError, match=r"needs transitions drawn uniformly\. Try replay\.alpha=0"):
         learner("sac", file, replay={"alpha": 0.5})
-
-
-def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
-    env = RandomEnv(3, {"policy": 5})
-    env.device, env.action_space, env.steps_between_truncations = torch.device("cpu"), Box(3), 1  # type: ignore[attr-defined]
-    env.cfg = SimpleNamespace(clip_actions=1.0)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="the demonstrations have a number that is not finite in action"):
-        record(env, lambda obs: torch.full((3, 3), math.nan), tmp_path / "d.pt", steps=5)  # type: ignore[arg-type]
-    assert not (tmp_path / "d.pt").exists()

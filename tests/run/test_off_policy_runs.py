@@ -110,7 +110,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     assert result["episodes"] == 8
     player = Player.open(run, num_envs=3)
     expected, _ = trained.algorithm.policy.act(player.obs, ())
-    assert torch.allclose(player._action(), expected)
+    assert torch.allclose(player.choose(), expected)
     player.step()
     player.close()
 

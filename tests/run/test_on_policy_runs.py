@@ -51,7 +51,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     assert make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()["episodes"] == 8
     player = Player.open(run, num_envs=3)
     expected, _ = trained.algorithm.policy.act(player.obs, ())
-    assert (player._action() - expected).abs().max() < 1e-5
+    assert (player.choose() - expected).abs().max() < 1e-5
     player.step()
     player.close()
     with pytest.raises(ConfigError, match=rf"is of algo={name}, not algo=ppo"):

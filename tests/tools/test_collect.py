@@ -1,0 +1,178 @@
+"""Collecting demonstrations: the file has what happened, by whoever acted, and mistakes are one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.api import make_env
+from gpusim_rl.learn.demonstrations import Demonstrations, read
+from helpers.commands import ROOT
+from helpers.training import make_trainer
+
+pytest_plugins = ["helpers.tool_runs"]
+
+SCRIPT = """
+def controller(task):
+    def act():
+        parts = task.observe()["policy"]
+        return {action}
+    return act
+"""
+PUSH = "(3.0 * parts['pole_angle'] + parts['pole_vel'])"
+SETTINGS = ("task=Cartpole", "task.episode_length=9", "sim=mujoco")
+
+
+@pytest.fixture
+def collect(load_tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "push.py").write_text(SCRIPT.format(action=PUSH))
+
+    def run(*arguments: str) -> int:
+        try:
+            return load_tool("collect").main(["--overwrite", "--seed", "3", *arguments])
+        except SystemExit as ended:
+            return int(ended.code or 0)
+
+    return run
+
+
+def found() -> Demonstrations:
+    return read(Path("demonstrations.npz"))[0]
+
+
+def test_a_file_has_what_happened(collect: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert collect("push.py", *SETTINGS, "--episodes", "8", "--num-envs", "4") == 0
+    settings = {"episode_length": 9, "randomize_episode_start": False}
+    env = make_env("Cartpole", num_envs=4, seed=3, sim="mujoco", device="cpu", task=settings)
+    obs, rows = env.reset()["policy"].clone(), []
+    for _ in range(18):
+        action = (3.0 * obs[:, 2:3] + obs[:, 3:4]).clamp(-1.0, 1.0)
+        step = env.step(action)
+        rows.append((obs, action, step.reward.clone(), step.final_obs["policy"].clone()))
+        obs = step.obs["policy"].clone()
+    seen, acted, rewards, after = (torch.stack(x).numpy() for x in zip(*rows, strict=True))
+    shown = found()
+    for episode in range(8):  # round by round: the first episode of every env, then the second
+        start, n = 9 * (episode // 4), episode % 4
+        ours, theirs = slice(9 * episode, 9 * episode + 9), slice(start, start + 9)
+        assert np.array_equal(shown.obs["policy"][ours], seen[theirs, n])
+        assert np.array_equal(shown.action[ours], acted[theirs, n])
+        assert np.array_equal(shown.reward[ours], rewards[theirs, n])
+        assert np.array_equal(shown.final_obs["policy"][episode], after[start + 8, n])
+    assert (shown.truncated == (np.arange(72) % 9 == 8)).all() and not (shown.terminated | shown.diverged).any()
+    assert (shown.task, shown.episode_length, shown.num_envs) == ("Cartpole", 9, 4)
+    assert shown.dt == env.task.dt
+    assert shown.obs_names["policy"].tolist() == ["cart_pos[0]", "cart_vel[0]", "pole_angle[0]", "pole_vel[0]"]
+    assert "8 episodes, 72 control steps, mean return " in capsys.readouterr().out
+
+
+def test_envs_have_as_many_episodes_each(collect: Callable[..., int]) -> None:
+    """The first to end would be the short ones."""
+    settings = ("task=Cartpole", "sim=mujoco", "task.episode_length=60")
+    Path("wild.py").write_text(SCRIPT.format(action="1.0 * (task.random.uniform(-1.0, 1.0, 1) > 0.0)"))
+    assert collect("wild.py", *settings, "--episodes", "20", "--num-envs", "8") == 0
+    assert found().episodes == 20
+    every = found()
+    assert collect("wild.py", *settings, "--episodes", "24", "--num-envs", "8") == 0
+    steps = len(every.reward)
+    assert np.array_equal(found().reward[:steps], every.reward)
+
+
+def test_a_number_of_steps_cuts_the_last_episodes_off(collect: Callable[..., int]) -> None:
+    assert collect("push.py", *SETTINGS, "--steps", "12", "--num-envs", "3") == 0
+    shown = found()
+    assert len(shown.reward) == 36 and shown.episodes == 6 and shown.truncated.sum() == 6
+    lengths = np.diff(np.flatnonzero(shown.ends), prepend=-1)
+    assert sorted(lengths.tolist()) == [3, 3, 3, 9, 9, 9]
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1.0, 1.0), (10.0, 5.0)])
+def test_actions_are_stored_as_the_envs_take_them(collect: Callable[..., int], limit: float, kept: float) -> None:
+    Path("far.py").write_text(SCRIPT.format(action="parts['cart_pos'] * 0.0 + 5.0"))
+    assert collect("far.py", *SETTINGS, f"task.clip_actions={limit}", "--steps", "4") == 0
+    assert (found().action == kept).all()
+
+
+def test_a_run_acts_as_it_would_play(collect: Callable[..., int], tmp_path: Path, capsys) -> None:
+    trainer = make_trainer("Cartpole", tmp_path / "runs", max_iterations=1, task={"episode_length": 30})
+    trainer.train()
+    actions = {}
+    for explore in ((), ("--explore",)):
+        assert collect("Cartpole", "--episodes", "2", *explore) == 0
+        shown = found()
+        obs = torch.from_numpy(shown.obs["policy"])
+        mean, _ = trainer.algorithm.policy.act({"policy": obs}, ())
+        actions[explore] = float((mean.clamp(-1.0, 1.0) - torch.from_numpy(shown.action)).abs().mean())
+    assert actions[()] < 1e-5 < 0.1 < actions["--explore",]
+    assert collect("Cartpole", "task.episode_length=9") == 2
+    assert "a run has its own settings" in capsys.readouterr().err
+
+
+def test_a_task_without_a_run_has_its_demo(collect: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert collect("Quadcopter", "--steps", "3", "--num-envs", "2") == 0
+    assert "demos/Quadcopter" in capsys.readouterr().out
+    assert found().task == "Quadcopter"
+
+
+def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], monkeypatch, capsys) -> None:
+    from gpusim_rl.tasks.cartpole import Cartpole
+
+    wins = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    monkeypatch.setattr(Cartpole, "stats", lambda self: {"success": wins[: self.num_envs]})
+    assert collect("push.py", *SETTINGS, "--episodes", "4", "--keep", "success") == 0
+    shown, printed = found(), capsys.readouterr().out
+    assert shown.episodes == 2
+    assert "2 episodes, 18 control steps" in printed and "all 4 recorded episodes" in printed
+    assert "success 50.0%" in printed
+    assert collect("push.py", *SETTINGS, "--episodes", "4", "--keep", "1e9") == 2
+    assert "no episode is kept of 4; their best return is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("push.py",), "push.py: of which task? Try push.py task=<task>"),
+        (("none.py", "task=Cartpole"), "no script none.py: expected a .py file"),
+        (("empty.py", "task=Cartpole"), "empty.py has no function controller; a script has"),
+        (("flat.py", "task=Cartpole"), "flat.py: controller(task) returned a float; a script has"),
+        (("wide.py", "task=Cartpole"), "wide.py: expected actions [20, 1], got [20, 4]"),
+        (("nan.py", "task=Cartpole", "--steps", "2"), "a number that is not finite: control step 0, action[0]"),
+        (("push.py", "task=Cartpole", "--keep", "best"), "--keep best: expected success, or the least return"),
+        (("push.py", "task=Cartpole", "--episodes", "1", "--keep", "success"), "success: Cartpole has no number"),
+        (("push.py", "task=CartpoleCamera"), "demonstrations have no images"),
+        (("push.py", "task=Cartpol"), "Did you mean"),
+        (("push.py", "task=Cartpole", "--explore"), "--explore: a script has no noise but its own"),
+        (("NoSuchRun",), "NoSuchRun"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_no_file(
+    collect: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
+) -> None:
+    Path("empty.py").write_text("")
+    Path("flat.py").write_text("def controller(task):\n    return 1.0\n")
+    Path("wide.py").write_text(SCRIPT.format(action="task.robot.joint_pos.repeat(1, 2)"))
+    Path("nan.py").write_text(SCRIPT.format(action="parts['cart_pos'] * float('nan')"))
+    assert collect(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and line in error, error
+    assert not Path("demonstrations.npz").exists()
+
+
+def test_a_file_is_not_replaced_unasked(load_tool, collect, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("demonstrations.npz").write_text("mine")
+    with pytest.raises(SystemExit):
+        load_tool("collect").main(["push.py", "task=Cartpole"])
+    assert "demonstrations.npz exists. Try --overwrite" in capsys.readouterr().err
+    assert Path("demonstrations.npz").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_the_script_stacks_cubes(collect: Callable[..., int]) -> None:
+    script = str(ROOT / "benchmarks" / "scripted" / "franka_cube_stack.py")
+    assert collect(script, "task=FrankaCubeStack", "sim=mujoco", "--episodes", "16", "--keep", "success") == 0
+    assert found().episodes >= 11

@@ -1,0 +1,328 @@
+"""Record demonstrations, by a trained policy or a script: episodes in a file that BC, SAC and TD3 learn from.
+
+python tools/collect.py HalfCheetah --episodes 20              20 episodes of the latest run, or of the demo policy
+python tools/collect.py runs/Ant/2026-01-31_12-00-00 --explore      its actions with their noise
+python tools/collect.py benchmarks/scripted/franka_cube_stack.py task=FrankaCubeStack --episodes 500 --keep success
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.learn.demonstrations import Demonstrations
+    from gpusim_rl.view.player import Player
+
+EPISODES, MOST_ENVS, STEPS_ENVS = 20, 64, 16
+SCRIPT = "a script has a function controller(task), which returns a function that returns actions"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the file, and prints what is in it."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        collect(parse(argv))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    from gpusim_rl.settings.simulators import SIMULATORS
+    from gpusim_rl.settings.trust import add_trust_arguments
+    from gpusim_rl.view.arguments import positive
+
+    parser = argparse.ArgumentParser(prog="collect", description=(__doc__ or "").partition("\n")[0], epilog=SCRIPT)
+    parser.add_argument("source", help="run folder, checkpoint, task (its latest run, or its demo); or a script, x.py")
+    parser.add_argument("settings", nargs="*", help="with a script: task=NAME, and settings of the task, key=value")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--episodes", type=positive, help=f"whole episodes to record (default: {EPISODES})")
+    length.add_argument("--steps", type=positive, help="control steps of each env; the last episodes are cut off")
+    parser.add_argument(
+        "--keep", metavar="success|RETURN", help="keep successful episodes only, or those of such returns"
+    )
+    parser.add_argument("--explore", action="store_true", help="sample actions, in place of the most likely ones")
+    parser.add_argument("--out", type=Path, default=Path("demonstrations.npz"), help="file (default: %(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    parser.add_argument(
+        "--num-envs",
+        type=positive,
+        help=f"envs (default: an episode each, {MOST_ENVS} at most; {STEPS_ENVS} by --steps)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of starts and commands")
+    parser.add_argument("--sim", choices=list(SIMULATORS), help="simulator (default: mujoco)")
+    add_trust_arguments(parser)
+    args = parser.parse_args(argv)
+    if args.steps is None and args.episodes is None:
+        args.episodes = EPISODES
+    if args.num_envs is None:
+        args.num_envs = STEPS_ENVS if args.episodes is None else min(args.episodes, MOST_ENVS)
+    return args
+
+
+def collect(args: argparse.Namespace) -> Demonstrations:
+    """Records, keeps what is asked for, writes and prints."""
+    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.machine.hardware import limit_openmp_spin
+
+    limit_openmp_spin()  # before torch is imported
+    if args.out.exists() and not args.overwrite:
+        raise ConfigError(f"{args.out} exists. Try --overwrite, or another --out")
+    if args.keep not in (None, "success"):
+        try:
+            args.keep = float(args.keep)
+        except ValueError:
+            raise ConfigError(f"--keep {args.keep}: expected success, or the least return") from None
+    import torch
+
+    from gpusim_rl.learn import demonstrations
+
+    torch.manual_seed(args.seed)  # of actions that are sampled
+    scripted = args.source.endswith(".py")
+    with closing(open_script_envs(args) if scripted else open_run(args)) as player:
+        env = plain_envs(player)
+        act = script_of(args.source, env) if scripted else player.choose
+        episodes = record(player, act, episodes=args.episodes, steps=args.steps, name=args.source)
+        kept = [episode for episode in episodes if keeps(args.keep, episode, env.name)]
+        if not kept:
+            best = max(episode.reward for episode in episodes)
+            raise ConfigError(f"no episode is kept of {len(episodes)}; their best return is {best:.4g}")
+        shown = joined(kept, env)
+    demonstrations.save(args.out, shown)
+    success = [episode.success for episode in episodes if not math.isnan(episode.success)]
+    say(
+        f"{args.out}: {len(kept)} episodes, {len(shown.reward)} control steps,"
+        f" mean return {sum(episode.reward for episode in kept) / len(kept):.5g},"
+        f" {args.out.stat().st_size / 1e6:.1f} MB"
+    )
+    of_all = f"success {sum(value >= 0.5 for value in success) / len(success):.1%}" if success else ""
+    if of_all or len(kept) < len(episodes):
+        mean = sum(episode.reward for episode in episodes) / len(episodes)
+        say(f"all {len(episodes)} recorded episodes: mean return {mean:.5g}{f', {of_all}' if of_all else ''}")
+    return shown
+
+
+def open_run(args: argparse.Namespace) -> Player:
+    """Returns the envs of a run with its policy; of a task without runs, with the policy of its demo."""
+    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.files.paths import demos_dir, find_checkpoint
+    from gpusim_rl.view.player import Player
+
+    if args.settings:
+        raise ConfigError(f"{args.settings[0]}: a run has its own settings. Only a script takes others")
+    demo, name = demos_dir() / args.source, args.source
+    if demo.is_dir() and not Path("runs", name).exists() and not Path(name).exists():
+        name = str(demo)
+    name = str(find_checkpoint(name).file)
+    changes = {"seed": args.seed}
+    player = Player.open(
+        name, num_envs=args.num_envs, sim=args.sim, trust=args.trust, config_dir=args.config_dir, changes=changes
+    )
+    player.explores = args.explore
+    say(f"{player.checkpoint}, iteration {player.iteration}")
+    return player
+
+
+def open_script_envs(args: argparse.Namespace) -> Player:
+    """Returns the envs that a script is to act in, as the command line says."""
+    from gpusim_rl.api import load_spec
+    from gpusim_rl.env import Task, VecEnv
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.run.devices import choose_devices
+    from gpusim_rl.settings.compose import compose
+    from gpusim_rl.view.player import Player, import_from_current_folder
+
+    if args.explore:
+        raise ConfigError("--explore: a script has no noise but its own")
+    if not any(setting.startswith("task=") for setting in args.settings):
+        raise ConfigError(f"{args.source}: of which task? Try {args.source} task=<task>")
+    import_from_current_folder()
+    sim = [] if args.sim is None else [f"sim={args.sim}"]
+    spec = load_spec(compose([*args.settings, *sim], args.config_dir), [])
+    if not issubclass(spec.task_class, Task):
+        raise ConfigError("envs of other libraries cannot be recorded")
+    _, choice = choose_devices(spec.cfg)
+    task_cfg = spec.cfg.task.whole_episodes()
+    env = VecEnv.make(
+        spec.task_class, task_cfg, num_envs=args.num_envs, choice=choice, sim=spec.cfg.sim, seed=args.seed
+    )
+    return Player(env, seed=args.seed)
+
+
+def plain_envs(player: Player) -> VecEnv:
+    """Returns the envs, which must be a task of ours that shows numbers."""
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.errors import ConfigError
+
+    if not isinstance(player.env, VecEnv):
+        raise ConfigError("envs of other libraries cannot be recorded")
+    if player.env.images:
+        raise ConfigError(f"{player.name}: demonstrations have no images, and this task has some")
+    return player.env
+
+
+def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
+    """Runs a script that the user has named, and returns its function that acts."""
+    from gpusim_rl.errors import ConfigError
+
+    file = Path(name)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"no script {name}: expected a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.append(str(file.resolve().parent))  # as Python does for a script; its own modules come first
+    spec.loader.exec_module(module)
+    controller: Any = getattr(module, "controller", None)
+    if not callable(controller):
+        raise ConfigError(f"{name} has no function controller; {SCRIPT}")
+    act: Any = controller(env.task)
+    if not callable(act):
+        raise ConfigError(f"{name}: controller(task) returned a {type(act).__name__}; {SCRIPT}")
+    return cast("Callable[[], Tensor]", act)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """An episode: observations by group [steps, size], those at its end, actions, rewards, and how it ended."""
+
+    obs: dict[str, np.ndarray]
+    final_obs: dict[str, np.ndarray]
+    action: np.ndarray
+    rewards: np.ndarray
+    terminated: bool
+    truncated: bool
+    diverged: bool
+    success: float
+    """The task's number `success` in the last step; NaN where it has none."""
+
+    @property
+    def reward(self) -> float:
+        """Return: the sum of its rewards."""
+        return float(self.rewards.sum())
+
+
+def record(
+    player: Player, act: Callable[[], Tensor], *, episodes: int | None, steps: int | None, name: str
+) -> list[Episode]:
+    """Steps the envs, and returns their episodes; each env has as many, so that short ones are not preferred.
+
+    Args:
+        player: Envs, at the start of an episode everywhere.
+        act: Function that returns actions [num_envs, actions].
+        episodes: Number of whole episodes; None for `steps`.
+        steps: Control steps of each env; the last episodes are cut off, as if by the time limit.
+        name: Who acts, for messages.
+    """
+    import numpy as np
+    import torch
+    from torch.utils._pytree import tree_map
+
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.spaces import Box
+
+    env: Any = player.env
+    steps = steps or 0
+    expected, rows, count = list(env.task.actions.shape), [], torch.zeros(env.num_envs, dtype=torch.int64)
+    rounds = None if episodes is None else -(-episodes // env.num_envs)
+    nothing = torch.full((env.num_envs,), torch.nan, device=env.device)
+    with torch.no_grad():
+        while len(rows) < steps if rounds is None else bool((count < rounds).any()):
+            obs = {group: value.clone() for group, value in player.obs.items()}
+            action = act()
+            if not isinstance(action, torch.Tensor) or list(action.shape) != expected:
+                got = list(action.shape) if isinstance(action, torch.Tensor) else f"a {type(action).__name__}"
+                raise ConfigError(f"{name}: expected actions {expected}, got {got}")
+            action = action.to(env.task.actions).clone()
+            step = player.step(action)
+            if isinstance(env.action_space, Box):
+                limit = env.cfg.clip_actions
+                action = torch.where(action.isfinite(), action.clamp(-limit, limit), action)
+            flags = step.terminated, step.truncated, step.diverged
+            row = (obs, step.final_obs, action, step.reward, *flags, step.stats.get("success", nothing))
+            rows.append(tree_map(lambda value: value.to("cpu", copy=True).numpy(), row))
+            count += step.done.cpu()
+    joined_rows: Any = tree_map(lambda *x: np.stack(x), *rows)
+    obs, final_obs, action, reward, terminated, truncated, diverged, success = joined_rows
+    found = []
+    for n in range(env.num_envs):
+        ends = np.flatnonzero((terminated | truncated | diverged)[:, n]).tolist()
+        if rounds is None and ends[-1:] != [steps - 1]:
+            truncated[-1, n] = True
+            ends.append(steps - 1)
+        start = 0
+        for number, end in enumerate(ends):
+            part = slice(start, end + 1)
+            flags = terminated[end, n], truncated[end, n], diverged[end, n]
+            before = {group: value[part, n] for group, value in obs.items()}
+            after = {group: value[end, n] for group, value in final_obs.items()}
+            episode = Episode(before, after, action[part, n], reward[part, n], *flags, float(success[end, n]))
+            found.append((number, n, episode))
+            start = end + 1
+    found.sort(key=lambda item: item[:2])
+    return [episode for *_, episode in found][:episodes]
+
+
+def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
+    """Whether an episode is to be in the file."""
+    from gpusim_rl.errors import ConfigError
+
+    if keep is None:
+        return True
+    if isinstance(keep, float):
+        return episode.reward >= keep
+    if math.isnan(episode.success) and not episode.diverged:
+        raise ConfigError(f"--keep success: {task} has no number success at the end of an episode. Try --keep <return>")
+    return episode.success >= 0.5
+
+
+def joined(episodes: list[Episode], env: VecEnv) -> Demonstrations:
+    """Puts episodes behind each other, and says what they are of."""
+    import numpy as np
+
+    from gpusim_rl.files.provenance import git_state
+    from gpusim_rl.learn.demonstrations import FLAGS, Demonstrations
+
+    last = np.cumsum([len(episode.rewards) for episode in episodes]) - 1
+    flags = {flag: np.zeros(last[-1] + 1, dtype=bool) for flag in FLAGS}
+    for flag, values in flags.items():
+        values[last] = [getattr(episode, flag) for episode in episodes]
+    names = {group: np.array(numbered(env, group, size)) for group, size in env.obs_sizes.items()}
+    state, _ = git_state()
+    return Demonstrations(
+        task=env.name,
+        commit="" if state is None else state["sha"],
+        dt=env.task.dt,
+        episode_length=env.max_episode_length,
+        num_envs=env.num_envs,
+        obs={group: np.concatenate([episode.obs[group] for episode in episodes]) for group in names},
+        final_obs={group: np.stack([episode.final_obs[group] for episode in episodes]) for group in names},
+        obs_names=names,
+        action=np.concatenate([episode.action for episode in episodes]),
+        action_names=np.array([f"action[{number}]" for number in range(env.num_actions)]),
+        reward=np.concatenate([episode.rewards for episode in episodes]),
+        **flags,
+    )
+
+
+def numbered(env: VecEnv, group: str, size: int) -> list[str]:
+    """Returns a name for each number of an observation: that of its part, and its place in it."""
+    parts = [(part.name, part.size * part.history) for part in env.obs_parts.get(group, ())]
+    return [f"{name}[{number}]" for name, count in parts or [(group, size)] for number in range(count)]
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
