@@ -228,13 +228,14 @@ def test_the_task_of_the_readme_learns(tmp_path):
 @pytest.mark.slow
 def test_demonstrations_are_recorded_and_learned_from(tmp_path):
     for block in blocks("docs/algorithms.md"):
-        if block.file == "my_demonstrations.py":
+        if block.file == "balance.py":
             write(block, tmp_path)
-        elif "my_demonstrations.py" in block.text:
+        elif "collect.py balance.py" in block.text:
             for line in block.text.splitlines():
-                shell(line.replace("train.py", str(ROOT / "train.py")), tmp_path)
-    [run] = (tmp_path / "runs" / "Cartpole").glob("2*")
-    assert rows(run)[-1]["replay/transitions"] == "1280.0"
+                shell(line.replace("train.py", str(ROOT / "train.py")).replace("tools/", f"{ROOT}/tools/"), tmp_path)
+    cloned, learned = sorted((tmp_path / "runs" / "Cartpole").glob("2*"))
+    assert float(rows(cloned)[-1]["loss/held_out"]) < 0.05
+    assert rows(learned)[-1]["replay/transitions"] == "1280.0"
 
 
 def leaf_values(node: dict, prefix: str = "") -> dict[str, object]:

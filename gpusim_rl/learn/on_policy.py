@@ -194,17 +194,20 @@ class OnPolicy(Algorithm):
         batch, stats = self._prepare()
         numbers, made = self._numbers(self._learn(batch))
         self.iteration += 1
-        for group, norm in self.policy.obs_norm.items():
-            frames = rollout.obs[group].flatten(0, 1), rollout.valid.flatten()
-            norm.update(*frames, self.collective)  # type: ignore[operator]
+        self._observe()
         used = made.float().sum()
         self.skipped += len(made) - used
         means = numbers.sum(dim=0) / used.clamp(min=1.0)
         stats |= dict(zip((*self.losses, "policy/grad_norm"), means.unbind(), strict=True))
-        stats["policy/skipped_minibatches"] = self.skipped.clone()
-        stats["check/learned"] = (used > 0).float()
+        stats |= {"policy/skipped_minibatches": self.skipped.clone(), "check/learned": (used > 0).float()}
         stats["policy/learning_rate"] = self.learning_rate.clone()
         return stats | self.policy.head.stored(rollout.distribution).stats()
+
+    def _observe(self) -> None:
+        """Adds the rollout to the statistics of observations."""
+        for group, norm in self.policy.obs_norm.items():
+            frames = self.rollout.obs[group].flatten(0, 1), self.rollout.valid.flatten()
+            norm.update(*frames, self.collective)  # type: ignore[operator]
 
     @torch.no_grad()
     def _prepare(self) -> tuple[Sequences, dict[str, Tensor]]:

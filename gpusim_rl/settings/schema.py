@@ -346,6 +346,48 @@ class DistillConfig(OnPolicyConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClonedConfig:
+    """Demonstrations that a policy is made of."""
+
+    file: str | None
+    held_out: Annotated[float, Rule("a number of at least 0 and below 1", lambda value: 0.0 <= value < 1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BCConfig(OnPolicyConfig):
+    """Behaviour cloning. It has no value function and no rewards, so that those are no settings."""
+
+    structure = ("horizon", "network", "normalize_obs")
+    policy_structure = ("network", "normalize_obs")
+
+    max_iterations: Count | None
+    gradient_steps: Count
+    batch_size: Count
+    loss: Literal["mse", "nll"]
+    schedule: Literal["linear", "constant"]
+    demonstrations: ClonedConfig
+    gamma: float = dataclasses.field(default=1.0, init=False)
+    gae_lambda: float = dataclasses.field(default=1.0, init=False)
+    value_coef: float = dataclasses.field(default=0.0, init=False)
+    entropy_coef: float = dataclasses.field(default=0.0, init=False)
+    bounds_coef: float = dataclasses.field(default=0.0, init=False)
+    reward_scale: float = dataclasses.field(default=1.0, init=False)
+    normalize_value: bool = dataclasses.field(default=False, init=False)
+    normalize_advantage: bool = dataclasses.field(default=False, init=False)
+    sequence_length: int = dataclasses.field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        if self.network.separate:
+            raise ValueError("a cloned policy has no value function. Try network.separate=false")
+        if self.network.rnn is not None:
+            raise ValueError("control steps are learned from one by one, without a memory. Try network.rnn=null")
+
+    def batch_rows(self, num_envs: int) -> int:
+        """Returns demonstrated control steps of a step of the optimiser, or all envs that act."""
+        return max(num_envs, self.batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImpalaConfig(OnPolicyConfig):
     """Actor-critic that learns from rollouts of older policies."""
 
@@ -692,6 +734,7 @@ ALGORITHMS: dict[str, tuple[str, type]] = {
     "a2c": ("gpusim_rl.learn.a2c.A2C", A2CConfig),
     "reinforce": ("gpusim_rl.learn.reinforce.Reinforce", ReinforceConfig),
     "distill": ("gpusim_rl.learn.distill.Distill", DistillConfig),
+    "bc": ("gpusim_rl.learn.bc.BC", BCConfig),
     "impala": ("gpusim_rl.learn.impala.Impala", ImpalaConfig),
     "sac": ("gpusim_rl.learn.sac.SAC", SACConfig),
     "td3": ("gpusim_rl.learn.td3.TD3", TD3Config),

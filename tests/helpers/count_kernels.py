@@ -32,6 +32,7 @@ from helpers.fake_cuda import (
     count,
     fake_cuda,
     iterate,
+    learns,
     load_guard,
     make_trainer,
     why_not,
@@ -95,7 +96,7 @@ def main(arguments: list[str]) -> int:
     kernels: dict[str, dict[str, Any]] = {}
     times: dict[str, dict[str, Any]] = {}
     for algo in ALGORITHMS:
-        counted = {task: count(task, algo) for task in names or tasks()}
+        counted = {task: count(task, algo) for task in names or tasks() if learns(algo, task)}
         kernels[algo] = {task: training.kernels for task, training in counted.items()}
         times[algo] = {task: predicted(training, launches[task]) for task, training in counted.items()}
         sys.stdout.write(f"{algo}, torch {torch.__version__}\n\n{markdown(kernels[algo], [CONTROL_STEP, *PARTS])}")

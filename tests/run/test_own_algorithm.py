@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files of the document, in the current folder."""
     files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", DOCUMENT, re.DOTALL)
     ours = {"my_cfg/algo/search.yaml", "my_search.py", "my_network.py"}
-    assert {name for name, _ in files} == ours | {"my_demonstrations.py"}
+    assert {name for name, _ in files} == ours | {"balance.py"}
     for name, content in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -96,7 +96,7 @@ def test_it_is_evaluated_and_played(folder: Path) -> None:
     player = Player.open(run, num_envs=3, config_dir="my_cfg")
     state = torch.load(f"{run}/checkpoints/last.pt", weights_only=True)
     expected = player.obs["policy"] @ state["policy"]["weight"]
-    assert torch.equal(player._action(), expected)
+    assert torch.equal(player.choose(), expected)
     assert player.step().reward.shape == (3,)
     player.close()
 

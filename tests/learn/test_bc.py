@@ -1,0 +1,219 @@
+"""Behaviour cloning: what is learned, from which episodes, and what comes after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn import demonstrations
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.bc import BC
+from gpusim_rl.learn.demonstrations import Demonstrations, save
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import BCConfig
+from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
+from gpusim_rl.testing.conformance import differences, merged
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.composed import algorithm_defaults
+from helpers.demonstrated import shown_in
+from helpers.fakes import RandomEnv
+from helpers.on_policy import collect
+from helpers.training import SMALL_PPO, the_run
+
+pytest_plugins = ["helpers.tool_runs"]
+
+SMALL: dict[str, Any] = {
+    "horizon": 4,
+    "gradient_steps": 10,
+    "batch_size": 32,
+    "learning_rate": 3e-3,
+    "schedule": "constant",
+    "precision": "fp32",
+    "network": {"hidden": [16, 16]},
+}
+CARTPOLE = EnvSpec(8, {"policy": 4}, Box(1), 500, task="Cartpole")
+
+
+def config(**changes: Any) -> BCConfig:
+    return build(BCConfig, merged(algorithm_defaults("bc"), SMALL, changes), "bc")
+
+
+def clone(
+    shown: Demonstrations,
+    monkeypatch: pytest.MonkeyPatch,
+    space: ActionSpace | None = None,
+    device: str = "cpu",
+    **changes: Any,
+) -> tuple[BC, RandomEnv]:
+    """A policy that learns from these demonstrations, and its envs."""
+    torch.manual_seed(1)
+    monkeypatch.setattr(demonstrations, "load", lambda *_: (shown, "digest"))
+    env = RandomEnv(6, {"policy": 5}, device=device)
+    spec = EnvSpec(6, env.obs_sizes, space or Box(env.num_actions), 1, section="bc")
+    changes = merged({"demonstrations": {"file": "shown.npz"}}, changes)
+    return BC(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=100), env
+
+
+TOY = EnvSpec(6, {"policy": 5}, Box(3), 1)
+
+
+def of_a_rule(episodes: int = 40, space: ActionSpace | None = None) -> Demonstrations:
+    """Actions that follow from the observation, which has an offset and a scale."""
+    space = space or Box(3)
+    shown = shown_in(replace(TOY, action_space=space), episodes)
+    obs = shown.obs["policy"]
+    action = 0.5 * np.tanh(obs[:, :3] - obs[:, 2:]) if isinstance(space, Box) else (obs[:, :2] > 0.0).astype(np.int64)
+    return replace(shown, obs={"policy": 100.0 + 20.0 * obs}, action=action)
+
+
+@pytest.mark.parametrize("loss", ["mse", "nll"])
+def test_a_rule_is_learned_and_holds_in_episodes_that_were_held_out(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, env = clone(of_a_rule(), monkeypatch, loss=loss)
+    collect(it, env)
+    stats = [it.update() for _ in range(40)]
+    assert float(stats[-1]["check/learned"]) == 1.0
+    shown = of_a_rule()
+    mean, _ = it.policy.act({"policy": torch.from_numpy(shown.obs["policy"]).float()}, ())
+    error = (mean - torch.from_numpy(shown.action)).square().mean()
+    assert float(error) < 0.05 * shown.action.var()
+    assert float(stats[-1]["loss/held_out"]) < float(stats[0]["loss/held_out"]) - 0.05
+    assert (it.policy.head.log_std.mean().item() == pytest.approx(-2.3)) == (loss == "mse")  # type: ignore[union-attr]
+
+
+def test_choices_are_learned_by_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = MultiDiscrete((2, 2))
+    it, _ = clone(of_a_rule(space=space), monkeypatch, space)
+    first = it._errors(it.seen.inputs, it.seen.packed).mean()  # type: ignore[union-attr]
+    assert float(first) == pytest.approx(2 * np.log(2.0), rel=0.01)  # nearly uniform at first
+    for _ in range(40):
+        it.update()
+    chosen, _ = it.policy.act(dict(it.seen.inputs), ())  # type: ignore[union-attr]
+    assert float((chosen == it.seen.packed).float().mean()) > 0.95  # type: ignore[union-attr]
+
+
+def test_statistics_are_those_of_what_is_learned_from_and_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, env = clone(of_a_rule(), monkeypatch)
+    assert it.seen is not None
+    norm: Any = it.policy.obs_norm["policy"]
+    for _ in range(2):
+        torch.testing.assert_close(norm.mean, it.seen.inputs["policy"][0].double().mean(dim=0))
+        assert float(norm.count) == it.seen.packed.shape[1]
+        collect(it, env)
+        it.update()
+
+
+@pytest.mark.parametrize(("share", "held"), [(0.0, []), (0.2, [4, 9]), (0.5, [1, 3, 5, 7, 9]), (0.05, [])])
+def test_whole_episodes_are_held_out_at_equal_distances(
+    share: float, held: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = shown_in(TOY, episodes=10, length=8)
+    shown = replace(shown, action=np.repeat(np.arange(10.0, dtype=np.float32), 8)[:, None] * np.ones((1, 3)))
+    it, _ = clone(shown, monkeypatch, demonstrations={"held_out": share})
+    assert it.seen is not None
+    assert it.seen.packed[0, :, 0].unique().tolist() == [n for n in range(10) if n not in held]
+    assert ([] if it.held_out is None else it.held_out.packed[0, :, 0].unique().tolist()) == held
+    assert it.seen.packed.shape[1] == 8 * (10 - len(held))
+
+
+def test_what_diverged_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = shown_in(TOY, episodes=2, length=5)
+    it, _ = clone(replace(shown, diverged=np.arange(10) == 4), monkeypatch, demonstrations={"held_out": 0.0})
+    assert it.seen is not None and it.seen.packed.shape[1] == 9
+
+
+def test_only_what_acts_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, env = clone(of_a_rule(), monkeypatch)
+    before = {name: x.clone() for name, x in it.policy.state_dict().items()}
+    collect(it, env)
+    it.update()
+    kept = {name for name, x in it.policy.state_dict().items() if torch.equal(before[name], x)}
+    statistics = {f"obs_norm.policy.{name}" for name in ("mean", "var", "count")}
+    assert kept == {"head.log_std", "value_head.weight", "value_head.bias"} | statistics
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("loss", ["mse", "nll"])
+def test_it_waits_for_nothing_and_needs_no_values(device: str, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, env = clone(of_a_rule(), monkeypatch, device=device, loss=loss)
+    if device == "meta":
+        it.optimizer.step = lambda: None  # type: ignore[method-assign]
+    collect(it, env)
+    with SyncCounter() as syncs:
+        it.update()
+    assert syncs.total == 0, syncs.locations
+
+
+def test_what_cannot_be_cloned_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^bc\.demonstrations\.file is not given, .*Try bc\.demonstrations\.file=<"):
+        clone(of_a_rule(), monkeypatch, demonstrations={"file": None})
+    with pytest.raises(ConfigError, match=r"one by one, without a memory\. Try network\.rnn=null"):
+        config(network={"rnn": "gru"})
+    with pytest.raises(ConfigError, match=r"no value function\. Try network\.separate=false"):
+        config(network={"separate": True})
+    with pytest.raises(ConfigError, match=r"algo=bc learns from demonstrations, which have no images"):
+        spec = replace(TOY, images={"camera": (8, 8, 3)})
+        BC(config(), spec, device=torch.device("cpu"), seed=0, max_iterations=1)
+
+
+# Whole runs
+
+
+def run(folder: Path, file: Path, algo: str = "bc", **changes: Any) -> Trainer:
+    settings = {"num_envs": 8, "max_iterations": 2, "seed": 1, "log": {"console": "quiet", "dir": str(folder)}}
+    small = {"ppo": SMALL_PPO, "bc": merged(SMALL, {"demonstrations": {"file": str(file)}})}
+    return make_trainer(prepare("Cartpole", algo=algo, **merged(settings, {algo: small[algo]}, changes)))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save(tmp_path / "shown.npz", shown_in(CARTPOLE))
+    return tmp_path / "shown.npz"
+
+
+def test_a_run_is_resumed_exactly_if_the_file_is_named_again(file: Path, tmp_path: Path, capsys) -> None:
+    whole = run(tmp_path / "a", file, max_iterations=4)
+    whole.train()
+    run(tmp_path / "b", file).train()
+    folder = str(the_run(tmp_path / "b"))
+    with pytest.raises(ConfigError, match=r"^bc\.demonstrations\.file is not given"):
+        make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
+    shown = {"demonstrations": {"file": str(file)}}
+    rest = make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4, bc=shown))
+    rest.train()
+    assert differences(whole.algorithm.state_dict(), rest.algorithm.state_dict()) == []
+    assert differences(whole.algorithm.policy.state_dict(), rest.algorithm.policy.state_dict()) == []
+    save(file, shown_in(CARTPOLE, seed=3))
+    make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=5, bc=shown))
+    assert "the demonstrations are not those that the training had before" in capsys.readouterr().err
+    file.unlink()
+    assert make_trainer(prepare("Cartpole", checkpoint=folder, test=True)).evaluate()["episodes"] == 8
+    with pytest.raises(ConfigError, match=r"^bc\.demonstrations\.file: cannot read .*shown\.npz"):
+        run(tmp_path / "c", file)
+
+
+def test_ppo_goes_on_from_a_clone(file: Path, tmp_path: Path) -> None:
+    it = run(tmp_path / "a", file)
+    it.train()
+    begun = run(tmp_path / "b", file, "ppo", start_from=str(the_run(tmp_path / "a")), seed=2)
+    ours, theirs = (x.algorithm.policy.state_dict() for x in (begun, it))
+    names = {name for name in theirs if not name.startswith("value")}
+    assert {name for name in theirs if torch.equal(ours[name], theirs[name])} == names
+    begun.train()
+
+
+@pytest.mark.slow
+def test_a_clone_of_the_demo_does_as_well(load_tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_tool("collect").main(["HalfCheetah", "--episodes", "20", "--out", "shown.npz"]) == 0
+    settings = {"num_envs": 16, "seed": 1, "log": {"console": "quiet"}, "bc": {"demonstrations": {"file": "shown.npz"}}}
+    make_trainer(prepare("HalfCheetah", algo="bc", **settings)).train()
+    assert make_trainer(prepare("HalfCheetah", checkpoint="HalfCheetah", test=True)).evaluate()["return_mean"] > 4000.0
