@@ -121,11 +121,13 @@ def main() -> int:
             print(json.dumps(row, indent=2), flush=True)
             if args.keep:
                 continue
+            measured = provenance(path)
+            row["commit"] = measured["git"]
             rows = json.loads(path.read_text())["rows"] if path.exists() else []  # others may have written
             of = ("task", "actions")
             rows = [old for old in rows if any(old[key] != row[key] for key in of)] + [row]
             rows.sort(key=lambda row: (row["task"], row["actions"]))
-            result = {"command": "python benchmarks/scripted.py TASK", **provenance(path), "rows": rows}
+            result = {"command": "python benchmarks/scripted.py TASK", **measured, "rows": rows}
             write(path, json.dumps(result, indent=2) + "\n")
     return 0
 

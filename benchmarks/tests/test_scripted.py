@@ -114,6 +114,6 @@ def test_a_task_without_controller_is_named():
     ],
 )
 def test_controllers_do_better_than_zero_actions(task, stat, steps, better):
-    done = scripted.measure(task, num_envs=16, seed=2, steps=steps)
-    nothing = scripted.measure(task, num_envs=16, seed=2, steps=steps, zero=True)
+    done = scripted.measure(task, num_envs=8, seed=2, steps=steps)
+    nothing = scripted.measure(task, num_envs=8, seed=2, steps=steps, zero=True)
     assert done[stat] > nothing[stat] + better, (done, nothing)
