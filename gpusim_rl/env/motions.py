@@ -1,0 +1,238 @@
+"""Motion clips on the device: their frames at the control rate, and where in them the episodes are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gpusim_rl.env.clip import Array, Clip, load
+from gpusim_rl.env.stateful import Stateful
+from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.files.paths import assets_dir
+
+Starts = Literal["adaptive", "uniform", "first"]
+"""Frames in which episodes begin: any, more often where episodes fail; any; the first of each clip."""
+FORGETTING = 0.001
+"""Share by which the failures of a control step enter their mean."""
+FLOOR = 0.1
+"""Failures per control step, shared by all bins, that are added to those counted."""
+STRAIGHT = 1e-4
+"""Angle between two quaternions [rad] below which they are interpolated linearly."""
+
+
+def read_clips(names: Sequence[str]) -> dict[str, Clip]:
+    """Returns clips by name: those of `tasks/assets/motions`, or files with the ending `.npz`.
+
+    Raises:
+        ConfigError: There is no such clip, or a file is none.
+    """
+    folder, clips = assets_dir() / "motions", {}
+    for name in names:
+        file = Path(name).expanduser() if name.endswith(".npz") else folder / f"{name}.npz"
+        if not name.endswith(".npz") and not file.is_file():
+            shipped = sorted(path.stem for path in folder.glob("*.npz"))
+            known = f"{did_you_mean(name, shipped)} There are {', '.join(shipped) or 'none'}, or path/to/clip.npz"
+            raise ConfigError(f"no motion clip {name!r} in tasks/assets/motions.{known}")
+        clips[name] = load(file)
+    return clips
+
+
+def resampled(clip: Clip, rate: float) -> Clip:
+    """Returns a clip at another rate [Hz]: orientations by slerp, all else linear.
+
+    Velocities are those of the clip at the same times.
+
+    Raises:
+        ConfigError: The clip is shorter than two frames of the rate.
+    """
+    if clip.fps == rate:
+        return clip
+    times = np.arange(int(clip.seconds * rate + 1e-6) + 1) * (clip.fps / rate)
+    before = np.minimum(times.astype(int), len(clip.joint_pos) - 2)
+    share = times - before
+
+    def linear(values: Array) -> Array:
+        t = share.reshape(-1, *[1] * (values.ndim - 1))
+        return ((1.0 - t) * values[before] + t * values[before + 1]).astype(np.float32)
+
+    return Clip(
+        fps=rate,
+        joint_names=clip.joint_names,
+        body_names=clip.body_names,
+        joint_pos=linear(clip.joint_pos),
+        joint_vel=linear(clip.joint_vel),
+        body_pos_w=linear(clip.body_pos_w),
+        body_quat_w=_slerp(clip.body_quat_w[before], clip.body_quat_w[before + 1], share[:, None, None]),
+        body_lin_vel_w=linear(clip.body_lin_vel_w),
+        body_ang_vel_w=linear(clip.body_ang_vel_w),
+    )
+
+
+def _slerp(a: Array, b: Array, share: np.ndarray) -> Array:
+    cosine = (a.astype(float) * b).sum(axis=-1, keepdims=True)
+    b = np.where(cosine < 0.0, -b, b)
+    angle = np.arccos(np.abs(cosine).clip(max=1.0))
+    straight, sine = angle < STRAIGHT, np.sin(np.maximum(angle, STRAIGHT))
+    of_a = np.where(straight, 1.0 - share, np.sin((1.0 - share) * angle) / sine)
+    of_b = np.where(straight, share, np.sin(share * angle) / sine)
+    quat = of_a * a + of_b * b
+    return (quat / np.linalg.norm(quat, axis=-1, keepdims=True)).astype(np.float32)
+
+
+class Frame(NamedTuple):
+    """A frame for each env, in the order of the robot's joints and of the chosen bodies; world frame, wxyz."""
+
+    joint_pos: Float[Tensor, "envs joints"]
+    joint_vel: Float[Tensor, "envs joints"]
+    body_pos: Float[Tensor, "envs bodies 3"]
+    body_quat: Float[Tensor, "envs bodies 4"]
+    body_lin_vel: Float[Tensor, "envs bodies 3"]
+    body_ang_vel: Float[Tensor, "envs bodies 3"]
+
+
+class Motions:
+    """The frames of all clips, one clip after the other. They follow from the settings: no checkpoint has them.
+
+    Args:
+        clips: Clips by name.
+        joints: Names of the robot's joints, in its order.
+        bodies: Names of bodies, in the order that a task needs.
+        rate: Frames per second [Hz]; clips of another rate are resampled.
+        device: Device of the frames.
+
+    Attributes:
+        first: First frame of each clip, shape [clips].
+        last: Last frame of each clip, shape [clips].
+        lengths: Frames of each clip.
+        rate: Frames per second [Hz].
+
+    Raises:
+        ConfigError: A clip lacks a joint or a body, or is too short.
+    """
+
+    def __init__(
+        self, clips: Mapping[str, Clip], joints: Sequence[str], bodies: Sequence[str], rate: float, device: torch.device
+    ) -> None:
+        self.rate, self._joints, self._bodies = rate, len(joints), len(bodies)
+        rows = [_rows(name, clip, joints, bodies, rate) for name, clip in clips.items()]
+        self.lengths = [len(each) for each in rows]
+        lengths = torch.tensor(self.lengths)
+        self.last = (lengths.cumsum(0) - 1).to(device)
+        self.first = self.last - lengths.to(device) + 1
+        self._frames = torch.from_numpy(np.concatenate(rows)).to(device)
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def frame(self, index: Int[Tensor, " envs"]) -> Frame:
+        """Returns a frame for each env, by its index from 0 to the number of all frames, less one."""
+        joints, bodies = self._joints, self._bodies
+        of_joints, of_bodies = self._frames.index_select(0, index).split([2 * joints, 13 * bodies], dim=1)
+        parts = of_bodies.unflatten(1, (bodies, 13)).split([3, 4, 3, 3], dim=2)
+        return Frame(*of_joints.split(joints, dim=1), *parts)
+
+
+def _rows(name: str, clip: Clip, joints: Sequence[str], bodies: Sequence[str], rate: float) -> Array:
+    """Returns the frames of a clip as rows: joints, then bodies."""
+    columns = []
+    for kind, wanted, known in (("joint", joints, clip.joint_names), ("body", bodies, clip.body_names)):
+        for each in wanted:
+            if each not in known:
+                expected = f"expected a clip of this robot. It has {', '.join(known[:3])}, ..."
+                raise ConfigError(f"the motion clip {name!r} has no {kind} {each!r}: {expected}")
+        columns.append([known.index(each) for each in wanted])
+    try:
+        clip = resampled(clip, rate)
+    except ConfigError as error:
+        raise ConfigError(f"the motion clip {name!r} at {rate:g} Hz: {error}") from None
+    of_joints = np.concatenate([values[:, columns[0]] for values in (clip.joint_pos, clip.joint_vel)], axis=1)
+    of_bodies = (clip.body_pos_w, clip.body_quat_w, clip.body_lin_vel_w, clip.body_ang_vel_w)
+    of_bodies = np.concatenate([values[:, columns[1]] for values in of_bodies], axis=2)
+    return np.concatenate([of_joints, of_bodies.reshape(len(of_joints), -1)], axis=1)
+
+
+class Playhead(Stateful):
+    """The frame that each env follows, and the choice of those in which episodes begin.
+
+    Adaptive starts are BeyondMimic's (arXiv 2508.08241): a clip is cut into bins of about a second. How likely a bin is
+    follows from the mean number of episodes that failed in it; inside a bin all frames are alike. An episode never
+    begins in the last frame of a clip, which has no next one to follow.
+
+    Args:
+        motions: The clips.
+        num: Number of envs.
+        starts: Frames in which episodes begin.
+
+    Attributes:
+        index: Frame that is to be reached by the end of the control step, int64 [num_envs].
+        failures: Mean number of episodes that fail in a control step, by bin, shape [bins].
+    """
+
+    draws = 2
+    """Random numbers that a start needs."""
+
+    def __init__(self, motions: Motions, num: int, starts: Starts) -> None:
+        device, begins, sizes = motions.last.device, [], []
+        for first, length in zip(itertools.accumulate([0, *motions.lengths]), motions.lengths, strict=False):
+            last = first + length - 1
+            bins = 1 if starts == "first" else max(1, round((last - first) / motions.rate))
+            edges = [first + round(i * (last - first) / bins) for i in range(bins + 1)]
+            begins += edges[:-1]
+            sizes += [1] if starts == "first" else [b - a for a, b in itertools.pairwise(edges)]
+        self._starts: Starts = starts
+        self._begins, self._sizes = (torch.tensor(values, device=device) for values in (begins, sizes))
+        every_frame = torch.arange(len(motions), device=device)
+        self._bin = torch.bucketize(every_frame, self._begins, right=True) - 1
+        self._last = motions.last.index_select(0, torch.bucketize(every_frame, motions.last))
+        self.index = torch.ones(num, dtype=torch.int64, device=device)
+        self.failures = torch.zeros(len(begins), device=device)
+        self._now = torch.zeros_like(self.failures)
+
+    def restored(self) -> None:
+        """Keeps to today's clips: those of the checkpoint may have been longer."""
+        self.index.clamp_(max=len(self._last) - 1)
+
+    def chances(self) -> Float[Tensor, " bins"]:
+        """Returns the probability of each bin."""
+        if self._starts == "first":
+            weights = torch.ones_like(self.failures)
+        elif self._starts == "uniform":
+            weights = self._sizes.float()
+        else:
+            weights = self.failures + FLOOR / len(self.failures)
+        return weights / weights.sum()
+
+    def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
+        """Chooses frames to begin in, from numbers in [0, 1); the envs of the mask then follow the next ones."""
+        ends = self.chances().cumsum(0)
+        chosen = torch.bucketize(unit[:, 0] * ends[-1], ends, right=True).clamp_(max=len(ends) - 1)
+        sizes = self._sizes.index_select(0, chosen)
+        inside = torch.minimum((unit[:, 1] * sizes).long(), sizes - 1)
+        start = self._begins.index_select(0, chosen) + inside
+        torch.where(where, start + 1, self.index, out=self.index)
+        return start
+
+    def advance(self, failed: Bool[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
+        """Counts the episodes that have failed, and goes to the next frame; returns the envs whose clip is over."""
+        now = self._now.zero_().index_add_(0, self._bin.index_select(0, self.index), failed.float())
+        self.failures.lerp_(now, FORGETTING)
+        last = self._last.index_select(0, self.index)
+        over = self.index >= last
+        torch.minimum(self.index + 1, last, out=self.index)
+        return over
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        """Returns the entropy of the starts, 1 where all bins are alike, and the likeliest bin."""
+        chances = self.chances()
+        single = len(chances) == 1
+        entropy = chances.sum() if single else torch.special.entr(chances).sum() / math.log(len(chances))
+        top = chances.argmax().float()
+        return {"start_entropy": entropy.expand_as(self.index), "start_top_bin": top.expand_as(self.index)}

@@ -1,0 +1,182 @@
+"""Clips on the device: their frames at the control rate, and the choice of frames to begin in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.env.clip import Clip, save
+from gpusim_rl.env.motions import FLOOR, FORGETTING, Motions, Playhead, read_clips, resampled
+from gpusim_rl.env.stateful import kept_tensors
+from gpusim_rl.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def spinning(frames: int = 61, fps: float = 30.0, rate: float = 2.0, start: float = 0.0) -> Clip:
+    """Two bodies that turn about z with `rate` [rad/s], the second 1 m ahead of the first, and two joints."""
+    t = np.arange(frames) / fps
+    angle, zeros, ones = rate * t + start, np.zeros(frames), np.ones(frames)
+    arm = np.stack([np.cos(angle), np.sin(angle), zeros], axis=1)
+    quat = np.stack([np.cos(angle / 2), zeros, zeros, np.sin(angle / 2)], axis=1)
+    speed = rate * np.stack([-np.sin(angle), np.cos(angle), zeros], axis=1)
+    spin = rate * np.stack([zeros, zeros, ones], axis=1)
+    values = {
+        "joint_pos": np.stack([np.sin(3.0 * t), t], axis=1),
+        "joint_vel": np.stack([3.0 * np.cos(3.0 * t), ones], axis=1),
+        "body_pos_w": np.stack([0.0 * arm, arm], axis=1),
+        "body_quat_w": np.stack([quat, quat], axis=1),
+        "body_lin_vel_w": np.stack([0.0 * arm, speed], axis=1),
+        "body_ang_vel_w": np.stack([spin, spin], axis=1),
+    }
+    names = {"joint_names": ("swing", "slide"), "body_names": ("base", "arm")}
+    return Clip(fps=fps, **names, **{key: value.astype(np.float32) for key, value in values.items()})
+
+
+def motions(*clips: Clip, rate: float = 50.0) -> Motions:
+    return Motions({f"clip{i}": clip for i, clip in enumerate(clips)}, ["slide", "swing"], ["arm", "base"], rate, CPU)
+
+
+def test_a_clip_of_another_rate_is_the_same_motion() -> None:
+    clip, exact = resampled(spinning(61, 30.0), 50.0), spinning(101, 50.0)
+    assert clip.fps == 50.0 and len(clip.joint_pos) == 101
+    for field in dataclasses.fields(Clip):
+        value = getattr(clip, field.name)
+        if isinstance(value, np.ndarray):
+            np.testing.assert_allclose(value, getattr(exact, field.name), atol=1e-6 if "quat" in field.name else 4e-3)
+    moved = np.diff(clip.body_pos_w, axis=0) * 50.0
+    between = 0.5 * (clip.body_lin_vel_w[1:] + clip.body_lin_vel_w[:-1])
+    np.testing.assert_allclose(moved, between, atol=0.5 * 4.0 / 30.0)  # straight between two frames, at 4 m/s^2
+    assert resampled(exact, 50.0) is exact
+
+
+def test_an_orientation_goes_the_short_way() -> None:
+    clip = spinning(3, 10.0)
+    flipped = clip.body_quat_w * np.array([1.0, -1.0, 1.0], dtype=np.float32)[:, None, None]
+    expected = resampled(clip, 20.0).body_quat_w
+    dot = (resampled(dataclasses.replace(clip, body_quat_w=flipped), 20.0).body_quat_w * expected).sum(axis=-1)
+    np.testing.assert_allclose(np.abs(dot), 1.0, atol=1e-6)
+
+
+def test_frames_are_in_the_order_of_the_robot() -> None:
+    first, second = spinning(11, 50.0), spinning(21, 50.0, rate=1.0, start=0.5)
+    found = motions(first, second)
+    assert len(found) == 32 and found.first.tolist() == [0, 11] and found.last.tolist() == [10, 31]
+    frame = found.frame(torch.tensor([3, 11, 31]))
+    for row, (clip, number) in enumerate([(first, 3), (second, 0), (second, 20)]):
+        assert frame.joint_pos[row].tolist() == clip.joint_pos[number, ::-1].tolist()
+        assert frame.joint_vel[row].tolist() == clip.joint_vel[number, ::-1].tolist()
+        for name in ("pos", "quat", "lin_vel", "ang_vel"):
+            expected = getattr(clip, f"body_{name}_w")[number, ::-1]
+            assert getattr(frame, f"body_{name}")[row].tolist() == expected.tolist()
+
+
+def test_no_start_is_a_last_frame_and_bins_do_not_cross_clips() -> None:
+    found = motions(spinning(51, 50.0), spinning(171, 50.0), spinning(2, 50.0))
+    playhead = Playhead(found, 1, "adaptive")
+    begins, sizes = playhead._begins.tolist(), playhead._sizes.tolist()
+    frames = [frame for begin, size in zip(begins, sizes, strict=True) for frame in range(begin, begin + size)]
+    assert frames == [frame for frame in range(len(found)) if frame not in found.last.tolist()]
+    assert sizes == [50, 57, 56, 57, 1]
+    unit = torch.cartesian_prod(torch.linspace(0.0, 1.0 - 2.0**-24, 41), torch.linspace(0.0, 1.0 - 2.0**-24, 131))
+    everywhere = Playhead(found, len(unit), "adaptive")
+    start = everywhere.begin(torch.ones(len(unit), dtype=torch.bool), unit)
+    assert not torch.isin(start, found.last).any()
+    assert set(start.tolist()) >= {0, 51, 221, 222} - set(found.last.tolist())
+    assert torch.equal(everywhere.index, start + 1)
+
+
+def test_an_env_stays_in_its_clip() -> None:
+    found = motions(spinning(4, 50.0), spinning(3, 50.0))
+    playhead, fine = Playhead(found, 2, "uniform"), torch.zeros(2, dtype=torch.bool)
+    playhead.index.copy_(torch.tensor([1, 5]))
+    assert playhead.advance(fine).tolist() == [False, False] and playhead.index.tolist() == [2, 6]
+    assert playhead.advance(fine).tolist() == [False, True] and playhead.index.tolist() == [3, 6]
+    assert playhead.advance(fine).tolist() == [True, True] and playhead.index.tolist() == [3, 6]
+
+
+def test_only_the_envs_of_the_mask_begin() -> None:
+    playhead = Playhead(motions(spinning(51, 50.0)), 3, "adaptive")
+    playhead.begin(torch.tensor([True, False, True]), torch.full((3, 2), 0.5))
+    assert playhead.index.tolist() == [26, 1, 26]
+
+
+def test_failures_make_a_bin_likelier_and_are_forgotten() -> None:
+    found = motions(spinning(201, 50.0))
+    playhead = Playhead(found, 8, "adaptive")
+    assert playhead.chances().tolist() == [0.25] * 4
+    assert playhead.stats()["start_entropy"].tolist() == pytest.approx([1.0] * 8)
+    failed = torch.arange(8) < 3
+    for _ in range(100):
+        playhead.index.fill_(120)
+        playhead.advance(failed)
+    mean = 3.0 * (1.0 - (1.0 - FORGETTING) ** 100)
+    assert playhead.failures.tolist() == pytest.approx([0.0, 0.0, mean, 0.0], rel=1e-4)
+    likely = (mean + FLOOR / 4) / (mean + FLOOR)
+    assert playhead.chances()[2].item() == pytest.approx(likely, rel=1e-4)
+    chances = playhead.chances().numpy()
+    entropy = -(chances * np.log(chances)).sum() / math.log(4)
+    assert playhead.stats()["start_entropy"][0].item() == pytest.approx(entropy, rel=1e-5) and entropy < 0.8
+    assert playhead.stats()["start_top_bin"].tolist() == [2.0] * 8
+    unit = torch.rand(8192, 2, generator=torch.Generator().manual_seed(0))
+    playhead.index = torch.ones(8192, dtype=torch.int64)
+    start = playhead.begin(torch.ones(8192, dtype=torch.bool), unit)
+    inside = (start >= 100) & (start < 150)
+    assert inside.float().mean().item() == pytest.approx(likely, abs=0.02)
+    counts = torch.bincount(start[inside] - 100, minlength=50).float()
+    assert counts.min() > 0.5 * counts.mean(), "all frames of a bin are alike"
+    for _ in range(3000):
+        playhead.advance(torch.zeros(8192, dtype=torch.bool))
+    assert playhead.failures[2].item() == pytest.approx(mean * (1.0 - FORGETTING) ** 3000, rel=1e-2)
+
+
+def test_other_starts_do_not_follow_failures() -> None:
+    found, failed = motions(spinning(101, 50.0), spinning(51, 50.0)), torch.ones(4, dtype=torch.bool)
+    for starts, expected in (("uniform", [1 / 3, 1 / 3, 1 / 3]), ("first", [0.5, 0.5])):
+        playhead = Playhead(found, 4, starts)
+        for _ in range(50):
+            playhead.advance(failed)
+        assert playhead.chances().tolist() == pytest.approx(expected)
+        start = playhead.begin(failed, torch.tensor([[0.0, 0.99], [0.4, 0.5], [0.6, 0.0], [0.99, 0.99]]))
+        if starts == "first":
+            assert start.tolist() == [0, 0, 101, 101]
+
+
+def test_a_checkpoint_has_the_failures_and_not_the_clips() -> None:
+    found = motions(spinning(201, 50.0))
+    owner = {"motions": found, "playhead": Playhead(found, 2, "adaptive")}
+    names = {name for name, _ in kept_tensors(owner)}
+    assert {"playhead.failures", "playhead.index"} <= names
+    assert not any(name.startswith("motions") for name in names)
+    one = Playhead(found, 1, "adaptive")
+    assert one.stats().keys() == {"start_entropy", "start_top_bin"}
+    assert Playhead(motions(spinning(11, 50.0)), 1, "adaptive").stats()["start_entropy"].tolist() == [1.0]
+
+
+def test_a_frame_of_a_longer_clip_is_not_read() -> None:
+    playhead = Playhead(motions(spinning(11, 50.0)), 2, "adaptive")
+    playhead.index.copy_(torch.tensor([4, 200]))
+    playhead.restored()
+    assert playhead.index.tolist() == [4, 10]
+
+
+def test_a_clip_that_does_not_fit_is_named(tmp_path) -> None:
+    short = spinning(2, 200.0)
+    with pytest.raises(ConfigError, match=r"the motion clip 'clip0' at 50 Hz: it has 1 frames"):
+        motions(short)
+    for joints, bodies, said in (
+        (["slid"], ["arm"], r"'a' has no joint 'slid': expected a clip of this robot\. It has swing, slide, \.\.\."),
+        (["slide"], ["trunk"], r"'a' has no body 'trunk': expected a clip of this robot\. It has base, arm"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Motions({"a": spinning()}, joints, bodies, 50.0, CPU)
+    with pytest.raises(ConfigError, match=r"no motion clip 'go1_trott' in .*motions\. Did you mean 'go1_trot'"):
+        read_clips(["go1_trott"])
+    with pytest.raises(ConfigError, match=r"missing\.npz is no motion clip: .*No such file"):
+        read_clips([str(tmp_path / "missing.npz")])
+    save(tmp_path / "own.npz", spinning())
+    assert list(read_clips([str(tmp_path / "own.npz"), "go1_trot"])) == [str(tmp_path / "own.npz"), "go1_trot"]
