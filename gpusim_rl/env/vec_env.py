@@ -367,8 +367,10 @@ class VecEnv(Environment):
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Restores `state_dict` of a run with as many envs on the same simulator; returns the observation to act on."""
         self.sim.load_state_dict(state["sim"])
-        # A tensor that had returned to its first value was not saved.
-        self.task.load_state_dict({**state["task"], "tensors": self._initial | state["task"]["tensors"]})
+        # A tensor that had returned to its first value was not saved. One of another shape belongs to other settings.
+        task, first = state["task"], self._initial
+        fits = {name: x for name, x in task["tensors"].items() if name in first and x.shape == first[name].shape}
+        self.task.load_state_dict({**task, "tensors": first | fits})
         for name, owner in self._optional().items():
             if name in state:
                 owner.load_state_dict(state[name])
