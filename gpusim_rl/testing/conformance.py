@@ -59,6 +59,7 @@ class TaskConformance:
         tasks: Names of the tasks to check; None for all of `config_dir`, or all that are installed.
         simulators: Simulators on which every task must train.
         touching: Tasks whose starts may lie beyond joint limits or inside the ground.
+        constant: Parts of observations that may be constant, by task: joints that rest in a motion clip, say.
         max_steps: Control steps in which every element of an observation must change: a second goal, say, comes late.
     """
 
@@ -66,6 +67,7 @@ class TaskConformance:
     tasks: ClassVar[Sequence[str] | None] = None
     simulators: ClassVar[Sequence[str]] = tuple(s.name for s in SIMULATORS.values() if s.extra is None)
     touching: ClassVar[Sequence[str]] = ()
+    constant: ClassVar[Mapping[str, Sequence[str]]] = {}
     max_steps: ClassVar[int] = 1500
 
     @classmethod
@@ -215,14 +217,20 @@ class TaskConformance:
         numbers = {group: value for group, value in obs.items() if group not in env.images}
         low = {group: value.amin(dim=0) for group, value in numbers.items()}
         high = {group: value.amax(dim=0) for group, value in numbers.items()}
+        rest = {group: torch.zeros_like(value, dtype=torch.bool) for group, value in low.items()}
+        for group, parts in env.obs_parts.items() if name in self.constant else ():
+            pieces = rest[group].split([part.size * part.history for part in parts])
+            for piece, part in zip(pieces, parts, strict=True):
+                piece.fill_(part.name in self.constant[name])
         for action in random_actions(env, self.max_steps):
             step = env.step(action)
             for group in numbers:
                 low[group] = torch.minimum(low[group], step.obs[group].amin(dim=0))
                 high[group] = torch.maximum(high[group], step.obs[group].amax(dim=0))
-            if all(bool((high[group] - low[group] >= 1e-6).all()) for group in numbers):
+            if all(bool((rest[group] | (high[group] - low[group] >= 1e-6)).all()) for group in numbers):
                 return
-        constant = {group: (high[group] - low[group] < 1e-6).nonzero().flatten().tolist() for group in numbers}
+        still = {group: (high[group] - low[group] < 1e-6) & ~rest[group] for group in numbers}
+        constant = {group: value.nonzero().flatten().tolist() for group, value in still.items()}
         pytest.fail(f"constant over {self.max_steps} steps of {env.num_envs} envs: {constant}")
 
     def test_the_reward_is_the_sum_of_its_named_terms(self, name: str) -> None:
