@@ -182,6 +182,24 @@ class Robot:
             raise TaskError(f"{where} no pattern matches {joints[found.index(None)]!r}; try '*' for all others")
         return found
 
+    def empty_scene(self, physics_hz: float) -> Scene:
+        """Returns a scene without robot and ground, whose solver is as the robot needs it."""
+        scene = Scene(physics_hz, integrator="implicitfast")
+        if self.elliptic:
+            scene.choose(None, "elliptic")
+            scene.option.impratio = 10.0
+        scene.option.iterations, scene.option.ls_iterations, scene.option.ccd_iterations = 10, 20, 50
+        return scene
+
+    def add_motors(self, scene: Scene) -> None:
+        """Adds a servo for each joint to a scene that has the robot."""
+        values = {
+            name: {pattern: getattr(motor, name) for pattern, motor in self.motors.items()}
+            for name in ("stiffness", "damping", "armature")
+        }
+        effort = {pattern: motor.effort for pattern, motor in self.motors.items()}
+        scene.add_actuators("robot", list(self.motors), kind="position", effort_limit=effort, **values)
+
     def add_to(self, scene: Scene) -> None:
         """Adds the robot to a scene as "robot", without motors and sensors.
 
@@ -512,11 +530,7 @@ class VelocityTask(Task[VelocityConfig]):
     @classmethod
     def scene(cls, cfg: VelocityConfig) -> Scene:
         robot = cls.robot
-        scene = Scene(cfg.physics_hz, integrator="implicitfast")
-        if robot.elliptic:
-            scene.choose(None, "elliptic")
-            scene.option.impratio = 10.0
-        scene.option.iterations, scene.option.ls_iterations, scene.option.ccd_iterations = 10, 20, 50
+        scene = robot.empty_scene(cfg.physics_hz)
         if cfg.terrain == "rough":
             scene.option.ccd_iterations = 500
             scene.add_terrain(Terrain(cfg.rough))
@@ -525,12 +539,7 @@ class VelocityTask(Task[VelocityConfig]):
         robot.add_to(scene)
         if cfg.vision is not None:
             robot.add_eye(scene)
-        values = {
-            name: {pattern: getattr(motor, name) for pattern, motor in robot.motors.items()}
-            for name in ("stiffness", "damping", "armature")
-        }
-        effort = {pattern: motor.effort for pattern, motor in robot.motors.items()}
-        scene.add_actuators("robot", list(robot.motors), kind="position", effort_limit=effort, **values)
+        robot.add_motors(scene)
         for name, axis in (("ahead", "framexaxis"), ("left", "frameyaxis"), ("up", "framezaxis")):
             scene.add_sensor("robot", name, axis, body=robot.root)
         scene.add_sensor("robot", "torso_up", "framezaxis", body=robot.torso)

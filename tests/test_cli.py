@@ -271,6 +271,7 @@ def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
     ("typed", "expected"),
     [
         ("task=An", "task=Ant"),
+        ("task=Go1", "task=Go1Tracking"),
         ("task=Ant ppo.lea", "ppo.learning_rate="),
         ("log.int", "log.interval="),
         ("sim=mj", "sim=mjwarp"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from gpusim_rl.testing.conformance import TaskConformance
@@ -11,8 +13,10 @@ EVERY_DAY = ("Cartpole", "Ant")
 
 
 class TestTasks(TaskConformance):
-    # Their starts are Gymnasium's to the last digit: joints a little beyond their limits, feet in the ground.
-    touching = ("HalfCheetah", "Hopper", "Walker2d")
+    # Their starts are Gymnasium's to the last digit: joints a little beyond their limits, feet in the ground. Those of
+    # the tracking tasks are frames of a clip, in which feet stand, with noise.
+    touching = ("HalfCheetah", "Hopper", "Walker2d", "Go1Tracking", "G1Tracking")
+    constant: ClassVar = {"G1Tracking": ("ref_joint_pos", "ref_joint_vel")}  # joints that rest in the clip
 
     @classmethod
     def trainings(cls):

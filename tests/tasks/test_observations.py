@@ -19,6 +19,8 @@ import torch
 
 import gpusim_rl
 from gpusim_rl.env import VecEnv
+from gpusim_rl.env.clip import load
+from gpusim_rl.files.paths import assets_dir
 from helpers.sensing import update_sensors
 
 NUM_ENVS = 8
@@ -285,6 +287,44 @@ def pole(one: OneEnv, body: str) -> float:
     return np.arctan2(turn[0, 2], turn[2, 2])
 
 
+TROT = load(assets_dir() / "motions" / "go1_trot.npz")
+GO1_POSE = [0.1, 0.9, -1.8, -0.1, 0.9, -1.8] * 2  # rad
+
+
+def of_clip(values: np.ndarray) -> Row:
+    """Values of the clip in the frame that an env is to reach."""
+    return lambda w: values[int(w.own(w.task.playhead.index))]
+
+
+def clip_turn(one: OneEnv, body: str) -> np.ndarray:
+    turn = np.zeros(9)
+    quat = of_clip(TROT.body_quat_w)(one)[TROT.body_names.index(body)]
+    mujoco.mju_quat2Mat(turn, quat.astype(np.float64))
+    return turn.reshape(3, 3)
+
+
+def clip_pos(one: OneEnv) -> np.ndarray:
+    return of_clip(TROT.body_pos_w)(one)[TROT.body_names.index("trunk")]
+
+
+def imu_velocity(one: OneEnv) -> np.ndarray:
+    lever = one.turn("robot/trunk") @ one.model.site("robot/imu").pos
+    velocity = one.velocity("robot/trunk") + np.cross(one.spin("robot/trunk"), lever)
+    return velocity @ one.turn("robot/trunk")
+
+
+go1_clip: list[Row] = [
+    of_clip(TROT.joint_pos),
+    of_clip(TROT.joint_vel),
+    lambda w: (clip_pos(w) - w.pos("robot/trunk")) @ w.turn("robot/trunk"),
+    lambda w: (w.turn("robot/trunk").T @ clip_turn(w, "trunk")).T[:2].ravel(),
+]
+go1_bodies: list[Row] = [
+    lambda w: np.concatenate([(w.pos(f"robot/{b}") - clip_pos(w)) @ clip_turn(w, "trunk") for b in w.task.bodies]),
+    lambda w: np.concatenate([(clip_turn(w, "trunk").T @ w.turn(f"robot/{b}")).T[:2].ravel() for b in w.task.bodies]),
+]
+go1_motion: list[Row] = [imu_velocity, lambda w: w.spin("robot/trunk", local=True)]
+
 trifinger: list[Row] = [
     lambda w: w.angles("trifinger"),
     lambda w: w.speeds("trifinger"),
@@ -402,6 +442,23 @@ CASES = {
             action,
         ],
         arrange=targets_at_the_balls,
+    ),
+    "Go1Tracking": Case(
+        [
+            *go1_clip,
+            *go1_motion,
+            lambda w: w.angles("robot") - GO1_POSE + w.own(w.task.encoder_bias),
+            lambda w: w.speeds("robot"),
+            action,
+        ],
+        [
+            *go1_clip,
+            *go1_bodies,
+            *go1_motion,
+            lambda w: w.angles("robot") - GO1_POSE,
+            lambda w: w.speeds("robot"),
+            action,
+        ],
     ),
     "Humanoid": Case(
         [

@@ -1,0 +1,405 @@
+"""Robots that follow motion clips: the base of the tasks `<Robot>Tracking`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env.math import (
+    quat_angle,
+    quat_conjugate,
+    quat_difference,
+    quat_multiply,
+    quat_rotate,
+    quat_rotate_inverse,
+    quat_yaw,
+)
+from gpusim_rl.env.motions import Frame, Motions, Playhead, Starts, read_clips
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.settings.schema import NotNegative, Positive
+from gpusim_rl.sim import Scene, Sim
+
+from .velocity import HIT, SOFT_LIMIT, Robot
+
+SPIN = 0.1  # share of a squared rotation [rad2] or its rate [rad2/s2] in a squared distance or speed, in `deepmimic`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermConfig:
+    """A term of the reward: weight x exp(-squared error / sigma squared)."""
+
+    weight: float  # per second
+    sigma: Positive  # in the unit of the error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeyondMimicConfig:
+    """Terms of `task.reward=beyondmimic`."""
+
+    anchor_pos: TermConfig  # m
+    anchor_ori: TermConfig  # rad
+    body_pos: TermConfig  # m
+    body_ori: TermConfig  # rad
+    body_lin_vel: TermConfig  # m/s
+    body_ang_vel: TermConfig  # rad/s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepMimicConfig:
+    """Terms of `task.reward=deepmimic`."""
+
+    joint_pos: TermConfig  # rad
+    joint_vel: TermConfig  # rad/s
+    root_pose: TermConfig  # m
+    root_vel: TermConfig  # m/s
+    end_pos: TermConfig  # m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostConfig:
+    """Weights of what costs, per second."""
+
+    action_rate: float
+    joint_limits: float
+    self_contact: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartNoiseConfig:
+    """Bounds of the noise on the state of the clip in which an episode begins."""
+
+    pos: list[float]  # m along x, y and z
+    rot: list[float]  # rad about x, y and z
+    lin_vel: list[float]  # m/s
+    ang_vel: list[float]  # rad/s
+    joint_pos: NotNegative  # rad
+
+    def __post_init__(self) -> None:
+        for name in ("pos", "rot", "lin_vel", "ang_vel"):
+            most = getattr(self, name)
+            if len(most) != 3 or min(most) < 0.0:
+                raise ConfigError(f"task.start_noise.{name} must be three numbers of at least 0, got {most}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackingConfig(TaskConfig):
+    """Values in cfg/task/<Robot>Tracking.yaml."""
+
+    clips: list[str]
+    starts: Starts
+    start_noise: StartNoiseConfig
+    reward: Literal["beyondmimic", "deepmimic"]
+    beyondmimic: BeyondMimicConfig
+    deepmimic: DeepMimicConfig
+    costs: CostConfig
+    action_around: Literal["pose", "clip"]
+    encoder_bias: NotNegative
+    anchor_height_limit: Positive
+    anchor_tilt_limit: Positive
+    end_height_limit: Positive
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        if not self.clips:
+            raise ConfigError("task.clips is empty: expected motion clips. Try task.clips=[path/to/clip.npz]")
+
+    def whole_episodes(self) -> TrackingConfig:
+        """Returns these settings for an evaluation: clips are followed from their first frames."""
+        return dataclasses.replace(super(TrackingConfig, self).whole_episodes(), starts="first")
+
+    @property
+    def terms(self) -> dict[str, TermConfig]:
+        """Terms of the chosen reward, in their order."""
+        chosen = getattr(self, self.reward)
+        return {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
+
+
+class Poses(NamedTuple):
+    """Where some bodies are, or are to be: positions [m] and orientations, [num_envs, bodies, 3 and 4]."""
+
+    pos: Tensor
+    quat: Tensor
+
+
+class TrackingTask(Task[TrackingConfig]):
+    """A robot follows motion clips. Subclasses say which robot, and which of its bodies count.
+
+    Observations, targets, rewards, ends and starts are those of mjlab 1.6's tracking task, a BeyondMimic (arXiv
+    2508.08241). Differences: a hit between bodies of the robot is one of the last physics step, and counts for all of
+    the control step; the bias of the encoders is anew in each episode; start orientations turn about a random axis, not
+    by three angles; the critic sees the bodies from the anchor of the clip, not of the robot. Pushes, friction and
+    centres of mass are random with `task.randomize=true`; pushes are horizontal.
+
+    The clips are `task.clips`: names in tasks/assets/motions, or paths of .npz files (docs/imitation.md#clips). Each
+    env follows a clip, frame by frame. Where a clip is over, the robot is put into another frame and runs on.
+
+    An action is the offset of the joints' targets from the robot's pose, or with `action_around=clip` from the joints
+    of the clip: what an untrained policy does is then near the clip already.
+
+    The anchor is a body in the middle of the robot. Bodies are compared with targets: the reference is moved to the
+    robot's anchor in x and y, and is turned to its yaw; heights stay those of the clip.
+
+    Reward terms, x weight x control step; each is exp(-squared error / sigma squared), 1 where nothing differs. With
+    `reward=beyondmimic`:
+
+    - `anchor_pos`, `anchor_ori`: position and angle between the anchor and that of the clip, in the world;
+    - `body_pos`, `body_ori`: mean over bodies of the squared distance and angle from the target;
+    - `body_lin_vel`, `body_ang_vel`: mean over bodies of the squared difference of velocities, in the world.
+
+    With `reward=deepmimic`, the terms of DeepMimic (arXiv 1804.02717) with MimicKit's scales:
+
+    - `joint_pos`, `joint_vel`: sum over joints of the squared difference;
+    - `root_pose`, `root_vel`: squared distance of the root in the world + 0.1 squared angle; the same of its
+      velocities;
+    - `end_pos`: sum over the ends of the limbs of the squared distance from the target.
+
+    Costs with both: `action_rate`, squared change of the actions; `joint_limits`, sum of what joints are beyond the
+    middle 90 % of their range; `self_contact`, physics steps with a force of more than 10 N between bodies of the
+    robot.
+
+    Start: a frame of a clip with noise (`start_noise`); joints stay in the middle 90 % of their range. With
+    `starts=adaptive` episodes begin more often in those seconds of the clips where episodes have failed. Evaluations
+    begin in the first frame of each clip.
+
+    Termination: the anchor is too low or too high by `anchor_height_limit`, or an end of a limb by `end_height_limit`;
+    or the tilt of the anchor differs: its up axis, seen from above, by `anchor_tilt_limit`.
+
+    The log has, beside the return: `body_error`, mean distance of the bodies from their targets [m]; `anchor_error`,
+    distance of the anchor from that of the clip [m]; `joint_error`, mean difference of the joints [rad];
+    `ends_per_minute`, episodes that terminate; and of the starts the `start_entropy`, 1 where all seconds are alike,
+    and `start_top_bin`, the second that is chosen most.
+    """
+
+    Config = TrackingConfig
+    robot: ClassVar[Robot]
+    anchor: ClassVar[str]
+    """Body in the middle of the robot; one of `bodies`."""
+    bodies: ClassVar[tuple[str, ...]]
+    """Bodies that are compared; the root is one of them."""
+    ends: ClassVar[tuple[str, ...]]
+    """Those at the ends of the limbs."""
+    units: ClassVar = {
+        "ref_joint_pos": "rad",
+        "ref_joint_vel": "rad/s",
+        "anchor_pos": "m",
+        "anchor_axes": "-",
+        "body_pos": "m",
+        "body_axes": "-",
+        "lin_vel": "m/s",
+        "ang_vel": "rad/s",
+        "joint_pos": "rad",
+        "joint_vel": "rad/s",
+        "actions": "-",
+    }
+    sources: ClassVar = {
+        "lin_vel": "sensor robot/lin_vel",
+        "ang_vel": "sensor robot/ang_vel",
+        "joint_pos": "joint positions from the pose",
+        "joint_vel": "joint velocities",
+        "actions": "last action",
+    }
+    errors_of_envs: ClassVar = ("encoder_bias",)
+
+    @classmethod
+    def scene(cls, cfg: TrackingConfig) -> Scene:
+        robot = cls.robot
+        scene = robot.empty_scene(cfg.physics_hz)
+        scene.add_ground()
+        robot.add_to(scene)
+        robot.add_motors(scene)
+        scene.add_sensor("robot", "lin_vel", "velocimeter", site=robot.imu)
+        scene.add_sensor("robot", "ang_vel", "gyro", site=robot.imu)
+        if cfg.costs.self_contact:
+            scene.add_sensor("robot", "self_contact", "contact", against="self", body=robot.root)
+        return scene
+
+    def __init__(self, cfg: TrackingConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        robot, num, device = self.robot, self.num_envs, self.device
+        self.body = body = sim.articulation("robot")
+        self.num_actions = len(body.actuator_names)
+        joints = body.joint_names
+        if body.actuator_names != joints:
+            raise TaskError(f"{type(self).__name__}: joints without a motor: {set(joints) - set(body.actuator_names)}")
+        self.motions = Motions(read_clips(cfg.clips), joints, self.bodies, 1.0 / self.dt, device)
+        self.playhead = Playhead(self.motions, num, cfg.starts)
+        self.followed = body.bodies(self.bodies)
+        self.anchor_index, self.root_index = self.bodies.index(self.anchor), self.bodies.index(robot.root)
+        self.end_index = torch.tensor([self.bodies.index(end) for end in self.ends], device=device)
+        self.lin_vel, self.ang_vel = body.sensor("lin_vel"), body.sensor("ang_vel")
+        self.self_contact = body.sensor("self_contact") if cfg.costs.self_contact else None
+
+        self.pose = torch.tensor(robot.by_joint(joints, "pose", 0.0), device=device)
+        self.scale = torch.tensor([motor.scale for motor in robot.by_joint(joints, "motors")], device=device)
+        low, high = body.joint_limits.unbind(dim=1)
+        self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # of joints without limits
+        self.half_range = 0.5 * SOFT_LIMIT * (high - low)
+        self.soft_limits = self.mid - self.half_range, self.mid + self.half_range
+        terms = cfg.terms
+        self.sharpness = -torch.tensor([term.sigma for term in terms.values()], device=device).pow_(-2.0)[:, None]
+        costs = [cfg.costs.action_rate, cfg.costs.joint_limits]
+        costs += [cfg.costs.self_contact * cfg.decimation] if cfg.costs.self_contact else []
+        weights = [*(term.weight for term in terms.values()), *costs]
+        self.weights = self.dt * torch.tensor(weights, device=device)[:, None]
+        self.terms = (*terms, "action_rate", "joint_limits", "self_contact")[: len(weights)]
+
+        noise = cfg.start_noise
+        bounds = [*noise.pos, *noise.rot, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * len(joints)]
+        self.start_noise = torch.tensor(bounds, device=device)
+        self.first_axes = torch.eye(3, device=device)[:2]
+        self.encoder_bias = torch.zeros(num, len(joints), device=device)
+        self.last_actions = torch.zeros(num, self.num_actions, device=device)
+        self.errors = torch.zeros(3, num, device=device)  # of the bodies [m], the anchor [m] and the joints [rad]
+        self.lost = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose robot is too far from its clip
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        everyone, bias = where[:, None], self.cfg.encoder_bias
+        self._begin(where)
+        drawn = self.random.uniform(-bias, bias, len(self.pose))
+        torch.where(everyone, drawn, self.encoder_bias, out=self.encoder_bias)
+        self.last_actions.masked_fill_(everyone, 0.0)
+        self.lost.masked_fill_(where, False)
+
+    def _begin(self, where: Bool[Tensor, " envs"]) -> None:
+        """Puts robots into frames of the clips, with noise."""
+        root, joints, draws = self.root_index, len(self.pose), Playhead.draws
+        unit = self.random.uniform(0.0, 1.0, draws + len(self.start_noise))
+        frame = self.motions.frame(self.playhead.begin(where, unit[:, :draws]))
+        noise = torch.lerp(-self.start_noise, self.start_noise, unit[:, draws:])
+        pos, turn, lin_vel, ang_vel, joint_pos = noise.split([3, 3, 3, 3, joints], dim=1)
+        half = 0.5 * torch.linalg.vector_norm(turn, dim=1, keepdim=True)
+        turn = torch.cat([half.cos(), 0.5 * torch.sinc(half / math.pi) * turn], dim=1)
+        self.body.set_state(
+            where,
+            root_pos=frame.body_pos[:, root] + pos,
+            root_quat=quat_multiply(turn, frame.body_quat[:, root]),
+            root_lin_vel=frame.body_lin_vel[:, root] + lin_vel,
+            root_ang_vel=frame.body_ang_vel[:, root] + ang_vel,
+            joint_pos=torch.clamp(frame.joint_pos + joint_pos, *self.soft_limits),
+            joint_vel=frame.joint_vel,
+        )
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        # A servo turns the joint until its encoder, with its bias, shows the target.
+        around = self.pose if self.cfg.action_around == "pose" else self._frame().joint_pos
+        self.body.actuate(torch.addcmul(around, action, self.scale) - self.encoder_bias)
+
+    def observe(self) -> dict[str, Parts]:
+        body, frame = self.body, self._frame()
+        pos, quat = self.followed.pos, self.followed.quat
+        at, at_clip = pos[:, self.anchor_index], frame.body_pos[:, self.anchor_index]
+        turned, turned_clip = quat[:, self.anchor_index], frame.body_quat[:, self.anchor_index]
+        clip = {
+            "ref_joint_pos": frame.joint_pos,
+            "ref_joint_vel": frame.joint_vel,
+            "anchor_pos": quat_rotate_inverse(turned, at_clip - at),
+            "anchor_axes": self._axes(quat_multiply(quat_conjugate(turned), turned_clip)),
+        }
+        own = {
+            "lin_vel": self.lin_vel.data,
+            "ang_vel": self.ang_vel.data,
+            "joint_pos": body.joint_pos - self.pose,
+            "joint_vel": body.joint_vel,
+            "actions": self.actions,
+        }
+        turned_clip = turned_clip[:, None]
+        privileged = {
+            "body_pos": quat_rotate_inverse(turned_clip, pos - at_clip[:, None]).flatten(1),
+            "body_axes": self._axes(quat_multiply(quat_conjugate(turned_clip).expand_as(quat), quat)).flatten(1),
+        }
+        return {
+            "policy": {**clip, **own, "joint_pos": own["joint_pos"] + self.encoder_bias},
+            "critic": {**clip, **privileged, **own},
+        }
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        body, frame, anchor = self.body, self._frame(), self.anchor_index
+        now = Poses(self.followed.pos, self.followed.quat)
+        target = self._targets(frame, now)
+        away = (target.pos - now.pos).square().sum(dim=2)
+        joints = frame.joint_pos - body.joint_pos
+        from_clip = (frame.body_pos[:, anchor] - now.pos[:, anchor]).square().sum(dim=1)
+        torch.mean(away.sqrt(), dim=1, out=self.errors[0])
+        torch.sqrt(from_clip, out=self.errors[1])
+        torch.mean(joints.abs(), dim=1, out=self.errors[2])
+
+        if self.cfg.reward == "beyondmimic":
+            anchors = (frame.body_quat[:, anchor, None], now.quat[:, anchor, None])
+            turned = (torch.cat(pair, dim=1) for pair in zip((target.quat, now.quat), anchors, strict=True))
+            turn = quat_angle(*turned).square_()  # of the bodies, and of the anchor in the world
+            velocities = torch.stack([self.followed.lin_vel, self.followed.ang_vel])
+            off = torch.stack([frame.body_lin_vel, frame.body_ang_vel]).sub_(velocities)
+            of_velocities = off.square_().sum(dim=3).mean(dim=2).unbind()
+            squared = [from_clip, turn[:, -1], away.mean(dim=1), turn[:, :-1].mean(dim=1), *of_velocities]
+        else:
+            root = self.root_index
+            turn = quat_angle(frame.body_quat[:, root], now.quat[:, root]).square()
+            spin = (frame.body_ang_vel[:, root] - body.root_ang_vel).square().sum(dim=1)
+            squared = [
+                joints.square().sum(dim=1),
+                (frame.joint_vel - body.joint_vel).square().sum(dim=1),
+                (frame.body_pos[:, root] - now.pos[:, root]).square().sum(dim=1) + SPIN * turn,
+                (frame.body_lin_vel[:, root] - body.root_lin_vel).square().sum(dim=1) + SPIN * spin,
+                away.index_select(1, self.end_index).sum(dim=1),
+            ]
+        near = torch.exp(torch.stack(squared) * self.sharpness)
+        beyond = ((body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0).sum(dim=1)
+        costs = [(self.actions - self.last_actions).square().sum(dim=1), beyond]
+        if self.self_contact is not None:
+            force = torch.linalg.vector_norm(self.self_contact.data[:, 1:], dim=1)
+            costs.append((force > HIT).float())
+        values = torch.cat([near, torch.stack(costs)])
+        return dict(zip(self.terms, values * self.weights, strict=True))
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        cfg, anchor, frame = self.cfg, self.anchor_index, self._frame()
+        above = (frame.body_pos[..., 2] - self.followed.pos[..., 2]).abs_()
+        tilt = _down(frame.body_quat[:, anchor]) - _down(self.followed.quat[:, anchor])
+        lost = (above[:, anchor] > cfg.anchor_height_limit) | (tilt.abs_() > cfg.anchor_tilt_limit)
+        far = (above.index_select(1, self.end_index) > cfg.end_height_limit).any(dim=1)
+        return torch.logical_or(lost, far, out=self.lost)
+
+    def advance(self, done: Bool[Tensor, " envs"]) -> None:
+        self.last_actions.copy_(self.actions)
+        over = self.playhead.advance(self.lost & done)
+        self._begin(over > done)  # of masks: and not
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {
+            "body_error": self.errors[0],
+            "anchor_error": self.errors[1],
+            "joint_error": self.errors[2],
+            "ends_per_minute": self.lost * (60.0 / self.dt),
+            **self.playhead.stats(),
+        }
+
+    def _frame(self) -> Frame:
+        """Returns the frame that each env is to have reached by the end of the control step."""
+        return self.motions.frame(self.playhead.index)
+
+    def _targets(self, frame: Frame, now: Poses) -> Poses:
+        """Returns where bodies are to be: the reference at the x and y of the robot's anchor, turned to its yaw."""
+        anchor = self.anchor_index
+        at, at_clip = now.pos[:, anchor], frame.body_pos[:, anchor]
+        yaw = quat_yaw(quat_difference(now.quat[:, anchor], frame.body_quat[:, anchor]))
+        zeros = torch.zeros_like(yaw)
+        turn = torch.stack([(0.5 * yaw).cos(), zeros, zeros, (0.5 * yaw).sin()], dim=1)[:, None]
+        origin = torch.cat([at[:, :2], at_clip[:, 2:]], dim=1)[:, None]
+        pos = origin + quat_rotate(turn, frame.body_pos - at_clip[:, None])
+        return Poses(pos, quat_multiply(turn.expand_as(frame.body_quat), frame.body_quat))
+
+    def _axes(self, quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 6"]:
+        """Returns the x and the y axis of frames."""
+        return quat_rotate(quat[..., None, :], self.first_axes.expand(*quat.shape[:-1], 2, 3)).flatten(-2)
+
+
+def _down(quat: Float[Tensor, "envs 4"]) -> Float[Tensor, " envs"]:
+    """Returns the height of a frame's up axis, from 1 (upright) to -1."""
+    return 1.0 - 2.0 * quat[:, 1:3].square().sum(dim=1)
