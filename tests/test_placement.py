@@ -147,7 +147,7 @@ BUDGETS = {"Ant": 173, "AnymalTerrain": 350, "Go1Tracking": 466, "Go1Velocity": 
 """Kernels of a control step with PPO, besides Warp's."""
 MINIBATCH_STEP = 100
 """Kernels of a minibatch step with PPO."""
-ROBOTS = ("Go1Velocity", "Go2Velocity", "G1Velocity", "T1Velocity", "Go1Tracking", "G1Tracking")
+ROBOTS = ("Go1Velocity", "Go2Velocity", "G1Velocity", "T1Velocity", "Go1Tracking", "G1Tracking", "HumanoidTracking")
 LARGER_STEPS = {"ShadowHand": 101, "AnymalTerrain": 120, "Hopper": 108, "Trifinger": 129, **dict.fromkeys(ROBOTS, 121)}
 LARGER_STEPS |= {"CartpoleCamera": 173, "FrankaReachCamera": 173}
 """Those of a network with four layers, of actors and critics with a network each, and of an encoder."""

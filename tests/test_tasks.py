@@ -15,7 +15,7 @@ EVERY_DAY = ("Cartpole", "Ant")
 class TestTasks(TaskConformance):
     # Their starts are Gymnasium's to the last digit: joints a little beyond their limits, feet in the ground. Those of
     # the tracking tasks are frames of a clip, in which feet stand, with noise.
-    touching = ("HalfCheetah", "Hopper", "Walker2d", "Go1Tracking", "G1Tracking")
+    touching = ("HalfCheetah", "Hopper", "Walker2d", "Go1Tracking", "G1Tracking", "HumanoidTracking")
     constant: ClassVar = {"G1Tracking": ("ref_joint_pos", "ref_joint_vel")}  # joints that rest in the clip
 
     @classmethod
