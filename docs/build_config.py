@@ -119,7 +119,7 @@ def build() -> str:
 def algorithm(name: str) -> list[Setting]:
     """The settings in an algorithm's own yaml; for a value that differs from the shared one, with its meaning."""
     file = CFG / "algo" / f"{name}.yaml"
-    meanings = {s.key: s.comment for other in shared(file) for s in settings(other, f"{name}.")}
+    meanings = {s.key: s.comment for other in reversed(shared(file)) for s in settings(other, f"{name}.")}
     own = [s for s in settings(file) if s.key.startswith(f"{name}.")]
     return [replace(s, comment=s.comment or meanings[s.key]) for s in own]
 

@@ -262,7 +262,7 @@ def meanings(page: ModuleType) -> dict[str, str]:
     for group, complete in page.GROUPS.items():
         rows += page.settings(ROOT / "cfg" / group / f"{complete}.yaml", f"{group}.")
     for name in page.ALGORITHMS:
-        for shared in page.shared(page.CFG / "algo" / f"{name}.yaml"):
+        for shared in reversed(page.shared(page.CFG / "algo" / f"{name}.yaml")):
             rows += page.settings(shared, f"{name}.")
         rows += page.algorithm(name)
     return {row.key: row.comment for row in rows if row.value is not None}

@@ -22,7 +22,7 @@ from gpusim_rl.learn.encoders import Encoder, FrameStack
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.machine.source_location import describe
 from gpusim_rl.settings.load_class import load_class
-from gpusim_rl.settings.schema import CriticConfig, NetworkConfig, OnPolicyConfig, RNDConfig
+from gpusim_rl.settings.schema import CriticConfig, DiscriminatorConfig, NetworkConfig, OnPolicyConfig, RNDConfig
 
 # In place where the gradient can be had from the output alone: less memory traffic.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -74,7 +74,7 @@ class Features(Protocol):
 class MLP(nn.Sequential):
     """A multi-layer perceptron: linear layers of `cfg.hidden` units, and the activation behind each."""
 
-    def __init__(self, size: int, cfg: NetworkConfig | CriticConfig | RNDConfig) -> None:
+    def __init__(self, size: int, cfg: NetworkConfig | CriticConfig | RNDConfig | DiscriminatorConfig) -> None:
         layers: list[nn.Module] = []
         for width in cfg.hidden:
             layers += [nn.Linear(size, width), ACTIVATIONS[cfg.activation]()]

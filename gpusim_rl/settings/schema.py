@@ -35,7 +35,7 @@ OF_THE_MACHINE = (
     "log.dir",  # a path
     "*.demonstrations.file",  # a path
     "distill.teacher",  # likewise
-    "ppo.imitation.teacher",  # likewise
+    "*.imitation.teacher",  # likewise
     "actors",  # processes, and an address: what comes from there is unpickled
     "num_actors",  # processes
     "wandb_activate",  # sends what it logs to a server
@@ -299,6 +299,35 @@ class PPOConfig(OnPolicyConfig):
     def batch_rows(self, num_envs: int) -> int:
         """Returns samples of a minibatch, or all envs that act."""
         return max(num_envs, min(self.minibatch_size, num_envs * self.horizon))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscriminatorConfig:
+    """Network that tells features of a reference motion from those of the agent."""
+
+    loss: Literal["logistic", "least_squares"]
+    hidden: Units
+    activation: Literal["relu", "elu", "tanh"]
+    learning_rate: Positive
+    batch_size: Count
+    gradient_penalty: NotNegative
+    penalized: Literal["reference", "both"]
+    logit_decay: NotNegative
+    weight_decay: NotNegative
+    replay: Count
+    replay_share: Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AMPConfig(PPOConfig):
+    """Adversarial motion priors."""
+
+    structure = (*PPOConfig.structure, "discriminator.hidden", "discriminator.replay", "difference")
+
+    task_weight: NotNegative
+    style_weight: NotNegative
+    difference: bool
+    discriminator: DiscriminatorConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -732,6 +761,7 @@ class RunConfig:
 
 ALGORITHMS: dict[str, tuple[str, type]] = {
     "ppo": ("gpusim_rl.learn.ppo.PPO", PPOConfig),
+    "amp": ("gpusim_rl.learn.amp.AMP", AMPConfig),
     "a2c": ("gpusim_rl.learn.a2c.A2C", A2CConfig),
     "reinforce": ("gpusim_rl.learn.reinforce.Reinforce", ReinforceConfig),
     "distill": ("gpusim_rl.learn.distill.Distill", DistillConfig),

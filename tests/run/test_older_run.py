@@ -37,7 +37,7 @@ def test_a_run_takes_todays_defaults_for_what_it_does_not_have(tmp_path: Path) -
 
 
 def test_defaults_are_those_of_the_composed_yaml() -> None:
-    for name in ("ppo", "impala", "sac", "dqn", "distill"):
+    for name in ("ppo", "amp", "impala", "sac", "dqn", "distill"):
         settings: dict[str, Any] = {"algo": {"name": name}, name: {}}
         add_new_settings(settings)
         assert settings[name] == algorithm_defaults(name)

@@ -1,0 +1,415 @@
+"""Adversarial motion priors: what the discriminator learns, what it rewards, what it remembers."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.amp import AMP, FeatureReplay
+from gpusim_rl.run import checkpoint
+from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
+from gpusim_rl.run.held_objects import generators_of
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import AMPConfig, DiscriminatorConfig
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import differences, merged
+from gpusim_rl.testing.sync_counter import SyncCounter
+from gpusim_rl.view.player import Player
+from helpers.composed import algorithm_defaults
+from helpers.fake_cuda_graph import Recorder, without_shortcuts
+from helpers.fakes import Env, Outcome, RandomEnv
+from helpers.on_policy import SMALL, collect
+from helpers.training import read_csv, the_run
+
+SIZES = {"policy": 5, "style": 4, "reference": 4}
+DISCRIMINATOR = {"hidden": [16, 8], "batch_size": 32, "replay": 100, "learning_rate": 1e-3}
+CHANGES: dict[str, Any] = merged(SMALL, {"minibatch_size": 32, "epochs": 2, "discriminator": DISCRIMINATOR})
+
+
+def config(**changes: Any) -> AMPConfig:
+    return build(AMPConfig, merged(algorithm_defaults("amp"), CHANGES, changes), "amp")
+
+
+def agent(env: Env | None = None, *, device: str = "cpu", role: Any = "both", **changes: Any) -> AMP:
+    env = env or RandomEnv(8, SIZES, device=device)
+    torch.manual_seed(0)
+    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1, section="amp", role=role)
+    return AMP(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=100)
+
+
+# The discriminator
+
+KINDS = [*itertools.product(("logistic", "least_squares"), ("relu", "elu", "tanh"), ("reference", "both"))]
+
+
+def activation(name: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Value and derivative."""
+    if name == "relu":
+        return np.maximum(z, 0.0), (z > 0.0).astype(float)
+    if name == "elu":
+        return np.where(z > 0.0, z, np.expm1(z)), np.where(z > 0.0, 1.0, np.exp(z))
+    return np.tanh(z), 1.0 / np.cosh(z) ** 2
+
+
+def oracle(
+    cfg: DiscriminatorConfig, p: list[np.ndarray], agents: np.ndarray, weight: np.ndarray, reference: np.ndarray
+) -> float:
+    """The loss of a perceptron of two layers, with numpy: weights and biases in turn."""
+    w1, b1, w2, b2, w3, b3 = p
+
+    def score(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        h1, s1 = activation(cfg.activation, x @ w1.T + b1)
+        h2, s2 = activation(cfg.activation, h1 @ w2.T + b2)
+        return (h2 @ w3.T + b3)[:, 0], ((w3 * s2) @ w2 * s1) @ w1
+
+    def error(d: np.ndarray, target: float) -> np.ndarray:
+        return np.log1p(np.exp(-target * d)) if cfg.loss == "logistic" else (d - target) ** 2
+
+    (of_agent, slope), (of_reference, reference_slope) = score(agents), score(reference)
+    loss = 0.5 * (weight @ error(of_agent, -1.0) + error(of_reference, 1.0).mean())
+    penalty = (reference_slope**2).sum(axis=1).mean()
+    if cfg.penalized == "both":
+        penalty = 0.5 * penalty + 0.5 * weight @ (slope**2).sum(axis=1)
+    decay = cfg.weight_decay * sum((w**2).sum() for w in (w1, w2, w3))
+    return loss + cfg.gradient_penalty * penalty + cfg.logit_decay * (w3**2).sum() + decay
+
+
+@pytest.mark.parametrize(("loss", "kind", "penalized"), KINDS)
+def test_loss_and_gradient_are_those_of_numpy(loss: str, kind: str, penalized: str) -> None:
+    changes = {"loss": loss, "activation": kind, "penalized": penalized, "weight_decay": 0.1, "hidden": [6, 5]}
+    it = agent(discriminator=changes)
+    net = it.discriminator.double()
+    numbers = np.random.default_rng(0)
+    agents, reference, weight = numbers.normal(size=(12, 4)), numbers.normal(size=(7, 4)), numbers.random(12)
+    weight /= weight.sum()
+    x = torch.tensor(np.concatenate([agents, reference]))
+    found = it._discriminator_loss(x, torch.tensor(weight), 1.0 / 7.0)
+    gradients = torch.autograd.grad(found[0], [*net.parameters()])
+    values = [parameter.detach().numpy().copy() for parameter in net.parameters()]
+    assert float(found[0].detach()) == pytest.approx(oracle(it.cfg.discriminator, values, agents, weight, reference))
+    for number, gradient in enumerate(gradients):
+        for index in np.ndindex(*gradient.shape):
+            ends = []
+            for step in (1e-6, -1e-6):
+                moved = [value.copy() for value in values]
+                moved[number][index] += step
+                ends.append(oracle(it.cfg.discriminator, moved, agents, weight, reference))
+            assert float(gradient[index]) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-4, abs=1e-7)
+
+
+def test_the_gradient_of_the_penalty_by_hand() -> None:
+    it = agent(RandomEnv(8, {**SIZES, "style": 2, "reference": 2}), discriminator={"hidden": [1], "logit_decay": 0.0})
+    net = it.discriminator
+    w, b, v, c = (p.data for p in net.parameters())
+    for parameter, value in ((w, [[2.0, -1.0]]), (b, [0.0]), (v, [[0.5]]), (c, [0.0])):
+        parameter.copy_(torch.tensor(value))
+    x = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])  # of which the second one is below the kink
+    _, gradient = net.with_gradient(x, since=0)
+    assert gradient.tolist() == [[1.0, -0.5], [0.0, 0.0]]  # v w, and nothing
+    penalty = gradient.square().sum(dim=1).mean()  # v^2 |w|^2 / 2
+    by_w, by_v = torch.autograd.grad(penalty, [net.layers[0].weight, net.out.weight])  # type: ignore[reportArgumentType]
+    assert float(penalty.detach()) == 0.625
+    assert by_w.tolist() == [[0.5, -0.25]] and by_v.tolist() == [[2.5]]  # v^2 w, v |w|^2
+
+
+@pytest.mark.parametrize("kind", ["relu", "elu", "tanh"])
+def test_the_gradient_that_is_written_down_is_that_of_autograd(kind: str) -> None:
+    net = agent(discriminator={"activation": kind}).discriminator
+    x = torch.randn(9, 4, requires_grad=True)
+    score, gradient = net.with_gradient(x, since=3)
+    [expected] = torch.autograd.grad(net(x).sum(), x)
+    torch.testing.assert_close(gradient, expected[3:])
+    torch.testing.assert_close(score, net(x))
+
+
+def test_rewards_of_both_losses() -> None:
+    score = torch.tensor([-1.0, 0.0, 1.0, 2.0, 20.0])
+    of: Any = {name: agent(discriminator={"loss": name}).discriminator for name in ("logistic", "least_squares")}
+    doubt = (1.0 / (1.0 + score.double().exp())).clamp(min=1e-4)
+    torch.testing.assert_close(of["logistic"].reward(score), -doubt.log().float())
+    torch.testing.assert_close(of["least_squares"].reward(score), torch.tensor([0.0, 0.75, 1.0, 0.75, 0.0]))
+
+
+def test_it_learns_to_tell_features_apart_and_gives_up_where_they_are_the_same() -> None:
+    env = RandomEnv(64, SIZES)
+    changes: dict[str, Any] = {"minibatch_size": 256, "discriminator": {"learning_rate": 3e-3}}
+    apart, same = (agent(env, **changes) for _ in range(2))
+    for name, it in (("apart", apart), ("same", same)):
+        for _ in range(30):
+            collect(it, env)
+            if name == "apart":
+                it.style.groups["reference"].sub_(3.0)
+            stats = it.update()
+        right = stats["amp/accuracy_agent"], stats["amp/accuracy_reference"]
+        if name == "apart":
+            assert min(right) > 0.8
+        else:
+            assert float(sum(right)) == pytest.approx(1.0, abs=0.15)
+            assert float(stats["amp/style_reward"]) == pytest.approx(np.log(2.0), abs=0.15)
+
+
+# What is learned from
+
+
+def test_the_reward_is_that_of_the_task_and_of_the_style() -> None:
+    it = agent(task_weight=0.25, style_weight=3.0, reward_scale=0.5)
+    collect(it, RandomEnv(8, SIZES))
+    before, net = it.rollout.reward.clone(), it.discriminator
+    style = net.reward(net(net.seen(it.style.groups["style"]))).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(it._reward(), 0.5 * (0.25 * before + 3.0 * style))
+    it.update()
+    assert torch.equal(it.rollout.reward, before)
+
+
+class Numbered(RandomEnv):
+    """Features that tell the control step; those of an end have a sign."""
+
+    time = 0
+
+    def step(self, action: Tensor) -> Outcome:
+        out = super().step(action)
+        self.time += 1
+        for obs, sign in ((out.obs, 1.0), (out.final_obs, -1.0)):
+            for group in ("style", "reference"):
+                obs[group].fill_(sign * self.time)
+        return out
+
+
+def test_style_is_of_the_end_of_a_step_and_the_policy_does_not_see_it() -> None:
+    env = Numbered(8, SIZES)
+    it = agent(env)
+    collect(it, env)
+    for group, sign in (("style", -1.0), ("reference", 1.0)):
+        assert it.style.groups[group][:, 0, 0].tolist() == [sign * t for t in range(1, 9)]
+    assert it.rollout.obs.keys() == {"policy"}
+    assert it.policy.obs_norm.keys() == {"policy"}
+
+
+def test_an_env_that_diverged_teaches_nothing() -> None:
+    env = RandomEnv(16, SIZES, ends=(0.1, 0.1, 0.3))
+    learned = []
+    for value in (0.0, 1e6):
+        it = agent(env)
+        env.generator.manual_seed(1)
+        collect(it, env)
+        it.style.groups["style"][~it.rollout.valid] = value
+        it.update()
+        learned.append(it.state_dict()["style"])
+        it.replay.rows[~it.replay.valid] = 0.0
+    for part in ("discriminator", "optimizer"):
+        assert differences(learned[0][part], learned[1][part]) == []
+
+
+def test_statistics_are_of_both_groups_and_follow_the_update() -> None:
+    env = RandomEnv(16, SIZES)
+    it = agent(env)
+    collect(it, env)
+    it.style.groups["reference"].add_(10.0)
+    it.update()
+    rows = torch.cat([x[it.rollout.valid] for x in it.style.groups.values()]).double()
+    torch.testing.assert_close(it.discriminator.seen.mean, rows.mean(dim=0))
+    torch.testing.assert_close(it.discriminator.seen.var, rows.var(dim=0, unbiased=False))
+
+
+def test_zeros_are_the_reference_of_differences() -> None:
+    env = RandomEnv(16, {"policy": 5, "style": 3})
+    it = agent(env, difference=True)
+    for _ in range(30):
+        collect(it, env)
+        stats = it.update()
+    assert min(stats["amp/accuracy_agent"], stats["amp/accuracy_reference"]) > 0.7
+    net = it.discriminator
+    near, far = (float(net(net.seen(torch.full((1, 3), x)))) for x in (0.0, 3.0))  # 3 is the agent's mean
+    assert near > 0.0 > far
+
+
+class Imitable(RandomEnv):
+    """Features are the actions; those of the reference are near 0.7."""
+
+    def step(self, action: Tensor) -> Outcome:
+        out = super().step(action)
+        out.final_obs["style"] = action.clone()
+        out.obs["reference"] = 0.7 + 0.1 * torch.randn(self.num_envs, self.num_actions, generator=self.generator)
+        out.reward.zero_()
+        return out
+
+
+@pytest.mark.parametrize("loss", ["logistic", "least_squares"])
+def test_a_policy_learns_a_style(loss: str) -> None:
+    env = Imitable(64, {"policy": 2, "style": 2, "reference": 2}, num_actions=2, ends=(0.1, 0.1, 0.0))
+    changes = {"minibatch_size": 128, "learning_rate": 3e-3, "schedule": "constant", "gamma": 0.5}
+    it = agent(env, **changes, network={"log_std_init": -1.0}, discriminator={"loss": loss})
+    before = it.policy.act(env.reset(), ())[0].mean()
+    for _ in range(40):
+        collect(it, env)
+        stats = it.update()
+    assert abs(float(before)) < 0.2
+    assert (it.policy.act(env.reset(), ())[0].mean(dim=0) - 0.7).abs().max() < 0.2
+    assert {"loss/discriminator", "amp/gradient_penalty"} <= stats.keys()
+
+
+# The replay memory
+
+
+def test_the_newest_rows_replace_the_oldest() -> None:
+    ring = FeatureReplay(5, 1)
+    for first in (0, 3, 6):
+        ring.store(torch.arange(first, first + 3.0)[:, None], torch.tensor([True, False, True]))
+        unit = torch.rand(200)
+        drawn = ring.draw(unit)[0].flatten().unique().tolist()
+        assert drawn == [*map(float, range(max(0, first - 2), first + 3))]
+    assert ring.rows.flatten().tolist() == [5.0, 6.0, 7.0, 8.0, 4.0]
+    assert ring.valid.tolist() == [True, True, False, True, False]
+    least, most = ring.draw(torch.tensor([0.0, 1.0 - 2.0**-24]))[0].flatten().tolist()
+    assert (least, most) == (5.0, 4.0)
+
+
+@pytest.mark.parametrize(("share", "capacity", "kept"), [(0.25, 100, 16), (0.0, 100, 1), (1.0, 10, 10)])
+def test_a_share_of_each_rollout_is_kept(share: float, capacity: int, kept: int) -> None:
+    it = agent(discriminator={"replay_share": share, "replay": capacity})
+    for number in (1, 2):
+        collect(it, RandomEnv(8, SIZES))
+        it.update()
+        assert int(it.replay.filled) == min(capacity, number * kept)
+
+
+# The hot path
+
+
+@pytest.mark.parametrize("changes", [{}, {"difference": True}, {"discriminator": {"penalized": "both"}}])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_it_waits_for_nothing_and_needs_no_values(changes: Any, device: str) -> None:
+    env = RandomEnv(8, SIZES, device=device)
+    it = agent(env, device=device, **changes)
+    if device == "meta":
+        it.optimizer.step = it.discriminator_optimizer.step = lambda: None  # type: ignore[method-assign]
+    for _ in range(2):
+        collect(it, env)
+        with SyncCounter() as syncs:
+            it.update()
+        assert syncs.total == 0, syncs.locations
+
+
+def test_memory_stays_where_it_is() -> None:
+    env = RandomEnv(8, SIZES)
+    it = agent(env)
+
+    def places() -> list[int]:
+        tensors = [*it.discriminator.parameters(), *it.discriminator.buffers(), *it.replay.buffers()]
+        return [x.data_ptr() for x in [*tensors, *it.style.groups.values()]]
+
+    def train() -> None:
+        collect(it, env)
+        it.update()
+
+    train()
+    state, before = it.state_dict(), places()
+    train()
+    it.load_state_dict(state)
+    train()
+    assert places() == before
+
+
+@pytest.mark.parametrize("penalized", ["reference", "both"])
+def test_its_loss_can_be_compiled_as_a_whole(penalized: str) -> None:
+    it = agent(discriminator={"penalized": penalized})
+    x, weight = torch.randn(12, 4), torch.full((8,), 0.125)
+    compiled = torch.compile(it._discriminator_loss, fullgraph=True, dynamic=False, backend="aot_eager")
+    both = [loss(x, weight, 0.25) for loss in (it._discriminator_loss, compiled)]
+    torch.testing.assert_close(*both)
+    of_loss = [torch.autograd.grad(numbers[0], [*it.discriminator.parameters()]) for numbers in both]
+    torch.testing.assert_close(*of_loss)
+
+
+# Settings
+
+
+def test_groups_that_do_not_fit_are_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^algo=amp: the task has no observation group 'style', only policy\. Try"):
+        agent(RandomEnv(8))
+    with pytest.raises(ConfigError, match=r"^algo=amp: the task has no observation group 'reference', only policy, s"):
+        agent(RandomEnv(8, {"policy": 5, "style": 4}))
+    with pytest.raises(ConfigError, match=r"of the reference, got 4 in 'style' and 6 in 'reference'$"):
+        agent(RandomEnv(8, {"policy": 5, "style": 4, "reference": 6}))
+
+
+def test_what_only_acts_needs_no_style() -> None:
+    it = agent(RandomEnv(8), role="acts")
+    assert "style" not in {**it.describe(), **it.state_dict()}
+    assert agent().describe()["style"] == "4 features, 16x8 relu, logistic, weight 0.5, of the task 0.5"
+
+
+# Whole runs
+
+
+TASK = {"episode_length": 9, "_target_": "helpers.styled.Styled"}
+
+
+def trainer(folder: Path, /, **more: Any) -> Trainer:
+    settings = {"num_envs": 8, "max_iterations": 4, "log": {"console": "quiet", "dir": str(folder)}}
+    settings |= {"amp": CHANGES, "task": TASK}
+    return make_trainer(prepare("Cartpole", algo="amp", **merged(settings, more)))
+
+
+def test_a_run_resumes_bit_for_bit_is_evaluated_and_played(tmp_path: Path) -> None:
+    trainer(tmp_path / "whole", max_iterations=8).train()
+    trainer(tmp_path / "parts").train()
+    run = the_run(tmp_path / "parts")
+    again: Any = {"checkpoint": str(run), "num_envs": 8, "task": TASK}
+    make_trainer(prepare("Cartpole", max_iterations=8, **again)).train()
+    ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
+    for part in ("policy", "algorithm", "env", "metrics"):
+        assert differences(ends[0][part], ends[1][part]) == []
+    assert int(ends[0]["algorithm"]["style"]["replay"]["filled"]) == 8
+    rows = read_csv(the_run(tmp_path / "whole"))
+    assert rows == read_csv(run)
+    assert {"loss/discriminator", "amp/style_reward", "amp/accuracy_agent", "amp/accuracy_reference"} <= rows[0].keys()
+    assert make_trainer(prepare("Cartpole", test=True, **again)).evaluate()["episodes"] == 8
+    player = Player.open(str(run), num_envs=3, trust=True)
+    player.step()
+    player.close()
+
+
+@pytest.mark.slow
+def test_replaying_equals_running(tmp_path: Path) -> None:
+    def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
+        it = trainer(folder, sim={"name": "mjwarp", "num_threads": 1}, device="cpu", max_iterations=8)
+        without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
+        options: dict[str, Any] = {"generators": generators_of(it.algorithm, it.start.device)}
+        options |= {"stateful": it.collector.graphs._stateful}
+        it.collector.graphs = graphs(GraphChoice("rollout", "test"), it.start.device, **options)
+        with it.logging() as log:
+            for _ in range(8):
+                it.iterate(log)
+            assert graphs is Graphs or it.collector.graphs._captured.keys() == {"rollout", "update"}
+            return it.state_dict()
+
+    eager, replayed = trained(Graphs, tmp_path / "eager"), trained(Recorder, tmp_path / "replayed")
+    for part in ("policy", "algorithm", "env", "metrics"):
+        assert differences(eager[part], replayed[part]) == []
+
+
+def test_features_that_are_not_finite_end_the_run_with_their_place(tmp_path: Path) -> None:
+    it = trainer(tmp_path, log={"interval": 1})
+    observe: Any = it.env.task.observe  # type: ignore[attr-defined]
+
+    def broken() -> Any:
+        obs = observe()
+        obs["style"][3, 1] = torch.nan
+        return obs
+
+    it.env.task.observe = broken  # type: ignore[attr-defined]
+    with pytest.raises(Exception, match=r"an observation \(group 'style', step 0, env 3, column 1\) is not finite"):
+        it.train()
