@@ -27,7 +27,7 @@ from gpusim_rl.run.held_objects import check_devices
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.schema import ALGORITHMS
 from helpers import fake_cuda as fake
-from helpers.count_kernels import TABLE, predicted, torch_version
+from helpers.count_kernels import TABLE, predicted, tasks_of, torch_version
 from helpers.fake_cuda import CUDA, PARTS, Placement, backward, fake_cuda, iterate
 from helpers.fakes import Learner, RandomEnv, ppo_config
 from helpers.gpu_kernels import count_launches, warp_versions
@@ -35,12 +35,11 @@ from helpers.off_policy import C51, settings_of
 from helpers.predicted_time import COUNTED_ENVS, H100, cost_of
 from helpers.watched import watched  # noqa: F401
 
-EVERY_DAY = [("Ant", algo) for algo in ("ppo", "impala", "sac", "dqn", "distill", "bc")]
+EVERY_DAY = [("Ant", algo) for algo in ("ppo", "impala", "sac", "dqn", "distill", "bc")] + [("HumanoidAMP", "amp")]
 TRAININGS = [
     pytest.param(task, algo, id=f"{algo}-{task}", marks=() if (task, algo) in EVERY_DAY else pytest.mark.slow)
     for algo in ALGORITHMS
-    for task in tasks()
-    if fake.learns(algo, task)
+    for task in tasks_of(algo)
 ]
 UPDATE_TABLE = "; python tests/helpers/count_kernels.py writes the table anew"
 OTHER_VERSION = 1.02
@@ -108,7 +107,7 @@ def complaints(known: dict[str, int], task: str, kernels: dict[str, int], more: 
 
 def test_the_table_has_every_training_and_nothing_else() -> None:
     table = json.loads(TABLE.read_text())
-    everything = {algo: [task for task in tasks() if fake.learns(algo, task)] for algo in ALGORITHMS}
+    everything = {algo: tasks_of(algo) for algo in ALGORITHMS}
     for numbers in (table["kernels"], table["predicted_ms"]):
         assert {algo: list(numbers[algo]) for algo in numbers} == everything
     assert list(table["launches"]) == list(tasks())
@@ -148,7 +147,14 @@ BUDGETS = {"Ant": 173, "AnymalTerrain": 350, "Go1Tracking": 466, "Go1Velocity": 
 MINIBATCH_STEP = 100
 """Kernels of a minibatch step with PPO."""
 ROBOTS = ("Go1Velocity", "Go2Velocity", "G1Velocity", "T1Velocity", "Go1Tracking", "G1Tracking", "HumanoidTracking")
-LARGER_STEPS = {"ShadowHand": 101, "AnymalTerrain": 120, "Hopper": 108, "Trifinger": 129, **dict.fromkeys(ROBOTS, 121)}
+LARGER_STEPS = {
+    "ShadowHand": 101,
+    "AnymalTerrain": 120,
+    "Hopper": 108,
+    "HumanoidAMP": 108,
+    "Trifinger": 129,
+    **dict.fromkeys(ROBOTS, 121),
+}
 LARGER_STEPS |= {"CartpoleCamera": 173, "FrankaReachCamera": 173}
 """Those of a network with four layers, of actors and critics with a network each, and of an encoder."""
 
@@ -303,7 +309,7 @@ def test_the_row_of_the_log_is_the_only_copy(cuda: None) -> None:
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_the_check_of_devices_finds_every_tensor_where_it_belongs(algo: str, cuda: None) -> None:
-    trainer = fake.make_trainer("Anymal", algo=algo)
+    trainer = fake.make_trainer("HumanoidAMP" if algo == "amp" else "Anymal", algo=algo)
     check_devices("the environment", trainer.env, CUDA)
     check_devices("the algorithm", trainer.algorithm, CUDA)
 

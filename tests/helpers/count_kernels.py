@@ -42,6 +42,11 @@ from helpers.gpu_kernels import Launches, count_launches, warp_versions
 TABLE = Path(__file__).parents[1] / "kernels.json"
 
 
+def tasks_of(algo: str) -> list[str]:
+    """Returns the tasks that an algorithm can learn."""
+    return [task for task in tasks() if learns(algo, task)]
+
+
 def torch_version() -> str:
     """Without the patch: `2.13`."""
     return ".".join(torch.__version__.split(".")[:2])
@@ -96,7 +101,9 @@ def main(arguments: list[str]) -> int:
     kernels: dict[str, dict[str, Any]] = {}
     times: dict[str, dict[str, Any]] = {}
     for algo in ALGORITHMS:
-        counted = {task: count(task, algo) for task in names or tasks() if learns(algo, task)}
+        counted = {task: count(task, algo) for task in tasks_of(algo) if task in (names or tasks())}
+        if not counted:
+            continue
         kernels[algo] = {task: training.kernels for task, training in counted.items()}
         times[algo] = {task: predicted(training, launches[task]) for task, training in counted.items()}
         sys.stdout.write(f"{algo}, torch {torch.__version__}\n\n{markdown(kernels[algo], [CONTROL_STEP, *PARTS])}")

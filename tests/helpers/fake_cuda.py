@@ -298,8 +298,8 @@ def make_trainer(task: str, /, **settings: Any) -> Trainer:
 
 
 def learns(algo: str, task: str) -> bool:
-    """Whether an algorithm learns a task at all: demonstrations have no images."""
-    return not (algo == "bc" and task.endswith("Camera"))
+    """Whether an algorithm learns a task at all: demonstrations have no images, and style needs its groups."""
+    return task == "HumanoidAMP" if algo == "amp" else not (algo == "bc" and task.endswith("Camera"))
 
 
 def _with_teacher(env_spec: Callable[..., EnvSpec]) -> Callable[..., EnvSpec]:

@@ -1,0 +1,239 @@
+"""HumanoidAMP: a humanoid moves as in motion clips, by adversarial motion priors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env.clip import Clip
+from gpusim_rl.env.math import quat_multiply, quat_rotate
+from gpusim_rl.env.motions import Motions, read_clips
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.settings.schema import Count, Positive
+from gpusim_rl.sim import Scene, Sim
+
+ENDS = ("right_hand", "left_hand", "right_foot", "left_foot")
+FEET = ENDS[2:]
+SOLE = 0.05  # m below the ankle
+SOLE_ENDS = ((-0.05, 0.0, -0.025), (0.145, 0.0, -0.025))  # m, middles of its round ends in the foot's frame
+ROUND = 0.025  # m, their radius
+PARTS = {"height": 1, "root_axes": 5, "lin_vel": 3, "ang_vel": 3, "joint_pos": 28, "joint_vel": 28, "ends": 12}
+"""Sizes of the parts of what is observed, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HumanoidAMPConfig(TaskConfig):
+    """Values in cfg/task/HumanoidAMP.yaml."""
+
+    clips: list[str]
+    style_frames: Count
+    termination_height: Positive
+    target_speed: float | None
+    speed_width: Positive
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        if not self.clips:
+            raise ConfigError("task.clips is empty: expected motion clips. Try task.clips=[humanoid_walk]")
+
+
+class HumanoidAMP(Task[HumanoidAMPConfig]):
+    """HumanoidAMP: move as the clips do, which a discriminator judges (`algo=amp`).
+
+    The idea, the features and the settings on CUDA are those of IsaacGymEnvs' HumanoidAMP. The clips are `task.clips`:
+    names in tasks/assets/motions, or paths of .npz files of this robot, those of Isaac Lab too.
+
+    Action space: 28 numbers in [-1, 1], position targets of the joints, around the upright pose with bent elbows and
+    knees; 1 reaches a tenth beyond the further limit of the joint.
+
+    Observation space: in the heading frame, that of the world, turned about z to where the pelvis faces.
+
+    | num   | name      | observation                                                             | unit  |
+    |-------|-----------|-------------------------------------------------------------------------|-------|
+    | 0     | height    | height of the pelvis                                                    | m     |
+    | 1-5   | root_axes | x axis of the pelvis without its y, which is 0, and z axis              | -     |
+    | 6-8   | lin_vel   | velocity of the pelvis                                                  | m/s   |
+    | 9-11  | ang_vel   | angular velocity of the pelvis                                          | rad/s |
+    | 12-39 | joint_pos | joint positions                                                         | rad   |
+    | 40-67 | joint_vel | joint velocities                                                        | rad/s |
+    | 68-79 | ends      | positions of hands and feet from the pelvis, hands first, the right one | m     |
+
+    `style`, for the discriminator, with `style_frames=2`. What is older than an episode is the history of that place in
+    the clips where it began:
+
+    | num    | name   | observation                               | unit          |
+    |--------|--------|-------------------------------------------|---------------|
+    | 0-79   | before | the numbers above, a control step earlier | as they have  |
+    | 80-159 | now    | the numbers above                         | as they have  |
+
+    `reference`, for the discriminator, at a random place in the clips, anew in each control step:
+
+    | num    | name   | observation                               | unit          |
+    |--------|--------|-------------------------------------------|---------------|
+    | 0-79   | before | the numbers above, a control step earlier | as they have  |
+    | 80-159 | now    | the numbers above                         | as they have  |
+
+    Reward term: `speed`, exp(-(speed - target_speed)^2 / speed_width^2), of the pelvis along its heading.
+
+    Start: a random place in the clips, in a random direction, moved up where a sole is in the ground. Termination: the
+    pelvis is lower than `termination_height`.
+    """
+
+    Config = HumanoidAMPConfig
+    units: ClassVar = {
+        "height": "m",
+        "root_axes": "-",
+        "lin_vel": "m/s",
+        "ang_vel": "rad/s",
+        "joint_pos": "rad",
+        "joint_vel": "rad/s",
+        "ends": "m",
+    }
+
+    @classmethod
+    def scene(cls, cfg: HumanoidAMPConfig) -> Scene:
+        scene = Scene(cfg.physics_hz, integrator="implicitfast")
+        scene.add_ground()
+        scene.add("humanoid", assets_dir() / "humanoid_28.xml")
+        return scene
+
+    def __init__(self, cfg: HumanoidAMPConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = robot = sim.articulation("humanoid")
+        self.ends = robot.bodies(ENDS)
+        self.num_actions = len(robot.actuator_names)
+        low, high = robot.joint_limits.unbind(dim=1)
+        bent = {"elbow": -0.3, "knee": 0.15, "hip_y": -0.075, "ankle_y": -0.075}  # rad
+        pose = [next((angle for key, angle in bent.items() if key in name), 0.0) for name in robot.joint_names]
+        self.pose = torch.tensor(pose, device=self.device)
+        self.reach = 1.1 * torch.maximum(self.pose - low, high - self.pose)
+        self.axes = torch.eye(3, device=self.device)[None, ::2]  # x and z
+
+        clips = {name: _on_ground(clip) for name, clip in read_clips(cfg.clips).items()}
+        motions = Motions(clips, robot.joint_names, (robot.body_names[0], *ENDS), cfg.control_hz, self.device)
+        past = cfg.style_frames - 1
+        places = [
+            place
+            for end, length in zip(itertools.accumulate(motions.lengths), motions.lengths, strict=True)
+            for place in range(end - length + past, end)
+        ]
+        if not places:
+            problem = f"task.style_frames={cfg.style_frames} is more than the clips have"
+            longest = f"{max(motions.lengths)} frames at task.control_hz={cfg.control_hz:g}"
+            raise ConfigError(f"{problem}: {longest}. Try task.style_frames=2")
+        newest = torch.tensor(places, device=self.device)
+        # Features of all frames are known, and where in them a place of the clips and its history are.
+        clip = motions.frame(torch.arange(len(motions), device=self.device))
+        joint_pos = clip.joint_pos.clamp(low, high)
+        pos, quat, lin_vel, ang_vel = (
+            x[:, 0] for x in (clip.body_pos, clip.body_quat, clip.body_lin_vel, clip.body_ang_vel)
+        )
+        ends = clip.body_pos[:, 1:]
+        self.features = self._features(pos, quat, lin_vel, ang_vel, joint_pos, clip.joint_vel, ends)
+        self.histories = newest[:, None] + torch.arange(-past, 1, device=self.device)
+        soles = torch.tensor(SOLE_ENDS, device=self.device)[None, None]
+        soles = ends[:, 2:, None] + quat_rotate(clip.body_quat[:, 3:, None], soles)
+        in_ground = (ROUND - soles[..., 2]).flatten(1).amax(dim=1, keepdim=True).clamp(min=0.0)
+        start = torch.zeros_like(pos[:, :2]), pos[:, 2:] + in_ground, quat, lin_vel, ang_vel, joint_pos, clip.joint_vel
+        self.starts = torch.cat(start, dim=1).index_select(0, newest)
+        self.start_sizes = [3, 4, 3, 3, len(pose), len(pose)]
+        ahead = _parts(self.features)["lin_vel"][:, 0].mean()
+        self.target_speed = ahead if cfg.target_speed is None else torch.full_like(ahead, cfg.target_speed)
+
+        self.style = torch.zeros(self.num_envs, cfg.style_frames, self.features.shape[1], device=self.device)
+        self.reference = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)  # its place in the clips
+        self.speed = torch.zeros(self.num_envs, device=self.device)  # m/s
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        place, half_yaw = self._random_place(), self.random.uniform(-0.5 * math.pi, 0.5 * math.pi, 1)
+        zeros = torch.zeros_like(half_yaw)
+        turn = torch.cat([half_yaw.cos(), zeros, zeros, half_yaw.sin()], dim=1)
+        pos, quat, lin_vel, ang_vel, *joints = self.starts.index_select(0, place).split(self.start_sizes, dim=1)
+        self.robot.set_state(
+            where,
+            root_pos=pos,
+            root_quat=quat_multiply(turn, quat),
+            root_lin_vel=quat_rotate(turn, lin_vel),
+            root_ang_vel=quat_rotate(turn, ang_vel),
+            joint_pos=joints[0],
+            joint_vel=joints[1],
+        )
+        torch.where(where[:, None, None], self._history(place), self.style, out=self.style)
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.robot.actuate(torch.addcmul(self.pose, action, self.reach))
+
+    def observe(self) -> dict[str, Tensor | Parts]:
+        groups = {"style": self.style.flatten(1), "reference": self._history(self.reference).flatten(1)}
+        return {"policy": _parts(self.style[:, -1]), **groups}
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        forward = quat_rotate(self.robot.root_quat, self.axes[:, 0])
+        ahead = torch.nn.functional.normalize(forward[:, :2])
+        torch.sum(ahead * self.robot.root_lin_vel[:, :2], dim=1, out=self.speed)
+        error = (self.speed - self.target_speed) / self.cfg.speed_width
+        return {"speed": torch.exp(-error.square())}
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return self.robot.root_pos[:, 2] < self.cfg.termination_height
+
+    def advance(self, done: Bool[Tensor, " envs"]) -> None:
+        it = self.robot
+        newest = self._features(
+            it.root_pos, it.root_quat, it.root_lin_vel, it.root_ang_vel, it.joint_pos, it.joint_vel, self.ends.pos
+        )
+        self.style.copy_(torch.cat([self.style[:, 1:], newest[:, None]], dim=1))
+        self.reference.copy_(self._random_place())
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {"speed": self.speed}
+
+    def _random_place(self) -> Int[Tensor, " envs"]:
+        number = len(self.histories)
+        return (self.random.uniform(0.0, 1.0, 1)[:, 0] * number).long().clamp_(max=number - 1)
+
+    def _history(self, place: Int[Tensor, " envs"]) -> Float[Tensor, "envs frames features"]:
+        """Returns the features up to a place in the clips, the oldest first."""
+        return self.features[self.histories.index_select(0, place)]
+
+    def _features(
+        self,
+        pos: Float[Tensor, "rows 3"],
+        quat: Float[Tensor, "rows 4"],
+        lin_vel: Float[Tensor, "rows 3"],
+        ang_vel: Float[Tensor, "rows 3"],
+        joint_pos: Float[Tensor, "rows joints"],
+        joint_vel: Float[Tensor, "rows joints"],
+        ends: Float[Tensor, "rows ends 3"],
+    ) -> Float[Tensor, "rows features"]:
+        """Returns `PARTS`, from the state of the root, the joints, and the places of hands and feet; world frame."""
+        axes = quat_rotate(quat[:, None], self.axes)
+        vectors = torch.cat([axes, torch.stack([lin_vel, ang_vel], dim=1), ends - pos[:, None]], dim=1)
+        c, s = torch.nn.functional.normalize(axes[:, 0, :2]).unsqueeze(1).unbind(dim=2)
+        x, y, z = vectors.unbind(dim=2)
+        # turned back by the heading, whose cosine and sine are c and s
+        turned = torch.stack([c * x + s * y, c * y - s * x, z], dim=2).flatten(1)
+        parts = pos[:, 2:], turned[:, :1], turned[:, 2:12], joint_pos, joint_vel, turned[:, 12:]
+        return torch.cat(parts, dim=1)
+
+
+def _parts(features: Float[Tensor, "rows features"]) -> Parts:
+    return dict(zip(PARTS, features.split(list(PARTS.values()), dim=1), strict=True))
+
+
+def _on_ground(clip: Clip) -> Clip:
+    """Returns a clip whose soles touch the ground. In Isaac Lab's files the ankles do."""
+    feet = [clip.body_names.index(foot) for foot in FEET if foot in clip.body_names]
+    if not feet:
+        return clip  # of another robot
+    pos = clip.body_pos_w.copy()
+    pos[..., 2] += SOLE - pos[:, feet, 2].min()
+    return replace(clip, body_pos_w=pos)

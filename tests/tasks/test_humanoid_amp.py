@@ -1,0 +1,216 @@
+"""HumanoidAMP: what is observed of robot and clips, that no history crosses an episode's start, and which clips fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from gpusim_rl.tasks.humanoid_amp import ENDS, PARTS, HumanoidAMP
+
+import gpusim_rl
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.env import VecEnv
+from gpusim_rl.env.clip import Clip, load, save
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.training import read_csv, the_run
+from helpers.walking import FILE, walk
+
+SIZE = sum(PARTS.values())
+CYCLE = 30
+"""Frames after which the walk repeats itself."""
+
+
+def make_env(num_envs: int = 8, **task: Any) -> VecEnv:
+    settings = {"randomize_episode_start": False, **task}
+    env = gpusim_rl.make_env("HumanoidAMP", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
+    assert isinstance(env, VecEnv) and isinstance(env.task, HumanoidAMP)
+    return env
+
+
+def task_of(env: VecEnv) -> Any:
+    return env.task
+
+
+def random_action(env: VecEnv, seed: int = 0) -> torch.Tensor:
+    return torch.rand(env.num_envs, 28, generator=torch.Generator().manual_seed(seed)) - 0.5
+
+
+def test_features_are_those_of_mujoco() -> None:
+    env, random = make_env(), np.random.default_rng(0)
+    env.reset()
+    model = env.sim.scene.model
+    data = mujoco.MjData(model)
+    expected = []
+    for i in range(env.num_envs):
+        data.qpos[:], data.qvel[:] = model.qpos0, random.normal(0.0, 1.0, model.nv)
+        mujoco.mju_quatIntegrate(data.qpos[3:7], random.normal(0.0, 0.8, 3), 1.0)
+        data.qpos[:2], data.qpos[7:] = random.normal(0.0, 3.0, 2), random.normal(0.0, 0.3, 28)
+        mujoco.mj_forward(model, data)
+        env.sim.qpos[i], env.sim.qvel[i] = torch.from_numpy(data.qpos), torch.from_numpy(data.qvel)
+        pelvis = data.body("humanoid/pelvis")
+        turn = pelvis.xmat.reshape(3, 3)
+        yaw = np.arctan2(turn[1, 0], turn[0, 0])
+        back = np.array([[np.cos(yaw), np.sin(yaw), 0], [-np.sin(yaw), np.cos(yaw), 0], [0, 0, 1]])
+        axis = back @ turn[:, 0]
+        assert abs(axis[1]) < 1e-9
+        ends = [back @ (data.body(f"humanoid/{end}").xpos - pelvis.xpos) for end in ENDS]
+        motion = [back @ data.qvel[:3], back @ turn @ data.qvel[3:6]]
+        root = [data.qpos[2:3], axis[[0, 2]], back @ turn[:, 2], *motion]
+        expected.append(np.concatenate([*root, data.qpos[7:], data.qvel[6:], *ends]))
+    env.sim.wrote_state(torch.ones(env.num_envs, dtype=torch.bool))
+    env.sim.refresh()
+    task_of(env).advance(torch.zeros(env.num_envs, dtype=torch.bool))
+    obs = env.look()
+    np.testing.assert_allclose(obs["policy"], np.array(expected), rtol=1e-4, atol=1e-4)
+    assert torch.equal(obs["style"][:, SIZE:], obs["policy"])
+    assert [part.name for part in env.obs_parts["policy"]] == list(PARTS)
+
+
+def rows_in(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Numbers of the rows of a table that these are."""
+    distance, index = torch.cdist(rows, table, compute_mode="donot_use_mm_for_euclid_dist").min(dim=1)
+    assert distance.max() < 1e-4
+    return index
+
+
+def test_an_episode_begins_in_a_clip_with_the_history_of_that_place() -> None:
+    env = make_env(64)
+    obs = env.reset()
+    table = task_of(env).features
+    before, now = (rows_in(table, part) for part in obs["style"].split(SIZE, dim=1))
+    assert ((now - before) % CYCLE == 1).all() and len((now % CYCLE).unique()) > 20
+    # The robot is where they say, in another direction, and higher where a foot would be in the ground.
+    task_of(env).advance(torch.zeros(64, dtype=torch.bool))
+    seen = env.look()["policy"]
+    torch.testing.assert_close(seen[:, 1:], obs["policy"][:, 1:], rtol=1e-3, atol=1e-3)
+    assert ((seen[:, 0] - obs["policy"][:, 0]).abs() < 0.003).all()
+    heading = torch.atan2(*task_of(env).robot.root_quat[:, [3, 0]].unbind(dim=1))
+    assert heading.std() > 0.5
+
+
+def test_no_history_crosses_the_start_of_an_episode() -> None:
+    env = make_env(16, episode_length=3, style_frames=3)
+    obs = env.reset()
+    table, starts = task_of(env).features, 0
+    for number in range(7):
+        step = env.step(random_action(env, number))
+        assert torch.equal(step.final_obs["style"][:, : 2 * SIZE], obs["style"][:, SIZE:])
+        assert torch.equal(step.final_obs["style"][:, 2 * SIZE :], step.final_obs["policy"])
+        for row in step.obs["style"][step.done]:
+            index = rows_in(table, row.view(3, SIZE))
+            assert (index.diff() % CYCLE == 1).all()
+            starts += 1
+        kept = ~step.done
+        assert torch.equal(step.obs["style"][kept], step.final_obs["style"][kept])
+        obs = {name: value.clone() for name, value in step.obs.items()}
+    assert starts >= 32
+
+
+def test_references_are_places_of_all_clips_and_none_is_of_two(tmp_path: Path) -> None:
+    other = tmp_path / "other.npz"
+    whole = load(FILE)
+    part = {
+        name: getattr(whole, name)[60:100] for name in Clip.__dataclass_fields__ if "_pos" in name or "_vel" in name
+    }
+    save(other, replace(whole, **part, body_quat_w=whole.body_quat_w[60:100]))
+    env = make_env(256, clips=["humanoid_walk", str(other)])
+    first, last = env.reset()["reference"], env.step(random_action(env))
+    reference = torch.cat([last.obs["reference"], *(env.step(random_action(env)).obs["reference"] for _ in range(3))])
+    assert not torch.equal(first, last.obs["reference"])
+    assert torch.equal(last.obs["reference"], last.final_obs["reference"])
+    task, lengths = task_of(env), [121, 20]
+    now = task.histories[:, 1].tolist()
+    assert now == [*range(1, 121), *range(122, 141)] and len(task.features) == sum(lengths)
+    assert torch.equal(task.histories[:, 0], task.histories[:, 1] - 1)
+    expected = task.features[task.histories].flatten(1)
+    assert len((rows_in(expected, reference) % CYCLE).unique()) == CYCLE
+
+
+def test_the_walk_that_is_shipped_is_the_one_that_is_made() -> None:
+    made, shipped = walk(), load(FILE)
+    for name in ("joint_pos", "joint_vel", "body_pos_w", "body_quat_w", "body_lin_vel_w", "body_ang_vel_w"):
+        np.testing.assert_allclose(getattr(made, name), getattr(shipped, name), atol=2e-5, err_msg=name)
+    assert (made.joint_names, made.body_names, made.fps) == (shipped.joint_names, shipped.body_names, 60.0)
+
+
+def test_feet_of_the_walk_do_not_slide() -> None:
+    clip, task = load(FILE), task_of(make_env(1))
+    ankles = clip.body_pos_w[:, [clip.body_names.index(foot) for foot in ENDS[2:]]]
+    flat = ankles[..., 2] < 0.0501
+    speed = np.linalg.norm(clip.body_lin_vel_w[:, [clip.body_names.index(foot) for foot in ENDS[2:]]], axis=-1)
+    assert 0.2 < flat.mean() < 0.5 and speed[flat].max() < 0.04
+    assert float(task.target_speed) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_file_of_isaac_lab_is_where_its_bodies_are(tmp_path: Path) -> None:
+    """There three angles of a ball joint are a rotation vector, and ankles touch the ground."""
+    random, model = np.random.default_rng(0), mujoco.MjModel.from_xml_path(str(assets_dir() / "humanoid_28.xml"))
+    data, names = mujoco.MjData(model), [model.joint(i).name for i in range(1, 29)]
+    bodies = [model.body(i).name for i in range(1, model.nbody)]
+    course = np.cumsum(random.normal(0.0, 0.01, (40, 28)), axis=0) + 0.4 * random.random(28)
+    course[:, [names.index("right_elbow"), names.index("left_elbow")]] *= -1.0  # within their limits
+    pos, quat, vectors = np.zeros((40, 15, 3)), np.zeros((40, 15, 4)), course.copy()
+    for t, angles in enumerate(course):
+        data.qpos[:7], data.qpos[7:] = [0.0, 0.0, 0.9, 1.0, 0.0, 0.0, 0.0], angles
+        mujoco.mj_kinematics(model, data)
+        pos[t], quat[t] = data.xpos[1:], data.xquat[1:]
+        for body in range(2, model.nbody):
+            first = model.body_jntadr[body] - 1
+            if model.body_jntnum[body] == 3:
+                on = model.body_parentid[body]
+                mujoco.mju_subQuat(vectors[t, first : first + 3], data.xquat[body], data.xquat[on])
+    assert np.abs(vectors - course).max() > 0.05
+    pos[..., 2] -= pos[:, [bodies.index(foot) for foot in ENDS[2:]], 2].min()
+    arrays = {"dof_positions": vectors, "body_positions": pos, "body_rotations": quat}
+    arrays |= {"dof_velocities": np.gradient(vectors, axis=0) * 30.0}
+    arrays |= {f"body_{kind}_velocities": np.zeros((40, 15, 3)) for kind in ("linear", "angular")}
+    file = tmp_path / "theirs.npz"
+    np.savez(file, fps=30, dof_names=names, body_names=bodies, **arrays)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpusim_rl.env.clip._check_velocities", lambda clip: None)  # random courses have none
+        task = task_of(make_env(1, clips=[str(file)]))
+    columns = dict(zip(PARTS, task.features.split(list(PARTS.values()), dim=1), strict=True))
+    order = [names.index(name) for name in task.robot.joint_names]
+    np.testing.assert_allclose(columns["joint_pos"], course[:, order], atol=1e-5)
+    np.testing.assert_allclose(columns["height"][:, 0], pos[:, 0, 2] + 0.05, atol=1e-6)
+
+
+def test_clips_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+    clip = load(FILE)
+    stranger = tmp_path / "stranger.npz"
+    save(stranger, replace(clip, body_names=tuple(name.replace("hand", "fist") for name in clip.body_names)))
+    for task, message in (
+        ({"clips": []}, r"^task\.clips is empty: expected motion clips\. Try task\.clips=\[humanoid_walk\]"),
+        ({"clips": ["humanoid_wlk"]}, r"^no motion clip 'humanoid_wlk' in .*Did you mean 'humanoid_walk'"),
+        ({"clips": [str(stranger)]}, r"has no body 'right_hand': expected a clip of this robot\."),
+        (
+            {"style_frames": 200},
+            r"^task\.style_frames=200 is more than the clips have: 121 frames at task\.control_hz=3",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_env(2, **task)
+
+
+def test_it_learns_a_style_without_a_wait(tmp_path: Path) -> None:
+    small = {"horizon": 4, "minibatch_size": 16, "epochs": 1, "network": {"hidden": [16]}}
+    amp = {**small, "discriminator": {"hidden": [16], "replay": 50, "batch_size": 16}}
+    log = {"console": "quiet", "dir": str(tmp_path), "interval": 1}
+    settings = {"num_envs": 8, "max_iterations": 2, "sim": "mjwarp", "device": "cpu", "log": log}
+    it = make_trainer(prepare("HumanoidAMP", algo="amp", amp=amp, **settings))
+    with it.logging() as log:
+        it.iterate(log)
+        with SyncCounter() as syncs:
+            it.collector.collect()
+            it.algorithm.update()
+    assert syncs.total == 0, syncs.locations
+    [row, *_] = read_csv(the_run(tmp_path))
+    assert 0.0 < float(row["amp/style_reward"]) < 2.0 and float(row["task/speed"])
