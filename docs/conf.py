@@ -32,6 +32,7 @@ CONTENTS = {
         "algorithms",
         "randomization",
         "vision",
+        "imitation",
         "export",
         "migrating_from_isaacgymenvs",
         "migrating_from_isaaclab",

@@ -447,7 +447,9 @@ TINY = {
     "tools/export.py": "--no-int8",
     "tools/pretrain_encoder.py": "--frames 32 --epochs 1 --num-envs 4 --batch-size 16",
 }
-"""What makes the commands of vision.md small."""
+"""What makes the commands of vision.md and imitation.md small."""
+TINY |= {"tools/clip.py": "", "tools/clip.py play": "--out play.html --steps 2"}
+TINY |= {"tools/clip.py record": "--seconds 0.2 --skip 0"}
 
 
 @pytest.fixture
@@ -460,9 +462,9 @@ def looking(tmp_path) -> Path:
 
 
 def tiny(command: str) -> str:
-    """A command of vision.md for a few frames; the reader types it in the checkout."""
-    program = command.split()[1]
-    return f"{command.replace(program, f'{ROOT}/{program}', 1)} {TINY[program]}"
+    """A command of the page for a few frames; the reader types it in the checkout."""
+    program, first = command.split()[1:3]
+    return f"{command.replace(program, f'{ROOT}/{program}', 1)} {TINY.get(f'{program} {first}') or TINY[program]}"
 
 
 @pytest.mark.timeout(900)
@@ -529,6 +531,28 @@ def test_the_lines_about_cameras_run_in_the_task_of_the_page(looking, monkeypatc
     assert len(env.sim.param("cam_pos", None, ["wrist"]).value.unique(dim=0)) == 4, "cameras differ"
     assert task.angle.default.tolist() == [90.0]
     assert env.step(torch.zeros(4, 2)).obs["wrist"].shape == seen.shape
+
+
+# -- imitation.md -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_about_motions_run(tmp_path):
+    for command in commands("docs/imitation.md"):
+        shell(tiny(command), tmp_path)
+    runs = [path.parent for path in (tmp_path / "runs").glob("*/2*/config.yaml")]
+    assert sorted(run.parent.name for run in runs) == [
+        *("G1Tracking", "Go1Tracking", "Go1Tracking", "HumanoidAMP", "HumanoidTracking")
+    ]
+    assert sum(bool(list(run.glob("videos/*.mp4"))) for run in runs) == 2
+    assert {path.name for path in tmp_path.iterdir()} >= {"mine.npz", "play.html", "g1_bow.npz"}
+
+
+def test_the_lines_about_clips_run(capsys):
+    [code] = [block.text for block in blocks("docs/imitation.md") if block.language == "python"]
+    exec(code, {})
+    assert capsys.readouterr().out.startswith("4.0 ('FR_hip_joint'")
 
 
 # -- migrating_from_isaacgymenvs.md ------------------------------------------------------------
