@@ -138,7 +138,8 @@ class TrackingTask(Task[TrackingConfig]):
     centres of mass are random with `task.randomize=true`; pushes are horizontal.
 
     The clips are `task.clips`: names in tasks/assets/motions, or paths of .npz files (docs/imitation.md#clips). Each
-    env follows a clip, frame by frame. Where a clip is over, the robot is put into another frame and runs on.
+    env follows a clip, frame by frame. Where a clip is over, the robot is put into another frame and runs on, as in
+    mjlab: the episode goes on, and `final_obs` of that step has joints of the new frame and bodies of the old one.
 
     An action is the offset of the joints' targets from the robot's pose, or with `action_around=clip` from the joints
     of the clip: what an untrained policy does is then near the clip already.

@@ -114,7 +114,8 @@ def test_what_every_task_may_leave_out_has_one_default():
         composed = composing.compose([f"task={name}"])["task"]
         for key, default in without_yaml.items():
             chosen = [yaml["task"][key] for yaml in yamls if key in yaml["task"]] or [default]
-            assert composed[key] == chosen[0] or len(chosen) > 1  # of several, the last yaml changes those before it
+            # Of several, the last yaml changes those before it; what depends on the device is not in a yaml.
+            assert composed[key] == chosen[0] or len(chosen) > 1 or "${by_device" in str(chosen[0])
 
 
 def test_smoke_makes_any_task_small():
