@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpusim_rl.view.player import Player
 
 NAMES = ("go1_trot", "g1_crouch", "g1_bow", "g1_turn")
+JUMP = 5.0
+"""Most by which a body may move otherwise than its velocities say, per time [m/s]; a foot that hits has less."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -118,6 +120,12 @@ def record(args: argparse.Namespace) -> None:
                 raise ConfigError(f"the episode ended after {step / hz:.3g} s. Try another --seed or --command")
         qpos, qvel = (np.stack(values) for values in zip(*states, strict=True))
         clip = from_states(sim.scene, robot, qpos, qvel, hz)
+    # How far bodies are from where their velocities bring them: by more only where they are put there.
+    way = 0.5 * (clip.body_lin_vel_w[1:] + clip.body_lin_vel_w[:-1]) / hz
+    off = np.linalg.norm(np.diff(clip.body_pos_w, axis=0) - way, axis=-1).max(axis=1)
+    if off.max() * hz > JUMP:
+        when = (steps - frames + int((off * hz > JUMP).argmax()) + 1) / hz
+        raise ConfigError(f"the task put {robot!r} elsewhere after {when:.3g} s. Try --skip 0, or fewer --seconds")
     write(out, clip)
 
 

@@ -231,11 +231,13 @@ def _turns(quat: np.ndarray) -> np.ndarray:
 
 
 def save(path: Path, clip: Clip) -> None:
-    """Writes a clip.
+    """Writes a clip that can be read again.
 
     Raises:
+        ConfigError: The velocities are not those of the positions.
         OSError: The file cannot be written.
     """
+    _check_velocities(clip)
     with safe_open.replacing(path) as file:
         arrays: dict[str, Any] = {field.name: np.asarray(getattr(clip, field.name)) for field in fields(Clip)}
         np.savez_compressed(file, **arrays)

@@ -118,17 +118,25 @@ def test_what_is_wrong_is_one_line(trot, tmp_path, kind):
     assert words in refused(tmp_path / "x.npz")
 
 
+def test_what_could_not_be_read_is_not_written(trot, tmp_path):
+    jump = trot.body_pos_w.copy()
+    jump[100:] -= [30.0, 0.0, 0.0]
+    with pytest.raises(ConfigError, match=r"^body_lin_vel_w does not fit how body_pos_w changes: "):
+        save(tmp_path / "x.npz", replace(trot, body_pos_w=jump))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_xyzw_is_noticed_where_a_robot_turns_about_several_axes(tmp_path):
     """Pitch alone looks the same: then a robot tells, see below."""
     turn = load(MOTIONS / "g1_turn.npz")
-    save(tmp_path / "x.npz", replace(turn, body_quat_w=turn.body_quat_w[..., XYZW]))
+    np.savez(tmp_path / "x.npz", **arrays_of(replace(turn, body_quat_w=turn.body_quat_w[..., XYZW])))
     assert "Try wxyz: these orientations are xyzw" in refused(tmp_path / "x.npz")
 
 
 def test_the_line_names_joint_and_frames(trot, tmp_path):
     velocity = trot.joint_vel.copy()
     velocity[100:160, 4] += 40.0
-    save(tmp_path / "x.npz", replace(trot, joint_vel=velocity))
+    np.savez(tmp_path / "x.npz", **arrays_of(replace(trot, joint_vel=velocity)))
     assert "FL_thigh_joint in frames 1" in refused(tmp_path / "x.npz")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -86,6 +86,25 @@ def test_an_episode_that_ends_is_no_clip(clip, tmp_path):
     words = ("--command", "-20", "20", "20", "--seconds", "3", "--out", "x.npz")
     assert "the episode ended after " in clip("record", demos_dir() / "G1Velocity", *words, code=2).stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_jump_to_another_place_is_no_motion(clip, tmp_path):
+    """Where its clip is over, a tracking task puts the robot into another frame: here back by 0.26 m."""
+    trot = load(MOTIONS / "go1_trot.npz")
+    arrays = {f.name: getattr(trot, f.name) for f in fields(trot)}
+    short = {name: value[:22] for name, value in arrays.items() if isinstance(value, np.ndarray)}
+    save(tmp_path / "short.npz", replace(trot, **short))
+    limits = [f"task.{name}_limit=10" for name in ("anchor_height", "anchor_tilt", "end_height")]
+    small = ["task.clips=[short.npz]", "debug=smoke", "num_envs=4", "max_iterations=1", "device=cpu"]
+    trained = run_here(ROOT / "train.py", "task=Go1Tracking", *small, "log.console=quiet", *limits, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    words = ("record", "Go1Tracking", "--out", "x.npz", "--seconds", "0.6", "--skip")
+    for skip, when in (("0", "0.42"), ("0.5", "0.84")):
+        error = clip(*words, skip, code=2).stderr
+        assert f"put 'robot' elsewhere after {when} s. Try --skip 0, or fewer --seconds" in error
+    assert not (tmp_path / "x.npz").exists()
+    clip(*words, "0", "--seconds", "0.2")
+    assert load(tmp_path / "x.npz").seconds == pytest.approx(0.2)
 
 
 def test_a_file_is_checked(clip, tmp_path):
