@@ -117,8 +117,9 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         self.reach = 1.1 * torch.maximum(self.pose - low, high - self.pose)
         self.axes = torch.eye(3, device=self.device)[None, ::2]  # x and z
 
-        clips = {name: _on_ground(clip) for name, clip in read_clips(cfg.clips).items()}
-        motions = Motions(clips, robot.joint_names, (robot.body_names[0], *ENDS), cfg.control_hz, self.device)
+        clips = read_clips(cfg.clips, sim.scene, "humanoid", (robot.body_names[0], *ENDS))
+        clips = {name: _on_ground(clip) for name, clip in clips.items()}
+        motions = Motions(clips, cfg.control_hz, self.device)
         past = cfg.style_frames - 1
         places = [
             place

@@ -229,7 +229,7 @@ class TrackingTask(Task[TrackingConfig]):
         joints = body.joint_names
         if body.actuator_names != joints:
             raise TaskError(f"{type(self).__name__}: joints without a motor: {set(joints) - set(body.actuator_names)}")
-        self.motions = Motions(read_clips(cfg.clips), joints, self.bodies, 1.0 / self.dt, device)
+        self.motions = Motions(read_clips(cfg.clips, sim.scene, "robot", self.bodies), 1.0 / self.dt, device)
         self.playhead = Playhead(self.motions, num, cfg.starts)
         self.followed = body.bodies(self.bodies)
         self.anchor_index, self.root_index = self.bodies.index(self.anchor), self.bodies.index(robot.root)

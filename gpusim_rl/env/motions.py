@@ -13,10 +13,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpusim_rl.env.clip import Array, Clip, load
+from gpusim_rl.env.clip import Array, Clip
+from gpusim_rl.env.robot_clip import load_for
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError, did_you_mean
 from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.sim import Scene
 
 Starts = Literal["adaptive", "uniform", "first"]
 """Frames in which episodes begin: any, more often where episodes fail; any; the first of each clip."""
@@ -28,11 +30,17 @@ STRAIGHT = 1e-4
 """Angle between two quaternions [rad] below which they are interpolated linearly."""
 
 
-def read_clips(names: Sequence[str]) -> dict[str, Clip]:
-    """Returns clips by name: those of `tasks/assets/motions`, or files with the ending `.npz`.
+def read_clips(names: Sequence[str], scene: Scene, robot: str, bodies: Sequence[str]) -> dict[str, Clip]:
+    """Returns clips by name, with the joints in the robot's order.
+
+    Args:
+        names: Names of clips in `tasks/assets/motions`, or files with the ending `.npz`.
+        scene: Scene of the robot.
+        robot: Name of its articulation.
+        bodies: Names of bodies, in the order of the result.
 
     Raises:
-        ConfigError: There is no such clip, or a file is none.
+        ConfigError: There is no such clip, or a file is none of this robot.
     """
     folder, clips = assets_dir() / "motions", {}
     for name in names:
@@ -41,7 +49,7 @@ def read_clips(names: Sequence[str]) -> dict[str, Clip]:
             shipped = sorted(path.stem for path in folder.glob("*.npz"))
             known = f"{did_you_mean(name, shipped)} There are {', '.join(shipped) or 'none'}, or path/to/clip.npz"
             raise ConfigError(f"no motion clip {name!r} in tasks/assets/motions.{known}")
-        clips[name] = load(file)
+        clips[name] = load_for(file, scene, robot, bodies)
     return clips
 
 
@@ -88,7 +96,7 @@ def _slerp(a: Array, b: Array, share: np.ndarray) -> Array:
 
 
 class Frame(NamedTuple):
-    """A frame for each env, in the order of the robot's joints and of the chosen bodies; world frame, wxyz."""
+    """A frame for each env, in the order of the clips' joints and bodies; world frame, wxyz."""
 
     joint_pos: Float[Tensor, "envs joints"]
     joint_vel: Float[Tensor, "envs joints"]
@@ -102,9 +110,7 @@ class Motions:
     """The frames of all clips, one clip after the other. They follow from the settings: no checkpoint has them.
 
     Args:
-        clips: Clips by name.
-        joints: Names of the robot's joints, in its order.
-        bodies: Names of bodies, in the order that a task needs.
+        clips: Clips by name, of the same joints and bodies in the same order, as `read_clips` returns them.
         rate: Frames per second [Hz]; clips of another rate are resampled.
         device: Device of the frames.
 
@@ -115,14 +121,13 @@ class Motions:
         rate: Frames per second [Hz].
 
     Raises:
-        ConfigError: A clip lacks a joint or a body, or is too short.
+        ConfigError: A clip is too short.
     """
 
-    def __init__(
-        self, clips: Mapping[str, Clip], joints: Sequence[str], bodies: Sequence[str], rate: float, device: torch.device
-    ) -> None:
-        self.rate, self._joints, self._bodies = rate, len(joints), len(bodies)
-        rows = [_rows(name, clip, joints, bodies, rate) for name, clip in clips.items()]
+    def __init__(self, clips: Mapping[str, Clip], rate: float, device: torch.device) -> None:
+        one = next(iter(clips.values()))
+        self.rate, self._joints, self._bodies = rate, len(one.joint_names), len(one.body_names)
+        rows = [_rows(name, clip, rate) for name, clip in clips.items()]
         self.lengths = [len(each) for each in rows]
         lengths = torch.tensor(self.lengths)
         self.last = (lengths.cumsum(0) - 1).to(device)
@@ -140,23 +145,15 @@ class Motions:
         return Frame(*of_joints.split(joints, dim=1), *parts)
 
 
-def _rows(name: str, clip: Clip, joints: Sequence[str], bodies: Sequence[str], rate: float) -> Array:
+def _rows(name: str, clip: Clip, rate: float) -> Array:
     """Returns the frames of a clip as rows: joints, then bodies."""
-    columns = []
-    for kind, wanted, known in (("joint", joints, clip.joint_names), ("body", bodies, clip.body_names)):
-        for each in wanted:
-            if each not in known:
-                expected = f"expected a clip of this robot. It has {', '.join(known[:3])}, ..."
-                raise ConfigError(f"the motion clip {name!r} has no {kind} {each!r}: {expected}")
-        columns.append([known.index(each) for each in wanted])
     try:
         clip = resampled(clip, rate)
     except ConfigError as error:
         raise ConfigError(f"the motion clip {name!r} at {rate:g} Hz: {error}") from None
-    of_joints = np.concatenate([values[:, columns[0]] for values in (clip.joint_pos, clip.joint_vel)], axis=1)
     of_bodies = (clip.body_pos_w, clip.body_quat_w, clip.body_lin_vel_w, clip.body_ang_vel_w)
-    of_bodies = np.concatenate([values[:, columns[1]] for values in of_bodies], axis=2)
-    return np.concatenate([of_joints, of_bodies.reshape(len(of_joints), -1)], axis=1)
+    of_bodies = np.concatenate(of_bodies, axis=2).reshape(len(clip.joint_pos), -1)
+    return np.concatenate([clip.joint_pos, clip.joint_vel, of_bodies], axis=1)
 
 
 class Playhead(Stateful):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gpusim_rl.env.clip import Clip, save
+from gpusim_rl.env.clip import Clip, load, save
 from gpusim_rl.env.motions import FLOOR, FORGETTING, Motions, Playhead, read_clips, resampled
+from gpusim_rl.env.robot_clip import scene_of
 from gpusim_rl.env.stateful import kept_tensors
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.sim import Scene
 
 CPU = torch.device("cpu")
 
@@ -38,7 +43,7 @@ def spinning(frames: int = 61, fps: float = 30.0, rate: float = 2.0, start: floa
 
 
 def motions(*clips: Clip, rate: float = 50.0) -> Motions:
-    return Motions({f"clip{i}": clip for i, clip in enumerate(clips)}, ["slide", "swing"], ["arm", "base"], rate, CPU)
+    return Motions({f"clip{i}": clip for i, clip in enumerate(clips)}, rate, CPU)
 
 
 def test_a_clip_of_another_rate_is_the_same_motion() -> None:
@@ -62,17 +67,55 @@ def test_an_orientation_goes_the_short_way() -> None:
     np.testing.assert_allclose(np.abs(dot), 1.0, atol=1e-6)
 
 
-def test_frames_are_in_the_order_of_the_robot() -> None:
+def test_frames_of_all_clips_are_in_a_row() -> None:
     first, second = spinning(11, 50.0), spinning(21, 50.0, rate=1.0, start=0.5)
     found = motions(first, second)
     assert len(found) == 32 and found.first.tolist() == [0, 11] and found.last.tolist() == [10, 31]
     frame = found.frame(torch.tensor([3, 11, 31]))
     for row, (clip, number) in enumerate([(first, 3), (second, 0), (second, 20)]):
-        assert frame.joint_pos[row].tolist() == clip.joint_pos[number, ::-1].tolist()
-        assert frame.joint_vel[row].tolist() == clip.joint_vel[number, ::-1].tolist()
+        assert frame.joint_pos[row].tolist() == clip.joint_pos[number].tolist()
+        assert frame.joint_vel[row].tolist() == clip.joint_vel[number].tolist()
         for name in ("pos", "quat", "lin_vel", "ang_vel"):
-            expected = getattr(clip, f"body_{name}_w")[number, ::-1]
+            expected = getattr(clip, f"body_{name}_w")[number]
             assert getattr(frame, f"body_{name}")[row].tolist() == expected.tolist()
+
+
+@pytest.fixture(scope="module")
+def go1() -> Scene:
+    return scene_of(assets_dir() / "go1" / "go1.xml")
+
+
+TROT = assets_dir() / "motions" / "go1_trot.npz"
+
+
+def test_joints_and_bodies_are_in_the_order_that_is_needed(go1, tmp_path) -> None:
+    trot, file = load(TROT), str(tmp_path / "own.npz")
+    backward: dict[str, Any] = {name: getattr(trot, name)[::-1] for name in ("joint_names", "body_names")}
+    backward |= {name: value[:, ::-1] for name, value in vars_of(trot).items()}
+    save(Path(file), dataclasses.replace(trot, **backward))
+    clips = read_clips([file, "go1_trot"], go1, "robot", ["RL_calf", "trunk"])
+    assert list(clips) == [file, "go1_trot"]
+    for clip in clips.values():
+        assert clip.joint_names == trot.joint_names and clip.body_names == ("RL_calf", "trunk")
+        assert np.array_equal(clip.joint_vel, trot.joint_vel)
+        assert np.array_equal(clip.body_quat_w, trot.body_quat_w[:, [12, 0]])
+
+
+def vars_of(clip: Clip) -> dict[str, np.ndarray]:
+    fields = {field.name: getattr(clip, field.name) for field in dataclasses.fields(Clip)}
+    return {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+
+
+def test_bodies_that_are_elsewhere_are_refused(go1, tmp_path) -> None:
+    """Of a file without names, in another order of joints and bodies, or with names that are swapped."""
+    trot, file = load(TROT), tmp_path / "x.npz"
+    swapped = list(trot.body_names)
+    swapped[3], swapped[6] = swapped[6], swapped[3]
+    save(file, dataclasses.replace(trot, body_names=tuple(swapped)))
+    with pytest.raises(ConfigError, match=r"x\.npz: .* is not where the joints of 'robot' put it"):
+        read_clips([str(file)], go1, "robot", ["trunk"])
+    np.savez(file, fps=50.0, **vars_of(trot))
+    assert read_clips([str(file)], go1, "robot", ["trunk"])[str(file)].joint_names == trot.joint_names
 
 
 def test_no_start_is_a_last_frame_and_bins_do_not_cross_clips() -> None:
@@ -164,19 +207,15 @@ def test_a_frame_of_a_longer_clip_is_not_read() -> None:
     assert playhead.index.tolist() == [4, 10]
 
 
-def test_a_clip_that_does_not_fit_is_named(tmp_path) -> None:
-    short = spinning(2, 200.0)
+def test_a_clip_that_does_not_fit_is_named(go1, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"the motion clip 'clip0' at 50 Hz: it has 1 frames"):
-        motions(short)
-    for joints, bodies, said in (
-        (["slid"], ["arm"], r"'a' has no joint 'slid': expected a clip of this robot\. It has swing, slide, \.\.\."),
-        (["slide"], ["trunk"], r"'a' has no body 'trunk': expected a clip of this robot\. It has base, arm"),
+        motions(spinning(2, 200.0))
+    save(tmp_path / "own.npz", spinning())
+    for name, bodies, said in (
+        ("go1_trot", ["head"], r"go1_trot\.npz: it has no bodies head of 'robot'; it seems to be a clip of go1"),
+        (str(tmp_path / "own.npz"), [], r"own\.npz: it has no joints FR_hip_joint, .*; .* of 2 joints swing, slide"),
+        ("go1_trott", [], r"no motion clip 'go1_trott' in .*motions\. Did you mean 'go1_trot'"),
+        (str(tmp_path / "missing.npz"), [], r"no file .*missing\.npz: expected a motion clip"),
     ):
         with pytest.raises(ConfigError, match=said):
-            Motions({"a": spinning()}, joints, bodies, 50.0, CPU)
-    with pytest.raises(ConfigError, match=r"no motion clip 'go1_trott' in .*motions\. Did you mean 'go1_trot'"):
-        read_clips(["go1_trott"])
-    with pytest.raises(ConfigError, match=r"missing\.npz is no motion clip: .*No such file"):
-        read_clips([str(tmp_path / "missing.npz")])
-    save(tmp_path / "own.npz", spinning())
-    assert list(read_clips([str(tmp_path / "own.npz"), "go1_trot"])) == [str(tmp_path / "own.npz"), "go1_trot"]
+            read_clips([name], go1, "robot", bodies)

@@ -187,10 +187,13 @@ def test_clips_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     clip = load(FILE)
     stranger = tmp_path / "stranger.npz"
     save(stranger, replace(clip, body_names=tuple(name.replace("hand", "fist") for name in clip.body_names)))
+    swapped, other = tmp_path / "swapped.npz", {"right_hand": "left_hand", "left_hand": "right_hand"}
+    save(swapped, replace(clip, body_names=tuple(other.get(name, name) for name in clip.body_names)))
     for task, message in (
         ({"clips": []}, r"^task\.clips is empty: expected motion clips\. Try task\.clips=\[humanoid_walk\]"),
         ({"clips": ["humanoid_wlk"]}, r"^no motion clip 'humanoid_wlk' in .*Did you mean 'humanoid_walk'"),
-        ({"clips": [str(stranger)]}, r"has no body 'right_hand': expected a clip of this robot\."),
+        ({"clips": [str(swapped)]}, r"swapped\.npz: (right|left)_hand in frame .* is not where the joints .* put it"),
+        ({"clips": [str(stranger)]}, r"it has no bodies right_hand, left_hand of 'humanoid'; "),
         (
             {"style_frames": 200},
             r"^task\.style_frames=200 is more than the clips have: 121 frames at task\.control_hz=3",
