@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
-from gpusim_rl.env.clip import Clip
 from gpusim_rl.env.math import quat_multiply, quat_rotate
 from gpusim_rl.env.motions import Motions, read_clips
 from gpusim_rl.errors import ConfigError
@@ -21,8 +20,6 @@ from gpusim_rl.settings.schema import Count, Positive
 from gpusim_rl.sim import Scene, Sim
 
 ENDS = ("right_hand", "left_hand", "right_foot", "left_foot")
-FEET = ENDS[2:]
-SOLE = 0.05  # m below the ankle
 SOLE_ENDS = ((-0.05, 0.0, -0.025), (0.145, 0.0, -0.025))  # m, middles of its round ends in the foot's frame
 ROUND = 0.025  # m, their radius
 PARTS = {"height": 1, "root_axes": 5, "lin_vel": 3, "ang_vel": 3, "joint_pos": 28, "joint_vel": 28, "ends": 12}
@@ -118,7 +115,6 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         self.axes = torch.eye(3, device=self.device)[None, ::2]  # x and z
 
         clips = read_clips(cfg.clips, sim.scene, "humanoid", (robot.body_names[0], *ENDS))
-        clips = {name: _on_ground(clip) for name, clip in clips.items()}
         motions = Motions(clips, cfg.control_hz, self.device)
         past = cfg.style_frames - 1
         places = [
@@ -228,13 +224,3 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
 
 def _parts(features: Float[Tensor, "rows features"]) -> Parts:
     return dict(zip(PARTS, features.split(list(PARTS.values()), dim=1), strict=True))
-
-
-def _on_ground(clip: Clip) -> Clip:
-    """Returns a clip whose soles touch the ground. In Isaac Lab's files the ankles do."""
-    feet = [clip.body_names.index(foot) for foot in FEET if foot in clip.body_names]
-    if not feet:
-        return clip  # of another robot
-    pos = clip.body_pos_w.copy()
-    pos[..., 2] += SOLE - pos[:, feet, 2].min()
-    return replace(clip, body_pos_w=pos)

@@ -213,6 +213,7 @@ def play(args: argparse.Namespace) -> None:
         if file is None:
             raise ConfigError(f"{args.file}: it has the joints of no robot of ours. Try clip play {args.file} <robot>")
         args.robot = file.stem
+        clip = read(args)
     with closing(open_playback(clip, args.robot, name=args.file.stem, config_dir=args.config_dir)) as player:
         if args.out is None:
             view_in_browser(player, host=args.host or LOCALHOST, port=args.port, steps=args.steps)

@@ -110,6 +110,13 @@ def load(path: Path, joint_names: Sequence[str] | None = None, body_names: Seque
     Raises:
         ConfigError: The file is not there or is no clip; arrays are missing, or do not fit each other.
     """
+    return read(path, joint_names, body_names)[0]
+
+
+def read(
+    path: Path, joint_names: Sequence[str] | None = None, body_names: Sequence[str] | None = None
+) -> tuple[Clip, bool]:
+    """As `load`; returns too whether the file is one of Isaac Lab."""
     values, of_isaac_lab = _read(path)
     given = {"joint_names": joint_names, "body_names": body_names}
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
@@ -130,7 +137,7 @@ def load(path: Path, joint_names: Sequence[str] | None = None, body_names: Seque
         if of_isaac_lab:
             clip = _with_hinges(clip)
         _check_velocities(clip)
-        return clip
+        return clip, of_isaac_lab
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
 

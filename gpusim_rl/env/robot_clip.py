@@ -10,7 +10,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from gpusim_rl.env.clip import Clip, load
+from gpusim_rl.env.clip import Clip, read
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
@@ -36,14 +36,29 @@ def scene_of(robot: str | Path) -> Scene:
 def load_for(path: Path, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
     """Reads a clip for a robot, which has the names where the file has none; see `fit`.
 
+    In files of Isaac Lab ankles touch the ground, with the soles below it: such a clip is moved up.
+
     Raises:
         ConfigError: What `load` or `fit` refuses.
     """
-    clip = load(path, *(list(scene.elements_of(robot, kind)) for kind in ("joint", "body")))
+    clip, of_isaac_lab = read(path, *(list(scene.elements_of(robot, kind)) for kind in ("joint", "body")))
     try:
-        return fit(clip, scene, robot, bodies)
+        fitted = fit(clip, scene, robot, bodies)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    if not of_isaac_lab:
+        return fitted
+    up = np.array([0.0, 0.0, _in_ground(clip, scene, robot)], dtype=np.float32)
+    return replace(fitted, body_pos_w=fitted.body_pos_w + up)
+
+
+def _in_ground(clip: Clip, scene: Scene, robot: str) -> float:
+    """Returns how deep the robot is in the ground [m] in the frame with the lowest body."""
+    data = mujoco.MjData(scene.model)
+    data.qpos[:] = positions(clip, scene, robot)[clip.body_pos_w[..., 2].min(axis=1).argmin()]
+    mujoco.mj_fwdPosition(scene.model, data)
+    with_world = (scene.model.geom_bodyid[data.contact.geom] == 0).any(axis=1)
+    return -float(data.contact.dist[with_world].min(initial=0.0))
 
 
 def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:

@@ -214,8 +214,21 @@ def test_a_file_of_isaac_lab(trot, go1, tmp_path):
     arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in arrays_of(trot).items()}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array(50, dtype=np.int64)})
     assert set(arrays) >= {"dof_names", "dof_positions", "body_rotations", "body_angular_velocities"}
-    for read in (load(tmp_path / "x.npz"), load_for(tmp_path / "x.npz", go1, "robot")):
-        assert all(np.array_equal(value, getattr(read, name)) for name, value in arrays_of(trot).items())
+    read = load(tmp_path / "x.npz")
+    assert all(np.array_equal(value, getattr(read, name)) for name, value in arrays_of(trot).items())
+    assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
+
+
+@pytest.mark.parametrize("height", [-0.05, 0.0, 0.02])
+def test_what_isaac_lab_has_in_the_ground_stands_on_it(trot, go1, tmp_path, height):
+    low = replace(trot, body_pos_w=trot.body_pos_w + np.float32([0.0, 0.0, height]))
+    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in arrays_of(low).items()}
+    np.savez(tmp_path / "x.npz", **arrays)
+    read = load_for(tmp_path / "x.npz", go1, "robot", ["RL_calf", "FR_calf"])
+    expected = trot.body_pos_w[:, [12, 3]] + [0.0, 0.0, max(0.0, height)]
+    np.testing.assert_allclose(read.body_pos_w, expected, atol=2e-5)
+    save(tmp_path / "ours.npz", low)
+    assert np.array_equal(load_for(tmp_path / "ours.npz", go1, "robot").body_pos_w, low.body_pos_w)
 
 
 ARM = """

@@ -180,7 +180,18 @@ def test_a_file_of_isaac_lab_is_where_its_bodies_are(tmp_path: Path) -> None:
     columns = dict(zip(PARTS, task.features.split(list(PARTS.values()), dim=1), strict=True))
     order = [names.index(name) for name in task.robot.joint_names]
     np.testing.assert_allclose(columns["joint_pos"], course[:, order], atol=1e-5)
-    np.testing.assert_allclose(columns["height"][:, 0], pos[:, 0, 2] + 0.05, atol=1e-6)
+    # Soles are in the ground there, below their ankles: with the lowest ankle the robot is to stand on it.
+    feet = [bodies.index(foot) for foot in ENDS[2:]]
+    data.qpos[7:] = course[pos[:, feet, 2].min(axis=1).argmin()]
+    mujoco.mj_kinematics(model, data)
+    lowest = np.inf
+    for geom in range(model.ngeom):
+        if model.geom_bodyid[geom] and model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_CAPSULE:
+            end = model.geom_size[geom, 1] * abs(data.geom_xmat[geom, 8])
+            lowest = min(lowest, data.geom_xpos[geom, 2] - end - model.geom_size[geom, 0])
+    depth = data.xpos[[1 + foot for foot in feet], 2].min() - lowest
+    assert 0.05 < depth < 0.12
+    np.testing.assert_allclose(columns["height"][:, 0], pos[:, 0, 2] + depth, atol=1e-5)
 
 
 def test_clips_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
