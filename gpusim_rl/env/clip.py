@@ -10,6 +10,7 @@ import io
 import math
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from gpusim_rl.files import safe_open
 
 MAX_BYTES = 256 << 20
 """Size of a file, packed and unpacked; 10 minutes of a humanoid at 50 Hz have 60 MB."""
+MAX_NAMES, MAX_LETTERS = 10_000, 256
+"""Most names, and letters in one: a file of 2 kB can have millions of names without letters."""
 UNIT = 1e-3
 """Most by which the length of a quaternion may differ from 1."""
 LIKENESS, SCALE = 0.8, 1.1
@@ -71,8 +74,8 @@ class Clip:
 
     def __post_init__(self) -> None:
         for names in (self.joint_names, self.body_names):
-            if len(set(names)) < len(names):
-                raise ConfigError(f"the name {next(n for n in names if names.count(n) > 1)!r} is there twice")
+            if twice := [name for name, count in Counter(names).items() if count > 1]:
+                raise ConfigError(f"the name {twice[0]!r} is there twice")
         frames, joints, bodies = len(self.joint_pos), len(self.joint_names), len(self.body_names)
         expected = {"joint_pos": (joints,), "joint_vel": (joints,)}
         expected |= {"body_pos_w": (bodies, 3), "body_quat_w": (bodies, 4)}
@@ -125,9 +128,13 @@ def read(
             hint = "; mjlab's files have no names, the robot has them" if set(missing) == set(given) else ""
             there = f"{', '.join(values) or 'nothing'}{hint}"
             raise ConfigError(f"it lacks {', '.join(missing)}, it has {there}. Try {DOCS}")
-        if wrong := [key for key in given if values[key].ndim != 1]:
-            raise ConfigError(f"{wrong[0]} is no list of names")
-        names: dict[str, Any] = {key: tuple(values.pop(key).astype(str).tolist()) for key in given}
+        for key in given:
+            it = values[key]
+            if it.dtype.kind != "U" or it.ndim != 1 or not 0 < it.size <= MAX_NAMES or it.itemsize > 4 * MAX_LETTERS:
+                raise ConfigError(
+                    f"{key} is no list of names: expected 1 to {MAX_NAMES} of {MAX_LETTERS} letters at most"
+                )
+        names: dict[str, Any] = {key: tuple(values.pop(key).tolist()) for key in given}
         if wrong := [key for key, value in values.items() if value.dtype.kind not in "fiu"]:
             raise ConfigError(f"{wrong[0]} holds {values[wrong[0]].dtype}, expected numbers")
         fps = float(values.pop("fps").item())
