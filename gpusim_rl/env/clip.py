@@ -6,10 +6,7 @@ bodies, so no order has to be guessed.
 
 from __future__ import annotations
 
-import io
 import math
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim_rl.errors import ConfigError, first_line
-from gpusim_rl.files import safe_open
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import npz_file
 
 MAX_BYTES = 256 << 20
 """Size of a file, packed and unpacked; 10 minutes of a humanoid at 50 Hz have 60 MB."""
@@ -35,8 +32,6 @@ GIMBAL = 0.05
 STILL = 1e-3
 """Root mean square of velocities, below which there is nothing to compare [rad/s or m/s]."""
 DOCS = "docs/imitation.md#clips"
-DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError, MemoryError, SyntaxError, TypeError)
-"""What a file raises that is no npz; a method of compression that Python lacks is a RuntimeError."""
 ISAAC_LAB = {
     "joint_names": "dof_names",
     "joint_pos": "dof_positions",
@@ -120,7 +115,17 @@ def read(
     path: Path, joint_names: Sequence[str] | None = None, body_names: Sequence[str] | None = None
 ) -> tuple[Clip, bool]:
     """As `load`; returns too whether the file is one of Isaac Lab."""
-    values, of_isaac_lab = _read(path)
+    try:
+        there = path.is_file()
+    except OSError:  # the name is too long
+        there = False
+    if not there:
+        raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip make")
+    ours = {field.name: field.name for field in fields(Clip)}
+    found, _ = npz_file.load(path.resolve(), MAX_BYTES, {*ours, *ISAAC_LAB.values()})
+    of_isaac_lab = "dof_positions" in found
+    of = ours | ISAAC_LAB if of_isaac_lab else ours
+    values = {name: np.asarray(found[key]) for name, key in of.items() if key in found}
     given = {"joint_names": joint_names, "body_names": body_names}
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
@@ -147,29 +152,6 @@ def read(
         return clip, of_isaac_lab
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def _read(path: Path) -> tuple[dict[str, np.ndarray], bool]:
-    """Returns the arrays of a file, by our names, without those that a clip has not; and whether it is Isaac Lab's."""
-    try:
-        if not path.is_file():
-            raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip make")
-        content = safe_open.read_bytes(path.resolve(), MAX_BYTES)
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
-                raise ConfigError(f"{path} is larger than {MAX_BYTES >> 20} MB unpacked: no motion clip")
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            names = {field.name: field.name for field in fields(Clip)}
-            if of_isaac_lab := "dof_positions" in arrays.files:
-                names |= ISAAC_LAB
-            return {name: np.asarray(arrays[key]) for name, key in names.items() if key in arrays.files}, of_isaac_lab
-    except ConfigError:
-        raise
-    except (*DAMAGED, OSError) as error:
-        reason = first_line(error) or type(error).__name__
-        if "allow_pickle" in reason:
-            reason = "it holds Python objects, which could run code, in place of numbers and text"
-        raise ConfigError(f"{path} is no motion clip: {reason}. Try {DOCS}") from None
 
 
 def _with_hinges(clip: Clip) -> Clip:
@@ -252,6 +234,4 @@ def save(path: Path, clip: Clip) -> None:
         OSError: The file cannot be written.
     """
     _check_velocities(clip)
-    with safe_open.replacing(path) as file:
-        arrays: dict[str, Any] = {field.name: np.asarray(getattr(clip, field.name)) for field in fields(Clip)}
-        np.savez_compressed(file, **arrays)
+    npz_file.save(path, {field.name: np.asarray(getattr(clip, field.name)) for field in fields(Clip)})

@@ -179,14 +179,14 @@ def names(shape: str, kind: str, data: bytes = b"") -> bytes:
 
 LETTERS = np.arange(0x4E00, 0x4E00 + 9_999, dtype="<u4")
 STRANGE = {
-    "empty": (b"", "is no motion clip: "),
+    "empty": (b"", "is no npz file: "),
     "text": (b"time,x,y\n0,1,2\n", "File is not a zip file"),
     "a pickle": (pickle.dumps(Evil()), "File is not a zip file"),
     "an npy": (header("(1,)") + b"\0" * 4, "File is not a zip file"),
     "a pickle inside": (objects(), "it holds Python objects, which could run code"),
     "a pickle as an array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "it lacks fps, "),
-    "an array larger than its file": (as_zip("joint_pos.npy", header("(10**12,)")), "is no motion clip: "),
-    "an array larger than memory": (as_zip("joint_pos.npy", header(f"({10**15},)") + b"\0" * 4), "is no motion clip: "),
+    "an array larger than its file": (as_zip("joint_pos.npy", header("(10**12,)")), "is no npz file: "),
+    "an array larger than memory": (as_zip("joint_pos.npy", header(f"({10**15},)") + b"\0" * 4), "is no npz file: "),
     "20 million names of no letters": (names("(20_000_000,)", "<U0"), "joint_names is no list of names"),
     "a name of a million letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names is no list of names"),
     "no names": (names("(0,)", "<U1"), "joint_names is no list of names"),
@@ -196,7 +196,7 @@ STRANGE = {
         names("(10_000,)", "<U1", LETTERS.tobytes() + LETTERS[-1:].tobytes()),
         f"the name {chr(LETTERS[-1])!r} is there twice",
     ),
-    "a bomb": (as_zip("joint_pos.npy", bytes(6 << 20)), "is larger than 5 MB unpacked"),
+    "a bomb": (as_zip("joint_pos.npy", bytes(6 << 20)), "has more than 5242880 bytes unpacked"),
 }
 
 
@@ -231,6 +231,7 @@ def test_damaged_files_are_one_line(trot, tmp_path):
 def test_a_missing_file_and_a_folder(tmp_path):
     assert "expected a motion clip" in refused(tmp_path / "no.npz")
     assert "expected a motion clip" in refused(tmp_path)
+    assert "expected a motion clip" in refused(tmp_path / f"{'x' * 5000}.npz")
 
 
 # -- files of others ---------------------------------------------------------------------------

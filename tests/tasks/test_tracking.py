@@ -362,7 +362,7 @@ def test_bad_clips_are_told_in_a_line(tmp_path):
     with pytest.raises(ConfigError, match=r"other\.npz: it has no joints FR_hip_joint, .* Try a clip of that robot"):
         make_env(clips=[str(tmp_path / "other.npz")])
     (tmp_path / "text.npz").write_text("no clip")
-    with pytest.raises(ConfigError, match=r"text\.npz is no motion clip"):
+    with pytest.raises(ConfigError, match=r"text\.npz is no npz file"):
         make_env(clips=["go1_trot", str(tmp_path / "text.npz")])
     swapped = tuple({"FR_calf": "FL_calf", "FL_calf": "FR_calf"}.get(name, name) for name in clip.body_names)
     save(tmp_path / "swapped.npz", dataclasses.replace(clip, body_names=swapped))

@@ -115,7 +115,7 @@ def test_a_file_is_checked(clip, tmp_path):
     assert "a clip of go1" in clip("check", "go1_trot", "g1", code=2).stderr
     assert "no task and no robot 'goo1'. Did you mean 'go1'?" in clip("check", "go1_trot", "goo1", code=2).stderr
     (tmp_path / "x.npz").touch()
-    assert "x.npz is no motion clip: " in clip("check", "x.npz", code=2).stderr
+    assert "x.npz is no npz file: " in clip("check", "x.npz", code=2).stderr
     shutil.copy(MOTIONS / "go1_trot.npz", tmp_path / "mine.npz")
     assert "fits " in clip("check", "mine.npz", assets_dir() / "go1" / "go1.xml").stdout
 
