@@ -196,7 +196,8 @@ def _check_velocities(clip: Clip) -> None:
         if name == "body_ang_vel_w" and _compare(got, _mean(_turns(quat[..., [3, 0, 1, 2]]), window))[1] > LIKENESS:
             hint = "wxyz: these orientations are xyzw"
         elif likeness > LIKENESS:
-            hint = f"fps={clip.fps * scale:.2g} or so, not {clip.fps:g}"
+            rate = clip.fps * scale
+            hint = f"fps={rate:{'.0f' if rate >= 10.0 else '.2g'}} or so, not {clip.fps:g}"
         raise ConfigError(f"{where} is {got[place]:.3g}, expected {expected[place]:.3g}. Try {hint}")
 
 

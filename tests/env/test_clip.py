@@ -66,6 +66,12 @@ def test_a_clip_is_read_as_it_was_written(trot, tmp_path):
         assert np.array_equal(value, getattr(trot, name)), name
 
 
+def fast(arrays: dict[str, np.ndarray], fps: float) -> None:
+    """The same motion in a quarter of the time, at 200 Hz, with another rate."""
+    arrays |= {name: 4.0 * value for name, value in arrays.items() if "vel" in name}
+    arrays["fps"] = np.array(fps)
+
+
 BAD = {
     "no joints' names": (lambda a: a.pop("joint_names"), "it lacks joint_names, it has fps, "),
     "nothing": (lambda a: a.clear(), "it has nothing"),
@@ -94,6 +100,7 @@ BAD = {
     "one frame": (lambda a: a.update({k: v[:1] for k, v in a.items() if v.ndim > 1}), "it has 1 frames"),
     "a wrong rate": (lambda a: a.update(fps=np.array(100)), "Try fps=50 or so, not 100"),
     "a rate of 60": (lambda a: a.update(fps=np.array(60)), "Try fps=50 or so, not 60"),
+    "a rate of 240": (lambda a: fast(a, 240), "Try fps=200 or so, not 240"),
     "degrees": (
         lambda a: a.update(joint_vel=np.degrees(a["joint_vel"])),
         "joint_vel does not fit how joint_pos changes: ",
