@@ -89,10 +89,11 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
         ConfigError: There is none of this name.
         TaskError: The file is not valid.
     """
-    known = discover.tasks(config_dir)
+    known = discover.tasks(config_dir, outside=True)
     if robot in known:
         spec = load_spec(compose([f"task={robot}"], config_dir), [])
-        assert issubclass(spec.task_class, Task)
+        if not issubclass(spec.task_class, Task):
+            raise ConfigError(f"{robot!r} has no scene: its envs are of another library. Try another task or a robot")
         return spec.task_class.scene(spec.cfg.task)
     files = {file.stem: file for file in assets_dir().rglob("*.xml")}
     if robot not in files and not robot.startswith("menagerie:") and not robot.endswith((".xml", ".urdf")):
@@ -118,7 +119,7 @@ def open_playback(clip: Clip, robot: str, *, name: str = "clip", config_dir: str
     cfg = ClipPlaybackConfig(
         physics_hz=clip.fps,
         control_hz=clip.fps,
-        episode_length=len(clip.joint_pos) - 1,
+        episode_length=len(clip.joint_pos),
         clip_actions=1.0,
         clip_observations=None,
         randomize_episode_start=False,

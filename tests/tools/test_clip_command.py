@@ -113,6 +113,8 @@ def test_a_file_is_checked(clip, tmp_path):
     assert "Try clip check" in said and said.endswith("go1\n")
     assert "fits go1: " in clip("check", "go1_trot", "go1").stdout
     assert "a clip of go1" in clip("check", "go1_trot", "g1", code=2).stderr
+    gym = clip("check", "go1_trot", "Gymnasium", code=2).stderr
+    assert "'Gymnasium' has no scene: its envs are of another library. Try another task or a robot" in gym
     assert "no task and no robot 'goo1'. Did you mean 'go1'?" in clip("check", "go1_trot", "goo1", code=2).stderr
     (tmp_path / "x.npz").touch()
     assert "x.npz is no npz file: " in clip("check", "x.npz", code=2).stderr
@@ -124,7 +126,7 @@ def test_playing_shows_every_frame_and_begins_again():
     trot = load(MOTIONS / "go1_trot.npz")
     expected = positions(trot, scene_of(assets_dir() / "go1" / "go1.xml"), "robot")
     with closing(open_playback(trot, "go1")) as player:
-        for frame in (*range(len(expected) - 1), *range(3)):
+        for frame in (*range(len(expected)), *range(3)):
             assert np.allclose(player.env.sim.qpos[0], expected[frame], atol=1e-6), frame
             player.step()
     with pytest.raises(ConfigError, match="a clip of go1"):
