@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from gpusim_rl.env.clip import Array, Clip
 from gpusim_rl.env.robot_clip import load_for
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError, did_you_mean
-from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir, from_home
 from gpusim_rl.sim import Scene
 
 Starts = Literal["adaptive", "uniform", "first"]
@@ -42,14 +41,12 @@ def read_clips(names: Sequence[str], scene: Scene, robot: str, bodies: Sequence[
     Raises:
         ConfigError: There is no such clip, or a file is none of this robot.
     """
-    folder, clips = assets_dir() / "motions", {}
+    shipped, clips = {path.stem: path for path in sorted((assets_dir() / "motions").glob("*.npz"))}, {}
     for name in names:
-        file = Path(name).expanduser() if name.endswith(".npz") else folder / f"{name}.npz"
-        if not name.endswith(".npz") and not file.is_file():
-            shipped = sorted(path.stem for path in folder.glob("*.npz"))
-            known = f"{did_you_mean(name, shipped)} There are {', '.join(shipped) or 'none'}, or path/to/clip.npz"
+        if not name.endswith(".npz") and name not in shipped:
+            known = f"{did_you_mean(name, list(shipped))} There are {', '.join(shipped) or 'none'}, or path/to/clip.npz"
             raise ConfigError(f"no motion clip {name!r} in tasks/assets/motions.{known}")
-        clips[name] = load_for(file, scene, robot, bodies)
+        clips[name] = load_for(shipped.get(name) or from_home(name), scene, robot, bodies)
     return clips
 
 

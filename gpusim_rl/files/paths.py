@@ -39,6 +39,18 @@ def assets_dir() -> Path:
     return tasks_dir() / "assets"
 
 
+def from_home(name: str) -> Path:
+    """Returns the path of a file; a `~` is a home folder.
+
+    Raises:
+        ConfigError: There is no such user.
+    """
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{name}: {str(error).rstrip('.')}. Try a whole path") from None
+
+
 def robot_file(name: str) -> str | Path:
     """Returns the argument of `Scene.add` for a task's setting `robot`.
 
@@ -51,7 +63,7 @@ def robot_file(name: str) -> str | Path:
     if name.startswith("menagerie:"):
         return name
     if name.endswith((".xml", ".urdf")):
-        return Path(name).expanduser()
+        return from_home(name)
     file = assets_dir() / f"{name}.xml"
     if not file.is_file():
         hint = did_you_mean(name, [path.stem for path in assets_dir().glob("*.xml")])

@@ -215,6 +215,9 @@ def test_a_clip_that_does_not_fit_is_named(go1, tmp_path) -> None:
         ("go1_trot", ["head"], r"go1_trot\.npz: it has no bodies head of 'robot'; it seems to be a clip of go1"),
         (str(tmp_path / "own.npz"), [], r"own\.npz: it has no joints FR_hip_joint, .*; .* of 2 joints swing, slide"),
         ("go1_trott", [], r"no motion clip 'go1_trott' in .*motions\. Did you mean 'go1_trot'"),
+        ("~nosuch/x.npz", [], r"~nosuch/x\.npz: Could not determine home directory"),
+        ("../motions/go1_trot", [], r"no motion clip '\.\./motions/go1_trot' in"),
+        ("x" * 5000, [], r"no motion clip 'xxx"),
         (str(tmp_path / "missing.npz"), [], r"no file .*missing\.npz: expected a motion clip"),
     ):
         with pytest.raises(ConfigError, match=said):

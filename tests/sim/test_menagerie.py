@@ -279,5 +279,7 @@ def test_robots_of_a_setting_are_files_names_or_menageries(tmp_path):
     assert robot_file("ant") == assets_dir() / "ant.xml"
     assert robot_file(f"{tmp_path}/x.urdf") == tmp_path / "x.urdf"
     assert robot_file("menagerie:unitree_go1") == "menagerie:unitree_go1"
+    with pytest.raises(ConfigError, match=r"^~nosuch/x\.xml: Could not determine home directory\. Try a whole path"):
+        robot_file("~nosuch/x.xml")
     with pytest.raises(ConfigError, match=r"no robot 'anymall' in tasks/assets. Did you mean 'anymal'\? Others"):
         robot_file("anymall")
