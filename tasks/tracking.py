@@ -170,7 +170,7 @@ class TrackingTask(Task[TrackingConfig]):
     begin in the first frame of each clip.
 
     Termination: the anchor is too low or too high by `anchor_height_limit`, or an end of a limb by `end_height_limit`;
-    or the tilt of the anchor differs: its up axis, seen from above, by `anchor_tilt_limit`.
+    or the heights of the up axes of the anchor and of that of the clip differ by more than `anchor_tilt_limit`.
 
     The log has, beside the return: `body_error`, mean distance of the bodies from their targets [m]; `anchor_error`,
     distance of the anchor from that of the clip [m]; `joint_error`, mean difference of the joints [rad];
@@ -362,7 +362,7 @@ class TrackingTask(Task[TrackingConfig]):
     def terminated(self) -> Bool[Tensor, " envs"]:
         cfg, anchor, frame = self.cfg, self.anchor_index, self._frame()
         above = (frame.body_pos[..., 2] - self.followed.pos[..., 2]).abs_()
-        tilt = _down(frame.body_quat[:, anchor]) - _down(self.followed.quat[:, anchor])
+        tilt = _up(frame.body_quat[:, anchor]) - _up(self.followed.quat[:, anchor])
         lost = (above[:, anchor] > cfg.anchor_height_limit) | (tilt.abs_() > cfg.anchor_tilt_limit)
         far = (above.index_select(1, self.end_index) > cfg.end_height_limit).any(dim=1)
         return torch.logical_or(lost, far, out=self.lost)
@@ -401,6 +401,6 @@ class TrackingTask(Task[TrackingConfig]):
         return quat_rotate(quat[..., None, :], self.first_axes.expand(*quat.shape[:-1], 2, 3)).flatten(-2)
 
 
-def _down(quat: Float[Tensor, "envs 4"]) -> Float[Tensor, " envs"]:
-    """Returns the height of a frame's up axis, from 1 (upright) to -1."""
+def _up(quat: Float[Tensor, "envs 4"]) -> Float[Tensor, " envs"]:
+    """Returns the height of the end of a frame's up axis, from 1 (upright) to -1."""
     return 1.0 - 2.0 * quat[:, 1:3].square().sum(dim=1)
