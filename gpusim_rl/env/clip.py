@@ -7,6 +7,7 @@ bodies, so no order has to be guessed.
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -97,29 +98,18 @@ class Clip:
         return (len(self.joint_pos) - 1) / self.fps
 
 
-def load(path: Path, joint_names: Sequence[str] | None = None, body_names: Sequence[str] | None = None) -> Clip:
-    """Reads a clip of ours, of mjlab or of Isaac Lab, as data only.
-
-    Args:
-        path: File.
-        joint_names: Names for a file without names, such as mjlab's, in its order.
-        body_names: Names of bodies for such a file.
+def load(path: Path) -> Clip:
+    """Reads a clip of ours or of Isaac Lab, as data only. For a file without names see `robot_clip.load_for`.
 
     Raises:
         ConfigError: The file is not there or is no clip; arrays are missing, or do not fit each other.
     """
-    return read(path, joint_names, body_names)[0]
+    return read(path, None, None)[0]
 
 
-def read(
-    path: Path, joint_names: Sequence[str] | None = None, body_names: Sequence[str] | None = None
-) -> tuple[Clip, bool]:
-    """As `load`; returns too whether the file is one of Isaac Lab."""
-    try:
-        there = path.is_file()
-    except OSError:  # the name is too long
-        there = False
-    if not there:
+def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str] | None) -> tuple[Clip, bool]:
+    """As `load`, with names for a file without them, such as mjlab's; returns too whether it is one of Isaac Lab."""
+    if not os.path.isfile(path):  # False where a name is too long
         raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip make")
     ours = {field.name: field.name for field in fields(Clip)}
     found, _ = npz_file.load(path.resolve(), MAX_BYTES, {*ours, *ISAAC_LAB.values()})
@@ -136,9 +126,7 @@ def read(
         for key in given:
             it = values[key]
             if it.dtype.kind != "U" or it.ndim != 1 or not 0 < it.size <= MAX_NAMES or it.itemsize > 4 * MAX_LETTERS:
-                raise ConfigError(
-                    f"{key} is no list of names: expected 1 to {MAX_NAMES} of {MAX_LETTERS} letters at most"
-                )
+                raise ConfigError(f"{key} is no list of names: expected 1 to {MAX_NAMES}, of {MAX_LETTERS} letters")
         names: dict[str, Any] = {key: tuple(values.pop(key).tolist()) for key in given}
         if wrong := [key for key, value in values.items() if value.dtype.kind not in "fiu"]:
             raise ConfigError(f"{wrong[0]} holds {values[wrong[0]].dtype}, expected numbers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -68,17 +69,9 @@ def resampled(clip: Clip, rate: float) -> Clip:
         t = share.reshape(-1, *[1] * (values.ndim - 1))
         return ((1.0 - t) * values[before] + t * values[before + 1]).astype(np.float32)
 
-    return Clip(
-        fps=rate,
-        joint_names=clip.joint_names,
-        body_names=clip.body_names,
-        joint_pos=linear(clip.joint_pos),
-        joint_vel=linear(clip.joint_vel),
-        body_pos_w=linear(clip.body_pos_w),
-        body_quat_w=_slerp(clip.body_quat_w[before], clip.body_quat_w[before + 1], share[:, None, None]),
-        body_lin_vel_w=linear(clip.body_lin_vel_w),
-        body_ang_vel_w=linear(clip.body_ang_vel_w),
-    )
+    quat = _slerp(clip.body_quat_w[before], clip.body_quat_w[before + 1], share[:, None, None])
+    others = ("joint_pos", "joint_vel", "body_pos_w", "body_lin_vel_w", "body_ang_vel_w")
+    return replace(clip, fps=rate, body_quat_w=quat, **{name: linear(getattr(clip, name)) for name in others})
 
 
 def _slerp(a: Array, b: Array, share: np.ndarray) -> Array:

@@ -168,17 +168,11 @@ def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fp
         for place, body in enumerate(ids):
             of = mujoco.mjtObj.mjOBJ_XBODY.value
             mujoco.mj_objectVelocity(model, data, of, body, velocity[frame, place], 0)
-    return Clip(
-        fps=fps,
-        joint_names=tuple(joints),
-        body_names=tuple(bodies),
-        joint_pos=qpos[:, model.jnt_qposadr[numbers]].astype(np.float32),
-        joint_vel=qvel[:, model.jnt_dofadr[numbers]].astype(np.float32),
-        body_pos_w=pos.astype(np.float32),
-        body_quat_w=quat.astype(np.float32),
-        body_lin_vel_w=velocity[..., 3:].astype(np.float32),
-        body_ang_vel_w=velocity[..., :3].astype(np.float32),
-    )
+    arrays = {"joint_pos": qpos[:, model.jnt_qposadr[numbers]], "joint_vel": qvel[:, model.jnt_dofadr[numbers]]}
+    arrays |= {"body_pos_w": pos, "body_quat_w": quat}
+    arrays |= {"body_lin_vel_w": velocity[..., 3:], "body_ang_vel_w": velocity[..., :3]}
+    single = {name: value.astype(np.float32) for name, value in arrays.items()}
+    return Clip(fps=fps, joint_names=tuple(joints), body_names=tuple(bodies), **single)
 
 
 def robot_of(clip: Clip) -> Path | None:
