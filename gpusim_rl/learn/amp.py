@@ -157,7 +157,7 @@ class StyleRecord:
 class AMP(PPO):
     """PPO with a reward for style, which a discriminator learns beside the policy.
 
-        reward = task_weight * reward of the task + style_weight * reward(D(style))
+        reward = task_weight * reward of the task + style_weight * reward(D(style)) + reward for new states
 
     After each minibatch of PPO the discriminator makes a step of its own: it learns to tell features of the reference
     from the agent's, half of them of this rollout and half of a replay memory. Its loss is
@@ -235,11 +235,11 @@ class AMP(PPO):
             "amp/accuracy_reference": of_reference,
         }
 
-    def _reward(self) -> Tensor:
+    def _task_reward(self) -> Tensor:
         cfg, it = self.cfg, self.discriminator
         style = it.reward(it(it.seen(self.style.groups[STYLE])))
         self._style_reward = style.mean()
-        return cfg.task_weight * super()._reward() + (cfg.style_weight * cfg.reward_scale) * style
+        return cfg.task_weight * super()._task_reward() + (cfg.style_weight * cfg.reward_scale) * style
 
     def _step(self, norm: Tensor, skip: Tensor) -> None:
         super()._step(norm, skip)

@@ -26,9 +26,8 @@ def clipped_loss(old: Samples, ratio: Tensor) -> Tensor:
         old: Samples; they know their advantage A and the largest distance c of the clipped ratio from 1.
         ratio: Ratio r of the probabilities of the action now and when it was chosen.
     """
-    # loss = max(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip))
-    # The same with fewer kernels: max(-A r, -A - |A| c). The second term is -A (1 + c) for A > 0 and -A (1 - c) for
-    # A < 0: the clipped term where that is the larger one, and below -A r everywhere else.
+    # With fewer kernels: max(-A r, -A - |A| c). The second term is -A (1 + c) for A > 0 and -A (1 - c) for A < 0: the
+    # clipped term where that is the larger one, and below -A r everywhere else.
     return _at_least(old.cost * ratio, old.least_cost)
 
 
@@ -81,8 +80,7 @@ class PPO(OnPolicy):
         self._rnd: RandomDistillation | None = None
         if env.role != "acts" and (cfg.rnd.weight or cfg.rnd.final_weight):
             self._rnd = RandomDistillation(cfg, env, self.policy.critic_group, device)
-        rates = cfg.learning_rate_min, cfg.learning_rate_max
-        self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, *rates, device)
+        self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max, device)
         self._clip, self._kl = cfg.clip, self.losses.index("policy/kl")
 
     def _weights(self) -> dict[str, float]:
@@ -100,8 +98,11 @@ class PPO(OnPolicy):
         return stats if self._rnd is None else stats | self._rnd.end_update(self.rollout)
 
     def _reward(self) -> Tensor:
-        reward = super()._reward()
+        reward = self._task_reward()
         return reward if self._rnd is None else reward + self._rnd.reward(self.rollout) * self.cfg.reward_scale
+
+    def _task_reward(self) -> Tensor:
+        return super()._reward()
 
     def _inputs(self) -> dict[str, Tensor]:
         inputs = super()._inputs()

@@ -173,6 +173,19 @@ def test_the_reward_is_that_of_the_task_and_of_the_style() -> None:
     assert torch.equal(it.rollout.reward, before)
 
 
+@pytest.mark.parametrize("task_weight", [0.0, 0.25])
+def test_new_states_are_worth_the_same_whatever_the_task_is(task_weight: float) -> None:
+    it = agent(task_weight=task_weight, reward_scale=0.5, rnd={"weight": 2.0})
+    collect(it, RandomEnv(8, SIZES))
+    net, rnd = it.discriminator, it._rnd
+    assert rnd is not None
+    with torch.no_grad():
+        style = net.reward(net(net.seen(it.style.groups["style"])))
+        of_task, of_new = task_weight * it.rollout.reward, rnd.reward(it.rollout)
+        assert of_new.min() > 0.0
+        torch.testing.assert_close(it._reward(), 0.5 * (of_task + 0.5 * style + of_new))
+
+
 class Numbered(RandomEnv):
     """Features that tell the control step; those of an end have a sign."""
 
