@@ -238,7 +238,9 @@ class AMP(PPO):
     def _task_reward(self) -> Tensor:
         cfg, it = self.cfg, self.discriminator
         style = it.reward(it(it.seen(self.style.groups[STYLE])))
-        self._style_reward = style.mean()
+        valid = self.rollout.valid.float()
+        number, total = self.collective.sum([valid.sum(), (style * valid).sum()])
+        self._style_reward = total / number.clamp(min=1.0)
         return cfg.task_weight * super()._task_reward() + (cfg.style_weight * cfg.reward_scale) * style
 
     def _step(self, norm: Tensor, skip: Tensor) -> None:

@@ -16,6 +16,7 @@ from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.amp import AMP, FeatureReplay
+from gpusim_rl.learn.collective import Collective
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 from gpusim_rl.run.held_objects import generators_of
@@ -184,6 +185,29 @@ def test_new_states_are_worth_the_same_whatever_the_task_is(task_weight: float) 
         of_task, of_new = task_weight * it.rollout.reward, rnd.reward(it.rollout)
         assert of_new.min() > 0.0
         torch.testing.assert_close(it._reward(), 0.5 * (of_task + 0.5 * style + of_new))
+
+
+def test_the_style_that_is_logged_is_that_of_all_envs_that_did_not_diverge() -> None:
+    class OfTwo(Collective):
+        """The other process has 300 steps that count, and rewards of 0.5."""
+
+        size = 2
+
+        def sum(self, tensors: Any) -> list[Tensor]:
+            return [x + other for x, other in zip(tensors, (300.0, 150.0), strict=True)]
+
+    env = RandomEnv(16, SIZES, ends=(0.1, 0.1, 0.3))
+    it = agent(env)
+    collect(it, env)
+    net, valid = it.discriminator, it.rollout.valid
+    it.style.groups["style"][~valid] = 1e6
+    with torch.no_grad():
+        style = net.reward(net(net.seen(it.style.groups["style"])))[valid].mean()
+        it._reward()
+        torch.testing.assert_close(it._style_reward, style)
+        it.collective = OfTwo()
+        it._reward()
+        torch.testing.assert_close(it._style_reward, (valid.sum() * style + 150.0) / (valid.sum() + 300.0))
 
 
 class Numbered(RandomEnv):
