@@ -144,6 +144,8 @@ def open_script_envs(args: argparse.Namespace) -> Player:
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player, import_from_current_folder
 
+    if not Path(args.source).is_file():
+        raise ConfigError(f"no script {args.source}: expected a .py file")
     if args.explore:
         raise ConfigError("--explore: a script has no noise but its own")
     if not any(setting.startswith("task=") for setting in args.settings):
@@ -178,10 +180,10 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     from gpusim_rl.errors import ConfigError
 
     file = Path(name)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if not file.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"no script {name}: expected a .py file")
+    spec = importlib.util.spec_from_file_location(f"script_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look the module up by name
     sys.path.append(str(file.resolve().parent))  # as Python does for a script; its own modules come first
     spec.loader.exec_module(module)
     controller: Any = getattr(module, "controller", None)

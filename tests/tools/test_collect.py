@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,18 @@ def test_envs_have_as_many_episodes_each(collect: Callable[..., int]) -> None:
     assert np.array_equal(found().reward[:steps], every.reward)
 
 
+@pytest.mark.parametrize("name", ["held.py", "torch.py"])
+def test_a_script_may_have_what_looks_its_module_up(collect: Callable[..., int], name: str) -> None:
+    of_module = "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n"
+    of_module += "@dataclass\nclass Gains:\n    angle: float = 3.0\n    kind: ClassVar[str] = 'PD'\n"
+    Path(name).write_text(of_module + SCRIPT.format(action=PUSH.replace("3.0", "Gains().angle")))
+    assert collect(name, *SETTINGS, "--episodes", "2") == 0
+    theirs = found()
+    assert collect("push.py", *SETTINGS, "--episodes", "2") == 0
+    assert np.array_equal(found().action, theirs.action)
+    assert sys.modules["torch"] is torch
+
+
 def test_a_number_of_steps_cuts_the_last_episodes_off(collect: Callable[..., int]) -> None:
     assert collect("push.py", *SETTINGS, "--steps", "12", "--num-envs", "3") == 0
     shown = found()
@@ -137,7 +150,7 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
     ("arguments", "line"),
     [
         (("push.py",), "push.py: of which task? Try push.py task=<task>"),
-        (("none.py", "task=Cartpole"), "no script none.py: expected a .py file"),
+        (("none.py", "task=Cartpole", "sim=none"), "no script none.py: expected a .py file"),
         (("empty.py", "task=Cartpole"), "empty.py has no function controller; a script has"),
         (("flat.py", "task=Cartpole"), "flat.py: controller(task) returned a float; a script has"),
         (("wide.py", "task=Cartpole"), "wide.py: expected actions [20, 1], got [20, 4]"),
