@@ -75,11 +75,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def collect(args: argparse.Namespace) -> Demonstrations:
     """Records, keeps what is asked for, writes and prints."""
     from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.files.paths import check_out
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
-    if args.out.exists() and not args.overwrite:
-        raise ConfigError(f"{args.out} exists. Try --overwrite, or another --out")
+    if args.out.suffix != ".npz":
+        raise ConfigError(f"a name of demonstrations must end in .npz, got {args.out.name!r}")
+    check_out(args.out, overwrite=args.overwrite)
     if args.keep not in (None, "success"):
         try:
             args.keep = float(args.keep)
@@ -100,7 +102,10 @@ def collect(args: argparse.Namespace) -> Demonstrations:
             best = max(episode.reward for episode in episodes)
             raise ConfigError(f"no episode is kept of {len(episodes)}; their best return is {best:.4g}")
         shown = joined(kept, env)
-    demonstrations.save(args.out, shown)
+    try:
+        demonstrations.save(args.out, shown)
+    except OSError as error:
+        raise ConfigError(f"cannot write {args.out}: {error.strerror or error}") from None
     success = [episode.success for episode in episodes if not math.isnan(episode.success)]
     say(
         f"{args.out}: {len(kept)} episodes, {len(shown.reward)} control steps,"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from gpusim_rl.api import make_env
+from gpusim_rl.files import npz_file
 from gpusim_rl.learn.demonstrations import Demonstrations, read
 from helpers.commands import ROOT
 from helpers.training import make_trainer
@@ -151,6 +154,11 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
     [
         (("push.py",), "push.py: of which task? Try push.py task=<task>"),
         (("none.py", "task=Cartpole", "sim=none"), "no script none.py: expected a .py file"),
+        (
+            ("push.py", "task=Cartpole", "sim=none", "--out", "new/x.npz"),
+            "--out new/x.npz: there is no folder new. Try",
+        ),
+        (("Quadcopter", "--out", "x.pt"), "a name of demonstrations must end in .npz, got 'x.pt'"),
         (("empty.py", "task=Cartpole"), "empty.py has no function controller; a script has"),
         (("flat.py", "task=Cartpole"), "flat.py: controller(task) returned a float; a script has"),
         (("wide.py", "task=Cartpole"), "wide.py: expected actions [20, 1], got [20, 4]"),
@@ -180,8 +188,19 @@ def test_a_file_is_not_replaced_unasked(load_tool, collect, capsys: pytest.Captu
     Path("demonstrations.npz").write_text("mine")
     with pytest.raises(SystemExit):
         load_tool("collect").main(["push.py", "task=Cartpole"])
-    assert "demonstrations.npz exists. Try --overwrite" in capsys.readouterr().err
+    assert "--out demonstrations.npz: the file exists. Try another name, or --overwrite" in capsys.readouterr().err
     assert Path("demonstrations.npz").read_text() == "mine"
+
+
+def test_a_disk_that_is_full_is_one_line(
+    collect: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, arrays: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(npz_file, "save", full)
+    assert collect("push.py", *SETTINGS, "--steps", "1") == 2
+    assert capsys.readouterr().err == "error: cannot write demonstrations.npz: No space left on device\n"
 
 
 @pytest.mark.slow
