@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpusim_rl.view.player import Player
 
 EPISODES, MOST_ENVS, STEPS_ENVS = 20, 64, 16
+SETTINGS = "task=", "task.", "sim=", "sim.", "device="  # beginnings of those that a script's envs have
 SCRIPT = "a script has a function controller(task), which returns a function that returns actions"
 
 
@@ -155,6 +156,12 @@ def open_script_envs(args: argparse.Namespace) -> Player:
         raise ConfigError("--explore: a script has no noise but its own")
     if not any(setting.startswith("task=") for setting in args.settings):
         raise ConfigError(f"{args.source}: of which task? Try {args.source} task=<task>")
+    for setting in args.settings:
+        if not setting.startswith(SETTINGS):
+            key, _, value = setting.partition("=")
+            flag = {"num_envs": "--num-envs", "seed": "--seed"}.get(key)
+            advice = "" if flag is None else f". Try {flag} {value}"
+            raise ConfigError(f"{setting}: expected task.<setting> or sim.<setting>{advice}")
     import_from_current_folder()
     sim = [] if args.sim is None else [f"sim={args.sim}"]
     spec = load_spec(compose([*args.settings, *sim], args.config_dir), [])
