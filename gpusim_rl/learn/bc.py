@@ -73,9 +73,10 @@ class BC(OnPolicy):
         episode = np.cumsum(shown.ends) - shown.ends  # of each control step
         whole = np.floor(np.arange(shown.episodes + 1) * self.cfg.demonstrations.held_out)
         held = (np.diff(whole) > 0)[episode]
-        if held.all():
-            raise ConfigError(f"{key}: {file} has {shown.episodes} episodes, all held out. Try more of them")
         learned, held = ~held & ~shown.diverged, held & ~shown.diverged
+        if not learned.any():
+            problem = "all control steps that are not held out diverged. Try more episodes"
+            raise ConfigError(f"{key}: {file} has nothing to learn from: {problem}")
         held_steps = np.flatnonzero(held)
         held_steps = held_steps[:: -(-len(held_steps) // MOST_HELD_OUT) or 1]
         seen = self._part(shown, np.flatnonzero(learned))

@@ -130,6 +130,16 @@ def test_what_diverged_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert it.seen is not None and it.seen.packed.shape[1] == 9
 
 
+def test_demonstrations_with_nothing_to_learn_from_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = shown_in(TOY, episodes=5, length=1)
+    with pytest.raises(ConfigError) as error:
+        clone(replace(shown, diverged=np.arange(5) < 4), monkeypatch, demonstrations={"held_out": 0.2})
+    assert str(error.value) == (
+        "bc.demonstrations.file: shown.npz has nothing to learn from: all control steps that are not held out diverged."
+        " Try more episodes"
+    )
+
+
 def test_only_what_acts_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     it, env = clone(of_a_rule(), monkeypatch)
     before = {name: x.clone() for name, x in it.policy.state_dict().items()}
