@@ -129,7 +129,7 @@ def begin_from(policy: Policy, settings: Any, env: EnvSpec, name: str) -> None:
     """
     found = _load(env, "start_from", name, "policy")
     if not (isinstance(policy, ActorCritic) and isinstance(found.policy, ActorCritic)):
-        raise ConfigError(f"start_from={name}: both runs must be of ppo, a2c, reinforce, impala, distill or bc")
+        raise ConfigError(f"start_from={name}: both runs must be of ppo, amp, a2c, reinforce, impala, distill or bc")
     theirs = found.settings
     names = NETWORK if theirs.network.rnn is not None else NETWORK[:-2]
     wanted = {f"network.{key}": (getattr(theirs.network, key), getattr(settings.network, key)) for key in names}

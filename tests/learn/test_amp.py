@@ -419,6 +419,20 @@ def test_a_run_resumes_bit_for_bit_is_evaluated_and_played(tmp_path: Path) -> No
     player.close()
 
 
+@pytest.mark.parametrize("algo", ["ppo", "amp"])
+def test_a_training_goes_on_from_its_actor(algo: str, tmp_path: Path) -> None:
+    it = trainer(tmp_path / "a", max_iterations=1)
+    it.train()
+    settings: Any = {"num_envs": 8, "seed": 2, "max_iterations": 1, "log": {"console": "quiet", "dir": str(tmp_path)}}
+    small = CHANGES if algo == "amp" else merged(SMALL, {"minibatch_size": 32})
+    settings |= {"task": TASK, algo: small, "start_from": str(the_run(tmp_path / "a")), "trust": True}
+    begun = make_trainer(prepare("Cartpole", algo=algo, **settings))
+    ours, theirs = (x.algorithm.policy.state_dict() for x in (begun, it))
+    names = {name for name in theirs if not name.startswith("value")}
+    assert {name for name in theirs if torch.equal(ours[name], theirs[name])} == names
+    begun.train()
+
+
 @pytest.mark.slow
 def test_replaying_equals_running(tmp_path: Path) -> None:
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
