@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.errors import warn
 
 
 class Stateful:
@@ -40,6 +41,16 @@ def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
     """Returns copies of all tensors that an object keeps in its attributes, and the state of its random streams."""
     tensors = {name: value.clone() for name, value in kept_tensors(vars(owner))}
     return {"tensors": tensors, "random": random.state_dict()}
+
+
+def fitting(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the saved tensors that are as large as those of now; warns of others, which belong to other settings."""
+    shared = {name: x for name, x in tensors.items() if name in now}
+    fits = {name: x for name, x in shared.items() if x.shape == now[name].shape}
+    if len(fits) < len(shared):
+        names = ", ".join(name for name in shared if name not in fits)
+        warn(f"tensors of the task have other shapes now, and begin anew: {names}")
+    return fits
 
 
 def restore_state(owner: object, random: EnvRandom, state: dict[str, Any]) -> None:

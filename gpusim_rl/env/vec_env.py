@@ -15,6 +15,7 @@ from gpusim_rl.env.nan_guard import NanGuard
 from gpusim_rl.env.observations import ObservationGroups, SensorModel, TaskObservation, is_image
 from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.reached_states import ReachedStates
+from gpusim_rl.env.stateful import fitting
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import TaskError
 from gpusim_rl.machine.compiled import Compiled
@@ -87,13 +88,9 @@ class VecEnv(Environment):
         self.nan_guard = NanGuard(sim, self.num_actions)
         self.randomizer: Randomizer | None = None
         if cfg.randomize:
+            count, limit = self.num_actions, cfg.clip_actions
             self.randomizer = Randomizer(
-                cfg.randomization_params,
-                sim,
-                num_actions=self.num_actions,
-                dt=self.task.dt,
-                clip_actions=cfg.clip_actions,
-                seed=seed,
+                cfg.randomization_params, sim, num_actions=count, dt=self.task.dt, clip_actions=limit, seed=seed
             )
         self.reached: ReachedStates | None = None
         if cfg.reset_from.share > 0.0:
@@ -367,10 +364,9 @@ class VecEnv(Environment):
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Restores `state_dict` of a run with as many envs on the same simulator; returns the observation to act on."""
         self.sim.load_state_dict(state["sim"])
-        # A tensor that had returned to its first value was not saved. One of another shape belongs to other settings.
-        task, first = state["task"], self._initial
-        fits = {name: x for name, x in task["tensors"].items() if name in first and x.shape == first[name].shape}
-        self.task.load_state_dict({**task, "tensors": first | fits})
+        # A tensor that had returned to its first value was not saved.
+        tensors = self._initial | fitting(state["task"]["tensors"], self._initial)
+        self.task.load_state_dict({**state["task"], "tensors": tensors})
         for name, owner in self._optional().items():
             if name in state:
                 owner.load_state_dict(state[name])
@@ -395,8 +391,7 @@ class VecEnv(Environment):
             other = saved.get(name, value)
             if other.shape != value.shape and other.shape[:1] == state["progress"].shape:
                 other = other[sources.to(other.device)]
-            if other.shape == value.shape:
-                tensors[name] = other
+            tensors[name] = other if other.shape == value.shape else value
         self.task.load_state_dict({**current, "tensors": tensors})
         for name, owner in self._optional().items():
             if name in state and isinstance(owner, Randomizer | SensorModel):

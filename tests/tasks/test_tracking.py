@@ -286,7 +286,7 @@ def test_failures_are_counted_where_they_happen_and_are_in_the_checkpoint():
     assert torch.equal(more.task.playhead.failures, task.playhead.failures), "with another number of envs too"
 
 
-def test_a_training_goes_on_with_other_clips(tmp_path):
+def test_a_training_goes_on_with_other_clips(tmp_path, capsys):
     env = make_env(4, clips=["go1_trot"])
     env.task.playhead.index.fill_(170)
     put(env, root_pos=env.task._frame().body_pos[:, 0] + 0.5 * Z)
@@ -295,6 +295,10 @@ def test_a_training_goes_on_with_other_clips(tmp_path):
     other = make_env(4, clips=[str(walking(tmp_path / "short.npz", frames=9))])
     other.load_state_dict(env.state_dict())
     assert other.task.playhead.failures.tolist() == [0.0], "counted anew"
+    told = "warning: tensors of the task have other shapes now, and begin anew: playhead.failures, playhead._now\n"
+    assert capsys.readouterr().err == told
+    other.load_state_dict(other.state_dict())
+    assert capsys.readouterr().err == "", "of what fits"
     assert other.task.playhead.index.tolist() == [8] * 4
     assert other.step(torch.zeros(4, 12)).reward.isfinite().all()
 
