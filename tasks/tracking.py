@@ -369,7 +369,7 @@ class TrackingTask(Task[TrackingConfig]):
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         self.last_actions.copy_(self.actions)
-        over = self.playhead.advance(self.lost & done)
+        over = self.playhead.advance(self.lost & done, self.sim.diverged)
         self._begin(over > done)  # of masks: and not
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:

@@ -207,9 +207,13 @@ class Playhead(Stateful):
         torch.where(where, start + 1, self.index, out=self.index)
         return start
 
-    def advance(self, failed: Bool[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
-        """Counts the episodes that have failed, and goes to the next frame; returns the envs whose clip is over."""
-        now = self._now.zero_().index_add_(0, self._bin.index_select(0, self.index), failed.float())
+    def advance(self, failed: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
+        """Counts the episodes that have failed, and goes to the next frame; returns the envs whose clip is over.
+
+        Where the simulation diverged, nothing has failed.
+        """
+        counted = torch.gt(failed, diverged, out=torch.empty(len(failed), device=failed.device))  # of masks: and not
+        now = self._now.zero_().index_add_(0, self._bin.index_select(0, self.index), counted)
         self.failures.lerp_(now, FORGETTING)
         last = self._last.index_select(0, self.index)
         over = self.index >= last

@@ -137,9 +137,9 @@ def test_an_env_stays_in_its_clip() -> None:
     found = motions(spinning(4, 50.0), spinning(3, 50.0))
     playhead, fine = Playhead(found, 2, "uniform"), torch.zeros(2, dtype=torch.bool)
     playhead.index.copy_(torch.tensor([1, 5]))
-    assert playhead.advance(fine).tolist() == [False, False] and playhead.index.tolist() == [2, 6]
-    assert playhead.advance(fine).tolist() == [False, True] and playhead.index.tolist() == [3, 6]
-    assert playhead.advance(fine).tolist() == [True, True] and playhead.index.tolist() == [3, 6]
+    assert playhead.advance(fine, fine).tolist() == [False, False] and playhead.index.tolist() == [2, 6]
+    assert playhead.advance(fine, fine).tolist() == [False, True] and playhead.index.tolist() == [3, 6]
+    assert playhead.advance(fine, fine).tolist() == [True, True] and playhead.index.tolist() == [3, 6]
 
 
 def test_only_the_envs_of_the_mask_begin() -> None:
@@ -156,7 +156,7 @@ def test_failures_make_a_bin_likelier_and_are_forgotten() -> None:
     failed = torch.arange(8) < 3
     for _ in range(100):
         playhead.index.fill_(120)
-        playhead.advance(failed)
+        playhead.advance(failed, torch.zeros_like(failed))
     mean = 3.0 * (1.0 - (1.0 - FORGETTING) ** 100)
     assert playhead.failures.tolist() == pytest.approx([0.0, 0.0, mean, 0.0], rel=1e-4)
     likely = (mean + FLOOR / 4) / (mean + FLOOR)
@@ -173,7 +173,7 @@ def test_failures_make_a_bin_likelier_and_are_forgotten() -> None:
     counts = torch.bincount(start[inside] - 100, minlength=50).float()
     assert counts.min() > 0.5 * counts.mean(), "all frames of a bin are alike"
     for _ in range(3000):
-        playhead.advance(torch.zeros(8192, dtype=torch.bool))
+        playhead.advance(*torch.zeros(2, 8192, dtype=torch.bool))
     assert playhead.failures[2].item() == pytest.approx(mean * (1.0 - FORGETTING) ** 3000, rel=1e-2)
 
 
@@ -182,7 +182,7 @@ def test_other_starts_do_not_follow_failures() -> None:
     for starts, expected in (("uniform", [1 / 3, 1 / 3, 1 / 3]), ("first", [0.5, 0.5])):
         playhead = Playhead(found, 4, starts)
         for _ in range(50):
-            playhead.advance(failed)
+            playhead.advance(failed, torch.zeros_like(failed))
         assert playhead.chances().tolist() == pytest.approx(expected)
         start = playhead.begin(failed, torch.tensor([[0.0, 0.99], [0.4, 0.5], [0.6, 0.0], [0.99, 0.99]]))
         if starts == "first":

@@ -303,6 +303,17 @@ def test_a_training_goes_on_with_other_clips(tmp_path, capsys):
     assert other.step(torch.zeros(4, 12)).reward.isfinite().all()
 
 
+def test_a_simulation_that_fails_is_no_failure_of_the_policy():
+    env = make_env(8, clips=["go1_trot"])
+    far = env.task._frame().body_pos[:, 0] + 0.5 * Z
+    put(env, root_pos=far, root_lin_vel=torch.where(torch.arange(8)[:, None] < 2, 1e12 * X, 0.0 * X))
+    lost, advance = [], env.task.advance
+    env.task.advance = lambda done: lost.append(env.task.lost.clone()) or advance(done)
+    step = env.step(torch.zeros(8, 12))
+    assert lost[0].all() and step.diverged.sum() == 2 and step.terminated.sum() == 6
+    assert env.task.playhead.failures.sum().item() == pytest.approx(6 * 0.001)
+
+
 def test_the_end_of_the_time_is_no_failure():
     env = make_env(8, clips=["go1_trot"], episode_length=1)
     assert env.step(torch.zeros(8, 12)).truncated.all()
