@@ -28,6 +28,8 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
     Raises:
         ConfigError: It is not there, is no npz file, is larger, or has Python objects.
     """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: expected an npz file")
     try:
         content = safe_open.read_bytes(path, limit)
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -244,7 +244,7 @@ def holed(shape: tuple[int, ...], *place: int) -> np.ndarray:
         ({"truncated": np.zeros(80, bool), "terminated": np.zeros(80, bool)}, "80 control steps do not end with"),
         ({"truncated": np.zeros(3, bool)}, "are not flags of the same control steps"),
         ({"truncated": np.zeros(80)}, "are not flags of the same control steps"),
-        ({"reward": np.array(["x"] * 80)}, "has values of type|not supported"),
+        ({"reward": np.array(["x"] * 80)}, "changed.npz: reward has values of type <U1$"),
         ({"task": None}, r"holds no demonstrations: task is missing\. Try python tools/collect\.py"),
         ({"task": np.array(["a", "b"])}, "holds no demonstrations: "),
         ({"dt": np.array("fast")}, "holds no demonstrations: could not convert"),
@@ -270,7 +270,7 @@ def test_a_bad_file_is_one_line(file: Path, tmp_path: Path, monkeypatch: pytest.
         text: "is no npz file",
         empty: "is no npz file",
         tmp_path / "none.npz": "cannot read .*none.npz: No such file",
-        tmp_path: "is a folder|no file|not a file|regular",
+        tmp_path: "is a folder: expected an npz file$",
     }.items():
         with pytest.raises(ConfigError, match=line):
             load(str(path), SPEC, ["policy"])
