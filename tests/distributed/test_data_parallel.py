@@ -56,19 +56,22 @@ def last(folder: Path) -> dict:
     return load(run / "checkpoints" / "last.pt")
 
 
-@pytest.mark.parametrize(("name", "minibatches"), [("ppo", 4), pytest.param("sac", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "minibatches"), [("ppo", 4), pytest.param("sac", 1, marks=pytest.mark.slow), ("amp", 4), ("bc", 1)]
+)
 def test_two_processes_learn_what_one_learns_from_the_envs_of_both(tmp_path, monkeypatch, name, minibatches):
     monkeypatch.setattr(torch, "randperm", data_parallel_process.identity)
     alone = data_parallel_process.record(name, tmp_path, 2, minibatches)
     script = ROOT / "tests" / "helpers" / "data_parallel_process.py"
     command = [sys.executable, str(script), "1", "2", str(tmp_path), name, str(minibatches)]
-    other = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    other = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
     data_parallel_process.learn(0, 2, tmp_path, name, minibatches)
     assert other.wait(timeout=100) == 0
     first, second = (torch.load(tmp_path / f"policy-{rank}.pt") for rank in range(2))
     assert differences(first, second) == []  # bit for bit
-    before = data_parallel_process.make_learner(name, 16, minibatches).policy.state_dict()
-    for key, value in alone.policy.state_dict().items():
+    before = data_parallel_process.learned(data_parallel_process.make_learner(name, 16, minibatches))
+    for key, value in data_parallel_process.learned(alone).items():
         torch.testing.assert_close(first[key], value, rtol=1e-6, atol=1e-6)
     assert any(not torch.equal(before[key], value) for key, value in first.items())
 

@@ -9,15 +9,20 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, distributed
 
 UPDATES = 3
 ENVS = 16
+PPO: dict[str, Any] = {"horizon": 8, "epochs": 3, "precision": "fp32", "network": {"hidden": [16]}}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ppo": {"horizon": 8, "epochs": 3, "precision": "fp32", "network": {"hidden": [16]}},
+    "ppo": PPO,
+    "amp": PPO,
+    "bc": {"horizon": 8, "gradient_steps": 12, "precision": "fp32", "network": {"hidden": [16]}},
     "sac": {
         "horizon": 4,
         "updates": 2,
@@ -42,13 +47,51 @@ def make_learner(name: str, num_envs: int, minibatches: int = 1, **together: Any
     from gpusim_rl.spaces import Box
 
     torch.manual_seed(0)
-    settings = dict(SETTINGS[name])
-    if name == "ppo":
-        settings["minibatch_size"] = num_envs * settings["horizon"] // minibatches
-    spec = prepare("Cartpole", algo=name, num_envs=num_envs, **{name: settings})
-    env = EnvSpec(num_envs, {"policy": 4}, Box(1), 500, **together)
-    cpu = torch.device("cpu")
-    return spec.algorithm_class(spec.cfg.algorithm, env, device=cpu, seed=0, max_iterations=100)
+    settings, sizes, cpu = dict(SETTINGS[name]), {"policy": 4}, torch.device("cpu")
+    samples = num_envs * settings["horizon"]
+    if name in ("ppo", "amp"):
+        settings["minibatch_size"] = samples // minibatches
+    if name == "amp":  # all samples of the newest rollout, in every step
+        settings["discriminator"] = {"batch_size": samples, "replay": samples, "replay_share": 1.0, "hidden": [16]}
+        sizes |= {"style": 2, "reference": 2}
+    env = EnvSpec(num_envs, sizes, Box(1), 500, section=name, **together)
+    with TemporaryDirectory() as folder:
+        if name == "bc":
+            from gpusim_rl.learn.demonstrations import save
+            from helpers.demonstrated import shown_in
+
+            file = Path(folder, "shown.npz")
+            save(file, shown_in(env))
+            settings |= {"demonstrations": {"file": str(file)}, "batch_size": 2 * num_envs}
+        spec = prepare("Cartpole", algo=name, num_envs=num_envs, **{name: settings})
+        learner: Any = spec.algorithm_class(spec.cfg.algorithm, env, device=cpu, seed=0, max_iterations=100)
+    if name == "amp":
+        learner._random_rows = lambda number: torch.arange(number) % samples
+        draw = learner.replay.draw
+        learner.replay.draw = lambda unit: draw(torch.arange(len(unit)) / len(unit))
+    return learner
+
+
+def learned(learner: Any) -> dict[str, Tensor]:
+    """What is to be the same in all processes."""
+    state = learner.policy.state_dict()
+    return state | (learner.discriminator.state_dict(prefix="discriminator.") if hasattr(learner, "style") else {})
+
+
+def memory_of(learner: Any) -> list[tuple[Tensor, int]]:
+    """What a rollout has written, and the dimension of the envs in it."""
+    style = learner.style.groups.values() if hasattr(learner, "style") else ()
+    return [*learner.rollout.memory(), *((memory, 1) for memory in style)]
+
+
+def share_of_draws(rank: int, size: int) -> Any:
+    """In place of `torch.randint`: this process's part of what one would draw for all."""
+    draw = torch.randint
+
+    def drawn(high: int, shape: tuple[int, int], **more: Any) -> Tensor:
+        return draw(high, (shape[0], shape[1] * size), **more).chunk(size, dim=1)[rank]
+
+    return drawn
 
 
 def rows(value: Any, part: slice) -> Any:
@@ -67,7 +110,8 @@ def record(name: str, folder: Path, size: int, minibatches: int) -> Any:
     from gpusim_rl import make_env
 
     learner = make_learner(name, ENVS, minibatches)
-    env = make_env("Cartpole", num_envs=ENVS, device="cpu", seed=1)
+    task = {"_target_": "helpers.styled.Styled"} if name == "amp" else {}
+    env = make_env("Cartpole", num_envs=ENVS, device="cpu", seed=1, task=task)
     obs = env.reset()
     drawn: list[Any] = []
     if name == "sac":
@@ -82,7 +126,7 @@ def record(name: str, folder: Path, size: int, minibatches: int) -> Any:
             steps.append(({"policy": obs["policy"].clone()}, action.clone(), rows(step, slice(None))))
             learner.record(action, step)
             obs = step.obs
-        memory = [(x.clone(), dim) for x, dim in learner.rollout.memory()] if name == "ppo" else []
+        memory = [(x.clone(), dim) for x, dim in memory_of(learner)] if name != "sac" else []
         learner.update()
         each = ENVS // size
         for rank in range(size):
@@ -110,16 +154,17 @@ def learn(rank: int, size: int, folder: Path, name: str, minibatches: int) -> No
     learner = make_learner(name, ENVS // size, minibatches, collective=Processes())
     for number in range(UPDATES):
         own = torch.load(folder / f"{number}-{rank}.pt", weights_only=False)
-        if name == "ppo":
-            for (tensor, _), saved in zip(learner.rollout.memory(), own["memory"], strict=True):
+        if name != "sac":
+            for (tensor, _), saved in zip(memory_of(learner), own["memory"], strict=True):
                 tensor.copy_(saved)
         else:
             for k in range(0, len(own["steps"]), 3):
                 learner.acted_on, action, step = own["steps"][k : k + 3]
                 learner.record(action, step)
             learner._draw = lambda _, batches=own["batches"]: batches
-        learner.update()
-    torch.save(learner.policy.state_dict(), folder / f"policy-{rank}.pt")
+        with mock.patch.object(torch, "randint", share_of_draws(rank, size)):
+            learner.update()
+    torch.save(learned(learner), folder / f"policy-{rank}.pt")
     distributed.destroy_process_group()
 
 
