@@ -231,12 +231,11 @@ def learn(args: argparse.Namespace) -> int:
             stop.set()
             pool.shutdown(cancel_futures=True)
     outcomes = list(known.values())
-    others = learning.read_others(args.out / "off_policy.json")
-    lines = learning.table(outcomes, goals, others)
+    lines = learning.table(outcomes, goals)
     print("\n".join(lines))
     if args.page.is_file():
         write(args.page, learning.fill(args.page.read_text(), lines))
-    best = learning.best_results(file, others)
+    best = learning.results(file)
     write(
         args.out / "best.json",
         json.dumps({task: dataclasses.asdict(result) for task, result in best.items()}, indent=1) + "\n",
@@ -307,7 +306,7 @@ def settings_hash(goal: Goal) -> str:
 
     with COMPOSING:
         config = compose([f"task={goal.task}", *goal.overrides])
-    parts = {name: config[name] for name in ("task", "num_envs", "max_iterations", "ppo", "sim")}
+    parts = {name: config[name] for name in ("task", "num_envs", "max_iterations", config["algo"]["name"], "sim")}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 

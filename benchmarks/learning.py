@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -27,13 +29,11 @@ from gpusim_rl.learned import Learned, duration, median_time
 from gpusim_rl.machine.child import Child
 from gpusim_rl.run.metrics import WINDOW
 from gpusim_rl.settings.checks import build
-from gpusim_rl.settings.discover import read_yaml, tasks
+from gpusim_rl.settings.discover import tasks
 
 SCHEMA = 3  # 2 has no `stat`; 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
 POINTS = 60
 """Points of a curve that are kept."""
-OTHERS_RAN_ON = "1 to 2 CPU cores"
-"""Hardware of the trainings by other algorithms, as the note in off_policy.json says."""
 NEWEST = 10
 POLL_S = 2.0
 STOP_S = 120.0  # a run that was asked to stop finishes its iteration and writes a checkpoint
@@ -51,6 +51,7 @@ class Goal:
         overrides: Settings for this machine class, as for train.py.
         compare: Published return, and whose.
         success: How to show the task's own numbers that tell success, by name: `"{:.1f} turns per episode"`.
+        prepare: Commands that write what the training reads, such as demonstrations: arguments of Python.
     """
 
     task: str
@@ -59,6 +60,7 @@ class Goal:
     overrides: tuple[str, ...] = ()
     compare: str = ""
     success: dict[str, str] = field(default_factory=dict)
+    prepare: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that one number is judged."""
@@ -161,61 +163,6 @@ def write_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as target:
         target.write((json.dumps({"schema": SCHEMA, "outcomes": entries}, indent=1) + "\n").encode())
-
-
-@dataclass(frozen=True, slots=True)
-class Other:
-    """A training by another algorithm than the task's PPO, from off_policy.json.
-
-    Attributes:
-        algo: Name of the algorithm.
-        command: The command line that trained it.
-        curve: Env steps [million], seconds and return.
-        success: Share of evaluated episodes that succeed; None where none was measured.
-    """
-
-    algo: str
-    curve: list[list[float]]
-    command: str = ""
-    success: float | None = None
-
-
-def read_others(file: Path) -> dict[str, list[Other]]:
-    """Trainings by other algorithms, by task; nothing where there is no file."""
-    if not file.is_file():
-        return {}
-    found: dict[str, list[Other]] = {}
-    for run in json.loads(file.read_text())["runs"]:
-        found.setdefault(run["task"], []).append(Other(run["algo"], run["curve"], run["command"], run.get("success")))
-    return found
-
-
-def best_algorithm(seeds: Sequence[Outcome], others: Sequence[Other]) -> str:
-    """Which algorithm reaches the threshold in the least time, and which in fewer env steps than that one.
-
-    Where none has reached it: the one that succeeds most often, or whose return is the highest. Of the task's own
-    numbers only `success` is known of the others, and only at their end.
-    """
-    threshold, stat = seeds[0].threshold, seeds[0].stat
-    reached = [("ppo", o.env_steps_to_threshold, o.seconds_to_threshold) for o in seeds if o.reached]
-    for other in others:
-        if stat:
-            there = stat == "success" and other.success is not None and other.success >= threshold
-            point = other.curve[-1] if there and other.curve else None
-        else:
-            point = next((point for point in other.curve if point[2] >= threshold), None)
-        if point is not None:
-            reached.append((other.algo, point[0] * 1e6, point[1]))
-    times = [(seconds, steps, algo) for algo, steps, seconds in reached if seconds is not None and steps is not None]
-    if not times:
-        succeeded = [(other.success, other.algo) for other in others if other.success]
-        succeeded += [(o.stats["success"], "ppo") for o in seeds if o.stats.get("success") and succeeded]
-        ends = [(o.final_return, "ppo") for o in seeds if o.final_return is not None]
-        ends += [(other.curve[-1][2], other.algo) for other in others if other.curve]
-        return f"`{max(succeeded or ends)[1]}`" if succeeded or ends else ""
-    fastest = min(times)[2]
-    _, fewest, frugal = min(times, key=lambda entry: entry[1])
-    return f"`{fastest}`" if frugal == fastest else f"`{fastest}`; in steps `{frugal}`, {fewest / 1e6:.1f} M"
 
 
 def measure_run(outcome: Outcome, run: Path) -> Outcome:
@@ -357,6 +304,8 @@ def train_to(
         settings = [f"checkpoint={done}"]
     else:
         done = None
+        for words in goal.prepare:
+            prepare(words, environment)
         settings = [f"task={goal.task}", f"seed={outcome.seed}", f"experiment=learn-{goal.task}", *goal.overrides]
     arguments = [*command, *settings, f"log.dir={runs}", "log.console=quiet"]
     log = runs / f"learn-{goal.task}-{outcome.seed}.log"
@@ -394,13 +343,26 @@ def train_to(
     return outcome
 
 
+def prepare(words: str, environment: Mapping[str, str]) -> None:
+    """Runs a command of Python that writes what a training reads.
+
+    Raises:
+        ConfigError: It failed.
+    """
+    done = subprocess.run([sys.executable, *words.split()], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"python {words} failed: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1]}")
+
+
 def _environment(run: Path) -> dict[str, Any]:
     """Machine and versions of a run, and of its earlier starts where they were others."""
     try:
         metadata = json.loads((run / "env.json").read_text())
     except (OSError, ValueError):  # a training that failed at its very start
         return {}
-    kept = {name: metadata[name] for name in ("time", "versions", "cpu", "gpu", "sim") if name in metadata}
+    kept = {
+        name: metadata[name] for name in ("time", "versions", "cpu", "gpu", "sim", "git", "command") if name in metadata
+    }
 
     def machine(start: Mapping[str, Any]) -> tuple[Any, ...]:
         return start.get("cpu"), start.get("gpu"), (start.get("git") or {}).get("sha")
@@ -462,43 +424,65 @@ def describe(outcome: Outcome) -> str:
     return f"{outcome.task} seed {outcome.seed}: {value}"
 
 
-def table(
-    outcomes: Sequence[Outcome], goals: Mapping[str, Goal], others: Mapping[str, Sequence[Other]] | None = None
-) -> list[str]:
+def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
     """Markdown: one row per task, medians where there are several seeds, and what must be known to read them."""
     lines = [
-        "| task | success | threshold | reached | env steps | time | hardware | return | random | best algorithm |"
-        " published |",
-        "|---|---|---:|---|---:|---:|---|---:|---:|---|---|",
+        "| task | success | goal | seeds that reach it | env steps | time | return | random | algorithm, settings |"
+        " hardware | commit | published |",
+        "|---|---|---:|---|---:|---:|---:|---:|---|---|---|---|",
     ]
     for task in sorted({outcome.task for outcome in outcomes}):
         seeds = [outcome for outcome in outcomes if outcome.task == task]
-        reached = [outcome for outcome in seeds if outcome.reached]
-        seconds, steps = (
-            median_time([getattr(o, f"{name}_to_threshold") for o in seeds])
-            or statistics.median(getattr(o, name) for o in seeds)
-            for name in ("seconds", "env_steps")
-        )
-        final = _median([o.final_return for o in seeds if o.final_return is not None])
+        reached = sum(outcome.reached for outcome in seeds)
         fewest = min((o.episodes for o in seeds if o.episodes is not None), default=WINDOW)
         few = f" ({fewest:.0f} episodes)" if 0 < fewest < WINDOW else " (few episodes)" if fewest < WINDOW else ""
+        final = [o.final_return for o in seeds if o.final_return is not None]
         random = _median([o.random_return for o in seeds if o.random_return is not None])
         goal = goals.get(task)
         cells = [
             f"`{task}`",
             _success(seeds, goal),
             amount(seeds[0].threshold, seeds[0].stat),
-            f"{len(reached)} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
-            f"{steps / 1e6:.1f} M",
-            duration(seconds),
-            hardware(seeds[0].environment),
-            f"{final:,.0f}{few}" if final is not None else "–",
+            f"{reached} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
+            _spread(_until(seeds, "env_steps"), lambda steps: f"{steps / 1e6:.1f} M"),
+            _spread(_until(seeds, "seconds"), duration),
+            f"{_spread(final, lambda value: f'{value:,.0f}')}{few}" if final else "–",
             f"{random:,.0f}" if random is not None else "–",
-            best_algorithm(seeds, (others or {}).get(task, ())),
+            " ".join([f"`{algorithm(seeds[0])}`", *(f"`{word}`" for word in _settings(seeds[0]))]),
+            ", ".join(dict.fromkeys(hardware(seed.environment) for seed in seeds)),
+            ", ".join(dict.fromkeys(_commit(seed.environment) for seed in seeds)),
             goal.compare if goal else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", *_notes(outcomes)] if outcomes else lines
+
+
+def algorithm(outcome: Outcome) -> str:
+    """Name of the algorithm that trained it: `ppo`, unless its settings say otherwise."""
+    named = [word.removeprefix("algo=") for word in outcome.overrides if word.startswith("algo=")]
+    return named[-1] if named else "ppo"
+
+
+def _settings(outcome: Outcome) -> list[str]:
+    return [word for word in outcome.overrides if not word.startswith("algo=")]
+
+
+def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
+    """What each seed has spent until the goal; of all of them until their end, where less than half reached it."""
+    spent = [getattr(seed, f"{name}_to_threshold") for seed in seeds]
+    if median_time(spent) is None:
+        return [getattr(seed, name) for seed in seeds]
+    return [value for value in spent if value is not None]
+
+
+def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
+    """The median, and the least and the most of several."""
+    least, most = show(min(values)), show(max(values))
+    return show(statistics.median(values)) + (f" ({least} to {most})" if least != most else "")
+
+
+def _commit(environment: Mapping[str, Any]) -> str:
+    return str((environment.get("git") or {}).get("sha") or "–")[:7]
 
 
 def _success(seeds: Sequence[Outcome], goal: Goal | None) -> str:
@@ -517,28 +501,19 @@ def _learned(seeds: Sequence[Outcome]) -> bool:
 
 
 def _notes(outcomes: Sequence[Outcome]) -> list[str]:
-    """What the numbers of the table are, and with which settings they were made."""
+    """What the numbers of the table are."""
     counts = Counter(outcome.task for outcome in outcomes)
     fewest, most = min(counts.values()), max(counts.values())
     seeds = f"{most} seed{'' if most == 1 else 's'}" if fewest == most else f"{fewest} to {most} seeds"
-    medians = "" if most == 1 else ", medians"
-    groups: dict[str, list[str]] = {}
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.task):
-        tasks = groups.setdefault(" ".join(outcome.overrides), [])
-        if outcome.overrides and f"`{outcome.task}`" not in tasks:
-            tasks.append(f"`{outcome.task}`")
-    settings = "; ".join(f"{', '.join(tasks)} `{words}`" for words, tasks in groups.items() if words)
+    medians = "" if most == 1 else ": medians, and the least and the most of them"
     return [
-        f"{seeds} of each task{medians}. `success` is what the task itself counts at the end of the training, with"
-        " exploration; tasks whose return says it all have none. A threshold is a return, or with its name a number"
-        f" that the task itself counts. A task has reached its threshold when a mean of {WINDOW} episodes has. `env"
-        " steps` and `time` are those until then, or until the end of its time. `return` is the mean of the last"
-        f" {WINDOW} episodes at the end of the training, which can be a little lower than the threshold. Not above"
-        " random: it has not learned in this time. All rows are PPO's. `best algorithm` also knows"
-        " the trainings in off_policy.json: it is the one that reaches the threshold in the least time, or where none"
-        " does, that succeeds or comes furthest.",
-        "",
-        f"Settings other than the task's own: {settings or 'none'}.",
+        f"{seeds} of each task{medians}. The command of a row is `python train.py task=<task> seed=<1, 2, 3>"
+        " algo=<algorithm>` with its settings. `success` is what the task itself counts at the end of the training,"
+        " with exploration; tasks whose return says it all have none. A goal is a return, or with its name a number"
+        f" that the task itself counts. It is reached when a mean of {WINDOW} episodes has reached it. `env steps` and"
+        " `time` are those until then, or until the end of its time. `return` is the mean of the last"
+        f" {WINDOW} episodes at the end of the training, which can be a little lower than the goal. Not above random:"
+        " it has not learned in this time.",
     ]
 
 
@@ -575,26 +550,12 @@ def front_page(results: Mapping[str, Learned]) -> list[str]:
     return lines
 
 
-def best_results(file: Path, others: Mapping[str, Sequence[Other]]) -> dict[str, Learned]:
-    """Returns the best result of each task: with PPO, or where it does not reach the threshold, with what does.
-
-    Args:
-        file: Outcomes of the learning benchmark, tasks.json.
-        others: Trainings by other algorithms.
-    """
-    results = of_ppo(file)
-    for name, result in results.items():
-        if result.seconds is None and (other := _first_to_succeed(name, others.get(name, ()))) is not None:
-            results[name] = other
-    return dict(sorted(results.items()))
-
-
-def of_ppo(file: Path) -> dict[str, Learned]:
-    """Returns the result of PPO on each task, over its seeds."""
+def results(file: Path) -> dict[str, Learned]:
+    """Returns the result of each task in tasks.json, over its seeds."""
     seeds: dict[str, list[dict[str, Any]]] = {}
     for outcome in json.loads(file.read_text(encoding="utf-8"))["outcomes"]:
         seeds.setdefault(outcome["task"], []).append(outcome)
-    return {task: _of_task(outcomes) for task, outcomes in seeds.items()}
+    return {task: _of_task(outcomes) for task, outcomes in sorted(seeds.items())}
 
 
 def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
@@ -615,34 +576,6 @@ def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
     gpu, cpus = first["environment"].get("gpu"), first["environment"].get("cpu", {}).get("available")
     hardware = "GPU" if gpu else f"{cpus} CPU core{'' if cpus == 1 else 's'}"
     return Learned(result, seconds, hardware, list(first.get("overrides") or []), first["threshold"], stat)
-
-
-def _first_to_succeed(task: str, others: Sequence[Other]) -> Learned | None:
-    """The training by another algorithm that reached a task's threshold first."""
-    threshold, stat = read_goals(Path(__file__).with_name("learn.yaml"))[task].judged
-    points = []
-    for other in others:
-        if not stat:
-            points += [(point[1], other) for point in other.curve if point[2] >= threshold][:1]
-        elif stat == "success" and (other.success or 0.0) >= threshold:
-            points.append((other.curve[-1][1], other))  # counted at the end alone
-    if not points:
-        return None
-    seconds, other = min(points, key=lambda entry: entry[0])
-    value = f"success {threshold:.2g}" if stat else f"{threshold:,.0f}"
-    seeds = f" (best of {len(points)} seeds)" if len(points) > 1 else " (1 seed)"
-    words = [word for word in other.command.split() if "=" in word and not word.startswith(("task=", "seed="))]
-    settings = [word for word in words if not _is_default(task, word)]
-    return Learned(f"{value} in {duration(seconds)}{seeds}", seconds, OTHERS_RAN_ON, settings, threshold, stat)
-
-
-def _is_default(task: str, override: str) -> bool:
-    """Whether the task's yaml has the value already."""
-    key, _, text = override.partition("=")
-    node: Any = read_yaml(tasks()[task].file)
-    for name in key.split("."):
-        node = node.get(name) if isinstance(node, dict) else None
-    return node is not None and node == yaml.safe_load(text)
 
 
 def fill(text: str, lines: Sequence[str], mark: str = "learn") -> str:

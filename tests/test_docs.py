@@ -776,9 +776,8 @@ def test_the_readme_begins_with_the_two_commands():
 
 def test_the_tasks_of_the_readme_are_the_data():
     text = (ROOT / "README.md").read_text()
-    others = learning.read_others(ROOT / "benchmarks" / "off_policy.json")
     best, advice = learned(), "try python benchmarks/bench.py learn --table"
-    assert best == learning.best_results(ROOT / "benchmarks" / "tasks.json", others), advice
+    assert best == learning.results(ROOT / "benchmarks" / "tasks.json"), advice
     assert learning.fill(text, learning.front_page(best), "tasks") == text, advice
     assert best.keys() <= tasks().keys()
     times = [entry.seconds for entry in best.values() if entry.seconds is not None]

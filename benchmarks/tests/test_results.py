@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learning import Other, best_results, median_time
+from learning import median_time, results
 
 
 def write(folder: Path, *times: float | None, **judged: Any) -> Path:
@@ -35,21 +35,12 @@ def test_a_seed_that_did_not_reach_the_threshold_counts_as_the_longest():
     ],
 )
 def test_the_words_are_those_of_the_median_seed(tmp_path, times, result):
-    known = best_results(write(tmp_path, *times), {})["Ant"]
+    known = results(write(tmp_path, *times))["Ant"]
     assert (known.result, known.hardware, known.overrides) == (result, "1 CPU core", ["num_envs=64"])
 
 
 @pytest.mark.parametrize(("stats", "end"), [({"success": 0.0639}, "0.064"), ({}, "?")])
 def test_a_task_is_told_by_the_number_that_it_is_judged_by(tmp_path, stats, end):
     judged = {"stat": "success", "threshold": 0.5, "stats": stats}
-    assert best_results(write(tmp_path, None, **judged), {})["Ant"].result == f"success {end} of 0.5 in 15 min"
-    assert best_results(write(tmp_path, 400.0, **judged), {})["Ant"].result == "success 0.5 in 7 min"
-
-
-def test_another_algorithm_counts_where_ppo_does_not_reach_the_threshold(tmp_path):
-    command = "python train.py task=Ant algo=sac num_envs=32 seed=1"
-    others = {"Ant": [Other("sac", [(0.1, 200.0, 900.0), (0.2, 600.0, 3100.0)], command, None)]}
-    known = best_results(write(tmp_path, None), others)["Ant"]
-    assert (known.result, known.seconds) == ("3,000 in 10 min (1 seed)", 600.0)
-    assert known.overrides == ["algo=sac", "num_envs=32"]
-    assert best_results(write(tmp_path, 700.0), others)["Ant"].result == "3,000 in 12 min"
+    assert results(write(tmp_path, None, **judged))["Ant"].result == f"success {end} of 0.5 in 15 min"
+    assert results(write(tmp_path, 400.0, **judged))["Ant"].result == "success 0.5 in 7 min"
