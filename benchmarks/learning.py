@@ -361,7 +361,7 @@ def _environment(run: Path) -> dict[str, Any]:
     except (OSError, ValueError):  # a training that failed at its very start
         return {}
     kept = {
-        name: metadata[name] for name in ("time", "versions", "cpu", "gpu", "sim", "git", "command") if name in metadata
+        name: metadata[name] for name in ("time", "versions", "cpu", "gpu", "sim") if name in metadata
     }
 
     def machine(start: Mapping[str, Any]) -> tuple[Any, ...]:
