@@ -454,7 +454,12 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
             goal.compare if goal else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", *_notes(outcomes)] if outcomes else lines
+    first = [
+        f"`{task}` first runs `python {'`, `python '.join(goal.prepare)}`."
+        for task, goal in goals.items()
+        if goal.prepare and any(outcome.task == task for outcome in outcomes)
+    ]
+    return [*lines, "", *_notes(outcomes), *first] if outcomes else lines
 
 
 def algorithm(outcome: Outcome) -> str:
