@@ -360,9 +360,7 @@ def _environment(run: Path) -> dict[str, Any]:
         metadata = json.loads((run / "env.json").read_text())
     except (OSError, ValueError):  # a training that failed at its very start
         return {}
-    kept = {
-        name: metadata[name] for name in ("time", "versions", "cpu", "gpu", "sim") if name in metadata
-    }
+    kept = {name: metadata[name] for name in ("time", "versions", "cpu", "gpu", "sim") if name in metadata}
 
     def machine(start: Mapping[str, Any]) -> tuple[Any, ...]:
         return start.get("cpu"), start.get("gpu"), (start.get("git") or {}).get("sha")
