@@ -3,6 +3,8 @@
 python tools/collect.py HalfCheetah --episodes 20              20 episodes of the latest run, or of the demo policy
 python tools/collect.py runs/Ant/2026-01-31_12-00-00 --explore      its actions with their noise
 python tools/collect.py benchmarks/scripted/franka_cube_stack.py task=FrankaCubeStack --episodes 500 --keep success
+python tools/collect.py benchmarks/scripted/trifinger.py --actor Trifinger --append     what the script would do where a
+                                                               policy acts: DAgger (Ross et al. 2011, arXiv 1011.0686)
 """
 
 from __future__ import annotations
@@ -55,8 +57,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--keep", metavar="success|RETURN", help="keep successful episodes only, or those of such returns"
     )
     parser.add_argument("--explore", action="store_true", help="sample actions, in place of the most likely ones")
+    parser.add_argument("--actor", metavar="RUN", help="with a script: policy that acts, while the script is recorded")
     parser.add_argument("--out", type=Path, default=Path("demonstrations.npz"), help="file (default: %(default)s)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    present = parser.add_mutually_exclusive_group()
+    present.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    present.add_argument("--append", action="store_true", help="add the episodes to a file that exists")
     parser.add_argument(
         "--num-envs",
         type=positive,
@@ -82,7 +87,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
     limit_openmp_spin()  # before torch is imported
     if args.out.suffix != ".npz":
         raise ConfigError(f"a name of demonstrations must end in .npz, got {args.out.name!r}")
-    check_out(args.out, overwrite=args.overwrite)
+    check_out(args.out, overwrite=args.overwrite or args.append)
     if args.keep not in (None, "success"):
         try:
             args.keep = float(args.keep)
@@ -94,24 +99,34 @@ def collect(args: argparse.Namespace) -> Demonstrations:
 
     torch.manual_seed(args.seed)  # of actions that are sampled
     scripted = args.source.endswith(".py")
-    with closing(open_script_envs(args) if scripted else open_run(args)) as player:
+    if args.actor is not None and not scripted:
+        raise ConfigError(f"--actor {args.actor}: expected a script that says what to do, got {args.source}")
+    before = demonstrations.read(args.out)[0] if args.append and args.out.exists() else None
+    run = args.actor if scripted else args.source
+    with closing(open_script_envs(args) if run is None else open_run(args, run)) as player:
         env = plain_envs(player)
         act = script_of(args.source, env) if scripted else player.choose
-        episodes = record(player, act, episodes=args.episodes, steps=args.steps, name=args.source)
+        actor = None if args.actor is None else player.choose
+        episodes = record(player, act, actor, episodes=args.episodes, steps=args.steps, name=args.source)
         kept = [episode for episode in episodes if keeps(args.keep, episode, env.name)]
         if not kept:
             best = max(episode.reward for episode in episodes)
             raise ConfigError(f"no episode is kept of {len(episodes)}; their best return is {best:.4g}")
-        shown = joined(kept, env)
+        new = joined(kept, env, executed=actor is None)
+    try:
+        shown = new if before is None else demonstrations.concatenate(before, new)
+    except ConfigError as error:
+        raise ConfigError(f"{args.out}: {error}") from None
     try:
         demonstrations.save(args.out, shown)
     except OSError as error:
         raise ConfigError(f"cannot write {args.out}: {error.strerror or error}") from None
     success = [episode.success for episode in episodes if not math.isnan(episode.success)]
+    size = f"{args.out.stat().st_size / 1e6:.1f} MB"
     say(
-        f"{args.out}: {len(kept)} episodes, {len(shown.reward)} control steps,"
-        f" mean return {sum(episode.reward for episode in kept) / len(kept):.5g},"
-        f" {args.out.stat().st_size / 1e6:.1f} MB"
+        f"{args.out}: {len(kept)} episodes, {len(new.reward)} control steps,"
+        f" mean return {sum(episode.reward for episode in kept) / len(kept):.5g}, "
+        + (size if before is None else f"added to {before.episodes}: {len(shown.reward)} control steps, {size}")
     )
     of_all = f"success {sum(value >= 0.5 for value in success) / len(success):.1%}" if success else ""
     if of_all or len(kept) < len(episodes):
@@ -120,15 +135,15 @@ def collect(args: argparse.Namespace) -> Demonstrations:
     return shown
 
 
-def open_run(args: argparse.Namespace) -> Player:
+def open_run(args: argparse.Namespace, run: str) -> Player:
     """Returns the envs of a run with its policy; of a task without runs, with the policy of its demo."""
     from gpusim_rl.errors import ConfigError, say
     from gpusim_rl.files.paths import demos_dir, find_checkpoint
     from gpusim_rl.view.player import Player
 
     if args.settings:
-        raise ConfigError(f"{args.settings[0]}: a run has its own settings. Only a script takes others")
-    demo, name = demos_dir() / args.source, args.source
+        raise ConfigError(f"{args.settings[0]}: a run has its own settings. Only a script that acts takes others")
+    demo, name = demos_dir() / run, run
     if demo.is_dir() and not Path("runs", name).exists() and not Path(name).exists():
         name = str(demo)
     name = str(find_checkpoint(name).file)
@@ -228,16 +243,23 @@ class Episode:
 
 
 def record(
-    player: Player, act: Callable[[], Tensor], *, episodes: int | None, steps: int | None, name: str
+    player: Player,
+    act: Callable[[], Tensor],
+    actor: Callable[[], Tensor] | None = None,
+    *,
+    episodes: int | None,
+    steps: int | None,
+    name: str,
 ) -> list[Episode]:
     """Steps the envs, and returns their episodes; each env has as many, so that short ones are not preferred.
 
     Args:
         player: Envs, at the start of an episode everywhere.
-        act: Function that returns actions [num_envs, actions].
+        act: Function that returns actions [num_envs, actions] to record.
+        actor: Function that returns those that are executed; None for the same.
         episodes: Number of whole episodes; None for `steps`.
         steps: Control steps of each env; the last episodes are cut off, as if by the time limit.
-        name: Who acts, for messages.
+        name: Source of the actions, for messages.
     """
     import numpy as np
     import torch
@@ -259,7 +281,7 @@ def record(
                 got = list(action.shape) if isinstance(action, torch.Tensor) else f"a {type(action).__name__}"
                 raise ConfigError(f"{name}: expected actions {expected}, got {got}")
             action = action.to(env.task.actions).clone()
-            step = player.step(action)
+            step = player.step(action if actor is None else actor())
             if isinstance(env.action_space, Box):
                 limit = env.cfg.clip_actions
                 action = torch.where(action.isfinite(), action.clamp(-limit, limit), action)
@@ -301,7 +323,7 @@ def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
     return episode.success >= 0.5
 
 
-def joined(episodes: list[Episode], env: VecEnv) -> Demonstrations:
+def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstrations:
     """Puts episodes behind each other, and says what they are of."""
     import numpy as np
 
@@ -320,6 +342,7 @@ def joined(episodes: list[Episode], env: VecEnv) -> Demonstrations:
         dt=env.task.dt,
         episode_length=env.max_episode_length,
         num_envs=env.num_envs,
+        executed=executed,
         obs={group: np.concatenate([episode.obs[group] for episode in episodes]) for group in names},
         final_obs={group: np.stack([episode.final_obs[group] for episode in episodes]) for group in names},
         obs_names=names,

@@ -45,6 +45,8 @@ class Demonstrations:
     """Time limit [control steps]."""
     num_envs: int
     """Envs that recorded them."""
+    executed: bool = True
+    """Whether all actions were executed; else some are what a script would have done where a policy acted."""
     obs: Mapping[str, Array]
     """Raw observations before each control step by group, [steps, size]."""
     final_obs: Mapping[str, Array]
@@ -111,12 +113,43 @@ def save(path: Path, shown: Demonstrations) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    arrays = {}
+    npz_file.save(path, _by_entry(shown))
+
+
+def concatenate(first: Demonstrations, then: Demonstrations) -> Demonstrations:
+    """Returns the episodes of both; what they are of is that of the second ones.
+
+    Raises:
+        ConfigError: They are of different tasks, or their numbers have different names.
+    """
+    one, two = _by_entry(first), _by_entry(then)
+    same = [name for name in two if name == "task" or "_names" in name]
+    if one.keys() != two.keys() or not all(np.array_equal(one[name], two[name]) for name in same):
+        raise ConfigError(f"its numbers or its task ({first.task}) are not those of the new episodes ({then.task})")
+    rows = [name for name, value in two.items() if isinstance(value, np.ndarray) and name not in same]
+    both = {name: np.concatenate([one[name], two[name]]) for name in rows}
+    return Demonstrations(**_by_field({**two, **both, "executed": first.executed and then.executed}))
+
+
+def _by_entry(shown: Demonstrations) -> dict[str, Any]:
+    """Returns the entries of a file."""
+    entries = {}
     for field in fields(shown):
         value = getattr(shown, field.name)
         grouped = isinstance(value, Mapping)
-        arrays |= {f"{field.name}/{key}": each for key, each in value.items()} if grouped else {field.name: value}
-    npz_file.save(path, arrays)
+        entries |= {f"{field.name}/{key}": each for key, each in value.items()} if grouped else {field.name: value}
+    return entries
+
+
+def _by_field(entries: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {"obs": {}, "final_obs": {}, "obs_names": {}}
+    for name, value in entries.items():
+        field, _, group = name.partition("/")
+        if group and field in values:
+            values[field][group] = value
+        else:
+            values[name] = value
+    return values
 
 
 def read(path: Path) -> tuple[Demonstrations, str]:
@@ -128,18 +161,14 @@ def read(path: Path) -> tuple[Demonstrations, str]:
     found, digest = npz_file.load(path, MAX_BYTES)
     if any(name.endswith("/data.pkl") for name in found):
         raise ConfigError(f"{path} is a checkpoint, or demonstrations of an older version. {AGAIN} anew")
-    values: dict[str, Any] = {"obs": {}, "final_obs": {}, "obs_names": {}}
-    for name, value in found.items():
-        field, _, group = name.partition("/")
-        if group and field in values:
-            values[field][group] = value
-        else:
-            values[name] = value
+    values = _by_field(found)
+    values.setdefault("executed", np.array(True))  # as older files have it
     missing = [field.name for field in fields(Demonstrations) if field.name not in values]
     if missing:
         raise ConfigError(f"{path} holds no demonstrations: {missing[0]} is missing. {AGAIN}")
     try:
-        for name, kind in {"task": str, "commit": str, "dt": float, "episode_length": int, "num_envs": int}.items():
+        kinds = {"task": str, "commit": str, "dt": float, "episode_length": int, "num_envs": int, "executed": bool}
+        for name, kind in kinds.items():
             values[name] = kind(values[name].item())
         if any(values[flag].dtype != bool for flag in FLAGS) or not len({len(values[flag]) for flag in FLAGS}) == 1:
             raise ConfigError(f"{', '.join(FLAGS)} are not flags of the same control steps")
@@ -187,8 +216,10 @@ def make_replay(
     """Makes a `Replay` of demonstrations: that of one env, which lived through one episode after the other.
 
     Raises:
-        ConfigError: They are too few.
+        ConfigError: They are too few, or they were not executed.
     """
+    if not shown.executed:
+        raise ConfigError("a policy acted there, so that rewards are not those of the actions (--actor). Try algo=bc")
     steps = len(shown.reward)
     if steps <= n_step:
         raise ConfigError(f"there are {steps} control steps, and n_step={n_step} needs more")

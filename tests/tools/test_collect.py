@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpusim_rl.api import make_env
+from gpusim_rl.api import make_env, train
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import npz_file
 from gpusim_rl.learn.demonstrations import Demonstrations, read
 from helpers.commands import ROOT
@@ -129,6 +130,46 @@ def test_a_run_acts_as_it_would_play(collect: Callable[..., int], tmp_path: Path
     assert "a run has its own settings" in capsys.readouterr().err
 
 
+def test_a_script_says_what_it_would_do_where_a_policy_acts(collect: Callable[..., int], tmp_path: Path) -> None:
+    """DAgger: observations are the policy's, actions the script's, and only cloning takes such a file."""
+    make_trainer("Cartpole", tmp_path / "runs", max_iterations=1, task={"episode_length": 30}).train()
+    assert collect("Cartpole", "--episodes", "2") == 0
+    own = found()
+    assert collect("push.py", "--actor", "Cartpole", "--episodes", "2") == 0
+    shown = found()
+    assert np.array_equal(shown.obs["policy"], own.obs["policy"]) and np.array_equal(shown.reward, own.reward)
+    _, _, angle, turning = shown.obs["policy"].T
+    assert np.allclose(shown.action[:, 0], np.clip(3.0 * angle + turning, -1.0, 1.0), atol=1e-6)
+    assert own.executed and not shown.executed
+    file = {"demonstrations": {"file": "demonstrations.npz"}}
+    with pytest.raises(ConfigError, match=r"sac\.demonstrations\.file: a policy acted there.*Try algo=bc"):
+        train("Cartpole", algo="sac", num_envs=4, sac=file)
+    train("Cartpole", algo="bc", num_envs=4, max_iterations=1, bc=file)
+
+
+def test_episodes_are_added_to_a_file(load_tool, collect: Callable[..., int], capsys) -> None:
+    add, arguments = load_tool("collect").main, ["push.py", *SETTINGS, "--episodes", "3", "--append", "--seed", "4"]
+    assert add(arguments) == 0  # makes the file
+    alone = found()
+    assert collect("push.py", *SETTINGS, "--episodes", "2") == 0
+    first = found()
+    assert add(arguments) == 0
+    both = found()
+    assert "3 episodes, 27 control steps" in (printed := capsys.readouterr().out)
+    assert "added to 2: 45 control steps" in printed
+    assert both.episodes == 5
+    for name in ("action", "reward", "truncated"):
+        assert np.array_equal(getattr(both, name), np.concatenate([getattr(first, name), getattr(alone, name)]))
+    for name in ("obs", "final_obs"):
+        parts = [getattr(each, name)["policy"] for each in (first, alone, both)]
+        assert np.array_equal(parts[2], np.concatenate(parts[:2]))
+    Path("still.py").write_text("def controller(task):\n    return lambda: task.actions * 0.0\n")
+    with pytest.raises(SystemExit):
+        add(["still.py", "task=Pendulum", "sim=mujoco", "--episodes", "1", "--append"])
+    assert "not those of the new episodes" in capsys.readouterr().err
+    assert found().episodes == 5
+
+
 def test_a_task_without_a_run_has_its_demo(collect: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert collect("Quadcopter", "--steps", "3", "--num-envs", "2") == 0
     assert "demos/Quadcopter" in capsys.readouterr().out
@@ -175,6 +216,8 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
         (("push.py", "task=Cartpol"), "Did you mean"),
         (("push.py", "task=Cartpole", "--explore"), "--explore: a script has no noise but its own"),
         (("NoSuchRun",), "NoSuchRun"),
+        (("Quadcopter", "--actor", "Cartpole"), "--actor Cartpole: expected a script that says what to do, got Quadc"),
+        (("push.py", "task=Cartpole", "--actor", "Quadcopter"), "task=Cartpole: a run has its own settings."),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_file(
