@@ -96,6 +96,7 @@ class Outcome:
         seconds: Training time at the end [s].
         env_steps_to_threshold: When the threshold is first reached; None before it.
         seconds_to_threshold: Likewise [s].
+        prepare_seconds: Time of the commands before it [s], which `seconds` leaves out.
         final_return: Mean of the last 100 episodes at the end.
         episodes: Episodes in it: fewer in a training too short for 100; None if not known.
         best_return: Best mean of 100 episodes.
@@ -119,6 +120,7 @@ class Outcome:
     seconds: float = 0.0
     env_steps_to_threshold: float | None = None
     seconds_to_threshold: float | None = None
+    prepare_seconds: float = 0.0
     final_return: float | None = None
     episodes: float | None = None
     best_return: float | None = None
@@ -303,9 +305,10 @@ def train_to(
     if done is not None and (done / "checkpoints" / "last.pt").is_file():
         settings = [f"checkpoint={done}"]
     else:
-        done = None
+        done, began = None, time.monotonic()
         for words in goal.prepare:
             prepare(words, environment)
+        outcome.prepare_seconds = time.monotonic() - began if goal.prepare else 0.0
         settings = [f"task={goal.task}", f"seed={outcome.seed}", f"experiment=learn-{goal.task}", *goal.overrides]
     arguments = [*command, *settings, f"log.dir={runs}", "log.console=quiet"]
     log = runs / f"learn-{goal.task}-{outcome.seed}.log"
@@ -436,14 +439,14 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
         few = f" ({fewest:.0f} episodes)" if 0 < fewest < WINDOW else " (few episodes)" if fewest < WINDOW else ""
         final = [o.final_return for o in seeds if o.final_return is not None]
         random = _median([o.random_return for o in seeds if o.random_return is not None])
-        goal = goals.get(task)
+        goal, before = goals.get(task), statistics.median(outcome.prepare_seconds for outcome in seeds)
         cells = [
             f"`{task}`",
             _success(seeds, goal),
             amount(seeds[0].threshold, seeds[0].stat),
             f"{reached} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
             _spread(_until(seeds, "env_steps"), lambda steps: f"{steps / 1e6:.1f} M"),
-            _spread(_until(seeds, "seconds"), duration),
+            _spread([value + before for value in _until(seeds, "seconds")], duration),
             f"{_spread(final, lambda value: f'{value:,.0f}')}{few}" if final else "–",
             f"{random:,.0f}" if random is not None else "–",
             " ".join([f"`{algorithm(seeds[0])}`", *(f"`{word}`" for word in _settings(seeds[0]))]),
@@ -452,12 +455,18 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
             goal.compare if goal else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    first = [
-        f"`{task}` first runs `python {'`, `python '.join(goal.prepare)}`."
-        for task, goal in goals.items()
-        if goal.prepare and any(outcome.task == task for outcome in outcomes)
-    ]
-    return [*lines, "", *_notes(outcomes), *first] if outcomes else lines
+    return [*lines, "", *_notes(outcomes), *_prepared(outcomes, goals)] if outcomes else lines
+
+
+def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
+    """The commands that a training needs before it."""
+    lines = []
+    for task in [task for task, goal in goals.items() if goal.prepare]:
+        if seeds := [outcome for outcome in outcomes if outcome.task == task]:
+            words = "`, `python ".join(goals[task].prepare)
+            timed = all(outcome.prepare_seconds for outcome in seeds)
+            lines.append(f"`{task}` first runs `python {words}`{', which `time` includes' if timed else ''}.")
+    return lines
 
 
 def algorithm(outcome: Outcome) -> str:
@@ -564,15 +573,17 @@ def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
     form = ".2g" if stat else ",.0f"
     threshold, name = f"{first['threshold']:{form}}", f"{stat} " if stat else ""
     seconds = median_time([seed["seconds_to_threshold"] for seed in seeds])
+    before = statistics.median(seed.get("prepare_seconds", 0.0) for seed in seeds)
     reached = sum(bool(seed["reached"]) for seed in seeds)
     if seconds is not None:
+        seconds += before
         some = f" ({reached} of {len(seeds)} seeds)" if reached < len(seeds) else ""
         result = f"{name}{threshold} in {duration(seconds)}{some}"
     else:
         ends = [seed["stats"].get(stat) if stat else seed["final_return"] for seed in seeds]
         known = [end for end in ends if end is not None]
         end = f"{statistics.median(known):{form}}" if known else "?"
-        result = f"{name}{end} of {threshold} in {duration(statistics.median(seed['seconds'] for seed in seeds))}"
+        result = f"{name}{end} of {threshold} in {duration(before + statistics.median(s['seconds'] for s in seeds))}"
     gpu, cpus = first["environment"].get("gpu"), first["environment"].get("cpu", {}).get("available")
     hardware = "GPU" if gpu else f"{cpus} CPU core{'' if cpus == 1 else 's'}"
     return Learned(result, seconds, hardware, list(first.get("overrides") or []), first["threshold"], stat)

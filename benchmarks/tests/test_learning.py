@@ -166,6 +166,14 @@ def test_where_less_than_half_of_the_seeds_reach_the_goal_the_table_tells_their_
     assert "| 1 of 3 | 5.0 M (2.0 M to 5.0 M) | 10 min (60 s to 10 min) |" in table([first, *ends], {})[2]
 
 
+def test_the_time_of_what_was_done_before_counts():
+    seeds = [
+        outcome(reached=True, env_steps_to_threshold=1e6, seconds_to_threshold=30.0, prepare_seconds=before)
+        for before in (20.0, 30.0, 40.0)
+    ]
+    assert "| 60 s |" in table(seeds, {})[2]
+
+
 def test_success_comes_first_where_it_is_known():
     shown = {"successes": "{:.1f} goals per episode", "error": "{:.0%} off"}
     goals = {"Ant": Goal(task="Ant", threshold=1.0, success=shown)}
@@ -349,8 +357,9 @@ def test_a_training_keeps_to_its_share_of_the_cpus(train, monkeypatch):
 
 def test_what_a_training_reads_is_made_before_it_begins(train, tmp_path):
     (tmp_path / "make.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('made')")
-    train("trains", outcome(), prepare=(f"{tmp_path}/make.py {tmp_path}/made",))
+    made = train("trains", outcome(), prepare=(f"{tmp_path}/make.py {tmp_path}/made",))
     assert (tmp_path / "made").read_text() == "made"
+    assert made.prepare_seconds > 0.0 == train("trains", outcome()).prepare_seconds
     with pytest.raises(ConfigError, match=r"python .*/nothing.py failed: .*No such file"):
         train("trains", outcome(), prepare=(f"{tmp_path}/nothing.py",))
 
