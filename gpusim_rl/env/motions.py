@@ -105,7 +105,6 @@ class Motions:
         device: Device of the frames.
 
     Attributes:
-        first: First frame of each clip, shape [clips].
         last: Last frame of each clip, shape [clips].
         lengths: Frames of each clip.
         rate: Frames per second [Hz].
@@ -119,9 +118,7 @@ class Motions:
         self.rate, self._joints, self._bodies = rate, len(one.joint_names), len(one.body_names)
         rows = [_rows(name, clip, rate) for name, clip in clips.items()]
         self.lengths = [len(each) for each in rows]
-        lengths = torch.tensor(self.lengths)
-        self.last = (lengths.cumsum(0) - 1).to(device)
-        self.first = self.last - lengths.to(device) + 1
+        self.last = (torch.tensor(self.lengths).cumsum(0) - 1).to(device)
         self._frames = torch.from_numpy(np.concatenate(rows)).to(device)
 
     def __len__(self) -> int:

@@ -70,7 +70,7 @@ def test_an_orientation_goes_the_short_way() -> None:
 def test_frames_of_all_clips_are_in_a_row() -> None:
     first, second = spinning(11, 50.0), spinning(21, 50.0, rate=1.0, start=0.5)
     found = motions(first, second)
-    assert len(found) == 32 and found.first.tolist() == [0, 11] and found.last.tolist() == [10, 31]
+    assert len(found) == 32 and found.lengths == [11, 21] and found.last.tolist() == [10, 31]
     frame = found.frame(torch.tensor([3, 11, 31]))
     for row, (clip, number) in enumerate([(first, 3), (second, 0), (second, 20)]):
         assert frame.joint_pos[row].tolist() == clip.joint_pos[number].tolist()
