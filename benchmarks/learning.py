@@ -51,7 +51,8 @@ class Goal:
         overrides: Settings for this machine class, as for train.py.
         compare: Published return, and whose.
         success: How to show the task's own numbers that tell success, by name: `"{:.1f} turns per episode"`.
-        prepare: Commands that write what the training reads, such as demonstrations: arguments of Python.
+        prepare: Commands that write what the training reads, such as demonstrations: arguments of Python, with
+            `{seed}` for the seed of the training.
     """
 
     task: str
@@ -307,7 +308,7 @@ def train_to(
     else:
         done, began = None, time.monotonic()
         for words in goal.prepare:
-            prepare(words, environment)
+            prepare(words.replace("{seed}", str(outcome.seed)), environment)
         outcome.prepare_seconds = time.monotonic() - began if goal.prepare else 0.0
         settings = [f"task={goal.task}", f"seed={outcome.seed}", f"experiment=learn-{goal.task}", *goal.overrides]
     arguments = [*command, *settings, f"log.dir={runs}", "log.console=quiet"]

@@ -357,8 +357,8 @@ def test_a_training_keeps_to_its_share_of_the_cpus(train, monkeypatch):
 
 def test_what_a_training_reads_is_made_before_it_begins(train, tmp_path):
     (tmp_path / "make.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('made')")
-    made = train("trains", outcome(), prepare=(f"{tmp_path}/make.py {tmp_path}/made",))
-    assert (tmp_path / "made").read_text() == "made"
+    made = train("trains", outcome(seed=7), prepare=(f"{tmp_path}/make.py {tmp_path}/made{{seed}}",))
+    assert (tmp_path / "made7").read_text() == "made"
     assert made.prepare_seconds > 0.0
     with pytest.raises(ConfigError, match=r"python .*/nothing.py failed: .*No such file"):
         train("trains", outcome(), prepare=(f"{tmp_path}/nothing.py",))
