@@ -31,54 +31,48 @@ OPEN, CLOSED = 0.085, 0.03  # m, radius of the circle of tips; the cube is in th
 HIGH, LOW = 0.1, 0.035  # m, of the tips
 LEAD, GAIN = 0.02, 2.0  # m, by which the circle is ahead of the cube at most; and per metre to the goal
 MAX_RADIUS = 0.19  # m, of the arena
-OVER, DOWN, CLOSE, PUSH = range(4)
-"""What an env is at: tips above a circle around the cube, then down, then to the cube, then all along."""
-STEPS = torch.tensor([40, 25, 12])
-"""Control steps after which it goes on in any case."""
-NEAR = torch.tensor([0.02, 0.015, 0.0])
-"""Distance of the tips from their targets [m] at which it goes on."""
+PLACED = 0.06  # m, off the larger circle, seen from above, at which tips go down
+DOWN, FAR, NEAR = 0.07, 0.16, 0.06  # m: height of tips that are down, and how far out from the cube they hold and push
 
 
 def controller(task: Trifinger) -> Callable[[], Tensor]:
-    """Returns a function that returns actions [num_envs, 9] for the state that the task is in."""
+    """Returns a function that returns actions [num_envs, 9] for the state that the task is in.
+
+    It has no memory: a policy without one can do the same.
+    """
     device, (low, high) = task.device, task.robot.joint_limits.view(3, 3, 2).unbind(dim=2)
     low, high = low + 0.01, high - 0.01
     third = torch.arange(3, device=device) * (2.0 * math.pi / 3.0)
     angle = math.radians(AROUND) - third
     around = torch.stack([angle.cos(), angle.sin(), 0.0 * angle], dim=1)
-    steps, near = STEPS.to(device), NEAR.to(device)
-    phase = torch.zeros(task.num_envs, dtype=torch.int64, device=device)
-    since = torch.zeros_like(phase)  # control steps in it
-
-    def begin(where: Tensor, new: Tensor | int) -> None:
-        phase.copy_(torch.where(where, new, phase))
-        since.masked_fill_(where, 0)
 
     def act() -> Tensor:
-        begin(task.progress == 0, OVER)
-        cube = task.cube.root_pos
+        cube, tips = task.cube.root_pos, task.tips.pos
         way = (task.goal.root_pos - cube)[:, :2]
         far = torch.linalg.vector_norm(way, dim=1, keepdim=True)
-        ahead = way / far.clamp(min=1e-6) * (GAIN * far).clamp(max=LEAD) * (phase == PUSH)[:, None]
-        target = cube[:, None] + torch.where(phase < CLOSE, OPEN, CLOSED)[:, None, None] * around
-        target[..., :2] += ahead[:, None]
-        target[..., :2] *= MAX_RADIUS / torch.linalg.vector_norm(target[..., :2], dim=2, keepdim=True).clamp(MAX_RADIUS)
-        target[..., 2] = torch.where(phase == OVER, HIGH, LOW)[:, None]
+        out = ((tips - cube[:, None]) * around).sum(dim=2)  # from the cube, in each tip's direction
+        holds = ((tips[..., 2] < DOWN) & (out > 0.005) & (out < FAR)).all(dim=1)
+        pushes = holds & (out < NEAR).all(dim=1)
+        circle = in_arena(cube[:, None, :2] + OPEN * around[:, :2])
+        above = torch.linalg.vector_norm(tips[..., :2] - circle, dim=2).amax(dim=1) < PLACED
+
+        ahead = way / far.clamp(min=1e-6) * (GAIN * far).clamp(max=LEAD) * pushes[:, None]
+        grip = in_arena(cube[:, None, :2] + CLOSED * around[:, :2] + ahead[:, None])
+        target = torch.where(holds[:, None, None], grip, circle)
+        height = torch.where(holds | above, LOW, HIGH)[:, None, None].expand(-1, 3, 1)
+        target = torch.cat([target, height], dim=2)
 
         pos, vel = task.robot.joint_pos.view(-1, 3, 3), task.robot.joint_vel.view(-1, 3, 3)
         wanted = torch.minimum(torch.maximum(joint_angles(in_finger_frame(target, third)), low), high)
         torque = STIFFNESS * (wanted - pos) - DAMPING * vel + weight_torque(pos)
-
-        tips = task.tips.pos
-        left = torch.linalg.vector_norm(tips - target, dim=2).amax(dim=1)
-        beside = torch.linalg.vector_norm((tips - cube[:, None])[..., :2], dim=2).amin(dim=1)
-        since.add_(1)
-        step = phase.clamp(max=CLOSE)
-        begin((phase < PUSH) & ((since > steps[step]) | (left < near[step])), phase + 1)
-        begin((phase == PUSH) & (since > 25) & (beside > 0.09), OVER)  # the cube has got away
         return (torque / TORQUE).flatten(1).clamp(-1.0, 1.0)
 
     return act
+
+
+def in_arena(points: Float[Tensor, "envs 3 2"]) -> Float[Tensor, "envs 3 2"]:
+    """Returns points, or the nearest ones within `MAX_RADIUS`."""
+    return points * (MAX_RADIUS / torch.linalg.vector_norm(points, dim=2, keepdim=True).clamp(min=MAX_RADIUS))
 
 
 def in_finger_frame(points: Float[Tensor, "envs 3 3"], third: Float[Tensor, " 3"]) -> Float[Tensor, "envs 3 3"]:
