@@ -67,7 +67,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         type=positive,
         help=f"envs (default: an episode each, {MOST_ENVS} at most; {STEPS_ENVS} by --steps)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of starts and commands")
+    parser.add_argument(
+        "--seed", type=int, help="seed of starts and commands (default: episodes in --append's file, or 0)"
+    )
     parser.add_argument("--sim", choices=list(SIMULATORS), help="simulator (default: mujoco)")
     add_trust_arguments(parser)
     args = parser.parse_args(argv)
@@ -97,14 +99,22 @@ def collect(args: argparse.Namespace) -> Demonstrations:
 
     from gpusim_rl.learn import demonstrations
 
-    torch.manual_seed(args.seed)  # of actions that are sampled
     scripted = args.source.endswith(".py")
+    if scripted and not Path(args.source).is_file():
+        raise ConfigError(f"no script {args.source}: expected a .py file")
     if args.actor is not None and not scripted:
         raise ConfigError(f"--actor {args.actor}: expected a script that says what to do, got {args.source}")
+    if args.actor is not None and args.keep is not None:
+        raise ConfigError(f"--keep {args.keep}: with --actor those episodes teach most that fail. Try without --keep")
     before = demonstrations.read(args.out)[0] if args.append and args.out.exists() else None
+    if args.seed is None:
+        args.seed = 0 if before is None else before.episodes  # starts that the file does not have
+    torch.manual_seed(args.seed)  # of actions that are sampled
     run = args.actor if scripted else args.source
     with closing(open_script_envs(args) if run is None else open_run(args, run)) as player:
         env = plain_envs(player)
+        if before is not None and before.task != env.name:
+            raise ConfigError(f"{args.out} is of task {before.task}, and these are episodes of {env.name}")
         act = script_of(args.source, env) if scripted else player.choose
         actor = None if args.actor is None else player.choose
         episodes = record(player, act, actor, episodes=args.episodes, steps=args.steps, name=args.source)
@@ -165,8 +175,6 @@ def open_script_envs(args: argparse.Namespace) -> Player:
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player, import_from_current_folder
 
-    if not Path(args.source).is_file():
-        raise ConfigError(f"no script {args.source}: expected a .py file")
     if args.explore:
         raise ConfigError("--explore: a script has no noise but its own")
     if not any(setting.startswith("task=") for setting in args.settings):

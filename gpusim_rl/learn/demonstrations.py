@@ -45,7 +45,7 @@ class Demonstrations:
     """Time limit [control steps]."""
     num_envs: int
     """Envs that recorded them."""
-    executed: bool = True
+    executed: bool
     """Whether all actions were executed; else some are what a script would have done where a policy acted."""
     obs: Mapping[str, Array]
     """Raw observations before each control step by group, [steps, size]."""
@@ -112,20 +112,28 @@ def save(path: Path, shown: Demonstrations) -> None:
 
     Raises:
         OSError: The file cannot be written.
+        ConfigError: It would be larger than `read` allows.
     """
-    npz_file.save(path, _by_entry(shown))
+    entries = _by_entry(shown)
+    size = sum(value.nbytes for value in entries.values() if isinstance(value, np.ndarray))
+    if size > MAX_BYTES:
+        raise ConfigError(
+            f"{path} would have {size / 1e9:.1f} GB, {MAX_BYTES / 1e9:.1f} GB at most. Try fewer episodes"
+        )
+    npz_file.save(path, entries)
 
 
 def concatenate(first: Demonstrations, then: Demonstrations) -> Demonstrations:
-    """Returns the episodes of both; what they are of is that of the second ones.
+    """Returns the episodes of both; commit, time limit and number of envs are those of the second ones.
 
     Raises:
-        ConfigError: They are of different tasks, or their numbers have different names.
+        ConfigError: Their tasks, control steps, or names of numbers differ.
     """
     one, two = _by_entry(first), _by_entry(then)
-    same = [name for name in two if name == "task" or "_names" in name]
-    if one.keys() != two.keys() or not all(np.array_equal(one[name], two[name]) for name in same):
-        raise ConfigError(f"its numbers or its task ({first.task}) are not those of the new episodes ({then.task})")
+    same = [name for name in two if name in ("task", "dt") or name.startswith(("obs_names/", "action_names"))]
+    differ = one.keys() ^ two.keys() or [name for name in same if not np.array_equal(one[name], two[name])]
+    if differ:
+        raise ConfigError(f"its {', '.join(sorted(differ))} is not that of the new episodes")
     rows = [name for name, value in two.items() if isinstance(value, np.ndarray) and name not in same]
     both = {name: np.concatenate([one[name], two[name]]) for name in rows}
     return Demonstrations(**_by_field({**two, **both, "executed": first.executed and then.executed}))
@@ -162,7 +170,7 @@ def read(path: Path) -> tuple[Demonstrations, str]:
     if any(name.endswith("/data.pkl") for name in found):
         raise ConfigError(f"{path} is a checkpoint, or demonstrations of an older version. {AGAIN} anew")
     values = _by_field(found)
-    values.setdefault("executed", np.array(True))  # as older files have it
+    values.setdefault("executed", np.array(True))  # older files have no entry: all were
     missing = [field.name for field in fields(Demonstrations) if field.name not in values]
     if missing:
         raise ConfigError(f"{path} holds no demonstrations: {missing[0]} is missing. {AGAIN}")

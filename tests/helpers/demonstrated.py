@@ -34,6 +34,7 @@ def shown_in(env: EnvSpec, episodes: int = 10, length: int = 8, seed: int = 0, *
         "obs_names": {group: np.array([f"{group}[{n}]" for n in range(size)]) for group, size in sizes.items()},
         "action": action,
         "action_names": np.array([f"action[{n}]" for n in range(space.size)]),
+        "executed": True,
         "reward": rng.normal(size=steps).astype(np.float32),
         "terminated": ends & (np.arange(steps) // length % 2 == 0),
         "truncated": ends,

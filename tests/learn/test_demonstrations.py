@@ -48,6 +48,14 @@ def test_a_file_holds_what_was_saved(file: Path) -> None:
         assert np.array_equal(getattr(found, name)["policy"], getattr(expected, name)["policy"]), name
 
 
+def test_no_file_is_written_that_none_can_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demonstrations, "MAX_BYTES", 1000)
+    before = file.read_bytes()
+    with pytest.raises(ConfigError, match=r"shown\.npz would have .*Try fewer episodes"):
+        save(file, shown_in(SPEC))
+    assert file.read_bytes() == before
+
+
 def uneven(lengths: list[int], by_time: list[bool]) -> Demonstrations:
     """Episodes of these lengths, which the time limit ends or the task's rules do."""
     shown = shown_in(SPEC, episodes=1, length=sum(lengths))

@@ -148,12 +148,12 @@ def test_a_script_says_what_it_would_do_where_a_policy_acts(collect: Callable[..
 
 
 def test_episodes_are_added_to_a_file(load_tool, collect: Callable[..., int], capsys) -> None:
-    add, arguments = load_tool("collect").main, ["push.py", *SETTINGS, "--episodes", "3", "--append", "--seed", "4"]
-    assert add(arguments) == 0  # makes the file
+    add, arguments = load_tool("collect").main, ["push.py", *SETTINGS, "--episodes", "3", "--append"]
+    assert add([*arguments, "--seed", "2"]) == 0  # makes the file
     alone = found()
     assert collect("push.py", *SETTINGS, "--episodes", "2") == 0
     first = found()
-    assert add(arguments) == 0
+    assert add(arguments) == 0  # 2: the seed that two episodes have not had
     both = found()
     assert "3 episodes, 27 control steps" in (printed := capsys.readouterr().out)
     assert "added to 2: 45 control steps" in printed
@@ -166,7 +166,10 @@ def test_episodes_are_added_to_a_file(load_tool, collect: Callable[..., int], ca
     Path("still.py").write_text("def controller(task):\n    return lambda: task.actions * 0.0\n")
     with pytest.raises(SystemExit):
         add(["still.py", "task=Pendulum", "sim=mujoco", "--episodes", "1", "--append"])
-    assert "not those of the new episodes" in capsys.readouterr().err
+    assert "is of task Cartpole, and these are episodes of Pendulum" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        add(["push.py", *SETTINGS, "task.control_hz=30", "--episodes", "1", "--append"])
+    assert "its dt is not that of the new episodes" in capsys.readouterr().err
     assert found().episodes == 5
 
 
@@ -217,6 +220,11 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
         (("push.py", "task=Cartpole", "--explore"), "--explore: a script has no noise but its own"),
         (("NoSuchRun",), "NoSuchRun"),
         (("Quadcopter", "--actor", "Cartpole"), "--actor Cartpole: expected a script that says what to do, got Quadc"),
+        (("none.py", "--actor", "Quadcopter"), "no script none.py: expected a .py file"),
+        (
+            ("push.py", "--actor", "Quadcopter", "--keep", "success"),
+            "--keep success: with --actor those episodes teach",
+        ),
         (("push.py", "task=Cartpole", "--actor", "Quadcopter"), "task=Cartpole: a run has its own settings."),
     ],
 )
