@@ -6,7 +6,8 @@
 Each env plays a whole episode with mean actions, from a place of the clip. An agent may be ahead of the clip or behind
 it. So the errors are those of the best alignment by dynamic time warping, as Peng et al. 2021 have them (arXiv
 2104.02180): in a control step the clip goes on by 0, 1 or 2 frames, and its first frame follows its last. `unaligned`
-is the mean over all frames: the error of a motion with the clip's poses in any order.
+is the mean over all frames: the error of a motion with the clip's poses in any order. Envs that fall count
+in `falls` alone.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
     from gpusim_rl.view.player import Player
 
     folder = find_checkpoint(run).run_dir
-    assert folder is not None
+    if folder is None:
+        raise ConfigError(f"{run} is in no run folder, which has the settings")
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     with (folder / "metrics.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
@@ -62,6 +64,8 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
         env: Any = player.env
         if env.name != "HumanoidAMP":
             raise ConfigError(f"{run} is of task {env.name}, expected HumanoidAMP")
+        if len(env.cfg.clips) > 1:
+            raise ConfigError(f"{run} has {len(env.cfg.clips)} clips: from which one its motion is is not known")
         task, seen, speeds = env.task, [], []
         alive = torch.ones(num_envs, dtype=torch.bool, device=env.device)
         for _ in range(task.cfg.episode_length):
@@ -69,14 +73,11 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
             alive &= ~(step.terminated | step.diverged)
             seen.append(task.style[:, -1].clone())
             speeds.append(task.speed.clone())
-        moved, found = torch.stack(seen)[:-1, alive], {}  # the last step begins a new episode
-        sizes, measures = {part.name: part.size for part in env.obs_parts["policy"]}, {"joint_pos": apart, "ends": far}
-        ours, theirs = (
-            dict(zip(sizes, x.split(list(sizes.values()), dim=-1), strict=True)) for x in (moved, task.features)
-        )
-        for name, measure in measures.items():
-            distances = measure(ours[name], theirs[name])
-            found[name] = float(aligned(distances).mean()), float(distances.mean())
+        if not alive.any():
+            raise ConfigError(f"{run} falls in all {num_envs} envs")
+        sizes = {part.name: part.size for part in env.obs_parts["policy"]}
+        moved = torch.stack(seen)[:-1, alive]  # the last step begins a new episode
+        found = errors(moved, task.features, sizes)
     return {
         "settings": yaml.safe_load((folder / "overrides.yaml").read_text()),
         "seed": settings["seed"],
@@ -84,13 +85,27 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
         "minutes": round(float(last["time/elapsed_s"]) / 60.0, 1),
         "falls": float((~alive).float().mean()),
         "speed": float(torch.stack(speeds)[:, alive].mean()),
-        "joint_error": found["joint_pos"][0],
-        "joint_error_unaligned": found["joint_pos"][1],
-        "hand_and_foot_error": found["ends"][0],
-        "hand_and_foot_error_unaligned": found["ends"][1],
+        **found,
         "style_reward_of_training": float(last["amp/style_reward"]),
         "accuracy_agent_of_training": float(last["amp/accuracy_agent"]),
     }
+
+
+def errors(moved: Tensor, clip: Tensor, sizes: dict[str, int]) -> dict[str, float]:
+    """Returns errors of joints [rad], and of hands and feet [m], aligned and over all frames.
+
+    Args:
+        moved: Features of an agent, [steps, envs, features].
+        clip: Features of the frames of the clip, [frames, features].
+        sizes: Sizes of the parts of the features, in their order.
+    """
+    ours, theirs = (dict(zip(sizes, x.split(list(sizes.values()), dim=-1), strict=True)) for x in (moved, clip))
+    found = {}
+    for name, part, measure in (("joint_error", "joint_pos", apart), ("hand_and_foot_error", "ends", far)):
+        distances = measure(ours[part], theirs[part])
+        found[name] = float(aligned(distances).mean())
+        found[f"{name}_unaligned"] = float(distances.mean())
+    return found
 
 
 def apart(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -107,7 +122,7 @@ def far(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Reads the command line, and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="run folders, or tasks: their latest runs")
     parser.add_argument("--num-envs", type=int, default=32, help="envs (default: 32)")
@@ -115,9 +130,16 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="leave style.json as it is")
     args = parser.parse_args()
 
+    from gpusim_rl.errors import friendly_errors
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()
+    with friendly_errors():
+        measure(args)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Measures, prints and writes."""
     path = Path(__file__).with_suffix(".json")
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     for run in args.runs:

@@ -30,7 +30,18 @@ def test_an_agent_may_be_ahead_or_behind(agent: list[float], error: float) -> No
     assert float(style.aligned(distances(agent, [1.0, 2.0, 3.0, 4.0]))) == pytest.approx(error)
 
 
-def test_a_run_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_those_of_joints_and_of_points() -> None:
+    sizes = {"joint_pos": 2, "joint_vel": 1, "ends": 6}
+    clip = torch.randn(7, 9, generator=torch.Generator().manual_seed(1))
+    same = style.errors(clip[:, None], clip, sizes)
+    assert same["joint_error"] == same["hand_and_foot_error"] == 0.0 < same["joint_error_unaligned"]
+    off = torch.tensor([0.1, -0.3, 9.0, 0.0, 0.3, 0.4, 0.0, 0.0, -0.1])  # rad, rad, rad/s; two points [m]
+    moved = style.errors((clip + off)[:1, None], clip[:1], sizes)
+    assert moved["joint_error"] == pytest.approx(0.2) == moved["joint_error_unaligned"]
+    assert moved["hand_and_foot_error"] == pytest.approx(0.3)
+
+
+def test_a_run_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(style, "__file__", str(tmp_path / "style.py"))
     amp = {"horizon": 8, "minibatch_size": 64, "epochs": 1, "discriminator": {"batch_size": 8}}
     task = {"episode_length": 6, "termination_height": 0.1}
@@ -39,7 +50,11 @@ def test_a_run_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.argv", ["style.py", str(tmp_path / "HumanoidAMP" / "latest"), "--num-envs", "2"])
     style.main()
     style.main()
+    assert "seed 42, env_steps " in capsys.readouterr().out
     (row,) = json.loads((tmp_path / "style.json").read_text())["rows"]
-    assert 0.0 < row["joint_error"] < row["joint_error_unaligned"]
-    assert 0.0 < row["hand_and_foot_error"] < row["hand_and_foot_error_unaligned"]
-    assert row["falls"] == 0.0 and row["seed"] == 42
+    assert 0.0 < row["joint_error"] < 0.3 and row["falls"] == 0.0
+    monkeypatch.setattr("sys.argv", ["style.py", "nowhere"])
+    with pytest.raises(SystemExit):
+        style.main()
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
