@@ -183,6 +183,7 @@ def learn(args: argparse.Namespace) -> int:
 
     def train(goal: learning.Goal, seed: int) -> None:
         outcome = begin(goal, seed, known.get((goal.task, seed)))
+        goal = goal.of_seed(seed)
         if outcome.reached or outcome.seconds >= goal.minutes * 60.0:
             keep(outcome)
             return
@@ -305,8 +306,10 @@ def settings_hash(goal: Goal) -> str:
     from gpusim_rl.settings.compose import compose
 
     with COMPOSING:
-        config = compose([f"task={goal.task}", *goal.overrides])
+        config = compose([f"task={goal.task}", *goal.of_seed(0).overrides])
     parts = {name: config[name] for name in ("task", "num_envs", "max_iterations", config["algo"]["name"], "sim")}
+    if goal.prepare:
+        parts["prepare"] = goal.prepare
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 

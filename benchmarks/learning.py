@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,9 @@ class Goal:
         overrides: Settings for this machine class, as for train.py.
         compare: Published return, and whose.
         success: How to show the task's own numbers that tell success, by name: `"{:.1f} turns per episode"`.
-        prepare: Commands that write what the training reads, such as demonstrations: arguments of Python, with
-            `{seed}` for the seed of the training.
+        prepare: Commands that write what the training reads, such as demonstrations: arguments of Python.
+
+    In overrides and commands, `{seed}` stands for the seed of the training.
     """
 
     task: str
@@ -70,6 +71,13 @@ class Goal:
                 f"{self.task}.threshold must be a return or one number of the task, got {self.threshold}; try"
                 " {success: 0.5}"
             )
+
+    def of_seed(self, seed: int) -> Goal:
+        """Returns the goal with the settings and commands of a seed."""
+        overrides, commands = (
+            tuple(word.replace("{seed}", str(seed)) for word in words) for words in (self.overrides, self.prepare)
+        )
+        return replace(self, overrides=overrides, prepare=commands)
 
     @property
     def judged(self) -> tuple[float, str]:
@@ -289,7 +297,7 @@ def train_to(
     training continues.
 
     Args:
-        goal: See `Goal`.
+        goal: See `Goal`; that of the seed.
         outcome: What is known, with the folder of the run if there is one.
         command: Starts train.py.
         environment: Variables of its process.
@@ -299,16 +307,19 @@ def train_to(
         say: Tells how it goes.
 
     Raises:
-        ConfigError: The training failed. The outcome has what it did before.
+        ConfigError: The training or a command before it failed. The outcome has what it did before.
     """
     stop = stop or threading.Event()
     done = Path(outcome.run) if outcome.run else None
     if done is not None and (done / "checkpoints" / "last.pt").is_file():
-        settings = [f"checkpoint={done}"]
+        shown = [word for word in goal.overrides if ".demonstrations.file=" in word]  # a run does not save it
+        settings = [f"checkpoint={done}", *shown]
     else:
         done, began = None, time.monotonic()
         for words in goal.prepare:
-            prepare(words.replace("{seed}", str(outcome.seed)), environment)
+            if stop.is_set():
+                return outcome
+            prepare(words, environment)
         outcome.prepare_seconds = time.monotonic() - began if goal.prepare else 0.0
         settings = [f"task={goal.task}", f"seed={outcome.seed}", f"experiment=learn-{goal.task}", *goal.overrides]
     arguments = [*command, *settings, f"log.dir={runs}", "log.console=quiet"]
@@ -440,14 +451,14 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
         few = f" ({fewest:.0f} episodes)" if 0 < fewest < WINDOW else " (few episodes)" if fewest < WINDOW else ""
         final = [o.final_return for o in seeds if o.final_return is not None]
         random = _median([o.random_return for o in seeds if o.random_return is not None])
-        goal, before = goals.get(task), statistics.median(outcome.prepare_seconds for outcome in seeds)
+        goal = goals.get(task)
         cells = [
             f"`{task}`",
             _success(seeds, goal),
             amount(seeds[0].threshold, seeds[0].stat),
             f"{reached} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
             _spread(_until(seeds, "env_steps"), lambda steps: f"{steps / 1e6:.1f} M"),
-            _spread([value + before for value in _until(seeds, "seconds")], duration),
+            _spread(_until(seeds, "seconds"), duration),
             f"{_spread(final, lambda value: f'{value:,.0f}')}{few}" if final else "–",
             f"{random:,.0f}" if random is not None else "–",
             " ".join([f"`{algorithm(seeds[0])}`", *(f"`{word}`" for word in _settings(seeds[0]))]),
@@ -460,14 +471,14 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
 
 
 def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
-    """The commands that a training needs before it."""
-    lines = []
-    for task in [task for task, goal in goals.items() if goal.prepare]:
-        if seeds := [outcome for outcome in outcomes if outcome.task == task]:
-            words = "`, `python ".join(goals[task].prepare)
-            timed = all(outcome.prepare_seconds for outcome in seeds)
-            lines.append(f"`{task}` first runs `python {words}`{', which `time` includes' if timed else ''}.")
-    return lines
+    """Which trainings need commands before them, as they are in learn.yaml now."""
+    tasks = [
+        f"`{task}`"
+        for task, goal in goals.items()
+        if goal.prepare and any(o.task == task and tuple(o.overrides) == goal.overrides for o in outcomes)
+    ]
+    where = "learns from what the commands in [learn.yaml](../benchmarks/learn.yaml) make; `time` includes them."
+    return [f"{task} {where}" for task in tasks]
 
 
 def algorithm(outcome: Outcome) -> str:
@@ -482,10 +493,11 @@ def _settings(outcome: Outcome) -> list[str]:
 
 def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
     """What each seed has spent until the goal; of all of them until their end, where less than half reached it."""
+    before = [seed.prepare_seconds if name == "seconds" else 0.0 for seed in seeds]
     spent = [getattr(seed, f"{name}_to_threshold") for seed in seeds]
     if median_time(spent) is None:
-        return [getattr(seed, name) for seed in seeds]
-    return [value for value in spent if value is not None]
+        spent = [getattr(seed, name) for seed in seeds]
+    return [value + more for value, more in zip(spent, before, strict=True) if value is not None]
 
 
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
@@ -573,18 +585,19 @@ def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
     first, stat = seeds[0], seeds[0].get("stat") or ""
     form = ".2g" if stat else ",.0f"
     threshold, name = f"{first['threshold']:{form}}", f"{stat} " if stat else ""
-    seconds = median_time([seed["seconds_to_threshold"] for seed in seeds])
-    before = statistics.median(seed.get("prepare_seconds", 0.0) for seed in seeds)
+    before = [seed.get("prepare_seconds", 0.0) for seed in seeds]
+    until = [seed["seconds_to_threshold"] for seed in seeds]
+    seconds = median_time([None if t is None else t + more for t, more in zip(until, before, strict=True)])
     reached = sum(bool(seed["reached"]) for seed in seeds)
     if seconds is not None:
-        seconds += before
         some = f" ({reached} of {len(seeds)} seeds)" if reached < len(seeds) else ""
         result = f"{name}{threshold} in {duration(seconds)}{some}"
     else:
         ends = [seed["stats"].get(stat) if stat else seed["final_return"] for seed in seeds]
         known = [end for end in ends if end is not None]
         end = f"{statistics.median(known):{form}}" if known else "?"
-        result = f"{name}{end} of {threshold} in {duration(before + statistics.median(s['seconds'] for s in seeds))}"
+        spent = statistics.median(seed["seconds"] + more for seed, more in zip(seeds, before, strict=True))
+        result = f"{name}{end} of {threshold} in {duration(spent)}"
     gpu, cpus = first["environment"].get("gpu"), first["environment"].get("cpu", {}).get("available")
     hardware = "GPU" if gpu else f"{cpus} CPU core{'' if cpus == 1 else 's'}"
     return Learned(result, seconds, hardware, list(first.get("overrides") or []), first["threshold"], stat)

@@ -167,11 +167,17 @@ def test_where_less_than_half_of_the_seeds_reach_the_goal_the_table_tells_their_
 
 
 def test_the_time_of_what_was_done_before_counts():
+    times = [(10.0, 100.0), (20.0, 20.0), (100.0, 10.0)]
     seeds = [
-        outcome(reached=True, env_steps_to_threshold=1e6, seconds_to_threshold=30.0, prepare_seconds=before)
-        for before in (20.0, 30.0, 40.0)
+        outcome(reached=True, env_steps_to_threshold=1e6, seconds_to_threshold=spent, prepare_seconds=before)
+        for spent, before in times
     ]
-    assert "| 60 s |" in table(seeds, {})[2]
+    assert "| 110 s (40 s to 110 s) |" in table(seeds, {})[2]
+
+
+def test_each_seed_has_files_of_its_own():
+    goal = Goal(task="Ant", threshold=1.0, overrides=("a=x-{seed}.npz",), prepare=("make.py x-{seed}.npz",))
+    assert goal.of_seed(3) == Goal(task="Ant", threshold=1.0, overrides=("a=x-3.npz",), prepare=("make.py x-3.npz",))
 
 
 def test_success_comes_first_where_it_is_known():
@@ -357,8 +363,8 @@ def test_a_training_keeps_to_its_share_of_the_cpus(train, monkeypatch):
 
 def test_what_a_training_reads_is_made_before_it_begins(train, tmp_path):
     (tmp_path / "make.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('made')")
-    made = train("trains", outcome(seed=7), prepare=(f"{tmp_path}/make.py {tmp_path}/made{{seed}}",))
-    assert (tmp_path / "made7").read_text() == "made"
+    made = train("trains", outcome(), prepare=(f"{tmp_path}/make.py {tmp_path}/made",))
+    assert (tmp_path / "made").read_text() == "made"
     assert made.prepare_seconds > 0.0
     with pytest.raises(ConfigError, match=r"python .*/nothing.py failed: .*No such file"):
         train("trains", outcome(), prepare=(f"{tmp_path}/nothing.py",))
