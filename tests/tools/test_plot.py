@@ -250,7 +250,7 @@ def test_a_threshold_is_of_the_tasks_own_number_and_of_its_variant(plot):
         return run
 
     figure = plot.draw([[trifinger(1)]], "task/success", "env_steps")
-    assert legend(figure)[1:] == ["threshold 0.5: counts as learned"] and figure.axes[0].get_ylabel() == "success"
+    assert legend(figure)[1:] == ["threshold 0.6: counts as learned"] and figure.axes[0].get_ylabel() == "success"
     assert legend(plot.draw([[trifinger(1)]], "episode/return", "env_steps"))[1:] == []
     assert legend(plot.draw([[trifinger(4)]], "task/success", "env_steps"))[1:] == []
 
