@@ -11,7 +11,7 @@ from cube_planner import Planning, plan_with
 from gpusim_rl.tasks.allegro_hand import AllegroHand
 from torch import Tensor
 
-PLANNING = Planning(horizon=8, every=2, home=(0.0, -0.13, 0.55))
+PLANNING = Planning(horizon=8, home=(0.0, -0.13, 0.55))
 
 
 def controller(task: AllegroHand) -> Callable[[], Tensor]:

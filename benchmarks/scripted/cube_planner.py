@@ -1,7 +1,8 @@
-"""Turns the cube of an in-hand task by planning: tries random motions in a simulator of its own, and does the best one.
+"""Turns the cube of an in-hand task by planning: tries random motions in a simulator of its own, at each control step.
 
-Predictive sampling (Howell et al. 2022, arXiv 2212.00541). A motion is a few actions, the knots, with straight lines
-between them. Each plan is the previous one, shifted, or that plan with noise, whichever costs least.
+Model predictive path integral control (Williams et al. 2017, arXiv 1707.02342). A motion is a few actions, the knots,
+with straight lines between them. The motions tried are the previous plan, shifted, with noise. The new plan is their
+mean, in which cheap motions weigh most.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from gpusim_rl.sim import SimChoice, make_sim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planning:
-    """How far, how often and how widely motions are tried."""
+    """How many motions are tried, how far and how widely."""
 
     samples: int = 24
     """Motions tried for each env."""
     horizon: int
     """Control steps of a motion."""
-    every: int
-    """Control steps between two plans."""
     knots: int = 3
-    noise: float = 0.45
+    noise: float = 0.9
     """Largest standard deviation of the noise; the motions have evenly spaced ones from 0 up to it."""
+    temperature: float = 0.03
+    """rad: a motion that costs so much more than another weighs 1/e as much."""
     home: tuple[float, float, float]
     """Where the cube is to stay [m]."""
     slack: float = 0.03
@@ -65,9 +66,8 @@ def plan_with(task: InHand, cfg: Planning, *, seed: int = 0) -> Callable[[], Flo
     times = torch.arange(horizon, device=device)
     at_steps = between_knots(times, horizon, cfg.knots)
     knot_times = torch.linspace(0.0, horizon - 1.0, cfg.knots, device=device)
-    later = between_knots((knot_times + cfg.every).clamp(max=horizon - 1.0), horizon, cfg.knots)
+    later = between_knots((knot_times + 1.0).clamp(max=horizon - 1.0), horizon, cfg.knots)
     plan = torch.zeros(n, cfg.knots, task.num_actions, device=device)
-    envs, age = torch.arange(n, device=device), cfg.every
 
     def motions() -> Float[Tensor, "envs samples knots actions"]:
         noise = torch.randn(n, samples, cfg.knots, task.num_actions, generator=generator, device=device)
@@ -98,18 +98,16 @@ def plan_with(task: InHand, cfg: Planning, *, seed: int = 0) -> Callable[[], Flo
             total += cost if step == horizon - 1 else cost / horizon
             early = cfg.success_bonus * (1.0 - 0.5 * step / horizon)
             bonus = torch.maximum(bonus, early * (angle <= task.cfg.success_tolerance))
-        cost = torch.where(sim.diverged, torch.inf, total - bonus)
+        cost = torch.where(sim.diverged, 1e6, total - bonus)  # not inf, which makes NaN where all diverge
         return cost.view(n, samples)
 
     def act() -> Float[Tensor, "envs actions"]:
-        nonlocal plan, age
-        if age == cfg.every:
-            plan = torch.einsum("qk,nka->nqa", later, plan).masked_fill((task.progress == 0)[:, None, None], 0.0)
-            tried = motions()
-            plan, age = tried[envs, costs(tried).argmin(dim=1)], 0
-        action = torch.einsum("k,nka->na", at_steps[age], plan)
-        age += 1
-        return action
+        nonlocal plan
+        plan = torch.einsum("qk,nka->nqa", later, plan).masked_fill((task.progress == 0)[:, None, None], 0.0)
+        tried = motions()
+        weights = torch.softmax(-costs(tried) / cfg.temperature, dim=1)
+        plan = torch.einsum("ns,nska->nka", weights, tried)
+        return plan[:, 0]
 
     return act
 

@@ -11,7 +11,7 @@ from cube_planner import Planning, plan_with
 from gpusim_rl.tasks.shadow_hand import ShadowHand
 from torch import Tensor
 
-PLANNING = Planning(samples=32, horizon=20, every=3, knots=4, noise=0.6, home=(0.0, -0.38, 0.555))
+PLANNING = Planning(samples=32, horizon=12, home=(0.0, -0.38, 0.555))
 
 
 def controller(task: ShadowHand) -> Callable[[], Tensor]:
