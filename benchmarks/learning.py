@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import signal
@@ -313,7 +314,7 @@ def train_to(
     done = Path(outcome.run) if outcome.run else None
     if done is not None and (done / "checkpoints" / "last.pt").is_file():
         shown = [word for word in goal.overrides if ".demonstrations.file=" in word]  # a run does not save it
-        settings = [f"checkpoint={done}", *shown]
+        settings = [f"checkpoint={done}", *shown, *_more_iterations(done)]
     else:
         done, began = None, time.monotonic()
         for words in goal.prepare:
@@ -382,6 +383,13 @@ def _environment(run: Path) -> dict[str, Any]:
 
     others = [start for start in metadata.get("earlier", []) if machine(start) != machine(metadata)]
     return {**kept, "earlier": others} if others else kept
+
+
+def _more_iterations(run: Path) -> list[str]:
+    """The setting without which a training that has done all its iterations would not go on."""
+    rows, most = read_rows(run / "metrics.csv"), yaml.safe_load((run / "config.yaml").read_text()) or {}
+    done = int(rows[-1].get("iteration") or 0) if rows else 0
+    return [f"max_iterations={2 * done}"] if done and done >= most.get("max_iterations", math.inf) else []
 
 
 def _new_run(folder: Path, seed: int, started: float) -> Path | None:

@@ -329,6 +329,7 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 columns = "env_steps,time/elapsed_s,episode/return,episode/count"
 (run / "metrics.csv").write_text(columns + "\\n10,5.0,3.0,100\\n")
 (run / "checkpoints" / "last.pt").write_text("")
+(run / "words").write_text(" ".join(sys.argv))
 (run / "config.yaml").write_text(f"seed: {values.get('seed')}\\n")
 while how == "deaf" or (how == "trains" and not asked):
     time.sleep(0.01)
@@ -406,6 +407,20 @@ def test_the_run_of_a_training_is_the_one_with_its_seed(train, tmp_path):
     assert learning._new_run(tmp_path / "learn-Ant", 1, 0.0) == other
     train("trains", found)
     assert found.run == str(tmp_path / "learn-Ant" / "run")
+
+
+def test_a_training_that_did_all_its_iterations_continues_with_more(train, tmp_path):
+    found = train("trains", outcome())
+    run = Path(found.run)
+    (run / "metrics.csv").write_text(
+        "iteration,env_steps,time/elapsed_s,episode/return,episode/count\n5,10,1.0,3.0,100\n"
+    )
+    for most, words in ((5, ["max_iterations=10"]), (6, [])):
+        (run / "config.yaml").write_text(f"seed: 1\nmax_iterations: {most}\n")
+        assert learning._more_iterations(run) == words
+    (run / "config.yaml").write_text("seed: 1\nmax_iterations: 5\n")
+    train("trains", found)
+    assert (run / "words").read_text().split()[-3:-1] == ["max_iterations=10", f"log.dir={tmp_path}"]
 
 
 def test_a_training_continued_elsewhere_tells_both_machines(train, tmp_path):
