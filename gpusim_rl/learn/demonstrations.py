@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -196,6 +197,10 @@ def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstratio
     shown, digest = read(Path(file))
     if env.task and shown.task != env.task:
         raise ConfigError(f"{file} is of task {shown.task}, and this is {env.task}")
+    if env.task and not math.isclose(shown.dt, env.dt, rel_tol=1e-6):
+        theirs, ours = f"{shown.dt:.4g} s", f"{env.dt:.4g} s"
+        hint = f"Try task.control_hz={1.0 / shown.dt:.6g}"
+        raise ConfigError(f"{file} has control steps of {theirs}, and the task of {ours}. {hint}")
     for group in groups:
         theirs, ours = len(shown.obs_names.get(group, ())), env.obs_sizes[group]
         if theirs != ours:

@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
     "precision": "fp32",
     "network": {"hidden": [16, 16]},
 }
-CARTPOLE = EnvSpec(8, {"policy": 4}, Box(1), 500, task="Cartpole")
+CARTPOLE = EnvSpec(8, {"policy": 4}, Box(1), 500, task="Cartpole", dt=1.0 / 60.0)
 
 
 def config(**changes: Any) -> BCConfig:

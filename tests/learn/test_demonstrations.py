@@ -28,7 +28,7 @@ from helpers.off_policy import ACTOR_CRITICS, OffPolicyLearner, settings_of
 from helpers.training import merged, the_run
 
 GAMMA, CPU = 0.9, torch.device("cpu")
-SPEC = EnvSpec(64, {"policy": 4}, Box(1), 500, task="Cartpole")
+SPEC = EnvSpec(64, {"policy": 4}, Box(1), 500, task="Cartpole", dt=1.0 / 60.0)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_file_holds_what_was_saved(file: Path) -> None:
     found, digest = read(file)
     assert len(digest) == 64 and found.episodes == 10
     expected = shown_in(SPEC)
-    assert (found.task, found.commit, found.dt, found.episode_length, found.num_envs) == ("Cartpole", "", 1.0, 8, 1)
+    assert (found.task, found.commit, found.dt, found.episode_length, found.num_envs) == ("Cartpole", "", SPEC.dt, 8, 1)
     for name in ("action", "reward", "terminated", "truncated", "diverged", "action_names"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
     for name in ("obs", "final_obs", "obs_names"):
@@ -293,6 +293,10 @@ def test_a_bad_file_is_one_line(file: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_demonstrations_of_other_envs_are_one_line(file: Path) -> None:
     for spec, line in (
+        (
+            replace(SPEC, dt=0.05),
+            r"has control steps of 0\.01667 s, and the task of 0\.05 s\. Try task\.control_hz=60$",
+        ),
         (replace(SPEC, obs_sizes={"policy": 5}), "has 4 numbers in observation 'policy', and the task 5"),
         (replace(SPEC, action_space=Box(2)), "has actions of 1 numbers, and the task of 2 numbers"),
         (replace(SPEC, action_space=MultiDiscrete((3,))), "has actions of 1 numbers, and the task of 1 choices"),
