@@ -54,7 +54,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     checks = words.add_parser("check", help="a file, and whether it fits a robot")
     plays = words.add_parser("play", help="a clip in a browser, or as a video or a page")
     for each in (checks, plays):
-        each.add_argument("file", type=shipped, help="npz, or the name of a clip that ships, such as go1_trot")
+        each.add_argument("file", help="npz, or the name of a clip that ships, such as go1_trot")
         each.add_argument("robot", nargs="?", help="task, robot of tasks/assets, MJCF or URDF, menagerie:<robot>")
     plays.add_argument("--host", help="address to serve on (default: 127.0.0.1, for this machine alone)")
     plays.add_argument("--port", type=int, help="port (default: the first free one from 8080 on)")
@@ -68,14 +68,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for each in (checks, plays):
         each.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
     return parser.parse_args(argv)
-
-
-def shipped(name: str) -> Path:
-    """Returns the file of a clip that ships, by its name, or what else was named."""
-    from gpusim_rl.files.paths import assets_dir
-
-    file = assets_dir() / "motions" / f"{name}.npz"
-    return file if file.is_file() else Path(name)
 
 
 def make(args: argparse.Namespace) -> None:
@@ -117,7 +109,9 @@ def record(args: argparse.Namespace) -> None:
             if step >= steps - frames:
                 states.append((sim.qpos[0].cpu().numpy().copy(), sim.qvel[0].cpu().numpy().copy()))
             if bool(player.step().done.any()):
-                raise ConfigError(f"the episode ended after {step / hz:.3g} s. Try another --seed or --command")
+                raise ConfigError(
+                    f"the episode ended after {step / hz:.3g} s. Try fewer --seconds, or another --seed or --command"
+                )
         qpos, qvel = (np.stack(values) for values in zip(*states, strict=True))
         clip = from_states(sim.scene, robot, qpos, qvel, hz)
     # How far bodies are from where their velocities bring them: by more only where they are put there.
@@ -183,14 +177,16 @@ def check(args: argparse.Namespace) -> None:
 def read(args: argparse.Namespace) -> Clip:
     """Reads a clip; for a robot, where one is named."""
     from gpusim_rl.env.clip import load
+    from gpusim_rl.env.motions import clip_file
     from gpusim_rl.env.robot_clip import load_for
 
+    file = clip_file(args.file)
     if args.robot is None:
-        return load(args.file)
+        return load(file)
     from gpusim_rl.view.playback import scene_by_name
 
     scene = scene_by_name(args.robot, args.config_dir)
-    return load_for(args.file, scene, scene.articulation_names[0])
+    return load_for(file, scene, scene.articulation_names[0])
 
 
 def play(args: argparse.Namespace) -> None:
@@ -203,6 +199,8 @@ def play(args: argparse.Namespace) -> None:
     from gpusim_rl.view.web import LOCALHOST, check_installed, view_in_browser
 
     check_out(args.out, overwrite=args.overwrite)
+    if args.out is not None and args.out.suffix not in (".mp4", ".html"):
+        raise ConfigError(f"a video's name must end in .mp4, or a page's in .html, got {args.out.name!r}")
     if args.out is None or args.out.suffix == ".html":
         check_installed()
     else:
@@ -214,7 +212,7 @@ def play(args: argparse.Namespace) -> None:
             raise ConfigError(f"{args.file}: it has the joints of no robot of ours. Try clip play {args.file} <robot>")
         args.robot = file.stem
         clip = read(args)
-    with closing(open_playback(clip, args.robot, name=args.file.stem, config_dir=args.config_dir)) as player:
+    with closing(open_playback(clip, args.robot, name=Path(args.file).stem, config_dir=args.config_dir)) as player:
         if args.out is None:
             view_in_browser(player, host=args.host or LOCALHOST, port=args.port, steps=args.steps)
         else:

@@ -116,13 +116,13 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
     of_isaac_lab = "dof_positions" in found
     of = ours | ISAAC_LAB if of_isaac_lab else ours
     values = {name: np.asarray(found[key]) for name, key in of.items() if key in found}
+    there = ", ".join(values) or "nothing"
     given = {"joint_names": joint_names, "body_names": body_names}
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
         if missing := [field.name for field in fields(Clip) if field.name not in values]:
             hint = "; mjlab's files have no names, the robot has them" if set(missing) == set(given) else ""
-            there = f"{', '.join(values) or 'nothing'}{hint}"
-            raise ConfigError(f"it lacks {', '.join(missing)}, it has {there}. Try {DOCS}")
+            raise ConfigError(f"it lacks {', '.join(missing)}, it has {there}{hint}. Try {DOCS}")
         for key in given:
             it = values[key]
             if it.dtype.kind != "U" or it.ndim != 1 or not 0 < it.size <= MAX_NAMES or it.itemsize > 4 * MAX_LETTERS:
@@ -130,10 +130,11 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
         names: dict[str, Any] = {key: tuple(values.pop(key).tolist()) for key in given}
         if wrong := [key for key, value in values.items() if value.dtype.kind not in "fiu"]:
             raise ConfigError(f"{wrong[0]} holds {values[wrong[0]].dtype}, expected numbers")
-        fps = float(values.pop("fps").item())
+        if (fps := values.pop("fps")).size != 1:
+            raise ConfigError(f"fps is {list(fps.shape)}, expected one number")
         with np.errstate(over="ignore"):
             arrays: dict[str, Any] = {name: value.astype(np.float32) for name, value in values.items()}
-            clip = Clip(fps=fps, **names, **arrays)
+            clip = Clip(fps=float(fps.item()), **names, **arrays)
         if of_isaac_lab:
             clip = _with_hinges(clip)
         _check_velocities(clip)

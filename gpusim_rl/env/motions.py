@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -42,13 +43,20 @@ def read_clips(names: Sequence[str], scene: Scene, robot: str, bodies: Sequence[
     Raises:
         ConfigError: There is no such clip, or a file is none of this robot.
     """
-    shipped, clips = {path.stem: path for path in sorted((assets_dir() / "motions").glob("*.npz"))}, {}
-    for name in names:
-        if not name.endswith(".npz") and name not in shipped:
-            known = f"{did_you_mean(name, list(shipped))} There are {', '.join(shipped) or 'none'}, or path/to/clip.npz"
-            raise ConfigError(f"no motion clip {name!r} in tasks/assets/motions.{known}")
-        clips[name] = load_for(shipped.get(name) or from_home(name), scene, robot, bodies)
-    return clips
+    return {name: load_for(clip_file(name), scene, robot, bodies) for name in names}
+
+
+def clip_file(name: str) -> Path:
+    """Returns the file of a clip: of one that ships, by its name, or of one with the ending `.npz`.
+
+    Raises:
+        ConfigError: No such clip ships.
+    """
+    shipped = {path.stem: path for path in sorted((assets_dir() / "motions").glob("*.npz"))}
+    if not name.endswith(".npz") and name not in shipped:
+        known = f"{did_you_mean(name, list(shipped))} There are {', '.join(shipped) or 'none'}, or path/to/clip.npz"
+        raise ConfigError(f"no motion clip {name!r} in tasks/assets/motions.{known}")
+    return shipped.get(name) or from_home(name)
 
 
 def resampled(clip: Clip, rate: float) -> Clip:

@@ -75,6 +75,7 @@ def fast(arrays: dict[str, np.ndarray], fps: float) -> None:
 BAD = {
     "no joints' names": (lambda a: a.pop("joint_names"), "it lacks joint_names, it has fps, "),
     "nothing": (lambda a: a.clear(), "it has nothing"),
+    "two rates": (lambda a: a.update(fps=np.array([50.0, 60.0])), "fps is [2], expected one number"),
     "a name twice": (lambda a: a["body_names"].__setitem__(2, "trunk"), "the name 'trunk' is there twice"),
     "a joint too few": (
         lambda a: a.update(joint_pos=a["joint_pos"][:, 1:]),
@@ -94,7 +95,6 @@ BAD = {
     ),
     "text": (lambda a: a.update(joint_pos=a["joint_pos"].astype(str)), "joint_pos holds <U32, expected numbers"),
     "complex": (lambda a: a.update(joint_pos=a["joint_pos"] * 1j), "joint_pos holds complex64, expected numbers"),
-    "two rates": (lambda a: a.update(fps=np.array([50, 60])), "can only convert an array of size 1"),
     "no rate": (lambda a: a.update(fps=np.array(0)), "fps is 0, expected frames per second"),
     "no list of names": (lambda a: a.update(joint_names=np.array("hip")), "joint_names is no list of names"),
     "one frame": (lambda a: a.update({k: v[:1] for k, v in a.items() if v.ndim > 1}), "it has 1 frames"),
@@ -306,6 +306,8 @@ def test_a_file_of_mjlab_has_the_names_of_its_robot(trot, go1, g1, tmp_path):
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array([50])})
     assert "it lacks joint_names, body_names" in (line := refused(tmp_path / "x.npz"))
     assert "the robot has them" in line
+    np.savez(tmp_path / "y.npz", x=np.zeros(3))
+    assert "it has nothing. Try" in refused(tmp_path / "y.npz", go1)  # the robot's names are not in the file
     assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
     assert "joint_pos is [201, 12], expected [201, 29]" in refused(tmp_path / "x.npz", g1)
 

@@ -116,6 +116,8 @@ def test_a_file_is_checked(clip, tmp_path):
     gym = clip("check", "go1_trot", "Gymnasium", code=2).stderr
     assert "'Gymnasium' has no scene: its envs are of another library. Try another task or a robot" in gym
     assert "no task and no robot 'goo1'. Did you mean 'go1'?" in clip("check", "go1_trot", "goo1", code=2).stderr
+    assert "no motion clip 'go1_trott'" in (line := clip("check", "go1_trott", code=2).stderr)
+    assert "Did you mean 'go1_trot'? There are g1_bow, " in line and line.count("\n") == 1
     (tmp_path / "x.npz").touch()
     assert "x.npz is no npz file: " in clip("check", "x.npz", code=2).stderr
     shutil.copy(MOTIONS / "go1_trot.npz", tmp_path / "mine.npz")
@@ -142,7 +144,7 @@ def test_a_clip_becomes_a_video_and_a_page(clip, tmp_path):
     clip("play", "go1_trot", "--out", "trot.html", *small)
     page = (tmp_path / "trot.html").read_text()
     assert "<title>go1_trot" in page and len(page) > 100_000
-    assert "must end in .mp4" in clip("play", "go1_trot", "--out", "trot.gif", code=2).stderr
+    assert "must end in .mp4, or a page's in .html, got" in clip("play", "go1_trot", "--out", "trot.gif", code=2).stderr
 
 
 def test_a_clip_in_a_browser(clip):
