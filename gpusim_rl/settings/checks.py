@@ -244,7 +244,9 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     except _Mismatch:
         words = _describe(hint)
         message = f"{key} must be {words}, got {value!r}."
-        if isinstance(value, str):
+        if _accepts([value], hint):
+            message += f" Try {key}=[{value}]"
+        elif isinstance(value, str):
             message += did_you_mean(value, _literals(hint))
         elif isinstance(value, float) and value.is_integer() and _accepts(int(value), hint):
             message += f" Try {key}={int(value)}"

@@ -98,7 +98,7 @@ def test_builder_converts_without_loss():
         ({"name": 3}, "task.name must be a string or null, got 3"),
         ({"mode": "fst"}, "task.mode must be one of slow, fast, got 'fst'. Did you mean 'fast'?"),
         ({"either": 1}, "task.either must be auto or true or false, got 1"),
-        ({"sizes": 3}, "task.sizes must be a list of (an int), got 3"),
+        ({"sizes": 3}, "task.sizes must be a list of (an int), got 3. Try task.sizes=[3]"),
         ({"sizes": [1, "a"]}, "task.sizes must be a list of (an int), got [1, 'a']"),
         ({"pair": [1]}, "task.pair must be a list of 2 (a number, a number), got [1]"),
         ({"gains": {"x": "y"}}, "task.gains must be a section of (a number), got {'x': 'y'}"),
