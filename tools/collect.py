@@ -152,7 +152,7 @@ def open_run(args: argparse.Namespace, run: str) -> Player:
     from gpusim_rl.view.player import Player
 
     if args.settings:
-        raise ConfigError(f"{args.settings[0]}: a run has its own settings. Only a script that acts takes others")
+        raise ConfigError(f"{args.settings[0]}: a run has its own settings. Try without")
     demo, name = demos_dir() / run, run
     if demo.is_dir() and not Path("runs", name).exists() and not Path(name).exists():
         name = str(demo)
@@ -224,6 +224,10 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     controller: Any = getattr(module, "controller", None)
     if not callable(controller):
         raise ConfigError(f"{name} has no function controller; {SCRIPT}")
+    wanted = getattr(controller, "__annotations__", {}).get("task")
+    wanted = getattr(module, wanted, None) if isinstance(wanted, str) else wanted
+    if isinstance(wanted, type) and not isinstance(env.task, wanted):
+        raise ConfigError(f"{name} is for {wanted.__name__}, and this is {env.name}")
     act: Any = controller(env.task)
     if not callable(act):
         raise ConfigError(f"{name}: controller(task) returned a {type(act).__name__}; {SCRIPT}")

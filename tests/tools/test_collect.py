@@ -225,7 +225,11 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
             ("push.py", "--actor", "Quadcopter", "--keep", "success"),
             "--keep success: with --actor those episodes teach",
         ),
-        (("push.py", "task=Cartpole", "--actor", "Quadcopter"), "task=Cartpole: a run has its own settings."),
+        (
+            ("push.py", "task=Cartpole", "--actor", "Quadcopter"),
+            "a run has its own settings. Try without",
+        ),
+        (("typed.py", "task=Cartpole"), "typed.py is for Pendulum, and this is Cartpole"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_file(
@@ -234,6 +238,8 @@ def test_a_mistake_is_one_line_and_leaves_no_file(
     Path("empty.py").write_text("")
     Path("flat.py").write_text("def controller(task):\n    return 1.0\n")
     Path("wide.py").write_text(SCRIPT.format(action="task.robot.joint_pos.repeat(1, 2)"))
+    typed = "from gpusim_rl.tasks.pendulum import Pendulum\n\ndef controller(task: Pendulum):\n    return None\n"
+    Path("typed.py").write_text(typed)
     Path("nan.py").write_text(SCRIPT.format(action="parts['cart_pos'] * float('nan')"))
     assert collect(*arguments) == 2
     error = capsys.readouterr().err
