@@ -89,11 +89,10 @@ class PhaseTimer:
     def leave(self, *, counts: bool) -> None:
         """Ends the phase; its time counts unless it has failed."""
         if counts:
-            self._add_host_time()
+            self._add_host_time(time.perf_counter())
         self._inside = None
 
-    def _add_host_time(self) -> None:
-        now = time.perf_counter()
+    def _add_host_time(self, now: float) -> None:
         phase = self._inside or ""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._entered
         self._entered = now
@@ -102,7 +101,7 @@ class PhaseTimer:
     def waiting(self) -> Iterator[None]:
         """Leaves out the block, which waits for the device, of the host's time."""
         if self._inside is not None:
-            self._add_host_time()
+            self._add_host_time(time.perf_counter())
         yield
         self._entered = time.perf_counter()
 
@@ -116,9 +115,9 @@ class PhaseTimer:
 
     def flush(self) -> Durations:
         """Ends an interval and begins the next one, usually in the middle of `log`: each gets its part."""
+        now = time.perf_counter()  # of both, or the phase might be longer than its interval
         if self._inside is not None:
-            self._add_host_time()
-        now = time.perf_counter()
+            self._add_host_time(now)
         durations = Durations(now - self._began, self._seconds, self._events)
         self.start()
         self._began = now
