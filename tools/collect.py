@@ -212,6 +212,7 @@ def plain_envs(player: Player) -> VecEnv:
 
 def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     """Runs a script that the user has named, and returns its function that acts."""
+    from gpusim_rl.env import Task
     from gpusim_rl.errors import ConfigError
 
     file = Path(name)
@@ -226,7 +227,7 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
         raise ConfigError(f"{name} has no function controller; {SCRIPT}")
     wanted = getattr(controller, "__annotations__", {}).get("task")
     wanted = getattr(module, wanted, None) if isinstance(wanted, str) else wanted
-    if isinstance(wanted, type) and not isinstance(env.task, wanted):
+    if isinstance(wanted, type) and issubclass(wanted, Task) and not isinstance(env.task, wanted):
         raise ConfigError(f"{name} is for {wanted.__name__}, and this is {env.name}")
     act: Any = controller(env.task)
     if not callable(act):

@@ -227,7 +227,7 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
         ),
         (
             ("push.py", "task=Cartpole", "--actor", "Quadcopter"),
-            "a run has its own settings. Try without",
+            "task=Cartpole: a run has its own settings. Try without",
         ),
         (("typed.py", "task=Cartpole"), "typed.py is for Pendulum, and this is Cartpole"),
     ],
@@ -245,6 +245,12 @@ def test_a_mistake_is_one_line_and_leaves_no_file(
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and line in error, error
     assert not Path("demonstrations.npz").exists()
+
+
+def test_a_script_may_be_for_any_task(collect: Callable[..., int]) -> None:
+    script = SCRIPT.format(action="task.robot.joint_pos[:, :1]").replace("(task)", "(task: Any)")
+    Path("any.py").write_text(f"from typing import Any\n{script}")
+    assert "task: Any" in script and collect("any.py", "task=Cartpole", "--steps", "2") == 0
 
 
 def test_a_file_is_not_replaced_unasked(load_tool, collect, capsys: pytest.CaptureFixture[str]) -> None:
