@@ -387,9 +387,9 @@ def _environment(run: Path) -> dict[str, Any]:
 
 def _more_iterations(run: Path) -> list[str]:
     """The setting without which a training that has done all its iterations would not go on."""
-    rows, most = read_rows(run / "metrics.csv"), yaml.safe_load((run / "config.yaml").read_text()) or {}
+    rows, settings = read_rows(run / "metrics.csv"), yaml.safe_load((run / "config.yaml").read_text()) or {}
     done = int(rows[-1].get("iteration") or 0) if rows else 0
-    return [f"max_iterations={2 * done}"] if done and done >= most.get("max_iterations", math.inf) else []
+    return [f"max_iterations={2 * done}"] if done and done >= settings.get("max_iterations", math.inf) else []
 
 
 def _new_run(folder: Path, seed: int, started: float) -> Path | None:
