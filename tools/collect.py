@@ -340,6 +340,7 @@ def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstra
     """Puts episodes behind each other, and says what they are of."""
     import numpy as np
 
+    from gpusim_rl.env.observations import number_names
     from gpusim_rl.files.provenance import git_state
     from gpusim_rl.learn.demonstrations import FLAGS, Demonstrations
 
@@ -347,7 +348,7 @@ def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstra
     flags = {flag: np.zeros(last[-1] + 1, dtype=bool) for flag in FLAGS}
     for flag, values in flags.items():
         values[last] = [getattr(episode, flag) for episode in episodes]
-    names = {group: np.array(numbered(env, group, size)) for group, size in env.obs_sizes.items()}
+    names = {group: np.array(names) for group, names in number_names(env.obs_sizes, env.obs_parts).items()}
     state, _ = git_state()
     return Demonstrations(
         task=env.name,
@@ -364,12 +365,6 @@ def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstra
         reward=np.concatenate([episode.rewards for episode in episodes]),
         **flags,
     )
-
-
-def numbered(env: VecEnv, group: str, size: int) -> list[str]:
-    """Returns a name for each number of an observation: that of its part, and its place in it."""
-    parts = [(part.name, part.size * part.history) for part in env.obs_parts.get(group, ())]
-    return [f"{name}[{number}]" for name, count in parts or [(group, size)] for number in range(count)]
 
 
 if __name__ == "__main__":

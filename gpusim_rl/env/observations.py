@@ -298,6 +298,15 @@ def is_image(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dtype == torch.uint8
 
 
+def number_names(sizes: Mapping[str, int], parts: Mapping[str, Sequence[ObservationPart]]) -> dict[str, list[str]]:
+    """Returns a name for each number of every observation group: that of its part, and its place in it."""
+    columns = {group: [(part.name, part.size * part.history) for part in of_it] for group, of_it in parts.items()}
+    return {
+        group: [f"{name}[{n}]" for name, count in columns.get(group) or [(group, size)] for n in range(count)]
+        for group, size in sizes.items()
+    }
+
+
 def _check_names(sensors: Mapping[str, Any], parts: Collection[str]) -> None:
     """Raises ConfigError for a part of `task.observations` that the policy's observation does not have."""
     for name in sensors:

@@ -32,6 +32,8 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
         raise ConfigError(f"{path} is a folder: expected an npz file")
     try:
         content = safe_open.read_bytes(path, limit)
+        if not content:
+            raise EOFError("it is empty")
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > limit:
                 raise ConfigError(f"{path} has more than {limit} bytes unpacked")

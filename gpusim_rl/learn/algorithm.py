@@ -10,7 +10,7 @@ A yaml in cfg/algo, or in a user's folder (`-cd`), registers one: its `algo._tar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -72,6 +72,8 @@ class EnvSpec:
     """Control step [s]; 1 where it is not known."""
     task: str = ""
     """Name of the task's class; empty where it is not known."""
+    obs_names: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
+    """Names of the numbers of an observation group; none where they are not known."""
     images: Mapping[str, ImageShape] = field(default_factory=dict)
     """Shape of each observation group of images."""
     final_images: bool = False

@@ -205,6 +205,10 @@ def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstratio
         theirs, ours = len(shown.obs_names.get(group, ())), env.obs_sizes[group]
         if theirs != ours:
             raise ConfigError(f"{file} has {theirs} numbers in observation {group!r}, and the task {ours}")
+        for number, name in enumerate(env.obs_names.get(group, ())):
+            if shown.obs_names[group][number] != name:
+                theirs, where = shown.obs_names[group][number], f"number {number} of observation {group!r}"
+                raise ConfigError(f"{file} has {theirs} as {where}, and the task {name}. {AGAIN} anew")
     theirs, space = len(shown.action_names), env.action_space
     choices = isinstance(space, MultiDiscrete)
     if theirs != space.size or (shown.action.dtype.kind == "i") != choices:

@@ -16,6 +16,7 @@ from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.env.mirrors import mirrored
+from gpusim_rl.env.observations import number_names
 from gpusim_rl.errors import ConfigError, import_extra, one_line_if_out_of_memory, warn
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
@@ -209,6 +210,7 @@ def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
         compile=start.compile.mode != "off",
         dt=inside.task.dt if isinstance(inside, VecEnv) else 1.0,
         task=start.task_name,
+        obs_names=number_names(env.obs_sizes, env.obs_parts) if isinstance(env, VecEnv) else {},
         images=dict(env.images),
         final_images=env.final_images,
         mirrored=partial(mirrored, env),

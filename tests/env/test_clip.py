@@ -186,7 +186,7 @@ def names(shape: str, kind: str, data: bytes = b"") -> bytes:
 
 LETTERS = np.arange(0x4E00, 0x4E00 + 9_999, dtype="<u4")
 STRANGE = {
-    "empty": (b"", "is no npz file: "),
+    "empty": (b"", "is no npz file: it is empty"),
     "text": (b"time,x,y\n0,1,2\n", "File is not a zip file"),
     "a pickle": (pickle.dumps(Evil()), "File is not a zip file"),
     "an npy": (header("(1,)") + b"\0" * 4, "File is not a zip file"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gpusim_rl.env.observations import number_names
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.demonstrations import Demonstrations
 from gpusim_rl.spaces import MultiDiscrete
@@ -15,6 +16,7 @@ def shown_in(env: EnvSpec, episodes: int = 10, length: int = 8, seed: int = 0, *
     """Random episodes of one length, which the time limit ends; an even one ends by the task's rules too."""
     rng, steps = np.random.default_rng(seed), episodes * length
     sizes, space = env.obs_sizes, env.action_space
+    unnamed = number_names(sizes, {})
     ends = np.arange(1, steps + 1) % length == 0
     action = rng.uniform(-1.0, 1.0, (steps, space.size)).astype(np.float32)
     if isinstance(space, MultiDiscrete):
@@ -31,7 +33,7 @@ def shown_in(env: EnvSpec, episodes: int = 10, length: int = 8, seed: int = 0, *
         "num_envs": 1,
         "obs": {group: numbers(steps, size) for group, size in sizes.items()},
         "final_obs": {group: numbers(episodes, size) for group, size in sizes.items()},
-        "obs_names": {group: np.array([f"{group}[{n}]" for n in range(size)]) for group, size in sizes.items()},
+        "obs_names": {group: np.array(env.obs_names.get(group) or unnamed[group]) for group in sizes},
         "action": action,
         "action_names": np.array([f"action[{n}]" for n in range(space.size)]),
         "executed": True,

@@ -40,7 +40,8 @@ SMALL: dict[str, Any] = {
     "precision": "fp32",
     "network": {"hidden": [16, 16]},
 }
-CARTPOLE = EnvSpec(8, {"policy": 4}, Box(1), 500, task="Cartpole", dt=1.0 / 60.0)
+NAMES = {"policy": ["cart_pos[0]", "cart_vel[0]", "pole_angle[0]", "pole_vel[0]"]}
+CARTPOLE = EnvSpec(8, {"policy": 4}, Box(1), 500, task="Cartpole", dt=1.0 / 60.0, obs_names=NAMES)
 
 
 def config(**changes: Any) -> BCConfig:

@@ -28,7 +28,8 @@ from helpers.off_policy import ACTOR_CRITICS, OffPolicyLearner, settings_of
 from helpers.training import merged, the_run
 
 GAMMA, CPU = 0.9, torch.device("cpu")
-SPEC = EnvSpec(64, {"policy": 4}, Box(1), 500, task="Cartpole", dt=1.0 / 60.0)
+NAMES = {"policy": ["cart_pos[0]", "cart_vel[0]", "pole_angle[0]", "pole_vel[0]"]}
+SPEC = EnvSpec(64, {"policy": 4}, Box(1), 500, task="Cartpole", dt=1.0 / 60.0, obs_names=NAMES)
 
 
 @pytest.fixture
@@ -241,8 +242,8 @@ def holed(shape: tuple[int, ...], *place: int) -> np.ndarray:
     ("arrays", "line"),
     [
         ({"reward": holed((80,), 5)}, r"reward has a number that is not finite: control step 5$"),
-        ({"obs__policy": holed((80, 4), 3, 2)}, r"obs/policy has .* not finite: control step 3, policy\[2\]$"),
-        ({"final_obs__policy": holed((10, 4), 6, 1)}, r"final_obs/policy .* not finite: episode 6, policy\[1\]$"),
+        ({"obs__policy": holed((80, 4), 3, 2)}, r"obs/policy has .* not finite: control step 3, pole_angle\[0\]$"),
+        ({"final_obs__policy": holed((10, 4), 6, 1)}, r"final_obs/policy .* not finite: episode 6, cart_vel\[0\]$"),
         ({"action": holed((80, 1), 79, 0)}, r"action has .* not finite: control step 79, action\[0\]$"),
         ({"obs__policy": np.zeros((80, 3), np.float32)}, r"obs/policy is \[80, 3\], expected \[80, 4\]"),
         ({"final_obs__policy": np.zeros((9, 4))}, r"final_obs/policy is \[9, 4\], expected \[10, 4\]"),
@@ -276,7 +277,7 @@ def test_a_bad_file_is_one_line(file: Path, tmp_path: Path, monkeypatch: pytest.
         old: "is a checkpoint, or demonstrations of an older version. Try python tools/collect.py",
         pickled: "is no npz file",
         text: "is no npz file",
-        empty: "is no npz file",
+        empty: "is no npz file: it is empty",
         tmp_path / "none.npz": "cannot read .*none.npz: No such file",
         tmp_path: "is a folder: expected an npz file$",
     }.items():
@@ -298,6 +299,10 @@ def test_demonstrations_of_other_envs_are_one_line(file: Path) -> None:
             r"has control steps of 0\.01667 s, and the task of 0\.05 s\. Try task\.control_hz=60$",
         ),
         (replace(SPEC, obs_sizes={"policy": 5}), "has 4 numbers in observation 'policy', and the task 5"),
+        (
+            replace(SPEC, obs_names={"policy": ["cart_pos[0]", "pole_vel[0]", "pole_angle[0]", "cart_vel[0]"]}),
+            r"has cart_vel\[0\] as number 1 of observation 'policy', and the task pole_vel\[0\]\. Try .* anew$",
+        ),
         (replace(SPEC, action_space=Box(2)), "has actions of 1 numbers, and the task of 2 numbers"),
         (replace(SPEC, action_space=MultiDiscrete((3,))), "has actions of 1 numbers, and the task of 1 choices"),
     ):
