@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -318,9 +317,9 @@ def train_to(
     else:
         done, began = None, time.monotonic()
         for words in goal.prepare:
+            prepare(words, environment, stop)
             if stop.is_set():
                 return outcome
-            prepare(words, environment)
         outcome.prepare_seconds = time.monotonic() - began if goal.prepare else 0.0
         settings = [f"task={goal.task}", f"seed={outcome.seed}", f"experiment=learn-{goal.task}", *goal.overrides]
     arguments = [*command, *settings, f"log.dir={runs}", "log.console=quiet"]
@@ -359,15 +358,20 @@ def train_to(
     return outcome
 
 
-def prepare(words: str, environment: Mapping[str, str]) -> None:
-    """Runs a command of Python that writes what a training reads.
+def prepare(words: str, environment: Mapping[str, str], stop: threading.Event) -> None:
+    """Runs a command of Python that writes what a training reads, until it has ended or `stop` is set.
 
     Raises:
         ConfigError: It failed.
     """
-    done = subprocess.run([sys.executable, *words.split()], env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError(f"python {words} failed: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1]}")
+    with Child([sys.executable, *words.split()], env=environment) as child:
+        while child.running:
+            if stop.wait(POLL_S):
+                child.stop()
+                return
+        reason = child.how_it_ended()
+        if child.process.returncode:
+            raise ConfigError(f"python {words} failed: {reason}")
 
 
 def _environment(run: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -370,6 +371,22 @@ def test_what_a_training_reads_is_made_before_it_begins(train, tmp_path):
     assert made.prepare_seconds > 0.0
     with pytest.raises(ConfigError, match=r"python .*/nothing.py failed: .*No such file"):
         train("trains", outcome(), prepare=(f"{tmp_path}/nothing.py",))
+    (tmp_path / "killed.py").write_text("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(ConfigError, match=r"python .*/killed.py failed: SIGKILL"):
+        train("trains", outcome(), prepare=(f"{tmp_path}/killed.py",))
+
+
+def test_a_command_before_the_training_is_stopped_too(train, tmp_path):
+    (tmp_path / "long.py").write_text("import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)")
+    stop, begun = threading.Event(), tmp_path / "begun"
+
+    def stop_when_begun():
+        while not begun.exists():
+            time.sleep(0.01)
+        stop.set()
+
+    threading.Thread(target=stop_when_begun, daemon=True).start()
+    assert train("trains", outcome(), prepare=(f"{tmp_path}/long.py {begun}",), stop=stop).run == ""
 
 
 def test_a_training_that_fails_late_is_told_and_not_forgotten(train, tmp_path):
