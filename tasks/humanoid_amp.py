@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -192,6 +192,10 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         return {"speed": self.speed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.reference.clamp_(max=len(self.histories) - 1)  # the clips of the checkpoint may have been longer
 
     def _random_place(self) -> Int[Tensor, " envs"]:
         number = len(self.histories)

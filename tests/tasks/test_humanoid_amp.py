@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ def make_env(num_envs: int = 8, **task: Any) -> VecEnv:
     env = gpusim_rl.make_env("HumanoidAMP", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
     assert isinstance(env, VecEnv) and isinstance(env.task, HumanoidAMP)
     return env
+
+
+def vars_of(clip: Clip) -> dict[str, Any]:
+    return {field.name: getattr(clip, field.name) for field in fields(clip)}
 
 
 def task_of(env: VecEnv) -> Any:
@@ -132,6 +136,17 @@ def test_references_are_places_of_all_clips_and_none_is_of_two(tmp_path: Path) -
     assert torch.equal(task.histories[:, 0], task.histories[:, 1] - 1)
     expected = task.features[task.histories].flatten(1)
     assert len((rows_in(expected, reference) % CYCLE).unique()) == CYCLE
+
+
+def test_a_training_is_evaluated_with_a_shorter_clip(tmp_path: Path) -> None:
+    env, clip = make_env(), load(FILE)
+    short = {name: value[:60] for name, value in vars_of(clip).items() if isinstance(value, np.ndarray)}
+    save(tmp_path / "short.npz", replace(clip, **short))
+    task_of(env).reference.fill_(len(task_of(env).histories) - 1)
+    other = make_env(clips=[str(tmp_path / "short.npz")])
+    other.reset()
+    assert other.begin_from(env.state_dict())["reference"].isfinite().all()
+    assert (task_of(other).reference == len(task_of(other).histories) - 1).all()
 
 
 def test_the_walk_that_is_shipped_is_the_one_that_is_made() -> None:
