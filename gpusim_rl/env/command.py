@@ -196,6 +196,10 @@ class Curriculum(Stateful):
         self._total = torch.zeros((), device=task.device)  # of the scores in this window
         self._steps = torch.zeros((), dtype=torch.int64, device=task.device)  # control steps of this window
 
+    def restored(self) -> None:
+        """Keeps to today's range: a checkpoint may have come further, to another final value."""
+        self._value.clamp_(self._low, self._high)
+
     @property
     def on(self) -> bool:
         """Whether there is a curriculum."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import mujoco
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.env import Commands, Curriculum, CurriculumConfig, Levels, Task, TaskConfig, VecEnv, control_steps
+from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import SimConfig
@@ -244,6 +247,16 @@ def test_without_a_start_the_value_is_final_whatever_a_checkpoint_says() -> None
     for _ in range(8):
         part.advance(torch.tensor(1.0))
     assert part.value == 0.2 and not part.on and part._steps == 0
+
+
+@pytest.mark.parametrize(("saved", "value"), [(0.1, 0.2), (0.6, 0.6), (2.0, 1.0)])
+def test_a_value_from_a_checkpoint_keeps_to_todays_range(saved: float, value: float) -> None:
+    random = EnvRandom(1, torch.device("cpu"), 0)
+    trained, today = ({"part": curriculum(1.0, 0.2)} for _ in range(2))
+    trained["part"]._value.fill_(saved)
+    owner, other = SimpleNamespace(**trained), SimpleNamespace(**today)
+    restore_state(other, random, saved_state(owner, random))
+    assert float(today["part"].value) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(("key", "value"), [("start", 0.0), ("factor", 1.0), ("threshold", 0.0), ("window", 0)])
