@@ -71,6 +71,8 @@ class Demonstrations:
         steps = len(self.reward)
         if not (steps and self.ends[-1]):
             raise ConfigError(f"{steps} control steps do not end with the end of an episode")
+        if not 0.0 < self.dt < math.inf:
+            raise ConfigError(f"dt is {self.dt:g} s, expected a control step of more than 0 s")
         shapes: dict[str, tuple[Array, tuple[int, ...]]]
         shapes = {name: (self._named(name), (steps,)) for name in ("reward", *FLAGS)}
         shapes["action"] = self.action, (steps, len(self.action_names))

@@ -257,6 +257,8 @@ def holed(shape: tuple[int, ...], *place: int) -> np.ndarray:
         ({"task": None}, r"holds no demonstrations: task is missing\. Try python tools/collect\.py"),
         ({"task": np.array(["a", "b"])}, "holds no demonstrations: "),
         ({"dt": np.array("fast")}, "holds no demonstrations: could not convert"),
+        ({"dt": np.array(0.0)}, "dt is 0 s, expected a control step of more than 0 s"),
+        ({"dt": np.array(np.nan)}, "dt is nan s, expected a control step of more than 0 s"),
         ({"task": np.array("Ant")}, "is of task Ant, and this is Cartpole"),
         ({"reward": np.array([None] * 80, dtype=object)}, "is no npz file: it holds Python objects"),
     ],
