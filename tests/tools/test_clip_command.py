@@ -105,6 +105,10 @@ def test_a_jump_to_another_place_is_no_motion(clip, tmp_path):
     assert not (tmp_path / "x.npz").exists()
     clip(*words, "0", "--seconds", "0.2")
     assert load(tmp_path / "x.npz").seconds == pytest.approx(0.2)
+    still = {name: (0.0 if "vel" in name else 1.0) * value[:1].repeat(22, axis=0) for name, value in short.items()}
+    save(tmp_path / "short.npz", replace(trot, **still))
+    error = clip(*words[:3], "y.npz", *words[4:], "0", code=2).stderr
+    assert "put 'robot' elsewhere after 0.42 s" in error, "by as little as it has moved"
 
 
 def test_a_file_is_checked(clip, tmp_path):
