@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpusim_rl.env import VecEnv
+    from gpusim_rl.learn.algorithm import EnvSpec
     from gpusim_rl.learn.demonstrations import Demonstrations
     from gpusim_rl.view.player import Player
 
@@ -108,13 +109,13 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         raise ConfigError(f"--keep {args.keep}: with --actor those episodes teach most that fail. Try without --keep")
     before = demonstrations.read(args.out)[0] if args.append and args.out.exists() else None
     if args.seed is None:
-        args.seed = 0 if before is None else before.episodes  # starts that the file does not have
+        args.seed = 0 if before is None else before.episodes  # other starts, where all seeds are left to this
     torch.manual_seed(args.seed)  # of actions that are sampled
     run = args.actor if scripted else args.source
     with closing(open_script_envs(args) if run is None else open_run(args, run)) as player:
         env = plain_envs(player)
-        if before is not None and before.task != env.name:
-            raise ConfigError(f"{args.out} is of task {before.task}, and these are episodes of {env.name}")
+        if before is not None:
+            demonstrations.check_fits(before, str(args.out), spec_of(env), env.obs_sizes)
         act = script_of(args.source, env) if scripted else player.choose
         actor = None if args.actor is None else player.choose
         episodes = record(player, act, actor, episodes=args.episodes, steps=args.steps, name=args.source)
@@ -334,6 +335,16 @@ def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
     if math.isnan(episode.success) and not episode.diverged:
         raise ConfigError(f"--keep success: {task} has no number success at the end of an episode. Try --keep <return>")
     return episode.success >= 0.5
+
+
+def spec_of(env: VecEnv) -> EnvSpec:
+    """Returns what demonstrations of these environments are of."""
+    from gpusim_rl.env.observations import number_names
+    from gpusim_rl.learn.algorithm import EnvSpec
+
+    names = number_names(env.obs_sizes, env.obs_parts)
+    spaces = env.num_envs, env.obs_sizes, env.action_space
+    return EnvSpec(*spaces, env.max_episode_length, task=env.name, dt=env.task.dt, obs_names=names)
 
 
 def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstrations:

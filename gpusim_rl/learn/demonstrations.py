@@ -197,6 +197,12 @@ def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstratio
         ConfigError: The file is none that `read` accepts, or it does not fit the environments.
     """
     shown, digest = read(Path(file))
+    check_fits(shown, file, env, groups)
+    return shown, digest
+
+
+def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collection[str]) -> None:
+    """Raises ConfigError where demonstrations of a file are not of these envs, with these observation groups."""
     if env.task and shown.task != env.task:
         raise ConfigError(f"{file} is of task {shown.task}, and this is {env.task}")
     if env.task and not math.isclose(shown.dt, env.dt, rel_tol=1e-6):
@@ -219,7 +225,6 @@ def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstratio
         raise ConfigError(f"{file} has actions of {theirs_is}, and the task of {space.size} {kinds[choices]}")
     if isinstance(space, MultiDiscrete) and ((shown.action < 0) | (shown.action >= np.array(space.counts))).any():
         raise ConfigError(f"{file} has an action beyond the options of the task, {list(space.counts)}")
-    return shown, digest
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:

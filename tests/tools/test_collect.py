@@ -166,10 +166,16 @@ def test_episodes_are_added_to_a_file(load_tool, collect: Callable[..., int], ca
     Path("still.py").write_text("def controller(task):\n    return lambda: task.actions * 0.0\n")
     with pytest.raises(SystemExit):
         add(["still.py", "task=Pendulum", "sim=mujoco", "--episodes", "1", "--append"])
-    assert "is of task Cartpole, and these are episodes of Pendulum" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        add(["push.py", *SETTINGS, "task.control_hz=30", "--episodes", "1", "--append"])
-    assert "its dt is not that of the new episodes" in capsys.readouterr().err
+    assert "is of task Cartpole, and this is Pendulum" in capsys.readouterr().err
+    Path("never.py").write_text("def controller(task):\n    raise SystemExit('it began')\n")
+    others = {
+        "task.control_hz=30": "has control steps of 0.01667 s, and the task of 0.03333 s",
+        "task.observations.cart_pos.history=2": "has 4 numbers in observation 'policy', and the task 5",
+    }
+    for setting, line in others.items():
+        with pytest.raises(SystemExit):
+            add(["never.py", *SETTINGS, setting, "--episodes", "1", "--append"])
+        assert line in capsys.readouterr().err
     assert found().episodes == 5
 
 
