@@ -58,6 +58,8 @@ def row(run: str, num_envs: int, seed: int) -> dict[str, Any]:
     if folder is None:
         raise ConfigError(f"{run} is in no run folder, which has the settings")
     settings = yaml.safe_load((folder / "config.yaml").read_text())
+    if (algo := settings["algo"]["name"]) != "amp":
+        raise ConfigError(f"{run} was trained by algo={algo}, which has no style. Try a run of algo=amp")
     with (folder / "metrics.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
     with closing(Player.open(run, num_envs=num_envs, plays_on="mujoco", changes={"seed": seed})) as player:

@@ -53,8 +53,11 @@ def test_a_run_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "seed 42, env_steps " in capsys.readouterr().out
     (row,) = json.loads((tmp_path / "style.json").read_text())["rows"]
     assert 0.0 < row["joint_error"] < 0.3 and row["falls"] == 0.0
-    monkeypatch.setattr("sys.argv", ["style.py", "nowhere"])
-    with pytest.raises(SystemExit):
-        style.main()
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
+    gpusim_rl.train("HumanoidAMP", device="cpu", experiment="ppo", task=task, **{**settings, "max_iterations": 1})
+    without_style = str(tmp_path / "ppo" / "latest")
+    for run, line in (("nowhere", ""), (without_style, f"{without_style} was trained by algo=ppo, which has no style")):
+        monkeypatch.setattr("sys.argv", ["style.py", run])
+        with pytest.raises(SystemExit):
+            style.main()
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {line}") and error.count("\n") == 1
