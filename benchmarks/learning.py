@@ -36,6 +36,7 @@ POINTS = 60
 """Points of a curve that are kept."""
 NEWEST = 10
 POLL_S = 2.0
+PREPARING_POLL_S = 0.05  # [s], shorter: the time of what prepares a training counts
 STOP_S = 120.0  # a run that was asked to stop finishes its iteration and writes a checkpoint
 
 
@@ -366,7 +367,7 @@ def prepare(words: str, environment: Mapping[str, str], stop: threading.Event) -
     """
     with Child([sys.executable, *words.split()], env=environment) as child:
         while child.running:
-            if stop.wait(POLL_S):
+            if stop.wait(PREPARING_POLL_S):
                 child.stop()
                 return
         reason = child.how_it_ended()
