@@ -105,7 +105,7 @@ def record(args: argparse.Namespace) -> None:
     exact = {"pushes": False, "encoder_bias": 0.0}
     changes |= {f"task.{key}": value for key, value in exact.items() if key in task}
     if isinstance(noise := task.get("start_noise"), dict):  # a tracking task's, which begins in a clip
-        changes["task.start_noise"] = {**{key: [0.0, 0.0, 0.0] for key in noise}, "joint_pos": 0.0}
+        changes["task.start_noise"] = {k: [0.0] * len(v) if isinstance(v, list) else 0.0 for k, v in noise.items()}
     with closing(open_run(args, changes)) as player:
         assert isinstance(player.env, VecEnv)
         sim, states = player.env.sim, []
