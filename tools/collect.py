@@ -351,7 +351,6 @@ def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstra
     """Puts episodes behind each other, and says what they are of."""
     import numpy as np
 
-    from gpusim_rl.env.observations import number_names
     from gpusim_rl.files.provenance import git_state
     from gpusim_rl.learn.demonstrations import FLAGS, Demonstrations
 
@@ -359,7 +358,7 @@ def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstra
     flags = {flag: np.zeros(last[-1] + 1, dtype=bool) for flag in FLAGS}
     for flag, values in flags.items():
         values[last] = [getattr(episode, flag) for episode in episodes]
-    names = {group: np.array(names) for group, names in number_names(env.obs_sizes, env.obs_parts).items()}
+    names = {group: np.array(of_numbers) for group, of_numbers in spec_of(env).obs_names.items()}
     state, _ = git_state()
     return Demonstrations(
         task=env.name,
