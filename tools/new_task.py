@@ -6,8 +6,6 @@ python tools/new_task.py Walk --urdf robots/dog.urdf --free-base
 python tools/new_task.py Walk --mjcf robots/dog.xml            a robot with a free base learns to walk forward
 python tools/new_task.py Trot --mjcf robots/dog.xml --velocity walks with commanded velocities, as Go1Velocity
 python tools/new_task.py MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml
-python tools/new_task.py MyDog --from-isaaclab Isaac-Velocity-Flat-UnitreeGo2 --mjcf menagerie:unitree_go2
-python tools/new_task.py MyLift --from-mjlab Mjlab-Lift-Cube-Yam
 """
 
 from __future__ import annotations
@@ -293,9 +291,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--velocity", action="store_true", help="a walking robot follows commanded velocities")
     parser.add_argument("--feet", metavar="A,B", help="bodies or shapes that stand on the ground, for --velocity")
     parser.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="take the settings of a task of theirs")
-    parser.add_argument("--from-isaaclab", metavar="CFG", help="take an env of Isaac Lab: an id, or my_envs.MyEnvCfg")
-    parser.add_argument("--from-mjlab", metavar="ID", help="take an env of mjlab: an id, or my_envs.my_env_cfg")
-    parser.add_argument("--names", metavar="THEIRS=OURS,..", help="what the robot's file has in place of their names")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for my_tasks and my_cfg (default: this one)")
     parser.add_argument("--overwrite", action="store_true", help="replace the files of a task that exists")
     return parser.parse_args(argv)
@@ -318,22 +313,14 @@ def new_task(args: argparse.Namespace) -> list[str]:
         raise ConfigError("--velocity needs the robot, and takes no settings of IsaacGymEnvs; try --mjcf or --urdf")
     if args.feet is not None and not args.velocity:
         raise ConfigError("--feet is for --velocity; try both")
-    theirs = {"isaaclab": args.from_isaaclab, "mjlab": args.from_mjlab}
-    theirs = {library: cfg for library, cfg in theirs.items() if cfg is not None}
-    if len(theirs) > 1 or (theirs and (args.velocity or args.free_base or args.from_isaacgymenvs is not None)):
-        raise ConfigError("--from-isaaclab or --from-mjlab takes the robot and --names, and no other source of a task")
-    if args.names is not None and not theirs:
-        raise ConfigError("--names is for --from-isaaclab and --from-mjlab; try both")
     if args.from_isaacgymenvs is not None:
         take_settings(draft, args.from_isaacgymenvs)
     source = draft.folder / "my_tasks" / f"{draft.module}.py"
     yaml = draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml"
-    files: dict[Path, str | bytes] = {}
+    files: dict[Path, str] = {}
     if draft.robot and not draft.of_menagerie and not Path(draft.robot).is_file():
         raise ConfigError(f"there is no robot file {draft.robot}")
-    for library, cfg in theirs.items():
-        files = library_files(draft, library, cfg, args.names or "")
-    if not theirs and not draft.robot:
+    if not draft.robot:
         draft.robot = str(draft.folder / "my_tasks" / "assets" / f"{draft.module}.xml")
         files[Path(draft.robot)] = ARM
     for file in {source, yaml, *files}:
@@ -341,66 +328,21 @@ def new_task(args: argparse.Namespace) -> list[str]:
             raise ConfigError(f"the file {file} exists already; try another name, or --overwrite")
     if args.velocity:
         files[source], files[yaml] = velocity_texts(draft, args.feet.split(",") if args.feet else [])
-    elif not theirs:
+    else:
         robot = load_robot(draft, ARM if files else None)
         values = own_settings(draft, robot)
         files[source], files[yaml] = class_text(draft, robot, values), yaml_text(draft, robot, values)
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
-            temporary.write(text.encode() if isinstance(text, str) else text)
+            temporary.write(text.encode())
     go_there = "" if args.out == Path() else f"cd {shlex.quote(str(args.out))} && "
     next_steps = [
         f"{go_there}python {tool('check_task', args.out)} {draft.name} -cd my_cfg",
         f"{go_there}python {tool('train', args.out)} -cd my_cfg task={draft.name}",
         f"{go_there}python {tool('export', args.out)} {draft.name} -cd my_cfg",
     ]
-    meshes = [file for file in files if isinstance(files[file], bytes) and file.suffix != ".xml"]
-    wrote = [f"wrote {file}" for file in files if file not in meshes]
-    if meshes:
-        wrote.append(f"wrote {len(meshes)} files of meshes and textures beside {wrote[0].removeprefix('wrote ')}")
-    return [*wrote, *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
-
-
-def library_files(draft: Draft, library: str, cfg: str, renamed: str) -> dict[Path, str | bytes]:
-    """Returns the files of a task with the numbers of an env of Isaac Lab or mjlab.
-
-    Raises:
-        ConfigError: The library or the configuration is missing.
-    """
-    import tempfile
-
-    from gpusim_rl.connect.library_velocity import is_velocity_task, velocity_task
-    from gpusim_rl.connect.manager_cfg import read_cfg
-    from gpusim_rl.connect.task_skeleton import RobotElements, task_texts
-    from gpusim_rl.errors import ConfigError
-
-    pairs = [pair.split("=") for pair in renamed.split(",") if renamed]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ConfigError(f"--names {renamed}: expected THEIRS=OURS,THEIRS=OURS; try --names panda_joint=joint")
-    task, assets = read_cfg(library, cfg), Path("assets", draft.module)
-    places = {key: each["file"] for key, each in task.objects.items()} | {"robot": task.robot_file}
-    places = {key: f'Path(__file__).parent / "{(assets / file).as_posix()}"' for key, file in places.items()}
-    if draft.robot:
-        places["robot"], task.left["robot"] = robot_place(draft)[0], task.robot_file
-    elif not task.files:
-        raise ConfigError(
-            f"--from-{library} {cfg}: its robot is {task.robot_file or 'made in code'}, which MuJoCo does not read; try"
-            " --mjcf or --urdf with a file of the same robot, such as --mjcf menagerie:unitree_go2"
-        )
-    with tempfile.TemporaryDirectory() as scratch:
-        for path, content in task.files.items():
-            Path(scratch, path).parent.mkdir(parents=True, exist_ok=True)
-            Path(scratch, path).write_bytes(content)
-        robot = RobotElements(draft.robot or Path(scratch, task.robot_file), dict(pairs))
-    make = velocity_task if is_velocity_task(task) else task_texts
-    source, yaml, draft.notes = make(task, robot, {"name": draft.name, "module": draft.module}, places)
-    texts: dict[Path, str | bytes] = {assets / path: content for path, content in task.files.items()}
-    files = {
-        draft.folder / "my_tasks" / path: content
-        for path, content in (texts | {Path(f"{draft.module}.py"): source}).items()
-    }
-    return files | {draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml": yaml}
+    return [*(f"wrote {file}" for file in files), *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
 
 
 def snake_case(name: str) -> str:
@@ -870,8 +812,6 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     source = velocity_source(
         values,
         len(joints),
-        recipe="The recipe is that of `Go1Velocity`. Motors are a first guess: each servo has 10 Hz, by its armature.",
-        scale="a quarter of the\n    largest torque over the stiffness [rad]",
         mirrors=mirrors and f"{mirrors}\n",
         name=draft.name,
         import_path=imports and f"\n{imports}",

@@ -25,10 +25,10 @@ from gpusim_rl.tasks.velocity import Motor, Robot, VelocityTask
 class $name(VelocityTask):
     """$name: walk with the commanded velocities, forward, sideways and turning.
 
-    $recipe
+    The recipe is that of `Go1Velocity`. Motors are a first guess: each servo has 10 Hz, by its armature.
 
-    Action space: $actions numbers in [-100, 100], offset of the joint targets from the pose / $scale,
-    in the order of the joints.
+    Action space: $actions numbers in [-100, 100], offset of the joint targets from the pose / a quarter of the
+    largest torque over the stiffness [rad], in the order of the joints.
 
     Observation space:
 
@@ -66,24 +66,24 @@ def number(value: float) -> float | int:
     return int(near) if near == int(near) else near
 
 
-def by_pattern(joints: list[str], values: Mapping[str, Any], within: float = 0.02) -> dict[str, Any]:
+def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values by pattern, where all joints that it fits differ by their side alone; else by joint.
 
-    Floats that differ by `within` are equal: angles have the precision of a guess.
+    Floats that differ by 0.02 are equal: angles have the precision of a guess.
     """
     patterns = {joint: re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", escape(joint))) for joint in joints}
     result: dict[str, Any] = {}
     for joint, value in values.items():
         alike = [other for other in joints if patterns[other] == patterns[joint]]
         alone = alike == [other for other in joints if fnmatchcase(other, patterns[joint])]
-        same = all(nearly(values.get(other), values.get(alike[0]), within) for other in alike)
+        same = all(nearly(values.get(other), values.get(alike[0])) for other in alike)
         result.setdefault(patterns[joint] if alone and same else escape(joint), value)
     return result
 
 
-def nearly(one: Any, two: Any, within: float) -> bool:
-    """Whether two values are equal, floats to a precision."""
-    return abs(one - two) <= within if isinstance(one, float) and isinstance(two, float) else one == two
+def nearly(one: Any, two: Any) -> bool:
+    """Whether two values are equal, floats by 0.02."""
+    return abs(one - two) <= 0.02 if isinstance(one, float) and isinstance(two, float) else one == two
 
 
 def wrapped(head: str, brackets: str, items: list[str]) -> str:

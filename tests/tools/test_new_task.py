@@ -278,13 +278,6 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
         (["Reach", "--from-isaacgymenvs", "broken.yaml"], "cannot read broken.yaml"),
         (["Reach", "--from-isaacgymenvs", "other.yaml"], "not a task of IsaacGymEnvs"),
         (["Taken"], "exists already; try another name, or --overwrite"),
-        (["Reach", "--from-isaaclab", "Isaac-Cartpole"], "Isaac Lab is not installed. Try pip install isaaclab==3.0.0"),
-        (["Reach", "--from-mjlab", "Mjlab-Cartpole-Balance"], "mjlab is not installed. Try pip install mjlab==1.6.0"),
-        (["Reach", "--from-mjlab", "a", "--from-isaaclab", "b"], "takes the robot and --names, and no other source"),
-        (["Reach", "--from-mjlab", "a", "--velocity", "--mjcf", "stone.xml"], "and no other source of a task"),
-        (["Reach", "--from-isaaclab", "a", "--mjcf", "no.xml"], "there is no robot file no.xml"),
-        (["Reach", "--from-isaaclab", "a", "--names", "hip"], "expected THEIRS=OURS"),
-        (["Reach", "--names", "a=b"], "--names is for --from-isaaclab and --from-mjlab"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
