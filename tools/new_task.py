@@ -11,7 +11,6 @@ python tools/new_task.py MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yam
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -19,6 +18,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ HEAD = '''\
 from __future__ import annotations
 
 from dataclasses import dataclass
-${import_path}from typing import ClassVar
+${import_path}from typing import ${import_any}ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -107,7 +107,8 @@ $ground$add$drives        return scene
         self.robot = sim.articulation("robot")
         self.num_actions = len(self.robot.actuator_names)
         self.driven = torch.tensor([self.robot.joint_names.index(name) for name in DRIVEN], device=self.device)
-        self.pose = self.robot.default_joint_pos[self.driven]  # rad or m
+        self.start = self.robot.default_joint_pos.clone()  # rad or m
+$angles        self.pose = self.start[self.driven]  # rad or m
 '''
 REACH = HEAD + '''\
         low, high = self.robot.joint_limits[self.driven].unbind(dim=1)
@@ -118,7 +119,7 @@ $controls        self.target = torch.zeros(self.num_envs, len(DRIVEN), device=se
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         noise = self.random.uniform(-1.0, 1.0, len(self.robot.joint_names))
-        start = self.robot.default_joint_pos + self.cfg.start_noise * noise
+        start = self.start + self.cfg.start_noise * noise
         self.robot.set_state(where, joint_pos=start.clamp(*self.robot.joint_limits.unbind(dim=1)))
         target = self.pose + self.reach * self.random.uniform(-1.0, 1.0, len(DRIVEN))
         self.target.copy_(torch.where(where[:, None], target.clamp(*self.limits), self.target))
@@ -146,7 +147,7 @@ $controls        self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         noise = self.random.uniform(-1.0, 1.0, len(self.robot.joint_names))
-        start = self.robot.default_joint_pos + self.cfg.start_noise * noise
+        start = self.start + self.cfg.start_noise * noise
         self.robot.set_state(where, joint_pos=start.clamp(*self.robot.joint_limits.unbind(dim=1)))
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
@@ -159,7 +160,7 @@ $controls        self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).
             "gravity": self._gravity(),
             "lin_vel": quat_rotate_inverse(robot.root_quat, robot.root_lin_vel),
             "ang_vel": robot.root_ang_vel_local,
-            "joint_pos": robot.joint_pos - robot.default_joint_pos,
+            "joint_pos": robot.joint_pos - self.start,
             "joint_vel": robot.joint_vel,
             "actions": self.actions,
         }
@@ -211,8 +212,12 @@ num_envs: $num_envs
 max_iterations: $max_iterations
 ppo:
 $ppo
-"""
+$log"""
 # fmt: on
+ANGLES = """\
+        for joint, angle in cfg.default_joint_angles.items():
+            self.start[self.robot.joint_names.index(joint)] = angle
+"""
 CONTROLS = """\
         low, high = self.robot.control_limits.unbind(dim=1)
         limited = low.isfinite() & high.isfinite()
@@ -236,14 +241,33 @@ NARROW = 0.15  # rad, of a leg's joint: a file with less may mean radians where 
 
 # Where IsaacGymEnvs has its PPO settings, and where we have them; those of env and sim are read one by one below.
 PLACES = {"config": "", "config.reward_shaper": "", "network": "network.", "network.mlp": "network."}
+RENAMED = {
+    "config.mixed_precision": "precision",
+    "network.rnn.name": "network.rnn",
+    "network.rnn.units": "network.rnn_size",
+    "network.rnn.layers": "network.rnn_layers",
+    "network.space.continuous.fixed_sigma": "network.state_dependent_std",
+    "network.space.continuous.sigma_init.val": "network.log_std_init",
+}
 WORDS = {"identity": "constant", "None": "none", "legacy": "minibatch", "standard": "epoch"}
 """Values of theirs that have other names here."""
 NOT_TOLD = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name", "config.value_bootstrap"}
 NOT_TOLD |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo")}
-"""Their settings of a run, which ours has on its command line, and what is always so here."""
-READ = {"num_envs", "episode_length", "clip_actions", "clip_observations", "control_frequency_inv"}
-SECTIONS = {"name", "physics_engine", "env", "sim", "task"}
+NOT_TOLD |= {"config.max_epochs", "config.truncate_grads", "config.save_frequency", "config.num_actors"}
+NOT_TOLD |= {"network.space.continuous.sigma_init.name"}
+"""Their settings of a run, which ours has on its command line, what is always so here, and those read by name."""
+COMMON = {
+    "num_envs": ("num_envs",),
+    "episode_length": ("episode_length", "max_episode_length", "rl.max_episode_length"),
+    "clip_actions": ("clip_actions",),
+    "clip_observations": ("clip_observations",),
+}
+"""Settings of every task, and where they may stand there."""
+DECIMATION = ("control_frequency_inv", "control.control_frequency_inv", "control.decimation", "control_decimation")
+SECONDS = ("episode_length_s", "learn.episode_length_s")
+SECTIONS = {"name", "physics_engine", "env", "sim", "task", "defaults", "viewer"}
 NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
+LARGEST = 1e9  # of a number that is taken
 
 
 @dataclass
@@ -253,11 +277,16 @@ class Draft:
     name: str  # name of the task and its class
     folder: Path  # parent of my_tasks and my_cfg
     robot: str = ""  # its file, or a robot of MuJoCo Menagerie
-    free_base: bool = False  # whether the first body gets a free joint
+    free_base: bool | None = None  # whether the first body gets a free joint; None = as the file has it
     common: dict[str, Any] = field(default_factory=dict)  # given settings that every task has
     values: dict[str, tuple[Any, str]] = field(default_factory=dict)  # the task's own, each with a comment
     values_of: str = ""  # name of the file that gave them
+    gains: dict[str, float] = field(default_factory=dict)  # given `stiffness` and `damping` of all drives
+    pose: dict[str, float] = field(default_factory=dict)  # given joint positions at the start [rad or m]
+    height: float | None = None  # given height of the first body at the start [m]
+    random: dict[str, Any] = field(default_factory=dict)  # given `randomize` and `randomization_params`
     ppo: dict[str, Any] = field(default_factory=dict)
+    log: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # lines for the user
 
     @property
@@ -287,7 +316,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     robot = parser.add_mutually_exclusive_group()
     robot.add_argument("--urdf", metavar="FILE", help="the robot")
     robot.add_argument("--mjcf", metavar="FILE", help="the robot; or menagerie:unitree_go1")
-    parser.add_argument("--free-base", action="store_true", help="give the robot's first body a free joint")
+    bolted = argparse.BooleanOptionalAction
+    parser.add_argument("--free-base", action=bolted, help="give the robot's first body a free joint, or none")
     parser.add_argument("--velocity", action="store_true", help="a walking robot follows commanded velocities")
     parser.add_argument("--feet", metavar="A,B", help="bodies or shapes that stand on the ground, for --velocity")
     parser.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="take the settings of a task of theirs")
@@ -317,32 +347,37 @@ def new_task(args: argparse.Namespace) -> list[str]:
         take_settings(draft, args.from_isaacgymenvs)
     source = draft.folder / "my_tasks" / f"{draft.module}.py"
     yaml = draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml"
-    files: dict[Path, str] = {}
+    files: dict[Path, str | bytes] = {}
     if draft.robot and not draft.of_menagerie and not Path(draft.robot).is_file():
         raise ConfigError(f"there is no robot file {draft.robot}")
     if not draft.robot:
         draft.robot = str(draft.folder / "my_tasks" / "assets" / f"{draft.module}.xml")
         files[Path(draft.robot)] = ARM
-    for file in {source, yaml, *files}:
-        if file.exists() and not args.overwrite:
-            raise ConfigError(f"the file {file} exists already; try another name, or --overwrite")
     if args.velocity:
         files[source], files[yaml] = velocity_texts(draft, args.feet.split(",") if args.feet else [])
     else:
         robot = load_robot(draft, ARM if files else None)
         values = own_settings(draft, robot)
+        if args.from_isaacgymenvs is not None and args.urdf is None and args.mjcf is None:
+            files |= copy_of_robot(draft, robot)
         files[source], files[yaml] = class_text(draft, robot, values), yaml_text(draft, robot, values)
+    for file in files:
+        if file.exists() and not args.overwrite:
+            raise ConfigError(f"the file {file} exists already; try another name, or --overwrite")
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
-            temporary.write(text.encode())
+            temporary.write(text.encode() if isinstance(text, str) else text)
     go_there = "" if args.out == Path() else f"cd {shlex.quote(str(args.out))} && "
     next_steps = [
         f"{go_there}python {tool('check_task', args.out)} {draft.name} -cd my_cfg",
         f"{go_there}python {tool('train', args.out)} -cd my_cfg task={draft.name}",
         f"{go_there}python {tool('export', args.out)} {draft.name} -cd my_cfg",
     ]
-    return [*(f"wrote {file}" for file in files), *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
+    parts = [file for file in files if file.parent.name == "assets" and isinstance(files[file], bytes)]
+    wrote = [f"wrote {file}" for file in files if file not in parts]
+    wrote += [f"wrote {len(parts)} meshes and pictures into {parts[0].parent}"] if parts else []
+    return [*wrote, *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
 
 
 def snake_case(name: str) -> str:
@@ -368,51 +403,195 @@ def take_settings(draft: Draft, file: Path) -> None:
     Raises:
         ConfigError: The file is no such yaml, or does not tell the robot.
     """
+    from gpusim_rl.errors import ConfigError
+
+    theirs = read_theirs(file)
+    if not isinstance(theirs.get("env"), dict):
+        raise ConfigError(f"{file}: not a task of IsaacGymEnvs: it has no 'env'; try isaacgymenvs/cfg/task/Ant.yaml")
+    physics, task = section(theirs, "sim"), section(theirs, "task")
+    env = snake_keys({key: value for key, value in theirs.items() if key not in SECTIONS} | theirs["env"])
+    draft.values_of, ignored = file.name, [key for key in ("viewer",) if key in theirs]
+    take_rates(draft, env, physics, str(file))
+    ignored += [f"sim.{key}" for key in physics if key not in ("dt", "substeps")]
+    ignored += take_robot(draft, env, file, read_code(file, str(theirs.get("name", file.stem))))
+    ignored += take_randomization(draft, task)
+    control, state = section(env, "control"), section(env, "base_init_state")
+    draft.gains = {key: control[key] for key in ("stiffness", "damping") if is_number(control.get(key))}
+    angles = section(env, "default_joint_angles")
+    draft.pose = {str(joint): float(angle) for joint, angle in angles.items() if is_number(angle)}
+    if isinstance(state.get("pos"), list) and len(state["pos"]) == 3 and is_number(state["pos"][2]):
+        draft.height = float(state["pos"][2])
+    if draft.pose:
+        draft.values["default_joint_angles"] = draft.pose, "rad or m, at the start and at action 0"
+    for key, value in env.items():
+        if key in ("default_joint_angles", *NOT_NEEDED) or key in taken_keys(env):
+            continue
+        kept = without_references(value, key, ignored)
+        if is_free_field(key) and kept not in (None, {}):
+            draft.values[key] = kept, ""
+        else:
+            ignored += [] if key in ignored else [key]
+    if ignored:
+        draft.notes.append(f"not taken from {file.name}: {', '.join(dict.fromkeys(ignored))}")
+    take_ppo(draft, file)
+
+
+def take_rates(draft: Draft, env: dict[str, Any], physics: dict[str, Any], file: str) -> None:
+    """Reads the settings that every task has; raises ConfigError where one is no positive number."""
     from gpusim_rl.connect.task_text import number
     from gpusim_rl.errors import ConfigError
 
-    theirs = read_yaml(file)
-    if not isinstance(theirs.get("env"), dict):
-        raise ConfigError(f"{file}: not a task of IsaacGymEnvs: it has no 'env'; try isaacgymenvs/cfg/task/Ant.yaml")
-    env = {snake_case(key): value for key, value in theirs["env"].items()}
-    physics = theirs.get("sim") or {}
-    rate = max(1, round(1 / physics.get("dt", 1 / 60)))  # they write 1/60 s as 0.0166
-    draft.common = {key: env[key] for key in READ & env.keys() if key != "control_frequency_inv"}
-    draft.common["physics_hz"] = rate * physics.get("substeps", 1)
-    draft.common["control_hz"] = number(rate / env.get("control_frequency_inv", 1))
-    of_task = {key: value for key, value in env.items() if key not in READ | NOT_NEEDED}
-    more = {f"sim.{key}": value for key, value in physics.items() if key not in ("dt", "substeps")}
-    more |= {f"task.{key}": value for key, value in (theirs.get("task") or {}).items()}
-    asset = of_task.pop("asset", None) or {}
-    more |= {f"asset.{key}": value for key, value in asset.items() if key not in ("assetFileName", "assetRoot")}
-    more |= {key: value for key, value in theirs.items() if key not in SECTIONS}
-    draft.values = {key: (value, "") for key, value in of_task.items() if isinstance(value, int | float)}
-    draft.values_of = file.name
-    if ignored := [*(key for key in of_task if key not in draft.values), *more]:
-        draft.notes.append(f"not taken from {file.name}: {', '.join(ignored)}")
-    asset = asset.get("assetFileName")
-    if not draft.robot and asset:
-        draft.robot = str(file.resolve().parents[3] / "assets" / asset)
+    def positive(values: dict[str, Any], path: str) -> float | int:
+        value = look_up(values, path)
+        if not is_number(value) or not 1e-6 < value < LARGEST:
+            raise ConfigError(f"{file}: {path} must be a positive number, got {value!r}")
+        return number(value) if value >= 1e-3 else value
+
+    rate = max(1, round(1 / positive({"dt": 1 / 60} | physics, "dt")))  # they write 1/60 s as 0.0166
+    draft.common["physics_hz"] = rate * round(positive({"substeps": 1} | physics, "substeps"))
+    inverse = [positive(env, path) for path in DECIMATION if look_up(env, path) is not None]
+    draft.common["control_hz"] = number(rate / max(1, round((inverse or [1])[0])))
+    for key, paths in COMMON.items():
+        for path in paths:
+            if look_up(env, path) is not None:
+                draft.common[key] = positive(env, path)
+                break
+    for path in SECONDS:
+        if look_up(env, path) is not None:
+            draft.common["episode_length"] = positive(env, path) * draft.common["control_hz"]
+    whole = ("num_envs", "episode_length")
+    draft.common |= {key: max(1, round(draft.common[key])) for key in whole if key in draft.common}
+
+
+def taken_keys(env: dict[str, Any]) -> set[str]:
+    """Returns the keys of `env` that are read by name."""
+    paths = {*DECIMATION, *SECONDS, *(path for paths in COMMON.values() for path in paths)}
+    return {path for path in paths if "." not in path} | {"asset", "urdf_asset"} & env.keys()
+
+
+def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: str) -> list[str]:
+    """Finds the robot's file and whether its base is free; returns the settings of assets that are not taken.
+
+    Raises:
+        ConfigError: The yaml does not tell the robot, or it is not among their assets.
+    """
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.settings.discover import tasks
+
+    assets = section(env, "asset") | section(env, "urdf_asset")
+    files = {key: value for key, value in assets.items() if str(value).endswith((".urdf", ".xml"))}
+    key = next((key for key in ("asset_file_name", "file", *files) if key in files), None)
+    named = [files[key]] if key is not None else re.findall(r"""["']([\w./-]+\.(?:urdf|xml))["']""", code)
     if not draft.robot:
-        raise ConfigError(f"{file} does not tell the robot's file; try --urdf or --mjcf")
+        found = [path for name in named if (path := find_asset(file, str(name))) is not None]
+        if not found:
+            hint = f" It names {named[0]}, which is not among their assets." if named else ""
+            ours = f", or task={file.stem}, which is here" if file.stem in tasks() else ""
+            raise ConfigError(f"{file} does not tell the robot's file.{hint} Try --urdf or --mjcf{ours}")
+        draft.robot = str(found[0])
+        if key is None:
+            draft.notes.append(f"the robot is {found[0].name}, which the code of theirs names; the yaml has none")
+    fixed = assets.get("fix_base_link")
+    said = re.search(r"fix_base_link\s*=\s*(True|False)\b", code)
+    if draft.free_base is None and not draft.robot.endswith(".xml"):
+        known = isinstance(fixed, bool) or said is not None
+        bolted = fixed if isinstance(fixed, bool) else said is not None and said[1] == "True"
+        draft.free_base = not bolted
+        source = "as theirs" if known else "as IsaacGym has it where nobody says so"
+        other = "--free-base" if bolted else "--no-free-base"
+        draft.notes.append(f"the robot's base is {'fixed' if bolted else 'free'}, {source}; the other is {other}")
+    used = (key, "asset_root", "fix_base_link")
+    return [f"asset.{name}" for name in assets if name not in used]
+
+
+def find_asset(file: Path, name: str) -> Path | None:
+    """Returns a file below the folder `assets` of theirs; never one that lies elsewhere."""
+    for folder in file.resolve().parents:
+        root = folder / "assets"
+        for path in (
+            root / name,
+            *sorted(root.glob(f"*/{Path(name).name}")),
+            *(each / name for each in root.glob("*")),
+        ):
+            if path.resolve().is_relative_to(root.resolve()) and path.is_file():
+                return path.resolve()
+    return None
+
+
+def read_code(file: Path, name: str) -> str:
+    """Returns the text of their task's class, which is searched and never run."""
+    from gpusim_rl.files.safe_open import read_bytes
+
+    source = file.resolve().parents[min(2, len(file.resolve().parents) - 1)] / "tasks" / f"{snake_case(name)}.py"
+    try:
+        return read_bytes(source).decode(errors="replace") if re.fullmatch(r"\w+", name) else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
+    """Reads `task.randomize` and `randomization_params`; returns what has no counterpart."""
+    from gpusim_rl.env.properties import NOT_HERE
+
+    ignored = [f"task.{key}" for key in task if key not in ("randomize", "randomization_params")]
+    if isinstance(task.get("randomize"), bool):
+        draft.random["randomize"] = task["randomize"]
+    params = without_references(section(task, "randomization_params"), "task.randomization_params", ignored)
+    actors = section(params, "actor_params")
+    ignored += [f"task.randomization_params.actor_params.{actor}" for actor in [*actors][1:]]
+    for actor in [*actors][:1]:
+        sections = {key: value for key, value in section(actors, actor).items() if key not in NOT_HERE}
+        for key, properties in sections.items():
+            if isinstance(properties, dict):
+                ignored += [f"{actor}.{key}.{each}" for each in properties if each in NOT_HERE]
+                sections[key] = {each: value for each, value in properties.items() if each not in NOT_HERE}
+        params["actor_params"] = {"robot": sections}
+    if params:
+        draft.random["randomization_params"] = params
+    return ignored
+
+
+def take_ppo(draft: Draft, file: Path) -> None:
+    """Reads the PPO settings beside the yaml of a task."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.settings.checks import build, plain
+    from gpusim_rl.settings.compose import compose
+    from gpusim_rl.settings.schema import PPOConfig
+
     algorithm = file.parent.parent / "train" / f"{file.stem}PPO.yaml"
     if not algorithm.is_file():
         draft.notes.append(f"no PPO settings of theirs: there is no {algorithm}")
         return
-    params = read_yaml(algorithm).get("params") or {}
-    given = leaves(params)
-    ours = {path: our_key(path) for path in given}
-    taken = {key: given[path] for path, key in ours.items() if key}
-    taken = {key: WORDS.get(value, value) if isinstance(value, str) else value for key, value in taken.items()}
-    if look_up(params, "config.truncate_grads") is False:
-        taken["max_grad_norm"] = None
-    for key, value in taken.items():
-        section, _, leaf = key.rpartition(".")
-        (draft.ppo.setdefault(section, {}) if section else draft.ppo)[leaf] = value
-    if isinstance(epochs := look_up(params, "config.max_epochs"), int):
-        draft.common["max_iterations"] = epochs
-    known = {*NOT_TOLD, "config.max_epochs", "config.truncate_grads"}
-    if ignored := [path for path in given if not ours[path] and path not in known]:
+    params = section(read_theirs(algorithm), "params")
+    given, whole = leaves(params), plain(compose(["task=Cartpole"]))["ppo"]
+    ignored = []
+    for path, value in given.items():
+        key = our_key(path)
+        if path == "config.mixed_precision":
+            value = "bf16" if value is True else "fp32"
+        elif path.endswith(".fixed_sigma"):
+            value = not value if isinstance(value, bool) else value
+        elif isinstance(value, str):
+            value = WORDS.get(value, value)
+        if path == "config.grad_norm" and look_up(params, "config.truncate_grads") is False:
+            value = None
+        above, _, leaf = key.rpartition(".")
+        if not key:
+            ignored += [] if path in NOT_TOLD else [path]
+            continue
+        tried = whole | ({above: whole[above] | {leaf: value}} if above else {leaf: value})
+        try:
+            build(PPOConfig, tried, "ppo")
+        except ConfigError:
+            ignored.append(path)
+            continue
+        whole = tried
+        (draft.ppo.setdefault(above, {}) if above else draft.ppo)[leaf] = value
+    for path, place, key in (("max_epochs", draft.common, "max_iterations"), ("save_frequency", draft.log, None)):
+        value = look_up(params, f"config.{path}")
+        if is_number(value) and 1 <= value < LARGEST:
+            place[key or "checkpoint_interval"] = round(value)
+    if ignored:
         draft.notes.append(f"not taken from {algorithm.name}: {', '.join(ignored)}")
 
 
@@ -421,8 +600,8 @@ def our_key(path: str) -> str:
     from gpusim_rl.settings.checks import OTHERS, known_keys
 
     above, _, leaf = path.rpartition(".")
-    key = f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
-    return key if above in PLACES and f"ppo.{key}" in known_keys() else ""
+    key = RENAMED.get(path) or f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
+    return key if (above in PLACES or path in RENAMED) and f"ppo.{key}" in known_keys() else ""
 
 
 def leaves(values: dict[str, Any], above: str = "") -> dict[str, Any]:
@@ -433,30 +612,99 @@ def leaves(values: dict[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
-    """Reads a yaml of theirs; `${resolve_default:4096,...}` is 4096.
+def read_theirs(file: Path, depth: int = 0) -> dict[str, Any]:
+    """Reads a yaml of theirs with those that its `defaults` name; `${resolve_default:4096,...}` is 4096.
 
     Raises:
-        ConfigError: The file cannot be read.
+        ConfigError: A file cannot be read, or holds more than settings have.
     """
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from gpusim_rl.errors import ConfigError
+    from gpusim_rl.files.safe_open import check_events, read_bytes
     from gpusim_rl.sim.robot_file import one_line
 
     def resolved(value: Any) -> Any:
         if isinstance(value, dict):
             return {str(key): resolved(item) for key, item in value.items()}
-        default = re.match(r"\$\{resolve_default:\s*([^,}]+)", value) if isinstance(value, str) else None
+        default = re.match(r"\$\{resolve_default:\s*([^,}]{1,100})", value) if isinstance(value, str) else None
         return yaml.safe_load(default[1]) if default else value
 
     try:
-        content = resolved(OmegaConf.to_container(OmegaConf.load(file)))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        text = read_bytes(file.resolve())
+        check_events(text, file)
+        content = resolved(OmegaConf.to_container(OmegaConf.create(text.decode())))
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"cannot read {file}: {one_line(error)}") from None
-    return content if isinstance(content, dict) else {}
+    content = content if isinstance(content, dict) else {}
+    merged: dict[str, Any] = {}
+    defaults = content.pop("defaults", None)
+    defaults = defaults if isinstance(defaults, list) else []
+    for entry in defaults if "_self_" in defaults else [*defaults, "_self_"]:
+        group, name = next(iter(entry.items()), ("", "")) if isinstance(entry, dict) else ("", entry)
+        other = file.parent / str(group) / f"{name}.yaml"
+        if name == "_self_":
+            merged = merge(merged, content)
+        elif all(re.fullmatch(r"\w*", str(word)) for word in (group, name)) and depth < 5 and other.is_file():
+            base = read_theirs(other, depth + 1)
+            merged = merge(merged, {group: base} if group else base)
+    return merged
+
+
+def merge(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+    """Returns nested settings, in which those of the second take the place of those of the first."""
+    both = {
+        key: merge(one[key], two[key]) for key in two if isinstance(one.get(key), dict) and isinstance(two[key], dict)
+    }
+    return one | two | both
+
+
+def snake_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns nested settings with keys such as joint_vel_scale; names of joints stay as they are."""
+    return {
+        name: snake_keys(value) if isinstance(value, dict) and name != "default_joint_angles" else value
+        for key, value in values.items()
+        for name in [snake_case(key) if key.isidentifier() else key]
+    }
+
+
+def without_references(value: Any, path: str, ignored: list[str]) -> Any:
+    """Returns settings without what refers to other settings or is no plain data; adds the paths of these to a list."""
+    if isinstance(value, dict):
+        kept = {key: without_references(item, f"{path}.{key}", ignored) for key, item in value.items()}
+        odd = [key for key in kept if key.startswith("_") or "${" in key]  # they mean something to Hydra
+        ignored += [f"{path}.{key}" for key in odd]
+        return {key: item for key, item in kept.items() if item is not None and key not in odd}
+    if isinstance(value, list):
+        items = [without_references(item, path, ignored) for item in value]
+        return None if None in items else items
+    if is_number(value) or isinstance(value, bool) or (isinstance(value, str) and "${" not in value):
+        return value
+    ignored += [path] if value is not None else []
+    return None
+
+
+def is_free_field(name: str) -> bool:
+    """Returns whether a key of theirs can be a setting of the new class."""
+    from gpusim_rl.connect.task_text import is_field
+    from gpusim_rl.env import TaskConfig
+
+    return is_field(name) and not hasattr(TaskConfig, name)
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a number that is finite and not huge."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def section(values: Any, key: str) -> dict[str, Any]:
+    """Returns a section of nested settings; an empty one if it is not there."""
+    found = values.get(key) if isinstance(values, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def look_up(values: Any, path: str) -> Any:
@@ -464,6 +712,34 @@ def look_up(values: Any, path: str) -> Any:
     for key in path.split("."):
         values = values.get(key) if isinstance(values, dict) else None
     return values
+
+
+def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
+    """Returns the robot as MJCF with its meshes and pictures, to be written beside the task, which reads it there."""
+    import tempfile
+
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.export.scene_file import SCENE, write_scene
+    from gpusim_rl.sim.robot_file import read_robot
+
+    fixed = None if draft.free_base is None else not draft.free_base
+    source: Any = draft.robot
+    if draft.robot.endswith(".xml"):
+        source = read_spec(draft.robot)
+        drop_missing_materials(source)
+    spec, _ = read_robot(source, None, "home" if robot.keyframe else None, fixed)
+    folder, name = draft.folder / "my_tasks" / "assets" / draft.module, f"{draft.module}.xml"
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            write_scene(spec, Path(scratch))
+        except ConfigError as error:
+            draft.notes.append(f"the robot stays where it is: {error}")
+            return {}
+        files = {path: path.read_bytes() for path in sorted(Path(scratch).rglob("*")) if path.is_file()}
+        draft.robot, draft.free_base, robot.keyframe = str(folder / name), None, False  # the copy has all that
+        return {
+            folder / (name if path.name == SCENE else path.relative_to(scratch)): text for path, text in files.items()
+        }
 
 
 # The robot
@@ -479,7 +755,7 @@ class RobotFacts:
     driven: list[str]  # the joint of each actuator, or all joints where an actuator is not of a joint
     servos: bool  # whether every control is a position of its joint
     actuators: int
-    gains: dict[str, tuple[float, float]] | None  # stiffness and damping of `driven`, if the file has no actuators
+    gains: dict[str, tuple[float, float]]  # of `driven` as patterns; empty if the file has actuators
     has_ground: bool
     keyframe: bool  # whether the file has one called `home`
     height: float  # height of the first body in the world [m]
@@ -502,17 +778,25 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     from gpusim_rl.connect.task_text import number
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
+    from gpusim_rl.sim.urdf import is_urdf
 
     spec = None
     if arm is not None:
         spec = mujoco.MjSpec.from_string(arm)
     elif not draft.of_menagerie and draft.robot.endswith(".xml"):
         spec = read_spec(draft.robot)
+        if dropped := drop_missing_materials(spec) if draft.values_of else 0:
+            draft.notes.append(
+                f"{draft.robot}: {dropped} shapes name a material that the file lacks, and have none here"
+            )
+    if spec is not None and not 1e-6 <= spec.option.timestep <= 1.0:
+        raise TaskError(f"{draft.robot}: a timestep of {spec.option.timestep:g} s; expected 1e-6 to 1")
     physics_hz = 200 if spec is None else number(1 / spec.option.timestep)
     keyframe = spec is not None and any(key.name == "home" for key in spec.keys)
     scene = Scene(500)
-    robot: Any = draft.robot if arm is None or spec is None else spec
-    scene.add("robot", robot, keyframe="home" if keyframe else None, fixed_base=False if draft.free_base else None)
+    robot: Any = spec if arm is not None or (draft.values_of and spec is not None) else draft.robot
+    fixed = None if draft.free_base is None else not draft.free_base
+    scene.add("robot", robot, keyframe="home" if keyframe else None, fixed_base=fixed)
     model = scene.model
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
@@ -524,8 +808,21 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     hinge, slide = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE
     moving = [i for i, kind in kinds.items() if kind in (hinge, slide)]
     names = {i: model.joint(i).name.removeprefix("robot/") for i in moving}
+    if other := [joint for joint in draft.pose if joint not in names.values()]:
+        draft.notes.append(f"not taken from {draft.values_of}: the robot has no joint {', '.join(other)}")
+        for joint in other:
+            del draft.pose[joint]
+    for i, name in names.items():
+        data.qpos[model.jnt_qposadr[i]] = draft.pose.get(name, data.qpos[model.jnt_qposadr[i]])
+    mujoco.mj_kinematics(model, data)
     lift = math.ceil(100 * max(0.0, -lowest_point(model, data, bodies, moving))) / 100
+    if draft.height is not None and free:
+        lift = max(lift, round(draft.height - float(data.xpos[bodies[0], 2]), 4))
     height = float(data.xpos[bodies[0], 2]) + lift
+    if free is False and draft.free_base is None and draft.robot and is_urdf(Path(draft.robot)):
+        draft.notes.append(
+            "the robot's base is fixed to the world, as URDF has no free joint; the other is --free-base"
+        )
 
     of_joint = [
         model.actuator_trnid[a, 0]
@@ -533,11 +830,13 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
         if model.actuator_trntype[a] == mujoco.mjtTrn.mjTRN_JOINT.value
     ]
     driven = [i for i in of_joint if i in moving]
-    gains = None
+    gains: dict[str, tuple[float, float]] = {}
     if model.nu == 0:
         followers = {model.eq_obj1id[e] for e in range(model.neq) if model.eq_type[e] == mujoco.mjtEq.mjEQ_JOINT.value}
         driven = [i for i in moving if i not in followers]
-        gains = {names[i]: usual_gains(model, data, i, height if free else None) for i in driven}
+        for i in driven:
+            guess = usual_gains(model, data, i, height if free else None)
+            gains[escape(names[i])] = draft.gains.get("stiffness", guess[0]), draft.gains.get("damping", guess[1])
     if not driven and not moving:
         raise TaskError(f"{draft.robot}: the robot has no joint that a drive could move; try --free-base?")
     one_each = len(driven) >= model.nu  # every actuator is of a joint
@@ -575,6 +874,14 @@ def read_spec(file: str) -> mujoco.MjSpec:
         return mujoco.MjSpec.from_file(file)
     except ValueError as error:
         raise TaskError(f"{file}: {one_line(error)}") from None
+
+
+def drop_missing_materials(spec: mujoco.MjSpec) -> int:
+    """Takes away the materials of shapes that the file does not have, which IsaacGym ignores; returns their number."""
+    lacking = [geom for geom in spec.geoms if geom.material and spec.material(geom.material) is None]
+    for geom in lacking:
+        geom.material = ""
+    return len(lacking)
 
 
 def lowest_point(model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]) -> float:
@@ -662,12 +969,18 @@ def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
     else:
         values["reach"] = (1.0, "rad or m, between the joints' start and their targets; at most half their range")
     values["action_cost"] = (0.01, "x mean squared action")
+    control = draft.values.get("control", ({}, ""))[0]
+    if robot.servos and is_number(scale := look_up(control, "action_scale")):
+        values["reach"] = scale, values["reach"][1]
+        del control["action_scale"]
     if robot.gains:
+        for key in draft.gains:
+            del control[key]
         values["stiffness"] = ({joint: gains[0] for joint, gains in robot.gains.items()}, "N m/rad or N/m")
         values["damping"] = ({joint: gains[1] for joint, gains in robot.gains.items()}, "N m s/rad or N s/m")
-    theirs = {key: value for key, value in draft.values.items() if key not in values}
-    if theirs:
-        draft.notes.insert(0, f"from {draft.values_of}, in the yaml, not used by the class yet: {', '.join(theirs)}")
+    theirs = {key: value for key, value in draft.values.items() if key not in values and value[0] != {}}
+    if unused := [key for key in theirs if key != "default_joint_angles"]:
+        draft.notes.insert(0, f"from {draft.values_of}, in the yaml, not used by the class yet: {', '.join(unused)}")
     if doubles := [key for key in draft.values if key in values]:
         draft.notes.append(f"not taken from {draft.values_of}, for the class has its own: {', '.join(doubles)}")
     return values | theirs
@@ -675,20 +988,24 @@ def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
 
 def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
     """Returns the content of the py file."""
-    from gpusim_rl.connect.task_text import table, type_of, wrapped
+    from gpusim_rl.connect.task_text import literal, table, type_of, wrapped
 
     arguments = ['"robot"', "ROBOT"]
     if robot.lift:
-        arguments.append(f"pos=(0.0, 0.0, {robot.lift:g})")
+        arguments.append(f"pos={literal((0.0, 0.0, robot.lift))}")
     if robot.keyframe:
         arguments.append('keyframe="home"')
-    if draft.free_base:
-        arguments.append("fixed_base=False")
+    if draft.free_base is not None:
+        arguments.append(f"fixed_base={not draft.free_base}")
     drives = ""
     if robot.gains:
         kind = 'kind="position", stiffness=cfg.stiffness, damping=cfg.damping'
-        drives = f'        scene.add_actuators("robot", DRIVEN, {kind})\n'
-        draft.notes.append("the robot has no actuators: the yaml gives its joints position drives; tune their gains")
+        names = "DRIVEN" if [*robot.gains] == robot.driven else "[*cfg.stiffness]"  # names may look like patterns
+        drives = f'        scene.add_actuators("robot", {names}, {kind})\n'
+        if len(draft.gains) < 2:
+            draft.notes.append(
+                "the robot has no actuators: the yaml gives its joints position drives; tune their gains"
+            )
     place, import_path = robot_place(draft)
     if robot.servos:
         control, controls = f"self.pose + {'self.cfg.reach' if robot.free else 'self.reach'} * action", ""
@@ -703,14 +1020,18 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
         yaml=f"my_cfg/task/{draft.name}.yaml",
         import_path=import_path,
         robot=place,
-        driven=wrapped("DRIVEN = ", "()", [f'"{joint}"' for joint in robot.driven]),
+        driven=wrapped("DRIVEN = ", "()", [literal(joint) for joint in robot.driven]),
         in_order=" of the actuators, in their order" if len(robot.driven) == robot.actuators else "",
         fields="\n".join(f"    {key}: {type_of(value)}" for key, (value, _) in values.items()),
         actions=robot.actuators,
         actions_s="s" if robot.actuators > 1 else "",
         action_words=action_words,
         table=table(rows),
-        units=wrapped("    units: ClassVar = ", "{}", [f'"{name}": "{unit}"' for name, _, _, unit in rows]),
+        import_any="Any, " if any("Any" in type_of(value) for value, _ in values.values()) else "",
+        angles=ANGLES if "default_joint_angles" in values else "",
+        units=wrapped(
+            "    units: ClassVar = ", "{}", [f"{literal(name)}: {literal(unit)}" for name, _, _, unit in rows]
+        ),
         integrator=', integrator="implicitfast"' if robot.gains else "",
         ground="" if robot.has_ground else "        scene.add_ground()\n",
         add=f"        scene.add({', '.join(arguments)})\n",
@@ -722,39 +1043,45 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
 
 def robot_place(draft: Draft) -> tuple[str, str]:
     """Returns the expression that is the robot's file, and the import that it needs."""
+    from gpusim_rl.connect.task_text import literal
+
     if draft.of_menagerie:
-        return f'"{draft.robot}"', ""
+        return literal(draft.robot), ""
     relative = os.path.relpath(Path(draft.robot).resolve(), (draft.folder / "my_tasks").resolve())
-    return f'Path(__file__).parent / "{Path(relative).as_posix()}"', "from pathlib import Path\n"
+    return f"Path(__file__).parent / {literal(Path(relative).as_posix())}", "from pathlib import Path\n"
 
 
 def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
     """Returns the content of the yaml."""
-    from gpusim_rl.connect.task_text import commented_yaml, number
+    from gpusim_rl.connect.task_text import commented_yaml, literal, number, yaml_lines
 
     common = draft.common
     physics_hz = common.get("physics_hz", robot.physics_hz)
     control_hz = number(physics_hz / max(1, round(physics_hz / common.get("control_hz", 50))))
     ppo = draft.ppo or {"horizon": 24, "epochs": 5, "minibatch_size": 6144, "network": {"hidden": [128, 64]}}
+    numbers = {
+        "physics_hz": physics_hz,
+        "control_hz": control_hz,
+        "episode_length": common.get("episode_length", round((10 if robot.free else 3) * control_hz)),
+        "clip_actions": common.get("clip_actions", 1.0),
+        "clip_observations": common.get("clip_observations"),
+        "num_envs": common.get("num_envs", 1024),
+        "max_iterations": common.get("max_iterations", 300 if robot.free else 100),
+    }
     return Template(YAML).substitute(
+        {key: literal(value, yaml=True) for key, value in numbers.items()},
         doing=(WALKING if robot.free else REACHING)["doing"],
         module=draft.module,
         name=draft.name,
-        physics_hz=physics_hz,
-        control_hz=control_hz,
-        episode_length=common.get("episode_length", round((10 if robot.free else 3) * control_hz)),
-        clip_actions=common.get("clip_actions", 1.0),
-        clip_observations=json.dumps(common.get("clip_observations")),
-        values=commented_yaml(values),
-        num_envs=common.get("num_envs", 1024),
-        max_iterations=common.get("max_iterations", 300 if robot.free else 100),
-        ppo="\n".join(f"  {key}: {json.dumps(value)}" for key, value in ppo.items()),
+        values="\n".join([commented_yaml(values), *yaml_lines(draft.random, 2)]),
+        ppo="\n".join(yaml_lines(ppo, 2)),
+        log="\n".join(yaml_lines({"log": draft.log} if draft.log else {}, 0)) + "\n" * bool(draft.log),
     )
 
 
 def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     """Returns the content of the py file and of the yaml of a robot that follows commanded velocities."""
-    from gpusim_rl.connect.task_text import by_pattern, velocity_source
+    from gpusim_rl.connect.task_text import by_pattern, literal, velocity_source
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.mirror_image import MirrorImage
@@ -773,6 +1100,10 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     except TaskError as error:
         raise TaskError(f"{draft.robot}: {error}") from None
     draft.notes += robot.notes
+
+    def code(values: Mapping[str, Any]) -> dict[str, str]:
+        return {name: literal(value) for name, value in values.items()}
+
     mirrors = ""
     try:
         MirrorImage(scene, "robot").measure()
@@ -780,29 +1111,29 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         draft.notes.append(f"the task has no mirror images: {error}")
         mirrors = "    mirrors: ClassVar = {}  # the robot has no mirror image\n"
     joints, biped = list(robot.pose), len(robot.feet) == 2
-    sites = {f"{foot.item.partition(':')[2]}_sole": f"({json.dumps(foot.body)}, {foot.sole})" for foot in robot.feet}
-    soles = tuple(sites)
+    sites = {f"{foot.item.partition(':')[2]}_sole": literal((foot.body, foot.sole)) for foot in robot.feet}
+    soles = literal(tuple(sites))
     if robot.imu is None:
-        sites["imu"] = f"({json.dumps(robot.root)}, (0.0, 0.0, 0.0))"
+        sites["imu"] = literal((robot.root, (0.0, 0.0, 0.0)))
     pose = {joint: value for joint, value in robot.pose.items() if value}
     motors = {
-        joint: f"Motor.tuned(armature={armature:g}, effort={effort:g})"
+        joint: f"Motor.tuned(armature={literal(armature)}, effort={literal(effort)})"
         for joint, (armature, effort) in robot.motors.items()
     }
     widths = dict.fromkeys(robot.pitches, (0.05, 0.3, 0.5) if biped else (0.05, 0.3, 0.3))
     widths |= dict.fromkeys(robot.knees, (0.05, 0.35, 0.6) if biped else (0.1, 0.6, 0.6))
     others = {"*": (0.05, 0.15, 0.2) if biped else (0.05, 0.3, 0.3)}
     values = {
-        "root": json.dumps(robot.root),
-        "torso": json.dumps(robot.torso),
-        "imu": json.dumps(robot.imu or "imu"),
-        "feet": tuple(foot.item for foot in robot.feet),
+        "root": literal(robot.root),
+        "torso": literal(robot.torso),
+        "imu": literal(robot.imu or "imu"),
+        "feet": literal(tuple(foot.item for foot in robot.feet)),
         "soles": soles,
-        "height": f"{robot.height:g}",
-        "pose": by_pattern(joints, pose),
+        "height": literal(robot.height),
+        "pose": code(by_pattern(joints, pose)),
         "motors": by_pattern(joints, motors),
-        "widths": {**by_pattern(joints, widths), **others},
-        "trot": robot.trot if not biped else "",
+        "widths": code({**by_pattern(joints, widths), **others}),
+        "trot": literal(robot.trot) if not biped else "",
         "elliptic": "True" if not biped else "",
         "fixed_base": "False" if free else "",
         "sites": sites,
@@ -812,6 +1143,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     source = velocity_source(
         values,
         len(joints),
+        len(robot.feet),
         mirrors=mirrors and f"{mirrors}\n",
         name=draft.name,
         import_path=imports and f"\n{imports}",
@@ -822,8 +1154,8 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         name=draft.name,
         base="G1Velocity" if biped else "Go1Velocity",
         module=draft.module,
-        feet=json.dumps([*dict.fromkeys(foot.body for foot in robot.feet)]),
-        torso=json.dumps(robot.torso),
+        feet=literal([*dict.fromkeys(foot.body for foot in robot.feet)], yaml=True),
+        torso=literal(robot.torso, yaml=True),
         ppo=mirrors and "ppo: {symmetry: {augment: false}}  # the robot has no mirror image\n",
     )
     return source, yaml

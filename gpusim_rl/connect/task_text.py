@@ -1,17 +1,21 @@
-"""Text of a new task's files: tables and lists, values by the pattern of a joint's name, a robot that walks."""
+"""Text of a new task's files: literals, tables, values by the pattern of a joint's name, a robot that walks.
+
+Names and values come from strangers' files. `literal` writes them, or `is_field` accepts them: nothing else gets into
+code or yaml.
+"""
 
 from __future__ import annotations
 
-import json
+import keyword
+import math
 import re
-import textwrap
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from glob import escape
 from string import Template
 from typing import Any
 
-import yaml
+from gpusim_rl.errors import TaskError
 
 # fmt: off
 VELOCITY = '''\
@@ -58,6 +62,46 @@ SIDES = re.compile(
     re.IGNORECASE,
 )
 """Words in the name of a joint that tell of which leg or arm it is."""
+YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+"""Words that yaml takes for no text."""
+
+
+def literal(value: Any, yaml: bool = False) -> str:
+    """Format plain data as a literal of Python, or of yaml in flow style; one line without control characters.
+
+    Raises:
+        TaskError: A number is not finite, or yaml would read the text as a reference to other settings.
+    """
+    match value:
+        case str():
+            if yaml and "${" in value:
+                raise TaskError(f"{value!r}: settings read '${{' as a reference; try another name in the robot's file")
+            kept = (c if c.isprintable() and c not in '"\\' else escaped(c) for c in value)
+            return f'"{"".join(kept)}"'
+        case bool() | None:
+            return {True: "true", False: "false", None: "null"}[value] if yaml else repr(value)
+        case int():
+            return repr(value)
+        case float() if math.isfinite(value):
+            return repr(value)
+        case dict():
+            return f"{{{', '.join(f'{literal(key, yaml)}: {literal(item, yaml)}' for key, item in value.items())}}}"
+        case list() | tuple():
+            items = ", ".join(literal(item, yaml) for item in value)
+            comma = "," if len(value) == 1 else ""
+            return f"[{items}]" if yaml or isinstance(value, list) else f"({items}{comma})"
+    raise TaskError(f"expected finite numbers and text, got {value!r}")
+
+
+def escaped(character: str) -> str:
+    """Escape a character in a way that Python and yaml share."""
+    return f"\\{character}" if character in '"\\' else character.encode("unicode_escape").decode()
+
+
+def is_field(name: Any) -> bool:
+    """Return whether a key of a stranger's yaml can be a field of a class."""
+    ascii_name = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is not None
+    return ascii_name and not keyword.iskeyword(name)
 
 
 def number(value: float) -> float | int:
@@ -114,39 +158,47 @@ def commented_yaml(values: Mapping[str, tuple[Any, str]]) -> str:
     """Returns settings, each with its comment, as lines of a yaml that are indented by 2."""
     lines = []
     for key, (value, comment) in values.items():
-        text, nested = json.dumps(value), ""
-        if isinstance(value, dict) and value:
-            nested = yaml.safe_dump(value, sort_keys=False, width=110, default_flow_style=None).rstrip()
-            text = nested if nested.startswith("{") and "\n" not in nested else ""
-        lines.append(f"  {key}: {text}".rstrip() + (f"  # {comment}" if comment else ""))
-        if not text:
-            lines.append(textwrap.indent(nested, "    "))
+        first, *more = yaml_lines({key: value}, 2)
+        lines += [f"{first}  # {comment}" if comment else first, *more]
     return "\n".join(lines)
+
+
+def yaml_lines(values: Mapping[str, Any], indent: int) -> list[str]:
+    """Format nested settings as lines of a yaml in block style."""
+    lines = []
+    for key, value in values.items():
+        nested = isinstance(value, dict) and value
+        name = key if is_field(key) and key.lower() not in YAML_WORDS else literal(key)
+        lines.append(f"{' ' * indent}{name}:{'' if nested else f' {literal(value, yaml=True)}'}")
+        lines += yaml_lines(value, indent + 2) if nested else []
+    return lines
 
 
 def type_of(value: Any) -> str:
     """Returns the type of a field of the class."""
-    if isinstance(value, dict):
-        return "dict[str, float]" if all(isinstance(item, int | float) for item in value.values()) else "dict[str, Any]"
-    return "list[float]" if isinstance(value, list) else type(value).__name__
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        kind = "float" if all(isinstance(item, int | float) and item is not True for item in items) else "Any"
+        return f"dict[str, {kind}]" if isinstance(value, dict) else f"list[{kind}]"
+    return "Any" if value is None else type(value).__name__
 
 
-def velocity_source(values: Mapping[str, Any], joints: int, **words: str) -> str:
+def velocity_source(values: Mapping[str, Any], joints: int, feet: int, **words: str) -> str:
     """Returns the content of the py file of a robot that follows commanded velocities.
 
     Args:
-        values: Arguments of `Robot`, those by pattern as dicts; those that are empty are left out.
+        values: Arguments of `Robot` as code, those by pattern as dicts of code; those that are empty are left out.
         joints: Number of its joints.
+        feet: Number of its feet.
         words: The other words of the template.
     """
-    lines, feet = [], len(values["soles"])
+    lines = []
     for key, value in values.items():
         if isinstance(value, dict):
-            items = [f"{json.dumps(name)}: {item}" for name, item in value.items()]
-            lines += [f"        {key}={{", *(f"            {item}," for item in items), "        },"]
+            items = [f"            {literal(name)}: {item}," for name, item in value.items()]
+            lines += [f"        {key}={{", *items, "        },"]
         elif value:
-            text = repr(value) if isinstance(value, tuple) else value
-            lines.append(f"        {key}={text.replace(chr(39), chr(34))},")
+            lines.append(f"        {key}={value},")
     seen = [
         ("lin_vel", 3, "velocity of the IMU, its frame", "m/s"),
         ("ang_vel", 3, "angular velocity of the IMU, its frame", "rad/s"),

@@ -212,7 +212,7 @@ def load_yaml(path: Path, content: bytes | None = None) -> Any:
     """
     try:
         content = read_bytes(path) if content is None else content
-        _check_events(content, path)
+        check_events(content, path)
         value = yaml.safe_load(content)
     except ConfigError:
         raise
@@ -227,7 +227,7 @@ def load_yaml(path: Path, content: bytes | None = None) -> Any:
     return value
 
 
-def _check_events(text: bytes, path: Path) -> None:
+def check_events(text: bytes, path: Path) -> None:
     """Refuses aliases (a few stand for millions of values), tags (they name classes), long numbers, masses of values.
 
     Parsing is lazy: a large text costs no more than `MAX_NODES` values.
@@ -236,7 +236,7 @@ def _check_events(text: bytes, path: Path) -> None:
     for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
         where = f"{path} line {event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise ConfigError(f"{where}: an anchor or alias (& or *): saved settings have none")
+            raise ConfigError(f"{where}: an anchor or alias (& or *) is not read here; try the values in its place")
         if getattr(event, "tag", None) is not None:
             raise ConfigError(f"{where}: the tag {event.tag!r}: saved settings have none")
         if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_DIGITS and NUMBER.fullmatch(event.value):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import math
 import re
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
 import pytest
 import torch
@@ -111,6 +114,19 @@ def walker(*legs: str) -> str:
 
 def new_task(folder: Path, *arguments: str) -> Finished:
     return run_command(sys.executable, ROOT / "tools" / "new_task.py", *arguments, cwd=folder, check=False)
+
+
+def written(folder: Path, task: str, ppo: str = "", robot: str = DOG, name: str = "mjcf/doggo.xml") -> Finished:
+    """Writes files as IsaacGymEnvs has them, and makes the task `Written` of them."""
+    theirs = folder / "isaacgymenvs" / "cfg"
+    texts = {theirs / "task" / "Doggo.yaml": task, folder / "assets" / name: robot}
+    for file, text in (texts | ({theirs / "train" / "DoggoPPO.yaml": ppo} if ppo else {})).items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    words = ("Written", "--from-isaacgymenvs", "isaacgymenvs/cfg/task/Doggo.yaml")
+    done = run_here(ROOT / "tools" / "new_task.py", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def settings(folder: Path, task: str) -> dict:
@@ -223,24 +239,16 @@ def test_joints_of_legs_that_hardly_turn_are_told(tmp_path, angle, warned):
 
 
 def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
-    theirs = tmp_path / "isaacgymenvs" / "cfg"
-    for name, text in (("task/Doggo.yaml", ISAAC), ("train/DoggoPPO.yaml", ISAAC_PPO)):
-        (theirs / name).parent.mkdir(parents=True)
-        (theirs / name).write_text(text)
-    (tmp_path / "assets" / "mjcf").mkdir(parents=True)
-    (tmp_path / "assets" / "mjcf" / "doggo.xml").write_text(DOG)
-    done = new_task(tmp_path, "MyDoggo", "--from-isaacgymenvs", "isaacgymenvs/cfg/task/Doggo.yaml")
-    assert done.returncode == 0, done.stderr
+    done = written(tmp_path, ISAAC, ISAAC_PPO)
     told = [line for line in done.stdout.splitlines() if line.startswith(("from", "not taken"))]
     assert told == [
         "from Doggo.yaml, in the yaml, not used by the class yet: power_scale, joints_at_limit_cost",
-        "not taken from Doggo.yaml: sim.physx, task.randomize, task.randomization_params, asset.collapseFixedJoints,"
-        " viewer",
-        "not taken from DoggoPPO.yaml: network.mlp.d2rl, config.save_frequency",
+        "not taken from Doggo.yaml: viewer, sim.physx, asset.collapse_fixed_joints",
+        "not taken from DoggoPPO.yaml: network.mlp.d2rl",
         "not taken from Doggo.yaml, for the class has its own: speed",
     ]
-    found = settings(tmp_path, "MyDoggo")
-    assert (found["num_envs"], found["max_iterations"]) == (512, 70)
+    found = settings(tmp_path, "Written")
+    assert (found["num_envs"], found["max_iterations"], found["log"]["checkpoint_interval"]) == (512, 70, 50)
     expected = {
         "physics_hz": 240,
         "control_hz": 60,
@@ -255,8 +263,8 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
     ppo["max_grad_norm"] = None  # they do not clip
     assert (found["ppo"]["network"]["activation"], found["ppo"]["network"]["separate"]) == ("relu", False)
     assert {key: found["ppo"][key] for key in ppo} == ppo and list(found["ppo"]["network"]["hidden"]) == [64, 32]
-    source = (tmp_path / "my_tasks" / "my_doggo.py").read_text()
-    assert 'Path(__file__).parent / "../assets/mjcf/doggo.xml"' in source and "self.half * action" in source
+    source = (tmp_path / "my_tasks" / "written.py").read_text()
+    assert 'Path(__file__).parent / "assets/written/written.xml"' in source and "self.half * action" in source
 
 
 @pytest.mark.parametrize(
@@ -339,3 +347,116 @@ def test_from_nothing_to_an_exported_policy(tmp_path, robot):
     assert robot == "velocity" or returns[-1] > returns[0] + 20
     run_command(*python, ROOT / "tools" / "export.py", "Fresh", "-cd", "my_cfg", "--trust", cwd=tmp_path)
     assert list((tmp_path / "runs" / "Fresh").glob("*/export/*.onnx"))
+
+
+EVIL = (
+    'x"; import os; os.system("touch pwned"); "',
+    "y'); __import__('os').system('touch pwned'); ('",
+    'z"""\n__import__("os").system("touch pwned")\n"""',
+    "$name $$ {0} {self} %s \\N{BULLET} \\",
+    "\u202e# noqa\u2028\x85 [a] *",
+)
+
+
+def named_evilly(text: str, *benign: str) -> str:
+    """Renames elements of a robot's file, wherever the file names them."""
+    for name, evil in zip(benign, itertools.cycle(EVIL)):
+        assert name in text
+        text = text.replace(f'"{name}"', quoteattr(f"{evil}{name}", {"\n": "&#10;"}))
+    return text
+
+
+def calls(folder: Path) -> set[str]:
+    """Returns all calls and imports of the Python files below a folder, names of tasks left out."""
+    trees = [ast.parse(file.read_text()) for file in sorted(folder.rglob("*.py"))]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    found = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+    found += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {*found, *(ast.unparse(node) for node in nodes if isinstance(node, ast.Import))}
+
+
+@pytest.mark.parametrize("kind", ["mjcf", "urdf", "drives", "velocity", "isaacgymenvs"])
+def test_names_in_a_file_are_data_whatever_they_are(tmp_path, monkeypatch, kind):
+    robot = {"mjcf": DOG, "isaacgymenvs": DOG, "velocity": walker("fl", "fr"), "urdf": quadruped()}.get(kind, DOG)
+    names = {
+        "velocity": ("trunk", "fl_j1", "fr_j2", "fl_tip", "fr_tip"),
+        "urdf": ("trunk", "FL_hip", "FL_knee", "RR_hip"),
+    }
+    theirs = {"": ISAAC, "evil_": ISAAC.replace("  speed: 3.0", HOSTILE)}
+    if kind == "drives":
+        robot = robot.partition("<actuator>")[0] + "</mujoco>"
+    words = {"urdf": ("--urdf", "robot.xml", "--free-base"), "velocity": ("--mjcf", "robot.xml", "--velocity")}
+    found = []
+    for prefix in ("", "evil_"):
+        folder = tmp_path / f"{prefix}folder"
+        (folder / "a" / "cfg" / "task").mkdir(parents=True)
+        (folder / "assets" / "mjcf").mkdir(parents=True)
+        text = named_evilly(robot, *names.get(kind, ("torso", "hip"))) if prefix else robot
+        for file in (folder / "robot.xml", folder / "assets" / "mjcf" / "doggo.xml"):
+            file.write_text(text)
+        (folder / "a" / "cfg" / "task" / "Doggo.yaml").write_text(theirs[prefix])
+        source = ("--from-isaacgymenvs", "a/cfg/task/Doggo.yaml")
+        options = source if kind == "isaacgymenvs" else words.get(kind, ("--mjcf", "robot.xml"))
+        done = run_here(ROOT / "tools" / "new_task.py", "Harmless", *options, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert all(line.isprintable() for line in done.stdout.splitlines())
+        found.append(calls(folder / "my_tasks"))
+    assert found[0] == found[1]
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "my_tasks.harmless", raising=False)
+    monkeypatch.delitem(sys.modules, "my_tasks", raising=False)
+    env = make_env("Harmless", num_envs=2, device="cpu", config_dir=folder / "my_cfg")
+    env.reset()
+    env.step(torch.zeros(2, env.task.num_actions))
+    env.close()
+    assert not [*tmp_path.rglob("pwned*")]
+
+
+def test_a_name_that_settings_would_resolve_is_refused(tmp_path):
+    (tmp_path / "bot.xml").write_text(walker("fl", "fr").replace("fl_tip", "${oc.env:HOME}"))
+    done = run_here(ROOT / "tools" / "new_task.py", "Trot", "--mjcf", "bot.xml", "--velocity", cwd=tmp_path)
+    assert done.returncode == 2 and "reference" in done.stderr and not (tmp_path / "my_tasks").exists()
+
+
+HOSTILE = r"""
+  speed: 3.0
+  "a: float\n    b = __import__('os').system('touch pwned')  #": 1.0
+  "x: 1\n_target_: os.system\n#": 1.0
+  _target_: os.system
+  class: 1.0
+  episode_length_x: "\n_target_: os.system"
+  observations: {a: 1.0}
+  secret: "${oc.env:HOME}"
+  learn: {"a\nb": "x\" #", "${oc.env:HOME}": [1.0, "'"], _target_: os.system, on: true}
+"""
+
+
+def test_hostile_yaml_of_theirs_is_taken_as_text_or_not(tmp_path):
+    written(tmp_path, ISAAC.replace("  speed: 3.0", HOSTILE), ISAAC_PPO)
+    task = compose(["task=Written"], tmp_path / "my_cfg")["task"]
+    assert task["_target_"] == "my_tasks.written.Written" and "secret" not in task and "class" not in task
+    assert task["episode_length_x"] == "\n_target_: os.system"
+    assert task["learn"]["a\nb"] == 'x" #' and "_target_" not in task["learn"]
+
+
+@pytest.mark.parametrize(
+    ("yaml", "word"),
+    [
+        ("a: &a [1, 1]\nb: &b [*a, *a]\nenv: {c: *b}\n", "alias"),
+        ("env:\n" + "".join(f"  k{i}: [{'1, ' * 50}]\n" for i in range(1000)), "too many"),
+        ("env: " + "[" * 2000, "deeply"),
+        ("env: {a: " + "1" * 10**6 * 2 + "}", "bytes"),
+        ("env: !!python/object/apply:os.system [ls]\n", "tag"),
+        ("env: {numEnvs: [1]}\n", "num_envs"),
+        ("env: {numEnvs: 1}\nsim: {dt: 0}\n", "dt"),
+        ("env: {numEnvs: 1}\nsim: {dt: .inf}\n", "dt"),
+        ("env: {episodeLength: x}\nsim: [1]\ntask: 3\n", "episode_length"),
+        ('env: {asset: {assetFileName: "../../../../../../etc/passwd.xml"}}\n', "--urdf or --mjcf"),
+        ("env: {a: '${oc.env:HOME}'}\ndefaults: [../../x, /y, {z: ..}]\n", "--urdf or --mjcf"),
+    ],
+)
+def test_a_bad_yaml_of_theirs_is_one_line(tmp_path, yaml, word):
+    (tmp_path / "Doggo.yaml").write_text(yaml)
+    done = run_here(ROOT / "tools" / "new_task.py", "Hop", "--from-isaacgymenvs", "Doggo.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and word in done.stderr
