@@ -420,7 +420,7 @@ def test_metrics_are_read_up_to_a_limit_and_never_through_a_link(
     }[reader]
     read()
     with monkeypatch.context() as patched, pytest.raises(ConfigError, match=r"metrics\.csv has more than 100 bytes"):
-        patched.setattr(writers, "MAX_CSV_BYTES", 100)
+        patched.setattr(writers, "METRICS_BYTES", 100)
         read()
     file.rename(stranger.home / "metrics.csv")
     link("metrics.csv", "metrics.csv")(stranger)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +178,7 @@ def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
         environment = load_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
-    rows = read_rows(folder / "metrics.csv")
+    rows = read_rows(folder / "metrics.csv", 2 * max(NEWEST, warm_up or 0) + 2)
     try:
         without_sim = (environment.get("sim") or {}).get("name") == NO_SIMULATOR
         if without_sim and not (config.get("actors") or {}).get("engine"):
@@ -210,8 +211,8 @@ def _check(stats: RunStats, folder: Path) -> None:
         raise ConfigError(f"{folder}: env.json is not that of a run: there is no simulator {stats.sim!r}")
 
 
-def read_rows(file: Path) -> list[Row]:
-    """Reads metrics.csv; a last line that is still being written is left out.
+def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
+    """Reads metrics.csv; a last line that is still being written is left out. Of more rows the middle is left out.
 
     Raises:
         ConfigError: There is no such file, it is no metrics.csv, it is damaged, or it has no row yet.
@@ -231,16 +232,16 @@ def read_rows(file: Path) -> list[Row]:
         raise ConfigError(f"{file} is damaged in line {content.damaged}; resuming the run repairs the file")
     if not content.rows:
         raise ConfigError(f"{file} has no row yet: try again after the first iteration")
-    rows: list[Row] = [
-        {name: float(text) if text else None for name, text in zip(content.columns, row, strict=True)}
-        for row in content.rows
-    ]
+    rows: list[Row] = []
     steps = 0.0
-    for number, row in enumerate(rows, start=2):
+    for number, cells in enumerate(content.rows, start=2):
+        row = {name: float(text) if text else None for name, text in zip(content.columns, cells, strict=True)}
         seconds, now = row["time/iteration_s"] or 0.0, row["env_steps"] or 0.0
         if not (0.0 < seconds < math.inf and steps < now < math.inf):
             raise ConfigError(f"{file} is damaged in line {number}: env_steps or time/iteration_s cannot be right")
         steps = now
+        if number - 2 < most // 2 or len(content.rows) - (number - 2) <= most - most // 2:
+            rows.append(row)
     return rows
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpusim_rl.errors import ConfigError, import_extra, warn
-from gpusim_rl.files.safe_open import MAX_BYTES, open_file
+from gpusim_rl.files.limits import LINE_BYTES
+from gpusim_rl.files.safe_open import open_file
 
 MAX_TAIL = 1 << 16
 """Bytes that are looked at for the last line; ours have some hundred."""
@@ -48,7 +49,7 @@ class Journal:
         del self._begins[log_number_from + 1 :]
         with open_file(self._file) as file:
             file.seek(self._begins[-1])
-            while (line := file.readline(MAX_BYTES)).endswith(b"\n") or len(line) == MAX_BYTES:
+            while (line := file.readline(LINE_BYTES)).endswith(b"\n") or len(line) == LINE_BYTES:
                 record = _parsed(line)
                 if not self._is_ours(record):
                     where = f"{self._file}: line {len(self._begins)} is "

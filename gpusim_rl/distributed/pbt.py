@@ -20,7 +20,8 @@ from typing import Any
 from gpusim_rl.distributed.search import Search, Space
 from gpusim_rl.errors import warn
 from gpusim_rl.files import paths
-from gpusim_rl.files.safe_open import load_yaml, open_file, replacing
+from gpusim_rl.files.limits import LINE_BYTES, TABLE_BYTES
+from gpusim_rl.files.safe_open import load_yaml, open_file, read_bytes, replacing
 
 FACTOR = (1.1, 1.5)
 """A value on a logarithmic scale is multiplied or divided by a number in this range."""
@@ -89,8 +90,8 @@ def add_row(folder: Path, row: Mapping[str, Any]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, row, lineterminator="\n")
     with open_file(folder / TABLE, "ab+") as file:
-        file.seek(0)
-        if not file.truncate(file.read().rfind(b"\n") + 1):  # a kill may have cut the last row
+        end = file.seek(max(0, file.seek(0, 2) - LINE_BYTES))
+        if not file.truncate(end + file.read().rfind(b"\n") + 1):  # a kill may have cut the last row
             writer.writeheader()
         writer.writerow(row)
         file.write(text.getvalue().encode())
@@ -102,8 +103,7 @@ def read_rows(search: Search) -> list[dict[str, str]]:
     Rows that are not of the search are left out, with a warning.
     """
     try:
-        with open_file(search.folder / TABLE) as file:
-            text = file.read().decode(errors="replace")
+        text = read_bytes(search.folder / TABLE, TABLE_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return []
     lines = [_cells(line) for line in text[: text.rfind("\n") + 1].split("\n")[:-1]]  # a kill may have cut the last one

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.files import paths
-from gpusim_rl.files.safe_open import open_file
+from gpusim_rl.files.limits import METRICS_BYTES
+from gpusim_rl.files.safe_open import open_file, read_bytes
 from gpusim_rl.machine.child import Child
 from gpusim_rl.settings.overrides import key_of, quote
 
@@ -128,8 +129,7 @@ class TrialRun:
 def _rows(file: Path) -> list[dict[str, str]]:
     """Reads the whole rows of metrics so far."""
     try:
-        with open_file(file) as opened:
-            text = opened.read().decode(errors="replace")
+        text = read_bytes(file, METRICS_BYTES).decode(errors="replace")
     except OSError:
         return []
     return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))

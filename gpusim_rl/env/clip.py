@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import npz_file
+from gpusim_rl.files.limits import CLIP_BYTES
 
-MAX_BYTES = 256 << 20
-"""Size of a file, packed and unpacked; 10 minutes of a humanoid at 50 Hz have 60 MB."""
 MAX_NAMES, MAX_LETTERS = 10_000, 256
 """Most names, and letters in one: a file of 2 kB can have millions of names without letters."""
 UNIT = 1e-3
@@ -112,7 +111,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
     if not os.path.isfile(path):  # False where a name is too long
         raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip make")
     ours = {field.name: field.name for field in fields(Clip)}
-    found, _ = npz_file.load(path.resolve(), MAX_BYTES, {*ours, *ISAAC_LAB.values()})
+    found, _ = npz_file.load(path.resolve(), CLIP_BYTES, {*ours, *ISAAC_LAB.values()})
     of_isaac_lab = "dof_positions" in found
     of = ours | ISAAC_LAB if of_isaac_lab else ours
     values = {name: np.asarray(found[key]) for name, key in of.items() if key in found}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from gpusim_rl.env.clip import Array, Clip
 from gpusim_rl.env.robot_clip import load_for
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.files.limits import CLIP_BYTES, RESAMPLED_BYTES, RESAMPLED_RATIO
 from gpusim_rl.files.paths import assets_dir, from_home
 from gpusim_rl.sim import Scene
 
@@ -65,11 +66,18 @@ def resampled(clip: Clip, rate: float) -> Clip:
     Velocities are those of the clip at the same times.
 
     Raises:
-        ConfigError: The clip is shorter than two frames of the rate.
+        ConfigError: The clip is shorter than two frames of the rate, or far longer than its file.
     """
     if clip.fps == rate:
         return clip
-    times = np.arange(int(clip.seconds * rate + 1e-6) + 1) * (clip.fps / rate)
+    arrays = [value for field in fields(clip) if isinstance(value := getattr(clip, field.name), np.ndarray)]
+    size = sum(value.nbytes for value in arrays)
+    frames = clip.seconds * rate + 1.0
+    if frames * size / len(clip.joint_pos) > min(CLIP_BYTES, max(RESAMPLED_BYTES, RESAMPLED_RATIO * size)):
+        raise ConfigError(
+            f"its {clip.seconds:.3g} s would be {frames:.3g} frames, too many. Try a clip of a higher fps"
+        )
+    times = np.arange(int(frames + 1e-6)) * (clip.fps / rate)
     before = np.minimum(times.astype(int), len(clip.joint_pos) - 2)
     share = times - before
 

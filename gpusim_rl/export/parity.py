@@ -80,7 +80,7 @@ def torchscript_function(file: Path) -> Function:
 
 def numpy_function(file: Path) -> Function:
     """Returns the function of a file of arrays and operations, as `policy.py` runs it."""
-    run = plain_function(file)
+    run = plain_function(file.read_bytes())
     return lambda obs: tuple(map(np.asarray, run({"obs": obs})))
 
 

@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ try:
 except ImportError:
     onnxruntime = None
 
+MAX_BYTES = 1 << 30
+"""Size of a file of an export."""
 OPERATIONS: dict[str, Callable[..., Any]] = {  # of ONNX, on its inputs and attributes
     "Add": lambda x, y: x + y,
     "Sub": lambda x, y: x - y,
@@ -52,17 +56,17 @@ class DeployedPolicy:
 
     def __init__(self, folder: str | Path = Path(__file__).parent, plain: bool = False) -> None:
         folder = Path(folder)
-        self.card = json.loads((folder / "policy.json").read_text())
+        self.card = json.loads(content(folder, "policy.json"))
         self.parts = self.card["observation"].get("parts", [])
         self._images = self.card["observation"].get("images", {})
         files = self.card["files"]
         if onnxruntime is not None and not plain:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = options.inter_op_num_threads = 1  # such a small network is slower on more
-            session = onnxruntime.InferenceSession(str(folder / files["onnx"]), options)
+            session = onnxruntime.InferenceSession(content(folder, files["onnx"]), options)
             self._run: Callable[[dict[str, Any]], Any] = lambda inputs: session.run(None, inputs)
         elif "numpy" in files:
-            self._run = plain_function(folder / files["numpy"])
+            self._run = plain_function(content(folder, files["numpy"]))
         else:
             raise SystemExit("this network needs onnxruntime: pip install onnxruntime")
         actuators = self.card.get("actuators", [])
@@ -126,9 +130,23 @@ class DeployedPolicy:
         return np.concatenate(joined)
 
 
-def plain_function(file: Path) -> Callable[[dict[str, Any]], list[Any]]:
+def content(folder: Path, name: str) -> bytes:
+    """Returns the content of a file of the export; raises ValueError where it leads out of the folder or is too large.
+
+    A path of an ONNX file's own, to weights elsewhere, is not followed: onnxruntime gets no folder.
+    """
+    path = folder / name
+    if Path(name).name != name or not path.is_file() or path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path}: expected a file in the folder of the export, of at most {MAX_BYTES} bytes")
+    return path.read_bytes()
+
+
+def plain_function(npz: bytes) -> Callable[[dict[str, Any]], list[Any]]:
     """Returns the function of a file that has an ONNX graph's arrays and operations."""
-    arrays = dict(np.load(file))
+    with zipfile.ZipFile(io.BytesIO(npz)) as archive:
+        if any(entry.compress_type for entry in archive.infolist()):
+            raise ValueError("the arrays of an export are not packed: a few bytes could be gigabytes")
+    arrays = dict(np.load(io.BytesIO(npz)))
     graph = json.loads(str(arrays.pop("graph")))
 
     def run(inputs: dict[str, Any]) -> list[Any]:

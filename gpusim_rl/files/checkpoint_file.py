@@ -21,8 +21,9 @@ from typing import IO, Any
 import torch
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.limits import CHECKPOINT_VALUES
 from gpusim_rl.files.paths import newest_first
-from gpusim_rl.files.safe_open import open_file, replacing
+from gpusim_rl.files.safe_open import open_archive, open_file, replacing
 from gpusim_rl.public import __version__
 
 FORMAT = 4
@@ -30,7 +31,6 @@ SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch
 """Types that a checkpoint holds beside tensors and containers; not classes derived from them (numpy's float)."""
 
 DIGEST_SIZE = 64  # hex digits
-MAX_VALUES = 1_000_000  # values in a checkpoint; those of a large task are some 1,000
 CLASSES = {
     "torch._utils _rebuild_tensor_v2",
     "torch._utils _rebuild_parameter",
@@ -231,7 +231,7 @@ def _strange(file: IO[bytes]) -> str:
     if file.read(4) != b"PK\x03\x04":  # else torch reads an older format, and zipfile an archive that is further back
         return "is no archive of torch"
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_archive(file) as archive:
             entries = archive.infolist()
             if min((entry.header_offset for entry in entries), default=1) != 0:
                 return "is no archive of torch"
@@ -258,7 +258,7 @@ def _strange_pickle(content: bytes) -> str:
     for count, (code, argument, _) in enumerate(pickletools.genops(content)):
         if code.name in ("GLOBAL", "INST") and argument not in CLASSES:
             return f"names {argument!r}"
-        if code.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4", "DUP") or count > 20 * MAX_VALUES:
+        if code.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4", "DUP") or count > 20 * CHECKPOINT_VALUES:
             return "is a pickle of another kind"
         if code.name.endswith("PUT"):  # PUT, BINPUT, LONG_BINPUT
             memo[argument] = sizes[-1]
@@ -277,7 +277,7 @@ def _strange_pickle(content: bytes) -> str:
                 operands = operands[: operands.index(pickletools.markobject)]
             for _ in operands:
                 size += sizes.pop() or 0
-            if size > MAX_VALUES:
+            if size > CHECKPOINT_VALUES:
                 return "has values without end"
             sizes.extend(size + 1 for _ in code.stack_after)
     return ""
@@ -288,7 +288,7 @@ def _is_small(payload: Any) -> bool:
 
     A pickle of 1 kB can hold lists that contain each other a billion times, and views that repeat one number as often.
     """
-    budget = MAX_VALUES
+    budget = CHECKPOINT_VALUES
     stack = [payload]
     while stack and budget:
         budget -= 1

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
+import os
 import zipfile
 from collections.abc import Container
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from gpusim_rl.errors import ConfigError, first_line
 from gpusim_rl.files import safe_open
+from gpusim_rl.files.limits import UNPACKED_BYTES, UNPACKED_RATIO
+
+BLOCK = 1 << 20
+PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Compressions that numpy writes. A block of bzip2 or lzma inflates without a bound: 787 bytes are 1 GB."""
 
 
 def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[dict[str, Any], str]:
     """Returns the arrays of a file by name, and the SHA-256 of its content in hex.
 
-    An entry of the archive that is no array is bytes, by its file name.
+    An entry of the archive that is no array is None, by its file name.
 
     Args:
         path: File.
-        limit: Largest size, packed and unpacked [bytes].
+        limit: Largest size, packed and unpacked [bytes]. Unpacked, a small file is bounded further: see limits.py.
         names: Names of the arrays that are read; None = all.
 
     Raises:
@@ -31,24 +38,68 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: expected an npz file")
     try:
-        content = safe_open.read_bytes(path, limit)
-        if not content:
-            raise EOFError("it is empty")
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > limit:
-                raise ConfigError(f"{path} has more than {limit} bytes unpacked")
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            chosen = [name for name in arrays.files if names is None or name in names]
-            return {name: arrays[name] for name in chosen}, hashlib.sha256(content).hexdigest()
+        with safe_open.open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise ConfigError(f"{path} has more than {limit} bytes")
+            if not size:
+                raise EOFError("it is empty")
+            arrays = _read(file, path, min(limit, max(UNPACKED_BYTES, UNPACKED_RATIO * size)), names)
+            digest = hashlib.sha256()
+            file.seek(0)
+            while block := file.read(BLOCK):
+                digest.update(block)
+        return arrays, digest.hexdigest()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except ConfigError:
         raise
     except Exception as error:  # the readers of zip and numpy fail on foreign bytes in a dozen ways
-        reason = first_line(error) or type(error).__name__
-        if "allow_pickle" in reason:
-            reason = "it holds Python objects, which could run code, in place of numbers and text"
-        raise ConfigError(f"{path} is no npz file: {reason}") from None
+        raise ConfigError(f"{path} is no npz file: {first_line(error)}") from None
+
+
+def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None) -> dict[str, Any]:
+    """Inflates the arrays of an archive until their sizes exceed a budget, whatever their entries say [bytes]."""
+    arrays: dict[str, Any] = {}
+    left = budget
+    with safe_open.open_archive(file) as archive:
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if name == entry.filename:
+                arrays[name] = None
+                continue
+            if names is not None and name not in names:
+                continue
+            if entry.compress_type not in PACKED:
+                raise ConfigError(
+                    f"{path} has {entry.filename} in a compression that numpy does not write. Try np.savez"
+                )
+            content = bytearray()
+            with archive.open(entry) as packed:
+                while block := packed.read(BLOCK):
+                    left -= len(block)
+                    if left < 0:
+                        raise ConfigError(f"{path} has more than {budget} bytes unpacked")
+                    content += block
+            arrays[name] = _array(memoryview(content))
+    return arrays
+
+
+def _array(content: memoryview) -> np.ndarray:
+    """Returns the array of an npy file, which lies in the memory of its content."""
+    source = io.BytesIO(content[: 1 << 17])  # numpy refuses headers of more than 10 kB
+    version = np.lib.format.read_magic(source)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read_header(source)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which could run code, in place of numbers and text")
+    if dtype.kind not in "biufcSU":
+        raise ValueError(f"it holds values of {dtype}, expected numbers or text")
+    count, data = math.prod(shape), content[source.tell() :]
+    if count * max(1, dtype.itemsize) > len(data) or min(shape, default=0) < 0:
+        raise ValueError(f"an array of {list(shape)} values of {dtype} is larger than its entry")
+    values = np.frombuffer(data, dtype, count) if count else np.empty(0, dtype)
+    return np.require(values, requirements="A").reshape(shape, order="F" if by_columns else "C")
 
 
 def save(path: Path, arrays: dict[str, Any]) -> None:

@@ -13,7 +13,9 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,17 +24,11 @@ from typing import IO, Any, Literal
 import yaml
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import limits
 
-MAX_BYTES = 1 << 20
-"""Size of a saved yaml or json; ours have some 10 kB."""
-MAX_NODES = 20_000
-"""Values in saved settings; ours have some 200."""
-MAX_DEPTH = 50
-MAX_FOLDERS = 20
-MAX_DIGITS = 100
-"""Characters of a number in a saved yaml: one of a million, `1:59:59:…` in base 60, takes minutes to read."""
 DIGEST = b"# sha256 "
 """Beginning of the first line of a saved yaml; the hex digest of what follows the line is behind it."""
+BLOCK = 1 << 20
 NUMBER = re.compile(r"[-+.]?[0-9][0-9a-fA-FxobE_:.+-]*")
 PLAIN = (str, int, float, bool, type(None))
 
@@ -74,7 +70,7 @@ def lock(file: IO[bytes]) -> bool:
     return True
 
 
-def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+def read_bytes(path: Path, limit: int = limits.SETTINGS_BYTES) -> bytes:
     """Returns the content of a regular file of at most `limit` bytes.
 
     Raises:
@@ -86,6 +82,28 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     if len(content) > limit:
         raise ConfigError(f"{path} has more than {limit} bytes: it is not what a run writes")
     return content
+
+
+@contextmanager
+def open_archive(file: IO[bytes]) -> Iterator[zipfile.ZipFile]:
+    """Opens a zip archive. A list of entries of more than `limits.DIRECTORY_BYTES` is a BadZipFile."""
+    with zipfile.ZipFile(_Bounded(file)) as archive:  # type: ignore[arg-type]
+        archive.fp = file  # the list has been read
+        yield archive
+
+
+class _Bounded:
+    """File of which zipfile cannot read more than `limits.DIRECTORY_BYTES` at once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.seek, self.tell = file, file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        most = limits.DIRECTORY_BYTES
+        content = self._file.read(size if 0 <= size <= most else most + 1)
+        if len(content) > most:
+            raise zipfile.BadZipFile("its list of entries is too long")
+        return content
 
 
 @contextmanager
@@ -117,17 +135,28 @@ def temporary_name(path: Path) -> Path:
 
 def keep_damaged(path: Path) -> str:
     """Copies a file that is about to be replaced; returns the copy's name, `<name>-damaged`, `<name>-damaged-2` ..."""
-    with open_file(path) as file:
-        data = file.read()
     for count in itertools.count(1):
         copy = path.with_stem(f"{path.stem}-damaged{f'-{count}' if count > 1 else ''}")
-        if not copy.exists():
-            with replacing(copy) as new:
-                new.write(data)
-        with open_file(copy) as file:
-            if file.read() == data:
-                return copy.name
+        with open_file(path) as file:
+            if os.fstat(file.fileno()).st_size > limits.COPIED_BYTES:
+                raise ConfigError(f"{path} has more than {limits.COPIED_BYTES} bytes: it is not what a run writes")
+            if not copy.exists():
+                with replacing(copy) as new:
+                    shutil.copyfileobj(file, new)
+            elif not _are_equal(file, copy):
+                continue
+            return copy.name
     raise AssertionError("unreachable")
+
+
+def _are_equal(file: IO[bytes], path: Path) -> bool:
+    with open_file(path) as other:
+        block = None
+        while block != b"":
+            block = file.read(BLOCK)
+            if block != other.read(BLOCK):
+                return False
+    return True
 
 
 def remove_temporary(folder: Path) -> None:
@@ -151,7 +180,7 @@ def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) ->
     Raises:
         ConfigError: An entry is neither file nor folder, or a folder is nested too deeply.
     """
-    if depth > MAX_FOLDERS:
+    if depth > limits.FOLDERS:
         raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -230,7 +259,7 @@ def load_yaml(path: Path, content: bytes | None = None) -> Any:
 def check_events(text: bytes, path: Path) -> None:
     """Refuses aliases (a few stand for millions of values), tags (they name classes), long numbers, masses of values.
 
-    Parsing is lazy: a large text costs no more than `MAX_NODES` values.
+    Parsing is lazy: a large text costs no more than `limits.SETTINGS_VALUES` values.
     """
     depth = 0
     for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
@@ -239,10 +268,11 @@ def check_events(text: bytes, path: Path) -> None:
             raise ConfigError(f"{where}: an anchor or alias (& or *) is not read here; try the values in its place")
         if getattr(event, "tag", None) is not None:
             raise ConfigError(f"{where}: the tag {event.tag!r}: saved settings have none")
-        if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_DIGITS and NUMBER.fullmatch(event.value):
+        long = isinstance(event, yaml.ScalarEvent) and len(event.value) > limits.NUMBER_CHARACTERS
+        if long and NUMBER.fullmatch(event.value):
             raise ConfigError(f"{where}: a number of {len(event.value)} characters")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH or count > MAX_NODES:
+        if depth > limits.SETTINGS_DEPTH or count > limits.SETTINGS_VALUES:
             raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
 
 
@@ -262,7 +292,7 @@ def check_plain(value: Any, where: Path | str) -> None:
     def check(node: Any, key: str, depth: int) -> None:
         nonlocal count
         count += 1
-        if count > MAX_NODES or depth > MAX_DEPTH:
+        if count > limits.SETTINGS_VALUES or depth > limits.SETTINGS_DEPTH:
             raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
         if isinstance(node, dict):
             for name, item in node.items():

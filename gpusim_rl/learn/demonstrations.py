@@ -15,12 +15,11 @@ from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import npz_file
+from gpusim_rl.files.limits import DEMONSTRATIONS_BYTES
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.replay import Replay, Trajectory
 from gpusim_rl.spaces import MultiDiscrete
 
-MAX_BYTES = 2 << 30
-"""Size of a file, packed and unpacked: 10 million control steps of HalfCheetah have 1 GB."""
 FLAGS = ("terminated", "truncated", "diverged")
 """Ends of an episode, as a `Transition` has them."""
 AGAIN = "Try python tools/collect.py, which makes one"
@@ -119,9 +118,9 @@ def save(path: Path, shown: Demonstrations) -> None:
     """
     entries = _by_entry(shown)
     size = sum(value.nbytes for value in entries.values() if isinstance(value, np.ndarray))
-    if size > MAX_BYTES:
+    if size > DEMONSTRATIONS_BYTES:
         raise ConfigError(
-            f"{path} would have {size / 1e9:.1f} GB, {MAX_BYTES / 1e9:.1f} GB at most. Try fewer episodes"
+            f"{path} would have {size / 1e9:.1f} GB, {DEMONSTRATIONS_BYTES / 1e9:.1f} GB at most. Try fewer episodes"
         )
     npz_file.save(path, entries)
 
@@ -169,7 +168,7 @@ def read(path: Path) -> tuple[Demonstrations, str]:
     Raises:
         ConfigError: The file is not there, is of something else, or does not fit itself.
     """
-    found, digest = npz_file.load(path, MAX_BYTES)
+    found, digest = npz_file.load(path, DEMONSTRATIONS_BYTES)
     if any(name.endswith("/data.pkl") for name in found):
         raise ConfigError(f"{path} is a checkpoint, or demonstrations of an older version. {AGAIN} anew")
     values = _by_field(found)

@@ -22,7 +22,6 @@ from gpusim_rl.files import paths, safe_open
 from gpusim_rl.files.provenance import describe_environment, git_state
 from gpusim_rl.run.run_spec import RunSpec
 
-MAX_DIFF_BYTES = 1 << 30
 ENCODER = "encoder.pt"  # copy of the file of a frozen encoder
 LOCK = "lock"  # file in a run folder while a process trains there
 MAX_EARLIER = 100  # starts that env.json tells of
@@ -205,7 +204,10 @@ class RunDir:
                 file.write(safe_open.dump_yaml(value))
         git, diff = git_state(self.path.parent.parent)
         current = self.path / "git.diff"
-        old = safe_open.read_bytes(current, MAX_DIFF_BYTES) if current.is_file() else b""
+        old = b""
+        if current.is_file():
+            with safe_open.open_file(current) as file:
+                old = file.read(len(diff) + 1)  # of a larger one, that it is another
         if old not in (b"", diff):
             current.replace(self.path / f"git-{len(before['earlier'])}.diff")
         with safe_open.replacing(current) as file:

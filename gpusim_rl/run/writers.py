@@ -8,8 +8,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
+import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +21,9 @@ from typing import Any, Protocol
 
 import yaml
 
-from gpusim_rl.errors import first_line
-from gpusim_rl.files.safe_open import keep_damaged, open_file, read_bytes, replacing
+from gpusim_rl.errors import ConfigError, first_line
+from gpusim_rl.files.limits import LINE_BYTES, METRICS_BYTES, METRICS_COLUMNS
+from gpusim_rl.files.safe_open import keep_damaged, open_file, replacing
 from gpusim_rl.run.film import as_gif
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.settings.schema import RunConfig
@@ -26,8 +31,6 @@ from gpusim_rl.settings.schema import RunConfig
 Row = dict[str, int | float | None]
 """Metrics of one log interval by name; None is not known yet."""
 
-MAX_CSV_BYTES = 1 << 30
-"""Of metrics.csv; a row of ours has some 500."""
 INIT_TIMEOUT_S = 20.0  # for the W&B server to accept a run
 FINISH_TIMEOUT_S = 60.0  # for the last data to reach the W&B server
 OFFLINE_MODES = ("offline", "dryrun", "disabled")  # modes of W&B that send nothing
@@ -114,18 +117,41 @@ class Writers:
             self._warn(f"{writer.name} cannot be written ({reason}); training continues, {kept}")
 
 
+class CsvRows:
+    """Rows of a metrics.csv, each a list of cells. They are kept as the bytes of the file: cells take 30 times that."""
+
+    def __init__(self, content: bytes | bytearray = b"", ends: array[int] | None = None) -> None:
+        self._content, self._ends = content, array("q") if ends is None else ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> list[str]:
+        index = range(len(self))[index]
+        line = self._content[self._ends[index - 1] if index else 0 : self._ends[index]]
+        return line.decode(errors="replace").split(",")
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def until(self, iteration: int) -> CsvRows:
+        """Returns the rows up to an iteration."""
+        count = bisect_right(range(len(self)), iteration, key=lambda index: int(self[index][0]))
+        return CsvRows(self._content, self._ends[:count])
+
+
 @dataclass(frozen=True, slots=True)
 class CsvContent:
     """What can be read of a metrics.csv.
 
     Attributes:
         columns: Names of the columns, `iteration` first; empty where there are none.
-        rows: Cells as text of the rows before the first damaged line; each has as many as there are columns.
+        rows: Rows before the first damaged line; each has as many cells as there are columns.
         damaged: Number of that line, 1 for the header; None where no line is damaged.
     """
 
     columns: list[str]
-    rows: list[list[str]]
+    rows: CsvRows
     damaged: int | None
 
     @property
@@ -135,9 +161,8 @@ class CsvContent:
 
     def sha256(self, expected: Mapping[str, Any]) -> str:
         """SHA-256 of the columns and rows that `CsvWriter.digest` knew, which returned `expected`."""
-        width, last = len(expected["columns"]), expected["iteration"]
-        rows = [row for row in self.rows if int(row[0]) <= last]
-        lines = [self.columns[:width], *(row[:width] for row in rows)] if width else []
+        width, rows = len(expected["columns"]), self.rows.until(expected["iteration"])
+        lines = itertools.chain([self.columns[:width]], (row[:width] for row in rows)) if width else []
         late = any(cell for row in rows for cell in row[width:])  # a late column is empty in earlier rows
         return "" if late else hashlib.sha256(_csv_lines(lines)).hexdigest()
 
@@ -145,27 +170,39 @@ class CsvContent:
 def read_csv(path: Path, columns: Sequence[str] = ()) -> CsvContent:
     """Reads a metrics.csv that may be damaged, the header too: `columns` are the known names of the first ones.
 
-    What follows the last newline is an incomplete row, and left out. Errors are those of `read_bytes`.
+    What follows the last newline is an incomplete row, and left out. Errors are those of `open_file`.
+
+    Raises:
+        ConfigError: It is larger than `METRICS_BYTES`, or no regular file.
     """
-    text = read_bytes(path, MAX_CSV_BYTES).decode(errors="replace")
-    first, *lines = [line.removesuffix("\r") for line in text.split("\n")[:-1]] or [""]
-    try:
-        header = next(csv.reader([first]), [])
-    except csv.Error:
-        header = []
-    names = header if header[: len(columns)] == [*columns] else [*columns]
-    if names[:1] != ["iteration"] or len(set(names)) < len(names) or not all(name.isprintable() for name in names):
-        return CsvContent([], [], 1 if first else None)
-    rows: list[list[str]] = []
-    iteration = 0
-    for number, line in enumerate(lines, start=2):
-        row = line.split(",")
-        whole = len(row) == len(names) and all(_is_number(cell) for cell in row)
-        if not (whole and row[0].isdecimal() and int(row[0]) > iteration):
-            return CsvContent(names, rows, number)
-        iteration = int(row[0])
-        rows.append(row)
-    return CsvContent(names, rows, None)
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > METRICS_BYTES:
+            raise ConfigError(f"{path} has more than {METRICS_BYTES} bytes: it is not what a run writes")
+        first = file.readline(LINE_BYTES).decode(errors="replace")
+        first = first.rstrip("\r\n") if first.endswith("\n") else ""
+        try:
+            header = next(csv.reader([first]), [])
+        except csv.Error:
+            header = []
+        names = header if header[: len(columns)] == [*columns] else [*columns]
+        known = names[:1] == ["iteration"] and len(set(names)) == len(names) <= METRICS_COLUMNS
+        if not known or not all(name.isprintable() for name in names):
+            return CsvContent([], CsvRows(), 1 if first else None)
+        content, ends = bytearray(), array("q")
+        iteration = 0
+        for number in itertools.count(2):
+            line = file.readline(LINE_BYTES)
+            if not line.endswith(b"\n") and len(line) < LINE_BYTES:
+                return CsvContent(names, CsvRows(content, ends), None)
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            row = line.decode(errors="replace").split(",")
+            whole = len(row) == len(names) and all(_is_number(cell) for cell in row)
+            if not (whole and row[0].isdecimal() and int(row[0]) > iteration):
+                return CsvContent(names, CsvRows(content, ends), number)
+            iteration = int(row[0])
+            content += line
+            ends.append(len(content))
+    raise AssertionError("unreachable")
 
 
 def _is_number(cell: str) -> bool:
@@ -257,7 +294,8 @@ class CsvWriter(Writer):
         named = (name for row in self._waiting for name in row)
         columns = list(dict.fromkeys([*(old.columns or ["iteration"]), *named]))
         empty = [""] * (len(columns) - len(old.columns or ["iteration"]))
-        text = _csv_lines([columns, *([*row, *empty] for row in old.rows)]) + self._lines(columns)
+        rows = itertools.chain([columns], ([*row, *empty] for row in old.rows))
+        text = _csv_lines(rows) + self._lines(columns)
         with replacing(self._path) as file:
             file.write(text)
         self._columns, self._cut_at = columns, None
@@ -276,9 +314,9 @@ class CsvWriter(Writer):
         """Content up to the checkpoint, and a warning where rows are lost or changed; a damaged file is kept."""
         columns = expected["columns"] if expected else []
         written = self._path.exists() and self._path.stat().st_size > 0
-        content = read_csv(self._path, columns) if written else CsvContent(columns, [], None)
+        content = read_csv(self._path, columns) if written else CsvContent(columns, CsvRows(), None)
         if (until := self._cut_at) is not None:
-            content = replace(content, rows=[row for row in content.rows if int(row[0]) <= until])
+            content = replace(content, rows=content.rows.until(until))
         if expected is None:
             last = self._cut_at if content.damaged is not None else None
         elif content.sha256(expected) == expected["sha256"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,8 +124,8 @@ def read_run(folder: Path) -> SavedCurves:
     algorithm = config["algo"]["name"]
     unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values that a task's yaml holds
     settings = {name: value for name, value in flat(config) if not name.startswith((*FREE, *unused))}
-    cells = [[float(cell) if cell else np.nan for cell in row] for row in content.rows]
-    table = np.array(cells).reshape(len(cells), len(content.columns)).T
+    cells = array("d", (float(cell) if cell else np.nan for row in content.rows for cell in row))
+    table = np.array(cells).reshape(len(content.rows), len(content.columns)).T
     return SavedCurves(run, config, settings, dict(zip(content.columns, table, strict=True)))
 
 

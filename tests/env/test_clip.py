@@ -191,10 +191,10 @@ STRANGE = {
     "a pickle": (pickle.dumps(Evil()), "File is not a zip file"),
     "an npy": (header("(1,)") + b"\0" * 4, "File is not a zip file"),
     "a pickle inside": (objects(), "it holds Python objects, which could run code"),
-    "a pickle as an array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "it lacks fps, "),
+    "a pickle as an array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "is no npz file: "),
     "an array larger than its file": (as_zip("joint_pos.npy", header("(10**12,)")), "is no npz file: "),
     "an array larger than memory": (as_zip("joint_pos.npy", header(f"({10**15},)") + b"\0" * 4), "is no npz file: "),
-    "20 million names of no letters": (names("(20_000_000,)", "<U0"), "joint_names is no list of names"),
+    "20 million names of no letters": (names("(20_000_000,)", "<U0"), "larger than its entry"),
     "a name of a million letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names is no list of names"),
     "no names": (names("(0,)", "<U1"), "joint_names is no list of names"),
     "names that are numbers": (names("(1,)", "<f4", bytes(4)), "joint_names is no list of names"),
@@ -211,7 +211,7 @@ STRANGE = {
 def test_a_file_of_a_stranger_is_data_or_one_line(tmp_path, monkeypatch, kind):
     content, words = STRANGE[kind]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(clips, "MAX_BYTES", 5 << 20)
+    monkeypatch.setattr(clips, "CLIP_BYTES", 5 << 20)
     (tmp_path / "x.npz").write_bytes(content)
     started = time.process_time()
     assert words in refused(tmp_path / "x.npz")

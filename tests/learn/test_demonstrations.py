@@ -50,7 +50,7 @@ def test_a_file_holds_what_was_saved(file: Path) -> None:
 
 
 def test_no_file_is_written_that_none_can_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demonstrations, "MAX_BYTES", 1000)
+    monkeypatch.setattr(demonstrations, "DEMONSTRATIONS_BYTES", 1000)
     before = file.read_bytes()
     with pytest.raises(ConfigError, match=r"shown\.npz would have .*Try fewer episodes"):
         save(file, shown_in(SPEC))
@@ -286,10 +286,10 @@ def test_a_bad_file_is_one_line(file: Path, tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(ConfigError, match=line):
             load(str(path), SPEC, ["policy"])
     save(file, shown_in(SPEC, action_names=np.array(["x" * 20_000])))
-    monkeypatch.setattr(demonstrations, "MAX_BYTES", file.stat().st_size)
+    monkeypatch.setattr(demonstrations, "DEMONSTRATIONS_BYTES", file.stat().st_size)
     with pytest.raises(ConfigError, match="unpacked"):
         read(file)
-    monkeypatch.setattr(demonstrations, "MAX_BYTES", file.stat().st_size - 1)
+    monkeypatch.setattr(demonstrations, "DEMONSTRATIONS_BYTES", file.stat().st_size - 1)
     with pytest.raises(ConfigError, match="more than"):
         read(file)
 
