@@ -19,12 +19,16 @@ from gpusim_rl.files.checkpoint_file import load as load  # for those that impor
 from gpusim_rl.files.checkpoint_file import load_with_digest, save
 from gpusim_rl.files.safe_open import open_file, replacing
 from gpusim_rl.run.run_spec import RunSpec
+from gpusim_rl.run.time_share import TimeShare
 from gpusim_rl.settings.older_run import add_new_settings
 from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
 SAVE_INTERVAL_S = 60.0
-"""last.pt is at most this old, however long an iteration takes; a kill costs no more than that."""
+"""Age at which last.pt is written again, however long an iteration takes [s]; later where `SAVE_SHARE` says so."""
+SAVE_SHARE = 0.05
+"""Largest share of the time for writing checkpoints; with evaluations, half of it is for theirs. On a slow disk fewer
+are written: a kill then loses up to `1 / SAVE_SHARE` times the time that one takes."""
 BEST_INTERVAL_S = 10.0
 """best.pt is written when the mean return has improved, but not more often: early on it improves all the time."""
 
@@ -170,6 +174,8 @@ class Checkpoints:
 
     Attributes:
         saved: Iteration of the newest checkpoint; None before the first one in this folder.
+        budget: Time for checkpoints.
+        budget_evaluated: Time for the checkpoints that are evaluated.
     """
 
     def __init__(
@@ -185,6 +191,10 @@ class Checkpoints:
         self._cfg, self._folder, self._warn, self._writes = cfg, folder, warn, writes
         self._last, self._best, self._evaluated = (folder / f"{name}.pt" for name in ("last", "best", "evaluated"))
         self._saved_at = time.perf_counter()
+        self._numbered_due = False
+        share = SAVE_SHARE / (2 if cfg.eval.interval else 1)
+        self.budget, self.budget_evaluated = TimeShare(share), TimeShare(share)
+        self._reported_s: dict[str, float] = {}  # time between two checkpoints that the user was told of
         self.saved = saved if self._last.exists() else None
         # None before there is a best.pt. Until then the newest policy is the best: its mean is over the most episodes,
         # and one lucky episode must not stand for the whole run.
@@ -201,19 +211,38 @@ class Checkpoints:
         """Mean return of the best evaluation; None where there is none, or where evaluations do not decide."""
         return self._best_return if self._evaluations_decide else None
 
-    def due(self, iteration: int, mean_return: float | None) -> bool:
+    def due(self, iteration: int, mean_return: float | None, long: bool = False) -> bool:
         """Returns whether the state after an iteration is to be saved.
 
         Args:
             iteration: Iterations done.
             mean_return: Trimmed mean return over a full window; None where the window is not full.
+            long: Whether an iteration takes long: a signal within the next one goes back to this checkpoint.
         """
         if not self._writes:
             return False
         age_s = time.perf_counter() - self._saved_at
         better = self._is_better(mean_return) and age_s > BEST_INTERVAL_S
-        last = iteration == self._cfg.max_iterations
-        return self._numbered(iteration) or last or better or age_s > SAVE_INTERVAL_S
+        self._numbered_due |= self._numbered(iteration)
+        wanted = self._numbered_due or better or long or age_s > SAVE_INTERVAL_S
+        return iteration == self._cfg.max_iterations or (wanted and self._affordable(self.budget, "a checkpoint"))
+
+    def may_evaluate(self) -> bool:
+        """Whether there is time now to write a checkpoint that is evaluated."""
+        return self._affordable(self.budget_evaluated, "a checkpoint for evaluation")
+
+    def _affordable(self, budget: TimeShare, name: str) -> bool:
+        """Whether there is time to write; else shows how far apart such checkpoints are, unless the user knows."""
+        between_s = budget.cost_s / budget.share
+        if allowed := budget.allows:
+            return allowed
+        if between_s > 2.0 * self._reported_s.get(name, 0.0):
+            self._reported_s[name] = between_s
+            self._warn(
+                f"{name} takes {budget.cost_s:.2g} s to write: at most one in {between_s:.3g} s is written from now on,"
+                f" so that saving takes {100 * budget.share:g} % of the time; a kill loses what was trained since"
+            )
+        return False
 
     def save(self, state: Mapping[str, Any], mean_return: float | None) -> None:
         """Writes last.pt, and best.pt where the mean return (see `due`) is higher than that of the old one, if any."""
@@ -221,21 +250,25 @@ class Checkpoints:
             self.saved = state["iteration"]
             return
         self._saved_at = time.perf_counter()
+        numbered = self._numbered_due or self._numbered(state["iteration"])
+        self._numbered_due = False
         try:
-            save(self._last, state)
-            self.saved = state["iteration"]
-            if self._is_better(mean_return) or self._best_return is None:
-                self._copy_last(self._best)
-                self._best_return = None if self._evaluations_decide else mean_return
-            if self._numbered(state["iteration"]):
-                self._save_numbered(state["iteration"])
+            with self.budget.spending():
+                save(self._last, state)
+                self.saved = state["iteration"]
+                if self._is_better(mean_return) or self._best_return is None:
+                    self._copy_last(self._best)
+                    self._best_return = None if self._evaluations_decide else mean_return
+                if numbered:
+                    self._save_numbered(state["iteration"])
         except OSError as error:
             self._warn(f"checkpoint NOT saved ({error}); training continues, and the next one is tried")
 
     def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:
         """Writes the checkpoint of a policy that is to be evaluated; returns None where it cannot be written."""
         try:
-            save(self._evaluated, state)
+            with self.budget_evaluated.spending():
+                save(self._evaluated, state)
         except OSError as error:
             self._warn(f"iteration {state['iteration']} is not evaluated: its checkpoint cannot be written ({error})")
             return None

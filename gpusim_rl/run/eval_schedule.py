@@ -61,10 +61,14 @@ class EvalSchedule:
         self._take_result(wait=last)
         if self._process is None or not (learning and self._process.due(iteration, last=last)):
             return
-        checkpoint = state()
-        if not all(bool(value.isfinite().all()) for value in checkpoint["policy"].values()):
-            return  # the next checkpoint, or the row before it, ends the run with the reason
-        file = self._log.checkpoints.save_evaluated(checkpoint)
+        checkpoints = self._log.checkpoints
+        if not (last or checkpoints.may_evaluate()):
+            return
+        with self._stop_signal.aside(), checkpoints.budget_evaluated.spending():
+            checkpoint = state()
+            if not all(bool(value.isfinite().all()) for value in checkpoint["policy"].values()):
+                return  # the next checkpoint, or the row before it, ends the run with the reason
+            file = checkpoints.save_evaluated(checkpoint)
         if file is not None:
             self._process.begin(file, iteration)
             self._take_result(wait=last)

@@ -6,14 +6,15 @@ from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import DIVERGED, Logger
 from gpusim_rl.run.run_view import RunView
+from gpusim_rl.run.stop_signal import StopSignal
 
 
 class Reporter:
     """Publishes the rows of a training, and stops one that has nothing left to learn from."""
 
-    def __init__(self, intervals: LogIntervals, task_name: str) -> None:
+    def __init__(self, intervals: LogIntervals, task_name: str, stop_signal: StopSignal) -> None:
         self.finite_check = FiniteCheck(task_name)
-        self._intervals = intervals
+        self._intervals, self._stop_signal = intervals, stop_signal
         self._divergence_reported = False
 
     def publish(self, run: RunView, log: Logger, *, drain: bool = False) -> LogRow | None:
@@ -33,7 +34,8 @@ class Reporter:
         rows = self._intervals.drain() if drain else self._rows_of_interval(run)
         for row in rows:
             self.finite_check.check_row(row, run.iteration, run.algorithm)
-        log.record(rows)
+        with self._stop_signal.aside():
+            log.record(rows)
         if not self._divergence_reported and any(row.numbers.get("sim/diverged") for row in rows):
             self._divergence_reported = True
             self._report_divergence(run, log)

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -37,6 +38,7 @@ class StopSignal:
         self.notify: Callable[[str], None] = lambda text: say(text, file=sys.stderr)
         self._previous: dict[int, Any] = {}
         self._began: float | None = None  # the iteration under way; None before the first one
+        self._aside_since: float | None = None
         self._last_s = 0.0  # duration of the one before
 
     def __enter__(self) -> StopSignal:
@@ -58,9 +60,21 @@ class StopSignal:
         self._last_s = self._elapsed_s
         self._began = time.perf_counter()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave the block out of the iteration: writing a checkpoint or a row makes no iteration a long one."""
+        self._aside_since = began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._aside_since = None
+            if self._began is not None:
+                self._began += time.perf_counter() - began
+
     @property
     def _elapsed_s(self) -> float:
-        return 0.0 if self._began is None else time.perf_counter() - self._began
+        now = time.perf_counter() if self._aside_since is None else self._aside_since
+        return 0.0 if self._began is None else now - self._began
 
     @property
     def long(self) -> bool:

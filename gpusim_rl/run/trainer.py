@@ -62,7 +62,7 @@ class Trainer:
         self.run_dir: RunDir | None = None
         self.stop_signal = StopSignal()
         self.intervals = LogIntervals(collector, start.collective)
-        self._reporter = Reporter(self.intervals, start.task_name)
+        self._reporter = Reporter(self.intervals, start.task_name, self.stop_signal)
         self._evaluations: EvalSchedule | None = None
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self._others_stop = False  # another process has got a signal
@@ -135,9 +135,8 @@ class Trainer:
                 )
             self._publish(log)
             stopping = self.stop_signal.number is not None
-            # a long iteration: what a signal in the next one would fall back to
-            due = log.checkpoints.due(self.iteration, self.intervals.mean_return) or self.stop_signal.long or stopping
-            self._others_stop, due = self.start.collective.any(stopping, due)
+            due = log.checkpoints.due(self.iteration, self.intervals.mean_return, self.stop_signal.long)
+            self._others_stop, due = self.start.collective.any(stopping, due or stopping)
             if due:
                 self.save(log)
 
@@ -241,7 +240,8 @@ class Trainer:
         self._reporter.finite_check.check_row(self.intervals.pending(self.iteration), self.iteration, self.algorithm)
         if final or self._learning:
             self._reporter.finite_check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
-            log.checkpoints.save(self._state_to_save(log), self.intervals.mean_return)
+            with self.stop_signal.aside(), log.checkpoints.budget.spending():
+                log.checkpoints.save(self._state_to_save(log), self.intervals.mean_return)
 
     def _finish(self, log: Logger, *, left: bool) -> Row:
         """Publishes and saves what is left; returns the last row of metrics."""

@@ -8,14 +8,17 @@ import pytest
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
+from gpusim_rl.run import checkpoint, time_share
 from gpusim_rl.run.checkpoint import Checkpoints, structural_difference
 from helpers.checkpoints import PAYLOAD
 
 
-def checkpoints_in(folder: Path, *, keep: int = 3, every: int = 50) -> Checkpoints:
-    log, evaluations = SimpleNamespace(keep=keep, checkpoint_interval=every), SimpleNamespace(interval=0)
-    cfg: Any = SimpleNamespace(log=log, eval=evaluations, max_iterations=1000)
-    return Checkpoints(cfg, folder, saved=None, best=None, warn=pytest.fail)
+def checkpoints_in(
+    folder: Path, *, keep: int = 3, every: int = 50, evaluate: int = 0, iterations: int = 1000, warn: Any = pytest.fail
+) -> Checkpoints:
+    log, evaluations = SimpleNamespace(keep=keep, checkpoint_interval=every), SimpleNamespace(interval=evaluate)
+    cfg: Any = SimpleNamespace(log=log, eval=evaluations, max_iterations=iterations)
+    return Checkpoints(cfg, folder, saved=None, best=None, warn=warn)
 
 
 def test_one_serialisation_serves_last_best_and_numbered(tmp_path):
@@ -68,3 +71,62 @@ def test_structural_difference_names_each_key_that_differs():
         "ppo.network.size: saved None, now 3",
     ]
     assert structural_difference(saved, saved, keys) == []
+
+
+class SlowDisk:
+    """A clock of the test's own, by which writing a checkpoint takes `seconds`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.now_s, self.seconds, self.written_s, self.fails = 0.0, seconds, 0.0, False
+        clock = SimpleNamespace(perf_counter=lambda: self.now_s)
+        for module in (checkpoint, time_share):
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(checkpoint, "save", self.write)
+        monkeypatch.setattr(Checkpoints, "_copy_last", lambda self, path: None)
+
+    def write(self, path: Path, state: Any) -> None:
+        self.now_s += self.seconds
+        self.written_s += self.seconds
+        if self.fails:
+            raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["works", "fails"])
+@pytest.mark.parametrize("reason", ["time", "numbered", "best", "long", "evaluated"])
+@pytest.mark.parametrize("seconds", [0.2, 3.0, 12.0, 30.0])
+def test_saving_takes_a_twentieth_of_the_time_whatever_the_disk(tmp_path, monkeypatch, seconds, reason, fails):
+    disk, lines = SlowDisk(monkeypatch, seconds), []
+    every, evaluate = (1 if reason == "numbered" else 10**9), reason == "evaluated"
+    checkpoints = checkpoints_in(tmp_path, every=every, evaluate=evaluate, iterations=10**9, warn=lines.append)
+    disk.fails = fails
+    times = []
+    for iteration in range(1, 20_001):
+        disk.now_s += 0.1
+        state = {"iteration": iteration}
+        if evaluate and checkpoints.may_evaluate():
+            checkpoints.save_evaluated(state)
+        mean_return = float(iteration) if reason == "best" else None
+        if checkpoints.due(iteration, mean_return, long=reason == "long"):
+            times.append(disk.now_s)
+            checkpoints.save(state, mean_return)
+    allowed_s = 0.05 * disk.now_s + 2.0 * time_share.BURST_S + (2 if evaluate else 1) * seconds
+    assert 0.0 < disk.written_s <= allowed_s
+    lost_s = max(after - before for before, after in zip([0.0, *times], times, strict=False))
+    shortest = 0.025 if evaluate else 0.05
+    assert len(times) > 1 and lost_s <= 1.0 + max(checkpoint.SAVE_INTERVAL_S, (1 + 1 / shortest) * seconds)
+    slowed = [line for line in lines if "to write" in line]
+    assert len(slowed) <= 2 and bool(slowed) == (
+        reason not in ("time", "best") or seconds > (3.0 if reason == "time" else 1.0)
+    )
+
+
+def test_the_end_is_saved_whatever_it_costs(tmp_path, monkeypatch):
+    disk = SlowDisk(monkeypatch, 12.0)
+    checkpoints = checkpoints_in(tmp_path, every=1, iterations=3, warn=lambda line: None)
+    due = []
+    for iteration in (1, 2, 3):
+        disk.now_s += 1.0
+        due.append(checkpoints.due(iteration, None))
+        if due[-1]:
+            checkpoints.save({"iteration": iteration}, None)
+    assert due == [True, False, True]

@@ -22,13 +22,14 @@ from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.machine import torch_threads
-from gpusim_rl.run import checkpoint, collector, devices, start, stop_signal
+from gpusim_rl.run import checkpoint, collector, devices, start, stop_signal, time_share
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.run.writers import CsvWriter
 from gpusim_rl.view.player import Player
 from helpers.training import (
     OVERFLOWS,
@@ -530,6 +531,55 @@ def test_a_signal_in_a_first_iteration_that_turns_out_long_leaves_it_without_a_c
     out, err = capfd.readouterr()
     assert err == "stopping after this iteration, with a checkpoint; once more stops at once\n"
     assert out.endswith("left iteration 1 before its end; there is no checkpoint\n")
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "row", "evaluation"])
+def test_slow_writing_makes_no_iteration_a_long_one(tmp_path, monkeypatch, where):
+    """By a clock of the test's own: writing takes 12 s. Such iterations are saved by their number and at the end."""
+    now_s, saved = 0.0, []
+    clock = SimpleNamespace(perf_counter=lambda: now_s)
+    for module in (stop_signal, time_share):
+        monkeypatch.setattr(module, "time", clock)
+
+    def slow(name: str, function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            nonlocal now_s
+            now_s += 12.0 if where == name else 0.0
+            return function(*args)
+
+        return call
+
+    def save(path: Path, state: Any) -> None:
+        saved.append(state["iteration"])
+        Path(path).touch()
+
+    monkeypatch.setattr(checkpoint, "save", slow("checkpoint", save))
+    monkeypatch.setattr(CsvWriter, "write", slow("row", CsvWriter.write))
+    monkeypatch.setattr(checkpoint.Checkpoints, "save_evaluated", slow("evaluation", lambda self, state: None))
+    settings = {
+        "max_iterations": 8,
+        "log": {"checkpoint_interval": 3},
+        "eval": {"interval": int(where == "evaluation")},
+    }
+    trainer = make_trainer("Cartpole", tmp_path, **settings)
+    monkeypatch.setattr("gpusim_rl.run.eval_schedule.EvalProcess", lambda *args: FakeEvaluations())
+    trainer.train()
+    assert saved == {"checkpoint": [3, 8], "row": [3, 6, 8], "evaluation": [3, 6, 8]}[where]
+
+
+class FakeEvaluations:
+    """Evaluations that are always due."""
+
+    evaluating = failure = None
+
+    def due(self, iteration: int, *, last: bool) -> bool:
+        return True
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        return None
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 def test_training_works_in_a_thread(tmp_path):

@@ -1,0 +1,53 @@
+"""Time budget for work beside the training, such as writing checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+BURST_S = 1.0
+"""Work that needs no waiting: quick checkpoints of short runs are written when they are due [s]."""
+
+
+class TimeShare:
+    """Token bucket that limits work to a share of the wall-clock time, however slow the work is.
+
+    Over any period the work takes at most `share` of the time, plus `BURST_S`, plus the last piece of work.
+
+    Args:
+        share: Largest share of the time, in (0, 1).
+
+    Attributes:
+        cost_s: Duration of the newest piece of work [s].
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share, self.cost_s = share, 0.0
+        self._balance_s, self._counted_at = BURST_S, time.perf_counter()
+        self._working = False
+
+    @property
+    def allows(self) -> bool:
+        """Whether work may begin now."""
+        self._count(time.perf_counter())
+        return self._balance_s >= 0.0
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Count the block as work; a block inside another one is part of that."""
+        if self._working:
+            yield
+            return
+        began, self._working = time.perf_counter(), True
+        try:
+            yield
+        finally:
+            now, self._working = time.perf_counter(), False
+            self.cost_s = now - began
+            self._count(now)
+            self._balance_s -= self.cost_s
+
+    def _count(self, now: float) -> None:
+        self._balance_s = min(BURST_S, self._balance_s + self.share * (now - self._counted_at))
+        self._counted_at = now
