@@ -124,6 +124,7 @@ class Randomizer(Stateful):
         ConfigError: The section is wrong, or names something that does not exist; the message has the key's path.
 
     Attributes:
+        params: Settings, plain values.
         steps: Control steps of the run so far, int64, shape []; schedules count them.
         age: Control steps since the properties of an env were drawn at a reset, int64 [num_envs].
         observations: Noise on the policy's observation, which `env/observations.py` adds; None = none.
@@ -134,7 +135,7 @@ class Randomizer(Stateful):
     ) -> None:
         num_envs, device = sim.num_envs, sim.device
         self._sim, self._dt, self._clip = sim, dt, clip_actions
-        self._params = plain(params)
+        self.params = plain(params)
         self._random = EnvRandom(num_envs, device, seed + _SEED_OFFSET)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
         self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -213,14 +214,14 @@ class Randomizer(Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the next draws depend on. The simulator saves the parameters that were drawn."""
-        return {"params": self._params, **saved_state(self, self._random)}
+        return {"params": self.params, **saved_state(self, self._random)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores in place what `state_dict` returned.
 
         If it was saved with other `randomization_params`, properties are drawn again and schedules continue.
         """
-        if state["params"] == self._params:
+        if state["params"] == self.params:
             restore_state(self, self._random, state)
             return
         self._random.load_state_dict(state["random"])

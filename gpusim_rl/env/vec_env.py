@@ -363,7 +363,10 @@ class VecEnv(Environment):
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Restores `state_dict` of a run with as many envs on the same simulator; returns the observation to act on."""
-        self.sim.load_state_dict(state["sim"])
+        of_sim, randomizer = state["sim"], self.randomizer
+        if randomizer is not None and state.get("randomizer", {}).get("params") != randomizer.params:
+            of_sim = {**of_sim, "params": {}, "constants": {}}  # drawn by other settings, and perhaps not again
+        self.sim.load_state_dict(of_sim)
         # A tensor that had returned to its first value was not saved.
         tensors = self._initial | fitting(state["task"]["tensors"], self._initial)
         self.task.load_state_dict({**state["task"], "tensors": tensors})

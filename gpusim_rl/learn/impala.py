@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gpusim_rl.errors import warn
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.minibatch import Samples, Sequences, by_step
 from gpusim_rl.learn.networks import EvaluatedActions
@@ -157,5 +158,9 @@ class Impala(OnPolicy):
         super().load_state_dict(state)
         if not self._ages or len(state["versions"]) != self._ages:  # actors need no ring; after them it is empty
             return
-        for ring, saved in zip([*self._ring, self._versions], [*state["ring"], state["versions"]], strict=True):
+        pairs = list(zip([*self._ring, self._versions], [*state["ring"], state["versions"]], strict=True))
+        if any(ring.shape != saved.shape for ring, saved in pairs):
+            warn("earlier rollouts have sequences of another length, and are not learned from")
+            return
+        for ring, saved in pairs:
             ring.copy_(saved)

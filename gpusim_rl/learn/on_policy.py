@@ -380,6 +380,7 @@ class OnPolicy(Algorithm):
             "optimizer": self.optimizer.moments(),
             "learning_rate": self.learning_rate.clone(),
             "configured_learning_rate": self.cfg.learning_rate,
+            "configured_schedule": self.cfg.schedule,
             "iteration": self.iteration.clone(),
             "skipped": self.skipped.clone(),
             "noise_generator": self._noise_generator.get_state(),
@@ -393,11 +394,14 @@ class OnPolicy(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Another `learning_rate` in the settings is a new start of the schedule."""
+        """Restore `state_dict`. Another `learning_rate` or `schedule` in the settings starts the schedule again."""
         self.optimizer.load_moments(state["optimizer"])
-        self.learning_rate.copy_(state["learning_rate"])
-        if state["configured_learning_rate"] != self.cfg.learning_rate:
-            self.learning_rate.fill_(self.cfg.learning_rate)
+        rate, schedule = self.cfg.learning_rate, self.cfg.schedule
+        before = state["configured_learning_rate"], state.get("configured_schedule", schedule)
+        if schedule != "constant" and before == (rate, schedule):
+            self.learning_rate.copy_(state["learning_rate"])
+        else:
+            self.learning_rate.fill_(rate)
         self.iteration.copy_(state["iteration"])
         self.skipped.copy_(state["skipped"])
         restore_generator(self._noise_generator, state["noise_generator"])

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.errors import ConfigError, did_you_mean, warn
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.minibatch import by_sequence
@@ -118,7 +118,11 @@ class RandomDistillation:
         return {**modules, **numbers, "optimizer": self.optimizer.moments()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
+        """Restore `state_dict`; with networks of another size all states are new."""
+        before, now = ({k: x.shape for k, x in net.items()} for net in (state["target"], self.target.state_dict()))
+        if before != now:
+            warn("the networks of rnd have other sizes now: all states are new")
+            return
         for name in ("target", "predictor", "seen", "sums"):
             getattr(self, name).load_state_dict(state[name])
         for name in ("steps", "discounted"):

@@ -143,8 +143,8 @@ class SAC(OffPolicy):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Another `alpha` in the settings is a new start of it."""
+        """Restore `state_dict`. Another `alpha` in the settings starts it again; one that is not learned stays."""
         super().load_state_dict(state)
-        if state["configured_alpha"] == self.cfg.alpha:
+        if self.cfg.learn_alpha and state["configured_alpha"] == self.cfg.alpha:
             self.log_alpha.copy_(state["log_alpha"])
         self.alpha_optimizer.load_moments(state["alpha_optimizer"])

@@ -102,7 +102,7 @@ class TD3(OffPolicy):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
+        """Restore `state_dict`, within today's range of noise."""
         super().load_state_dict(state)
         if state["episodes"] is not None:
-            self.noise_scale.copy_(state["episodes"]["noise_scale"])
+            self.noise_scale.copy_(state["episodes"]["noise_scale"]).clamp_(self.cfg.noise_min, self.cfg.noise_max)

@@ -14,10 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files.checkpoint_file import load as load  # for those that import this module
 from gpusim_rl.files.checkpoint_file import load_with_digest, save
 from gpusim_rl.files.safe_open import open_file, replacing
+from gpusim_rl.run.run_dir import encoder_of
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.time_share import TimeShare
 from gpusim_rl.settings.older_run import add_new_settings
@@ -94,6 +95,12 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     different = structural_difference(known, spec.config, keys)
     if different:
         raise ConfigError(f"checkpoint {file} does not fit this configuration: {'; '.join(different)}")
+    if not spec.cfg.test:
+        encoder = spec.cfg.encoder
+        has_own = not encoder.freeze or encoder_of(spec) != encoder.init_from  # in the policy, or in the run folder
+        fixed = ["experiment"] * spec.checkpoint.continues + ["encoder.init_from"] * has_own
+        for line in structural_difference(known, spec.config, fixed):
+            warn(f"{line}; a new one has no effect at a resume")
     return state, digest
 
 

@@ -61,6 +61,10 @@ def continue_run(
     if not name:
         raise ConfigError("checkpoint is empty: expected a run folder, a .pt file or a trained task")
     checkpoint = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
+    if checkpoint.continues and checkpoint.run_dir is not None and "log.dir" in typed:
+        folder = Path(typed["log.dir"]).resolve()
+        if folder not in checkpoint.run_dir.resolve().parents:
+            warn(f"log.dir={folder}: the run continues in its own folder, {checkpoint.run_dir}")
     code = {key: value for key, value in typed.items() if key == ENV_ID or key.endswith("_target_")}
     named = [*named, *((place_of(key), value) for key, value in code.items())]
     trust = typed.get("trust", "").lower() == "true"

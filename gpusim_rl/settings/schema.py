@@ -387,7 +387,7 @@ class ClonedConfig:
 class BCConfig(OnPolicyConfig):
     """Behaviour cloning. It has no value function and no rewards, so that those are no settings."""
 
-    structure = ("horizon", "network", "normalize_obs")
+    structure = ("horizon", "network", "normalize_obs", "loss")
     policy_structure = ("network", "normalize_obs")
 
     max_iterations: Count | None
@@ -591,7 +591,7 @@ class TD3Config(ActorCriticConfig):
 class DQNConfig(OffPolicyConfig):
     """Deep Q-networks."""
 
-    structure = (*OffPolicyConfig.structure, "bins")
+    structure = (*OffPolicyConfig.structure, "bins", "action_scale")
     policy_structure = (*OffPolicyConfig.policy_structure, "bins")
 
     double: bool

@@ -345,6 +345,33 @@ def test_a_resumed_run_takes_a_new_learning_rate_but_no_old_one(tmp_path):
     assert typed.algorithm.optimizer.param_groups[0]["lr"] is typed.algorithm.learning_rate
 
 
+def test_a_setting_that_a_resume_cannot_take_is_told_of(tmp_path, capsys):
+    make_trainer("Cartpole", tmp_path).train()
+    again = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4}
+    make_trainer("Cartpole", tmp_path, **again, experiment="another", encoder={"init_from": "other.pt"})
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and "experiment" in lines[0] and "encoder.init_from" in lines[1]
+    make_trainer("Cartpole", tmp_path, **again, log={"dir": str(tmp_path / "elsewhere")})
+    assert "log.dir" in capsys.readouterr().err
+    make_trainer("Cartpole", tmp_path, **again)
+    best = {**again, "checkpoint": f"{the_run(tmp_path)}/checkpoints/best.pt"}
+    make_trainer("Cartpole", tmp_path, **best, experiment="another", log={"dir": str(tmp_path / "elsewhere")})
+    assert capsys.readouterr().err == "", "a branch has a folder of its own"
+
+
+def test_what_is_not_randomised_any_more_is_as_in_the_model(tmp_path):
+    def scaled(**names: Any) -> dict[str, Any]:
+        mass = {"range": [2.0, 3.0], "operation": "scaling", "distribution": "uniform", **names}
+        actor = {"rigid_body_properties": {"mass": mass}}
+        return {"randomize": True, "randomization_params": {"actor_params": {"cartpole": actor}}}
+
+    make_trainer("Cartpole", tmp_path, task=scaled()).train()
+    again = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4}
+    resumed: Any = make_trainer("Cartpole", tmp_path, **again, task=scaled(names=["pole"]))
+    mass = resumed.env.sim.param("body_mass", "cartpole", None)
+    assert bool((mass.value[:, :2] == mass.default[:2]).all() and (mass.value[:, 2] > mass.default[2]).all())
+
+
 def test_values_of_the_task_typed_at_a_resume_hold(tmp_path):
     make_trainer("Anymal", tmp_path, max_iterations=2).train()
     saved = final_state(tmp_path)["env"]["task"]["tensors"]

@@ -1,0 +1,278 @@
+"""Settings changed at a resume: each of every algorithm takes effect, or one line says that it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import pytest
+import torch
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn import demonstrations
+from gpusim_rl.learn.algorithm import EnvSpec, TrainedPolicy, load_algorithm_class
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import ALGORITHMS, PPOConfig
+from gpusim_rl.spaces import Box, SignedPermutation
+from gpusim_rl.testing.conformance import differences, merged
+from helpers import off_policy
+from helpers.composed import algorithm_defaults
+from helpers.demonstrated import shown_in
+from helpers.fakes import RandomEnv
+from helpers.on_policy import collect
+from helpers.states import saved
+
+SIZES = {"policy": 5, "style": 4, "reference": 4}
+ROLLOUT: dict[str, Any] = {
+    "horizon": 8,
+    "precision": "fp32",
+    "schedule": "constant",
+    "entropy_coef": 0.01,
+    "bounds_coef": 1.0,
+    "network": {"hidden": [16, 8], "rnn_size": 8, "log_std_init": 0.5},
+    "noise": {"steps": [3.0]},
+}
+PPO = {
+    "minibatch_size": 32,
+    "epochs": 2,
+    "clip": 0.02,
+    "learning_rate": 3e-3,
+    "schedule": "adaptive",
+    "symmetry": {"mirror_loss": 0.5},
+    "rnd": {"weight": 1.0, "final_weight": 0.5, "schedule": "linear", "begin": 4, "end": 400, "normalize": True},
+    "imitation": {"teacher": "teacher", "weight": 0.5, "begin": 4, "end": 400},
+}
+RECURRENT = {"network": {"rnn": "gru"}, "sequence_length": 4}
+NO_CRITIC = {"entropy_coef": 0.0, "bounds_coef": 0.0}
+ACTOR_CRITIC = {"noise": {"steps": [3.0]}, "max_grad_norm": 1.0, "weight_decay": 0.01}
+STYLE = {"hidden": [16, 8], "batch_size": 32, "replay": 100}
+BASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo": ("ppo", merged(ROLLOUT, PPO)),
+    "amp": ("amp", merged(ROLLOUT, PPO, {"discriminator": STYLE})),
+    "a2c": ("a2c", merged(ROLLOUT, RECURRENT)),
+    "reinforce": ("reinforce", merged(ROLLOUT, RECURRENT)),
+    "impala": ("impala", merged(ROLLOUT, RECURRENT, {"max_policy_lag": 4, "learning_rate": 0.01})),
+    "impala, gradient": ("impala", merged(ROLLOUT, {"loss": "gradient"})),
+    "distill": ("distill", merged(ROLLOUT, RECURRENT, {"teacher": "teacher"})),
+    "bc": ("bc", merged(ROLLOUT, {"gradient_steps": 4, "batch_size": 16, "demonstrations": {"file": "shown.npz"}})),
+    "sac": ("sac", merged(off_policy.SMALL, ACTOR_CRITIC, {"demonstrations": {"file": "shown.npz", "imitation": 0.5}})),
+    "td3": ("td3", merged(off_policy.SMALL, ACTOR_CRITIC, {"replay": {"alpha": 0.5}, "smoothing": 0.4})),
+    "dqn": ("dqn", merged(off_policy.SMALL, {"replay": {"alpha": 0.5}, "network": {"critics": 2}})),
+}
+"""Settings in which each one counts, by label."""
+OTHERS: dict[str, Any] = {
+    "batch_size": 8,
+    "clip_obs": 0.5,
+    "horizon": 8,
+    "learning_rate_max": 2e-3,
+    "learning_rate_min": 5e-3,
+    "learning_starts": 300,
+    "max_grad_norm": 1e-4,
+    "max_policy_lag": 1,
+    "noise.steps": [6.0],
+    "noise_max": 0.5,
+    "noise_min": 0.05,
+    "clip": 0.005,
+    "ratio_clip": 0.01,
+    "smoothing_clip": 0.1,
+    "target_entropy": -1.0,
+    "value_clip": False,
+    "rnd.group": "style",
+    "sequence_length": 2,
+    "minibatch_size": 64,
+    "updates": 2,
+    "policy_delay": 4,
+    "rnd.begin": 100,
+    "imitation.begin": 100,
+    "rnd.hidden": [8],
+    "discriminator.batch_size": 16,
+    "discriminator.replay_share": 0.5,
+}
+"""Values to change to, where no rule makes one."""
+ELSEWHERE = ("max_iterations", "teacher", "imitation.teacher", "demonstrations.file")
+"""Settings of the trainer, and those that a resume is told to type again."""
+NOTHING: dict[str, tuple[str, ...]] = {
+    "ppo": ("sequence_length",),
+    "amp": tuple(field.name for field in dataclasses.fields(PPOConfig)),  # which PPO has
+    "impala": ("advantage_clip",),
+    "impala, gradient": ("ratio_clip", "sequence_length"),
+    "sac": ("replay.beta",),
+    "td3": ("demonstrations.share", "demonstrations.imitation"),
+}
+"""Settings without an effect in these settings, at no time."""
+
+
+def leaves(settings: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Names, types and values of settings."""
+    hints = typing.get_type_hints(type(settings), include_extras=True)
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value) and field.init:
+            yield from leaves(value, f"{path}{field.name}.")
+        elif field.init:
+            yield f"{path}{field.name}", hints[field.name], value
+
+
+def other(name: str, hint: Any, value: Any) -> Any:
+    """Another value of the type."""
+    if name in OTHERS:
+        return OTHERS[name]
+    if typing.get_origin(hint) is Annotated:
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) is Literal:
+        return next(option for option in typing.get_args(hint) if option not in (value, "auto"))
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1 if value < 100 else value // 2
+    if isinstance(value, float):
+        return 0.5 * value or 0.5
+    options = [arg for arg in typing.get_args(hint) if typing.get_origin(arg) is Literal]
+    assert options, f"{name}={value!r}: no other value is known"
+    return typing.get_args(options[0])[0]
+
+
+def nested(name: str, value: Any) -> dict[str, Any]:
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
+
+
+def learner(label: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, RandomEnv]:
+    name, base = BASES[label]
+    cls: Any = load_algorithm_class(ALGORITHMS[name][0])
+    defaults = algorithm_defaults(name)
+
+    def known(settings: dict[str, Any], all_of_them: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: known(value, all_of_them[key]) if isinstance(value, dict) else value
+            for key, value in settings.items()
+            if key in all_of_them
+        }
+
+    cfg = build(ALGORITHMS[name][1], merged(defaults, known(base, defaults), changes), name)
+    torch.manual_seed(0)
+    env = RandomEnv(8, SIZES if name == "amp" else {**SIZES, "policy": 5})
+    mirror = SignedPermutation(tuple(range(5)), (1.0,) * 4 + (-1.0,))
+    turned = SignedPermutation(tuple(range(3)), (1.0, 1.0, -1.0))
+    maps: Any = {"policy": mirror, "actions": turned}
+    spec = EnvSpec(8, env.obs_sizes, Box(3), 1, section=name, mirrored=lambda: (maps, 0.0))
+    teacher_of = load_algorithm_class(ALGORITHMS["a2c"][0])
+    small = merged(algorithm_defaults("a2c"), {"network": {"hidden": [8]}})
+    settings = build(ALGORITHMS["a2c"][1], small, "a2c")
+    acts = dataclasses.replace(spec, role="acts")
+    teacher: Any = teacher_of(settings, acts, device=torch.device("cpu"), seed=9, max_iterations=1).policy  # type: ignore[call-arg]
+    found = TrainedPolicy(teacher, settings, {"policy": 5}, "digest")
+    monkeypatch.setattr(demonstrations, "load", lambda *_: (shown_in(spec, episodes=20), "digest"))
+    spec = dataclasses.replace(spec, load_policy=lambda _: found)
+    torch.manual_seed(0)
+    algorithm = cls(cfg, spec, device=torch.device("cpu"), seed=0, max_iterations=100)
+    if hasattr(algorithm.policy, "head"):  # actions beyond the bound, which the first ones are far from
+        algorithm.policy.head.mean.weight.data.mul_(1000.0)
+    return algorithm, env
+
+
+def run(algorithm: Any, env: RandomEnv, obs: Any, iterations: int) -> tuple[Any, Any]:
+    stats = None
+    for _ in range(iterations):
+        obs = collect(algorithm, env, obs)
+        algorithm.before_update()
+        stats = algorithm.update()
+    return obs, stats
+
+
+@pytest.mark.parametrize("label", BASES)
+def test_every_setting_takes_effect_or_one_line_says_that_it_does_not(
+    label: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, env = learner(label, {}, monkeypatch)
+    obs, _ = run(first, env, env.reset(), 4)
+    state = saved({"policy": first.policy.state_dict(), "algorithm": first.state_dict()})
+    stream = env.generator.get_state()
+
+    def resumed(changes: dict[str, Any]) -> Any:
+        algorithm, its_env = learner(label, changes, monkeypatch)
+        its_env.generator.set_state(stream)
+        algorithm.policy.load_state_dict(saved(state)["policy"])
+        algorithm.load_state_dict(saved(state)["algorithm"])
+        _, stats = run(algorithm, its_env, obs, 2)
+        return {"stats": stats, "policy": algorithm.policy.state_dict(), "algorithm": algorithm.state_dict()}
+
+    unchanged = resumed({})
+    structure = first.cfg.structure
+    silent = []
+    for name, hint, value in leaves(first.cfg):
+        left_out = *ELSEWHERE, *NOTHING.get(label, ()), *structure
+        if any(f"{name}.".startswith(f"{section}.") for section in left_out):
+            continue
+        capsys.readouterr()
+        try:
+            now = resumed(nested(name, other(name, hint, value)))
+        except ConfigError:
+            continue
+        except Exception as error:
+            silent.append(f"{name}: {type(error).__name__} {error}")
+            continue
+        if (
+            not [path for path in differences(unchanged, now) if "configured" not in path]
+            and not capsys.readouterr().err
+        ):
+            silent.append(name)
+    assert silent == [], "\n".join(silent)
+
+
+def passed_on(label: str, before: dict[str, Any], after: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An algorithm with the state of another one, which has learned with other settings."""
+    first, env = learner(label, before, monkeypatch)
+    run(first, env, env.reset(), 3)
+    algorithm, _ = learner(label, after, monkeypatch)
+    algorithm.policy.load_state_dict(first.policy.state_dict())
+    algorithm.load_state_dict(saved(first.state_dict()))
+    return algorithm
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("adaptive", "constant"), ("linear", "constant"), ("linear", "adaptive")]
+)
+def test_another_schedule_begins_at_the_rate_of_the_settings(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = passed_on("ppo", {"schedule": before}, {"schedule": after}, monkeypatch)
+    assert it.learning_rate.item() == pytest.approx(it.cfg.learning_rate)
+
+
+def test_an_adaptive_rate_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = passed_on("ppo", {}, {"clip": 0.3}, monkeypatch)
+    assert it.learning_rate.item() != pytest.approx(it.cfg.learning_rate)
+
+
+def test_an_alpha_that_is_not_learned_any_more_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = passed_on("sac", {}, {}, monkeypatch)
+    assert kept.log_alpha.exp().item() != pytest.approx(kept.cfg.alpha)
+    fixed = passed_on("sac", {}, {"learn_alpha": False}, monkeypatch)
+    assert fixed.log_alpha.exp().item() == pytest.approx(fixed.cfg.alpha)
+
+
+def test_episodes_under_way_explore_within_todays_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = passed_on("td3", {}, {"noise_min": 0.4, "noise_max": 0.6}, monkeypatch)
+    assert bool(((it.noise_scale >= 0.4) & (it.noise_scale <= 0.6)).all())
+
+
+@pytest.mark.parametrize(
+    ("label", "changes"),
+    [
+        ("ppo", {"rnd": {"hidden": [64]}}),
+        ("ppo", {"rnd": {"outputs": 8}}),
+        ("ppo", {"rnd": {"group": "style"}}),
+        ("impala", {"sequence_length": 2}),
+    ],
+)
+def test_a_memory_that_does_not_fit_any_more_is_told_of_and_begins_again(
+    label: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it = passed_on(label, {}, changes, monkeypatch)
+    assert "other" in capsys.readouterr().err
+    _, env = learner(label, {}, monkeypatch)
+    run(it, env, env.reset(), 1)
