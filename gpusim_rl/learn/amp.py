@@ -266,7 +266,7 @@ class AMP(PPO):
         rows = it.seen(torch.cat([features[STYLE].index_select(0, new), old, reference]))
         numbers = self._style_loss(rows, weight / count.clamp(min=1.0), 1.0 / (number * self.collective.size))
         optimizer = self.discriminator_optimizer
-        gradients = torch.autograd.grad(numbers[0], optimizer.parameters)
+        gradients = optimizer.gradients(numbers[0])
         numbers, *gradients = self.collective.sum([numbers.detach(), *gradients])
         optimizer.masked_step(*optimizer.set_gradients(gradients))
         self._numbers_of_style.append(numbers)

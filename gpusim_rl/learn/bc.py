@@ -57,7 +57,8 @@ class BC(OnPolicy):
         policy = super()._make_policy(env)
         fixed = ("value_head",) if self.cfg.loss == "nll" else ("value_head", "head.log_std")
         for name, parameter in policy.named_parameters():
-            parameter.requires_grad_(not name.startswith(fixed))
+            if name.startswith(fixed):
+                parameter.requires_grad_(False)
         return policy
 
     def _load(self, env: EnvSpec) -> tuple[Sequences, Sequences | None]:

@@ -45,7 +45,8 @@ class Distill(OnPolicy):
     def _make_policy(self, env: EnvSpec) -> ActorCritic:
         policy = super()._make_policy(env)
         for name, parameter in policy.named_parameters():
-            parameter.requires_grad_(not name.startswith(("value_head", "head.log_std")))
+            if name.startswith(("value_head", "head.log_std")):
+                parameter.requires_grad_(False)
         return policy
 
     def _weights(self) -> dict[str, float]:

@@ -310,7 +310,7 @@ class OffPolicy(Algorithm):
         else:
             each = -(target * outputs.log_softmax(dim=-1)).sum(dim=-1)
         # of the weighted sum over all critics: each learns as if it were alone
-        gradients = torch.autograd.grad(each, self.critic_optimizer.parameters, batch.weight.expand_as(each))
+        gradients = self.critic_optimizer.gradients(each, batch.weight.expand_as(each))
         if policy.critic_sees_images:
             batch.obs["policy"] = batch.obs["policy"].detach()  # for the actor, which does not train the encoder
         norm, bad = self._step(self.critic_optimizer, self.collective.sum(gradients), waits)
@@ -405,7 +405,7 @@ class OffPolicy(Algorithm):
         """
         assert self.actor_optimizer is not None
         numbers = self._actor_loss(batch)
-        gradients = torch.autograd.grad(numbers[0], self.actor_optimizer.parameters)
+        gradients = self.actor_optimizer.gradients(numbers[0])
         sums = self.collective.sum([*(number.detach() for number in numbers), *gradients])
         norm, bad = self._step(self.actor_optimizer, sums[len(numbers) :], waits)
         return torch.stack([*sums[: len(numbers)], norm]), bad

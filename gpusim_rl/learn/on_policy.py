@@ -112,7 +112,7 @@ class OnPolicy(Algorithm):
             self.policy.named_parameters(), key=lambda pair: (pair[0] != "head.log_std", "log_std_of_state" in pair[0])
         )
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
-        parameters = [parameter for _, parameter in named if parameter.requires_grad]
+        parameters = [parameter for _, parameter in named]
         self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=cfg.max_grad_norm, eps=1e-5)
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # minibatches, since the training began
@@ -315,7 +315,7 @@ class OnPolicy(Algorithm):
         def gradient(sequences: Tensor) -> tuple[Tensor, ...]:
             chunk = batch.select(sequences)
             losses = self._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
-            return losses.detach(), *torch.autograd.grad(losses, self.optimizer.parameters, self._coefficients)
+            return losses.detach(), *self.optimizer.gradients(losses, self._coefficients)
 
         losses, *gradients = self.collective.sum(self._chunks.sum(gradient, index))
         return losses, *self.optimizer.set_gradients(gradients)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks  # type: ignore[reportPrivateUsage]
 
+from gpusim_rl.errors import ConfigError, warn
+
 _KERNELS: Any = torch
 """Operations on lists of tensors, which torch's own optimisers are made of; it exports no names of them."""
 
@@ -20,11 +22,14 @@ class MaskedAdamW(torch.optim.AdamW):
     Without weight decay it is Adam. Its state never moves: a CUDA graph knows where it is.
 
     Args:
-        parameters: Parameters that a step changes.
+        parameters: Parameters that a step changes, except frozen ones (`requires_grad=False`).
         learning_rate: Learning rate; a tensor [] on the device where it changes during a training.
         weight_decay: Decoupled weight decay: share of a weight that a step takes away, per learning rate.
         max_norm: Largest norm of the gradient; None for no limit.
         eps: Term added to the denominator.
+
+    Raises:
+        ConfigError: All parameters are frozen.
     """
 
     # Torch wraps this method to keep its compiler out, and imports the compiler for that (a second).
@@ -39,7 +44,9 @@ class MaskedAdamW(torch.optim.AdamW):
         max_norm: float | None = None,
         eps: float = 1e-8,
     ) -> None:
-        self.parameters = list(parameters)
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        if not self.parameters:
+            raise ConfigError("nothing to learn: all parameters are frozen. Try requires_grad_(True) on a layer")
         self._max_norm = max_norm
         kind = self.parameters[0].device.type
         # fused: one kernel per step; its count is a device tensor, which a CUDA graph needs (capturable)
@@ -52,6 +59,10 @@ class MaskedAdamW(torch.optim.AdamW):
         )
         self.param_groups[0]["lr"] = learning_rate  # whose value the constructor would read
         self._lists: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # on the CPU: moments, one count of steps
+
+    def gradients(self, loss: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the gradients of a loss, or of the weighted sum of losses; zeros for parameters without effect."""
+        return torch.autograd.grad(loss, self.parameters, weight, materialize_grads=True)
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Takes the gradients for the next step, in the order of the parameters.
@@ -125,7 +136,13 @@ class MaskedAdamW(torch.optim.AdamW):
         ]
 
     def load_moments(self, saved: Sequence[dict[str, Any]]) -> None:
-        """Restores `moments`, in place."""
+        """Restore `moments`, in place; those of other parameters begin again."""
+        shapes = [moments["exp_avg"].shape if moments else None for moments in saved]
+        if len(saved) != len(self.parameters) or any(
+            shape not in (None, parameter.shape) for parameter, shape in zip(self.parameters, shapes, strict=True)
+        ):
+            warn("other parameters learn now than before: the optimiser begins again")
+            return
         for parameter, moments in zip(self.parameters, saved, strict=True):
             state = self.state[parameter]
             for name in state.keys() | moments.keys():

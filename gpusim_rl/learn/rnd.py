@@ -94,7 +94,7 @@ class RandomDistillation:
         states = self._states.index_select(1, index)
         error = squared_distance(self.predictor(states), self.target(states)).mean(dim=-1)
         loss = (error * weight).sum()
-        gradients = torch.autograd.grad(loss, self.optimizer.parameters)
+        gradients = self.optimizer.gradients(loss)
         loss, *gradients = self._collective.sum([loss.detach(), *gradients])
         self.optimizer.masked_step(*self.optimizer.set_gradients(gradients))
         self.loss.copy_(loss)

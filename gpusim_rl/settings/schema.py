@@ -387,7 +387,7 @@ class ClonedConfig:
 class BCConfig(OnPolicyConfig):
     """Behaviour cloning. It has no value function and no rewards, so that those are no settings."""
 
-    structure = ("horizon", "network", "normalize_obs", "loss")
+    structure = ("horizon", "network", "normalize_obs")
     policy_structure = ("network", "normalize_obs")
 
     max_iterations: Count | None

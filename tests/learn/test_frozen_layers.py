@@ -1,0 +1,70 @@
+"""Layers of a user's network that do not learn, with every algorithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.optimizer import MaskedAdamW
+from gpusim_rl.testing.conformance import differences
+from helpers.every_algorithm import BASES, learner, run
+from helpers.states import saved
+
+NETWORKS = ("HalfFrozen", "Frozen", "Detached")
+LABELS = [label for label in BASES if label != "impala, gradient"]
+
+
+def with_network(name: str) -> dict[str, Any]:
+    return {"network": {"_target_": f"helpers.frozen.{name}"}}
+
+
+def without_decay(label: str) -> dict[str, float]:
+    return {"weight_decay": 0.0} if label in ("sac", "td3") else {}
+
+
+def weights(policy: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in policy.named_parameters()}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("label", LABELS)
+def test_what_is_frozen_stays_and_the_rest_learns(label: str, network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, env = learner(label, with_network(network) | without_decay(label), monkeypatch)
+    before = weights(it.policy)
+    assert any(not x.requires_grad for x in it.policy.parameters()) or network == "Detached"
+    obs, _ = run(it, env, env.reset(), 3)
+    now = weights(it.policy)
+    moved = {name for name, value in now.items() if not torch.equal(value, before[name])}
+    layer = {name: name.split(".")[-2] for name in now if "layers" in name or "features" in name}
+    assert layer and {layer[name] for name in moved & layer.keys()} == ({"2"} if network == "HalfFrozen" else set())
+    assert moved - layer.keys(), "the head learns"
+
+    other, _ = learner(label, with_network(network) | without_decay(label), monkeypatch)
+    other.policy.load_state_dict(it.policy.state_dict())
+    other.load_state_dict(saved(it.state_dict()))
+    assert differences(saved(it.state_dict()), saved(other.state_dict())) == []
+
+
+@pytest.mark.parametrize("label", ["ppo", "sac"])
+def test_layers_that_learn_from_a_resume_on_are_told_of(
+    label: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it, env = learner(label, with_network("Frozen"), monkeypatch)
+    obs, _ = run(it, env, env.reset(), 3)
+    other, _ = learner(label, with_network("HalfFrozen"), monkeypatch)
+    other.policy.load_state_dict(it.policy.state_dict())
+    other.load_state_dict(saved(it.state_dict()))
+    assert "optimiser" in capsys.readouterr().err
+    before = weights(other.policy)
+    run(other, env, obs, 2)
+    moved = {name for name, value in weights(other.policy).items() if not torch.equal(value, before[name])}
+    assert any(name.endswith(".2.weight") for name in moved)
+
+
+def test_nothing_to_learn_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="requires_grad"):
+        MaskedAdamW([*nn.Linear(2, 2).requires_grad_(False).parameters()], 1e-3)
