@@ -7,8 +7,8 @@ docs/connect.md says what becomes of spaces, of resets and of numbers that are n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,14 +19,16 @@ from gpusim_rl.errors import ConfigError, TaskError, first_line
 
 try:
     import gymnasium
-    from gymnasium.spaces import Dict, Space
+    from gymnasium.spaces import Dict
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+    from gymnasium.vector.utils import concatenate, create_empty_array
 except ModuleNotFoundError:
     raise ConfigError("task=Gymnasium needs gymnasium: pip install 'gpusim-rl[gymnasium]'") from None
 
+from gpusim_rl.connect.checked_env import END_INFO, HANGS_S, MOST_NUMBERS, WRONG, conform, numbers_of, raised, returned
 from gpusim_rl.connect.gymnasium_spaces import actions_of, flat_size, flatten, picture_shape, pictures, split_pictures
 from gpusim_rl.connect.library_config import LibraryConfig
-from gpusim_rl.connect.vector_envs import adapt, make
+from gpusim_rl.connect.vector_envs import adapt, make, time_limit_of
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.settings.schema import EnvConfig
@@ -34,6 +36,8 @@ from gpusim_rl.settings.schema import EnvConfig
 logger = logging.getLogger(__name__)
 
 Array = np.ndarray
+EVALUATED_STEPS = 10_000
+"""Length of an evaluation of envs without a time limit [control steps]."""
 FlatObservation = dict[str, Array]
 """Observation groups by name: float32 [num_envs, size], or uint8 [num_envs, height, width, channels]."""
 
@@ -65,15 +69,19 @@ class GymnasiumEnv(Environment):
         self._first = first
         self.device = torch.device("cpu")
         self.num_envs = self._envs.num_envs
-        spec = self._envs.spec
-        limit = max_episode_steps or (spec.max_episode_steps if spec is not None else None)
-        if limit is None:
-            raise ConfigError(
-                f"{self.name} does not tell its time limit. Try env.max_episode_steps=<steps>: an evaluation ends there"
-            )
-        self.max_episode_length = int(limit)
+        self._limit = max_episode_steps
+        limit = max_episode_steps or time_limit_of(self._envs)
+        self.max_episode_length = int(limit or EVALUATED_STEPS)
         self.steps_between_truncations = 1  # an env may truncate its episode whenever it wants
-        self.summary = f"{self.name}, episode {self.max_episode_length} steps at most"
+        words = f"episode {limit} steps at most" if limit else "no time limit"
+        self.summary = f"{self.name}, {words}"
+        if not limit:
+            logger.warning(
+                "%s does not tell its time limit: its episodes end when it says so, and an evaluation after %d steps."
+                " Try env.max_episode_steps=<steps>",
+                self.name,
+                EVALUATED_STEPS,
+            )
         self.frames_per_s = float(self._envs.metadata.get("render_fps") or self.frames_per_s)
         space: Any = self._envs.single_observation_space
         self._grouped = isinstance(space, Dict) and "policy" in space.spaces and set(space) <= {"policy", "critic"}
@@ -83,19 +91,25 @@ class GymnasiumEnv(Environment):
         self.images = {
             group: picture_shape(observed if key is None else observed[key]) for group, key in self._pictures.items()
         }
-        self._groups: dict[str, Space[Any]] = {"policy": numbers}
+        self._groups: dict[str, gymnasium.Space[Any]] = {"policy": numbers}
         if "critic" in set(groups):
             self._groups["critic"] = groups["critic"]
         self.obs_sizes = {group: flat_size(space, self.name) for group, space in self._groups.items()}
         self.action_space, self._to_library = actions_of(self._envs.single_action_space, self.name)
         self.num_actions = self.action_space.size
-        mode = self._envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)  # what 1.0 did, without that entry
-        self._same_step = mode == AutoresetMode.SAME_STEP
+        told = self._envs.metadata.get("autoreset_mode")
+        try:
+            mode = AutoresetMode.NEXT_STEP if told is None else AutoresetMode(told)
+        except ValueError:
+            raise ConfigError(f"{self.name}: autoreset_mode {told!r} is none of {[*AutoresetMode]}") from None
+        self._mode_told, self._same_step = told is not None, mode == AutoresetMode.SAME_STEP
         # Gymnasium's own classes reset by mask in every mode; of others, only the mode that needs it promises that.
         is_gymnasiums = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self._by_mask = is_gymnasiums or mode == AutoresetMode.DISABLED
         self._resetting = np.zeros(self.num_envs, dtype=bool)  # envs whose next step is a reset
-        self._warned = False
+        self._steps = np.zeros(self.num_envs, dtype=np.int64)  # of the episodes under way
+        self._stat_names: dict[str, None] = {}
+        self._warned = self._failed = False
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
@@ -116,7 +130,7 @@ class GymnasiumEnv(Environment):
         half, halves = num_envs // 2, list[GymnasiumEnv]()
         try:
             for first in (0, half):
-                halves.append(cls._make(cfg, half, seed + first, first))
+                halves.append(cls._make(cfg, half, seed, first))
         except ConfigError as error:
             for env in halves:
                 env.close()
@@ -126,10 +140,11 @@ class GymnasiumEnv(Environment):
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> GymnasiumEnv:
         """Returns vector envs that a script of the user has made as ours."""
-        return cls(envs, seed=seed, max_episode_steps=cfg.max_episode_steps)
+        return cls(envs, seed=first_seed(seed), max_episode_steps=cfg.max_episode_steps)
 
     @classmethod
     def _make(cls, cfg: EnvConfig, num_envs: int, seed: int, first: int = 0) -> GymnasiumEnv:
+        seed = first_seed(seed) + first
         envs, name = make(cfg, num_envs, seed)
         env = cls(envs, seed=seed, name=name, max_episode_steps=cfg.max_episode_steps, first=first)
         if env.num_envs != num_envs:
@@ -144,7 +159,8 @@ class GymnasiumEnv(Environment):
             TaskError: The observations are not of their space, or not finite.
         """
         self._resetting[:] = False
-        obs = self._flat(self._envs.reset(seed=self._seed)[0], "reset()")
+        self._steps[:] = 0
+        obs = self._flat(self._library_reset(seed=self._seed), "reset()")
         self._require_finite(obs, np.ones(self.num_envs, dtype=bool))
         return _tensors(obs)
 
@@ -166,12 +182,16 @@ class GymnasiumEnv(Environment):
         chosen = action.detach().cpu().numpy()
         bad_action = ~_finite({"action": chosen})
         sent = self._to_library(np.where(bad_action[:, None], 0, chosen) if _any(bad_action) else chosen)
-        library_obs, rewards, terminations, truncations, infos = self._envs.step(sent)
+        library_obs, rewards, terminations, truncations, infos = self._library_step(sent)
         obs = self._flat(library_obs, "step()")
-        reward = self._column(rewards, "rewards").astype(np.float32)
-        terminated = self._column(terminations, "terminated").astype(bool)
-        truncated = self._column(truncations, "truncated").astype(bool)
-        begun = terminated | truncated if self._same_step else np.zeros(self.num_envs, dtype=bool)
+        reward = self._column(rewards, "rewards", np.float32)
+        terminated = self._column(terminations, "terminated", bool)
+        truncated = self._column(truncations, "truncated", bool)
+        ended = terminated | truncated
+        if not self._mode_told and _any(ended):  # as vector envs of Gymnasium 0.29
+            self._same_step, self._mode_told = _final(infos) is not None, True
+        begun = ended if self._same_step else np.zeros(self.num_envs, dtype=bool)
+        self._end_at_limit(ended, truncated)
         final_obs = self._final_obs(obs, begun, infos)
 
         not_finite = ~(_finite(final_obs) & np.isfinite(reward))
@@ -183,7 +203,9 @@ class GymnasiumEnv(Environment):
         truncated &= ~terminated & ~diverged
         terminated &= ~diverged
         done = terminated | truncated | diverged
+        stats = self._stats(infos, (terminated | truncated) & ended)
         obs = self._begin_episodes(done & ~begun & ~skipped, obs)
+        self._steps[done] = 0
         if _any(diverged):
             for value in (reward, *_numbers(final_obs)):
                 value[diverged] = 0.0
@@ -192,7 +214,7 @@ class GymnasiumEnv(Environment):
             final_obs=_tensors(final_obs),
             reward=torch.from_numpy(reward),
             terms={},
-            stats={},
+            stats=stats,
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             diverged=torch.from_numpy(diverged),
@@ -206,23 +228,51 @@ class GymnasiumEnv(Environment):
         """Returns the observations at the end of a step, with the true last one where the library has reset an env."""
         final_obs = {group: value.copy() for group, value in obs.items()}
         env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
-        if env_ids and "final_obs" not in infos:
-            raise TaskError(f"{type(self._envs).__name__} resets in the same step and gives no infos['final_obs']")
+        last_obs = _final(infos)
+        if env_ids and last_obs is None:
+            raise TaskError(f"{self.name} resets in the same step and gives no infos['final_obs']")
         for env in env_ids:
             with self._space_errors("step()"):
-                last_obs = _of_env(infos["final_obs"], env)
-                groups = last_obs if self._grouped else {"policy": last_obs}
-                for group, space in self._groups.items():
-                    final_obs[group][env] = gymnasium.spaces.flatten(space, groups[group]) if space else ()
-                for group, picture in self._drawn(groups["policy"]):
-                    final_obs[group][env] = pictures(picture[None])[0]
+                row = conform(self._envs.single_observation_space, _of_env(last_obs, env))
+                for group, value in self._groups_of(_batch_of_one(self._envs.single_observation_space, row), 1).items():
+                    final_obs[group][env] = value[0]
         return final_obs
+
+    def _end_at_limit(self, ended: Array, truncated: Array) -> None:
+        """Truncates the episodes that have come to the time limit of the user, where the library does not."""
+        self._steps += ~self._resetting
+        if self._limit is None or not _any(over := (self._steps >= self._limit) & ~ended & ~self._resetting):
+            return
+        if not self._by_mask:
+            raise TaskError(
+                f"{self.name}: an episode is longer than env.max_episode_steps={self._limit}, and only its library can"
+                " reset it. Try the limit there (gymnasium.wrappers.TimeLimit), or AutoresetMode.DISABLED"
+            )
+        truncated |= over
+
+    def _stats(self, infos: Mapping[Any, Any], ended: Array) -> dict[str, Tensor]:
+        """Returns the numbers in the last infos of episodes, by name; NaN where an episode goes on."""
+        if not _any(ended) and not self._stat_names:
+            return {}
+        stats: dict[str, Array] = {}
+        of_ends = infos.get("final_info", {}) if self._same_step else infos
+        for env in np.flatnonzero(ended).tolist():
+            for name, value in _numbers_of_end(of_ends, env):
+                if name not in self._stat_names:
+                    if len(self._stat_names) == MOST_NUMBERS:
+                        continue
+                    self._stat_names[name] = None
+                if name not in stats:
+                    stats[name] = np.full(self.num_envs, np.nan, dtype=np.float32)
+                stats[name][env] = value
+        nothing = np.full(self.num_envs, np.nan, dtype=np.float32)
+        return {name: torch.from_numpy(stats.get(name, nothing)) for name in self._stat_names}
 
     def _begin_episodes(self, where: Array, obs: FlatObservation) -> FlatObservation:
         """Begins an episode in some envs, now or, where the library can only do that, with the next step."""
         self._resetting[:] = where & (not self._by_mask)
         if self._by_mask and _any(where):
-            first_obs = self._flat(self._envs.reset(options={"reset_mask": where})[0], "reset()")
+            first_obs = self._flat(self._library_reset(options={"reset_mask": where}), "reset()")
             for group, value in first_obs.items():
                 obs[group][where] = value[where]
             self._require_finite(obs, where)
@@ -232,12 +282,35 @@ class GymnasiumEnv(Environment):
                 value[~finite] = 0.0
         return obs
 
+    def _library_reset(self, **kwargs: Any) -> Any:
+        try:
+            if isinstance(self._envs, AsyncVectorEnv):
+                self._envs.reset_async(**kwargs)
+                return self._envs.reset_wait(timeout=HANGS_S)[0]
+            return self._envs.reset(**kwargs)[0]
+        except Exception as error:
+            self._failed = True
+            raise raised(error, self.name, "reset()") from error
+
+    def _library_step(self, actions: Any) -> Any:
+        try:
+            if isinstance(self._envs, AsyncVectorEnv):
+                self._envs.step_async(actions)
+                return self._envs.step_wait(timeout=HANGS_S)
+            return self._envs.step(actions)
+        except Exception as error:
+            self._failed = True
+            raise raised(error, self.name, "step()") from error
+
     def _flat(self, obs: Any, call: str) -> FlatObservation:
         """Returns the library's observations as our groups, in memory of their own."""
         with self._space_errors(call):
-            groups = obs if self._grouped else {"policy": obs}
-            flat = {group: flatten(space, groups[group], self.num_envs) for group, space in self._groups.items()}
-            return flat | {group: pictures(picture) for group, picture in self._drawn(groups["policy"])}
+            return self._groups_of(obs, self.num_envs)
+
+    def _groups_of(self, obs: Any, num_envs: int) -> FlatObservation:
+        groups = obs if self._grouped else {"policy": obs}
+        flat = {group: flatten(space, groups[group], num_envs) for group, space in self._groups.items()}
+        return flat | {group: pictures(picture) for group, picture in self._drawn(groups["policy"])}
 
     def _drawn(self, obs: Any) -> Iterator[tuple[str, Array]]:
         """Returns the pictures in an observation by group."""
@@ -248,20 +321,18 @@ class GymnasiumEnv(Environment):
         """Makes one line of the error that an observation outside of its space has led to."""
         try:
             yield
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
-            raise TaskError(
-                f"{self.name}: {call} returned observations that are not of their space: {reason}"
-            ) from None
+        except WRONG as error:
+            raise returned(error, self.name, call) from None
 
-    def _column(self, values: Array, kind: str) -> Array:
+    def _column(self, values: Any, kind: str, dtype: Any) -> Array:
         """Returns one number for each env, as a step gave them."""
         column = np.asarray(values)
-        if column.shape != (self.num_envs,):
+        if column.size != self.num_envs or column.shape[:1] != (self.num_envs,) or column.dtype.kind not in "biuf":
             raise TaskError(
-                f"{self.name}: step() returned {kind} of shape {list(column.shape)}, expected [{self.num_envs}]"
+                f"{self.name}: step() returned {kind} of shape {list(column.shape)} and type {column.dtype}, expected"
+                f" numbers, [{self.num_envs}]"
             )
-        return column
+        return column.reshape(self.num_envs).astype(dtype)
 
     def _require_finite(self, obs: FlatObservation, where: Array) -> None:
         """Stops where a new episode begins with a number that is not finite: nothing could be done about it."""
@@ -296,22 +367,69 @@ class GymnasiumEnv(Environment):
         """
         try:
             pictures = [np.asarray(picture) for picture in self._envs.render() or ()]
-        except (gymnasium.error.Error, NotImplementedError) as error:
-            raise ConfigError(f"{self.name} cannot be drawn: {first_line(error)}") from None
+        except Exception as error:  # of an env, or of the library that draws it
+            raise ConfigError(f"{self.name} cannot be drawn: {first_line(error)}") from error
         if len(pictures) != self.num_envs or any(picture.ndim != 3 for picture in pictures):
             raise ConfigError(f"{self.name} draws no pictures of its envs (render_mode rgb_array)")
         return pictures
 
     def close(self) -> None:
-        """Ends the envs."""
-        self._envs.close()
+        """Ends the envs. An error of theirs is a line: what was learned is kept."""
+        try:
+            if not self._failed:
+                self._envs.close()
+        except Exception as error:
+            logger.warning("%s", raised(error, self.name, "close()"))
+        for process in getattr(self._envs.unwrapped, "processes", ()) if self._failed else ():
+            process.kill()
+        self._envs.unwrapped.closed = True  # else AsyncVectorEnv closes once more as it is deleted
+
+
+FINAL_OBS = ("final_obs", "final_observation")
+"""Key of the last observations in infos, from Gymnasium 1.0 on and before."""
+
+
+def first_seed(seed: int) -> int:
+    """Returns the seed of the first env, those of the others follow: far apart for seeds that are near each other.
+
+    Multiples of the golden ratio: no two of 1,000 seeds in a row have a common env where each has 100,000 envs.
+    """
+    return seed * _GOLDEN % _SEEDS
+
+
+_SEEDS = 2**31 - 2**20  # the last env's is below 2^31, as EnvPool's must be
+_GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
+
+
+def _final(infos: Mapping[Any, Any]) -> Any:
+    """Returns the last observations of the episodes that ended; None where infos have none."""
+    return next((infos[key] for key in FINAL_OBS if infos.get(key) is not None), None)
+
+
+def _batch_of_one(space: gymnasium.Space[Any], obs: Any) -> Any:
+    return concatenate(space, [obs], create_empty_array(space, 1))
+
+
+def _numbers_of_end(infos: Any, env: int) -> Iterable[tuple[str, float]]:
+    """Returns the numbers in the info of one env by name."""
+    info = _of_env(infos, env)
+    told = info.get(END_INFO) if isinstance(info, Mapping) else None
+    return numbers_of(info) if told is None else told
 
 
 def _of_env(infos: Any, env: int) -> Any:
-    """Returns the entry of one env in infos, which hold a dict of arrays or an array of dicts."""
-    if isinstance(infos, Mapping):
-        return {key: _of_env(value, env) for key, value in infos.items() if not key.startswith("_")}
-    return infos[env]
+    """Returns the entry of one env in infos: dicts of arrays, with masks `_<key>`, or a sequence with one for each."""
+    if not isinstance(infos, Mapping):
+        return infos[env]
+    found = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        of_key = isinstance(key, str) and key.startswith("_") and key[1:] in infos
+        if of_key or isinstance(value, str) or (isinstance(mask, np.ndarray) and mask.dtype == bool and not mask[env]):
+            continue
+        with suppress(IndexError, KeyError, TypeError):
+            found[key] = _of_env(value, env)
+    return found
 
 
 def _finite(obs: FlatObservation) -> Array:

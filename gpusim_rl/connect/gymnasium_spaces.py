@@ -123,14 +123,21 @@ def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
         return np.concatenate([flatten(component, value, num_envs) for component, value in pairs], axis=1)
     value, shape = np.asarray(obs), (num_envs, *(space.shape or ()))
     if value.shape != shape:
-        raise ValueError(f"expected shape {list(shape)}, got {list(value.shape)}")
+        raise ValueError(f"observations of shape {list(value.shape)}, expected {list(shape)}")
     if isinstance(space, Discrete):
-        return np.eye(int(space.n), dtype=np.float32)[value - space.start]
+        return _one_hot(value - space.start, int(space.n))
     if isinstance(space, MultiDiscrete):
         counts, indices = space.nvec.flatten(), (value - space.start).reshape(num_envs, -1)
-        one_hot = [np.eye(int(count), dtype=np.float32)[indices[:, i]] for i, count in enumerate(counts)]
-        return np.concatenate(one_hot, axis=1)
+        return np.concatenate([_one_hot(indices[:, i], int(count)) for i, count in enumerate(counts)], axis=1)
     return np.array(value, dtype=np.float32, order="C").reshape(num_envs, -1)
+
+
+def _one_hot(index: np.ndarray, count: int) -> np.ndarray:
+    if ((index < 0) | (index >= count)).any():
+        raise ValueError(f"an index outside of {count} values")
+    rows = np.zeros((len(index), count), np.float32)
+    rows[np.arange(len(index)), index] = 1.0
+    return rows
 
 
 def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callable[[np.ndarray], np.ndarray]]:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from gpusim_rl.errors import ConfigError, did_you_mean, first_line, import_extra
+from gpusim_rl.connect.checked_env import CheckedEnv, raised
+from gpusim_rl.errors import ConfigError, did_you_mean, first_line, import_extra, is_out_of_memory
 from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
+
+
+_OF_ENVPOOL = {"env_id", "players", "elapsed_step", "terminated", "TimeLimit.truncated"}
+"""What EnvPool has in every info."""
 
 
 class _EnvPoolEnvs(VectorEnv):
@@ -39,8 +48,8 @@ class _EnvPoolEnvs(VectorEnv):
         return self._obs, {}
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        self._obs, reward, terminated, truncated, _ = self._envs.step(actions)
-        return self._obs, reward, terminated, truncated, {}
+        self._obs, reward, terminated, truncated, infos = self._envs.step(actions)
+        return self._obs, reward, terminated, truncated, {k: v for k, v in infos.items() if k not in _OF_ENVPOOL}
 
     def close_extras(self, **kwargs: Any) -> None:
         self._envs.close()
@@ -64,7 +73,10 @@ class _Sb3Envs(VectorEnv):
         done = np.asarray(done, dtype=bool)
         truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & done
         final_obs = [info.get("terminal_observation") for info in infos]
-        return obs, reward, done & ~truncated, truncated, {"final_obs": final_obs}
+        return obs, reward, done & ~truncated, truncated, {"final_obs": final_obs, "final_info": infos}
+
+    def get_attr(self, name: str) -> Any:
+        return self._envs.get_attr(name)
 
     def render(self) -> Any:
         return self._envs.get_images()
@@ -88,6 +100,16 @@ def adapt(envs: Any, name: str) -> VectorEnv:
     raise ConfigError(
         f"{name} is a {type(envs).__name__}; expected a vector env of Gymnasium, EnvPool or Stable-Baselines3"
     )
+
+
+def time_limit_of(envs: VectorEnv) -> int | None:
+    """Returns the time limit that vector envs, or all envs in them, tell [control steps]; None without one."""
+    spec = envs.spec or envs.unwrapped.spec
+    if spec is not None:
+        return spec.max_episode_steps
+    with suppress(Exception):  # whatever a foreign class makes of the question
+        return max(spec.max_episode_steps for spec in cast("Any", envs).get_attr("spec"))
+    return None
 
 
 def _is_envpool(envs: Any) -> bool:
@@ -118,7 +140,10 @@ def _make_by_function(name: str, cfg: EnvConfig, num_envs: int) -> Any:
         inspect.signature(make_envs).bind(num_envs=num_envs, **cfg.kwargs)
     except TypeError as error:
         raise ConfigError(f"env._target_={name} with num_envs and env.kwargs: {error}") from None
-    envs = make_envs(num_envs=num_envs, **cfg.kwargs)
+    try:
+        envs = make_envs(num_envs=num_envs, **cfg.kwargs)
+    except Exception as error:
+        raise raised(error, f"env._target_={name}", "the function") from error
     if cfg.overlap and _is_envpool(envs):  # the function set its seed, and is called for each half
         envs.close()
         raise ConfigError("both would begin with the same seed. Try env.id and env.vectorization=envpool")
@@ -137,17 +162,31 @@ def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
 def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
     """Makes envs by their id in Gymnasium's registry, or by `module:id`, of which it imports the module."""
     kwargs: dict[str, Any] = dict(cfg.kwargs)
+    for key in {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"} & kwargs.keys():
+        raise ConfigError(
+            f"env.id={name}: env.kwargs.{key} is no argument of the env. Try num_envs, env.vectorization, or a function"
+            " of yours (env._target_=my_envs.make)"
+        )
+    typed = kwargs.get("max_episode_steps")
+    if cfg.max_episode_steps is not None:
+        if typed not in (None, cfg.max_episode_steps):
+            both = f"env.kwargs.max_episode_steps={typed}, but env.max_episode_steps={cfg.max_episode_steps}"
+            raise ConfigError(f"{both}. Try one of them")
+        typed = kwargs["max_episode_steps"] = cfg.max_episode_steps
     if cfg.vectorization != "vector_entry_point":
         # No autoreset: so the true last observation is always at hand, in one piece. No copy: we make one anyway.
         kwargs["vector_kwargs"] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-        if cfg.max_episode_steps is not None:
-            kwargs["max_episode_steps"] = cfg.max_episode_steps
+        maker = os.getpid() if cfg.vectorization == "async" else None
+        kwargs["wrappers"] = [partial(CheckedEnv, name=name, maker=maker)]
+        kwargs.setdefault("disable_env_checker", True)  # it warns of what CheckedEnv puts right
     try:
         envs = gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode=cfg.vectorization, **kwargs)
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         hint = did_you_mean(name, sorted(gymnasium.registry))
         raise ConfigError(f"env.id={name}: Gymnasium has no such env.{hint}") from None
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError) as error:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         kwargs_text = f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else ""
         cause = error.__cause__ if ":" in name else None
         if isinstance(cause, ModuleNotFoundError):  # Gymnasium's message on `module:` tells no remedy
@@ -155,9 +194,13 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         missing = isinstance(error, ModuleNotFoundError) and error.name
         where = f"start in the folder of {missing}.py" if cause else "the extra of Gymnasium for it"
         advice = f". Try pip install {missing}, or {where}" if missing else ""
-        raise ConfigError(f"env.id={name}{kwargs_text}: {first_line(error)}{advice}") from None
-    if envs.spec is None:
-        envs.spec = gymnasium.spec(name.rpartition(":")[2])
+        plain = isinstance(error, (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError))
+        kind = "" if plain else f"{type(error).__name__}: "
+        raise ConfigError(f"env.id={name}{kwargs_text}: {kind}{first_line(error)}{advice}") from error
+    spec = copy(envs.spec or gymnasium.spec(name.rpartition(":")[2]))
+    if typed is not None:
+        spec.max_episode_steps = None if typed == -1 else typed  # Gymnasium: -1 removes the limit
+    envs.unwrapped.spec = spec
     return envs
 
 

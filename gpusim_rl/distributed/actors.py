@@ -19,11 +19,8 @@ from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.learn.remote import Remote, remote_class, remote_of
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.start import SEEDS_APART, RunStart, begin, make_algorithm, make_collector
+from gpusim_rl.run.start import SEEDS_APART, RunStart, begin, make_algorithm, make_collector, resumed_seed
 from gpusim_rl.run.trainer import Trainer
-
-RESUMES_APART = 7_919
-"""Distance of the seeds of the actors of two starts of a run, for each iteration between them."""
 
 
 def make_trainer(spec: RunSpec, collective: Collective = ALONE) -> Trainer:
@@ -61,7 +58,7 @@ def _make_actors_collector(start: RunStart) -> ActorsCollector:
     """Starts the actors of a run, and waits for the first one."""
     cfg = start.cfg
     num_actors = cfg.num_actors or max(1, available_cpus() // cfg.actors.threads)
-    seed = (start.seed + start.iteration * RESUMES_APART) % 2**31  # a resumed run must not draw the same again
+    seed = resumed_seed(start.seed, start.iteration)
     jobs = [ActorJob(start.spec.config, number, num_actors, seed) for number in range(num_actors)]
     rollouts = _make_rollouts(start, _make_engine(start, jobs), seed)
     try:

@@ -112,7 +112,9 @@ def joined(steps: Sequence[Step]) -> Step:
 
     def together(values: Sequence[Any]) -> Any:
         if isinstance(values[0], dict):
-            return {key: together([value[key] for value in values]) for key in values[0]}
+            like = {key: item for value in reversed(values) for key, item in value.items()}
+            missing = {key: torch.full_like(item, torch.nan) for key, item in like.items() if item.is_floating_point()}
+            return {key: together([value.get(key, missing.get(key)) for value in values]) for key in like}
         return None if values[0] is None else torch.cat(list(values))
 
     return Step(*(together([getattr(step, field.name) for step in steps]) for field in dataclasses.fields(Step)))

@@ -36,7 +36,7 @@ from gpusim_rl.run.devices import choose_eval_devices, set_deterministic
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.run_dir import encoder_of
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.start import observed
+from gpusim_rl.run.start import evaluation_seed, observed
 from gpusim_rl.run.writers import Row
 from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
@@ -151,7 +151,7 @@ class Evaluation:
             together = dataclasses.replace(cfg.env, overlap=False)
             try:
                 self.env = task_class.from_settings(
-                    together, num_envs=cfg.eval.num_envs, seed=cfg.eval.seed, device=self._device
+                    together, num_envs=cfg.eval.num_envs, seed=evaluation_seed(cfg.eval.seed), device=self._device
                 )
             except ConfigError as error:
                 raise ConfigError(f"eval.num_envs={cfg.eval.num_envs}: {error}") from None
@@ -176,7 +176,9 @@ class Evaluation:
         moved: dict[str, Tensor] = {group: value.to(self._device) for group, value in obs.items()}
         result, _ = evaluate(env, policy.eval(), moved, cfg.eval.episodes)
         names = {"return_mean": "return", "return_std": "return_std", "length_mean": "length", "diverged": "diverged"}
-        names |= {name: name.removeprefix("task/") for name in result if name.startswith("task/")}
+        taken = {*names.values(), "iteration"}  # an info of another library's envs may be called `return`
+        stats = {name: name.removeprefix("task/") for name in result if name.startswith("task/")}
+        names |= {name: name if short in taken else short for name, short in stats.items()}
         return {f"eval/{new}": result[name] for name, new in names.items()}
 
 

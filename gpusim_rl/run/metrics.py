@@ -130,6 +130,10 @@ class Taken:
     steps: int
 
 
+def _missing(like: Tensor) -> Tensor:
+    return torch.full_like(like, torch.nan)
+
+
 class Metrics:
     """Accumulates on the device and returns one row per log interval.
 
@@ -141,13 +145,20 @@ class Metrics:
         device: Device of the learner.
         window: Episodes in the mean return.
         collective: Processes whose numbers become one row. Each has a window of its own.
+        late_names: Whether a process may know names that the others do not: they are compared before numbers are added.
     """
 
     def __init__(
-        self, num_envs: int, device: torch.device, window: int = WINDOW, collective: Collective = ALONE
+        self,
+        num_envs: int,
+        device: torch.device,
+        window: int = WINDOW,
+        collective: Collective = ALONE,
+        late_names: bool = False,
     ) -> None:
         self.num_envs, self.device, self._collective = num_envs, device, collective
         self.episodes = EpisodeWindow(num_envs, window, device)
+        self._late_names = late_names and collective.size > 1
         self._rollout: list[tuple[Tensor, Tensor]] = []  # of each step: numbers and masks, [count, envs]
         self._sums: dict[str, Tensor] = {}
         self._terms: Tensor | None = None
@@ -166,8 +177,14 @@ class Metrics:
 
     def record_step(self, step: Step) -> None:
         """Keeps one control step until `end_rollout`."""
-        self._term_names, self._stat_names = list(step.terms), list(step.stats)
-        numbers = torch.stack([step.reward, *step.terms.values(), *step.stats.values()])
+        self._term_names = list(step.terms)
+        late = [name for name in step.stats if name not in self._stat_names]
+        self._stat_names += late
+        if late and self._rollout:  # envs of another library may name a number as late as an episode ends
+            missing = torch.full((len(late), self.num_envs), torch.nan, device=self.device)
+            self._rollout = [(torch.cat([numbers, missing]), masks) for numbers, masks in self._rollout]
+        stats = [step.stats[name] if name in step.stats else _missing(step.reward) for name in self._stat_names]
+        numbers = torch.stack([step.reward, *step.terms.values(), *stats])
         failed = step.diverged if step.skipped is None else step.diverged > step.skipped  # of masks: and not
         masks = torch.stack([step.done, step.incomplete, failed, step.bad_action])
         self._rollout.append((numbers, masks))
@@ -275,6 +292,10 @@ class Metrics:
             The rows that have arrived, with their `host`: this one on the CPU, the one before on CUDA.
         """
         collective = self._collective
+        if self._late_names:
+            of_all = collective.gather([name for name, value in self._sums.items() if value.ndim])
+            for name in collective.share(list(dict.fromkeys(name for names in of_all for name in names))):
+                self._sums[name] = self._sums.pop(name, torch.zeros(2, device=self.device))  # in one order everywhere
         mean_return, mean_length, count, trimmed_return = self.episodes.means(collective)
         values = {"episode/return": mean_return, "episode/length": mean_length, "episode/count": count}
         values["episode/trimmed_return"] = trimmed_return

@@ -37,6 +37,8 @@ from gpusim_rl.sim import SimChoice, make_sim
 
 SEEDS_APART = 1_000_003
 """Distance of the seeds of two processes that learn together: their envs and their noise differ."""
+RESUMES_APART = 7_919
+"""Distance of the seeds of two starts of a run, for each iteration between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,16 @@ def make_collector(start: RunStart, **role: Any) -> Collector:
         return Collector(cfg, env, algorithm, obs, start.device, start.collective)
 
 
+def resumed_seed(seed: int, iteration: int) -> int:
+    """Return the seed of envs that begin new episodes at an iteration: a resumed run must not draw the same again."""
+    return (seed + iteration * RESUMES_APART) % 2**31
+
+
+def evaluation_seed(seed: int) -> int:
+    """Return the seed of envs of another library in which a policy is judged: their starts are not the training's."""
+    return (seed + 2**30) % 2**31
+
+
 def make_env(start: RunStart) -> Environment:
     """Makes the environments of a run, which have the images that its policy may get features of."""
     cfg, task_class, task_cfg = start.cfg, start.spec.task_class, start.cfg.task
@@ -170,7 +182,8 @@ def make_env(start: RunStart) -> Environment:
         return start.spec.envs
     if issubclass(task_class, Environment):
         env_cfg = dataclasses.replace(cfg.env, overlap=False) if cfg.test else cfg.env
-        return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=start.process_seed, device=start.device)
+        seed = evaluation_seed(start.process_seed) if cfg.test else resumed_seed(start.process_seed, start.iteration)
+        return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=seed, device=start.device)
     if cfg.test:  # whole episodes only
         task_cfg = task_cfg.whole_episodes()
     sim = make_sim(task_class.scene(task_cfg), start.sim, cfg.num_envs, cfg.sim)

@@ -24,7 +24,7 @@ from gpusim_rl.learn.algorithm import Hidden, Policy, make_policy
 from gpusim_rl.run.checkpoint import check_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.start import observed
+from gpusim_rl.run.start import evaluation_seed, observed
 from gpusim_rl.settings import discover
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.settings.trust import check_saved_settings
@@ -112,7 +112,7 @@ class Player:
             drawn = {} if render_mode is None else {"render_mode": render_mode}
             env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn}, overlap=False)
             env: Environment = spec.task_class.from_settings(
-                env_cfg, num_envs=num_envs, seed=spec.cfg.seed, device=torch.device("cpu")
+                env_cfg, num_envs=num_envs, seed=evaluation_seed(spec.cfg.seed), device=torch.device("cpu")
             )
         else:
             shown_on = sim or plays_on or SIMULATORS[state["sim"]].plays_on

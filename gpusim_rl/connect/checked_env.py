@@ -1,0 +1,191 @@
+"""Single third-party env, checked: observations of its space, plain rewards and ends, and one line for its errors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Iterator, Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+
+from gpusim_rl.errors import ConfigError, TaskError, first_line, is_out_of_memory, on_one_line
+
+END_INFO = "gpusim_rl.end"
+"""Key of the numbers in the last info of an episode: pairs, which no vector env merges by type."""
+HANGS_S = 600.0
+"""Longest time that envs in processes may take for a step or a reset [s]."""
+MOST_NUMBERS = 50
+"""Numbers of an episode's end that are logged."""
+LONGEST_NAME = 60
+OLDER = ". Gymnasium's interface is expected; try a wrapper for older envs, such as those of shimmy"
+WRONG = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
+_STEP = "(observation, reward, terminated, truncated, info)"
+
+
+class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Env whose results are what its spaces and Gymnasium's interface promise, in memory that it never writes again.
+
+    Args:
+        env: Env of another library.
+        name: Name of the env in messages.
+        maker: Id of the process that makes the envs, where each is to step in one of its own.
+
+    Raises:
+        TaskError: By `reset` and `step`: the env raised an error, or returned something else.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str, maker: int | None = None) -> None:
+        super().__init__(env)
+        self._name, self._space = name, env.observation_space
+        if maker not in (None, os.getpid()):  # Ctrl-C reaches all processes, and the training saves before it ends
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env; its info is left out."""
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise raised(error, self._name, "reset()") from error
+        try:
+            [obs, _] = _items(result, 2, "(observation, info)")
+            return conform(self._space, obs), {}
+        except WRONG as error:
+            raise returned(error, self._name, "reset()") from error
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the env; the info has the numbers of an episode's end, and nothing else."""
+        try:
+            result = self.env.step(action)
+        except Exception as error:
+            raise raised(error, self._name, "step()") from error
+        try:
+            obs, reward, terminated, truncated, info = _items(result, 5, _STEP)
+            terminated, truncated = _flag(terminated, "terminated"), _flag(truncated, "truncated")
+            numbers = tuple(numbers_of(info)) if terminated or truncated else ()
+            of_end = {END_INFO: numbers} if numbers else {}
+            return conform(self._space, obs), _number(reward, "reward"), terminated, truncated, of_end
+        except WRONG as error:
+            raise returned(error, self._name, "step()") from error
+
+
+def raised(error: Exception, name: str, call: str) -> Exception:
+    """Return the one-line error for an exception that a call of envs raised; errors of ours stay as they are."""
+    if isinstance(error, (ConfigError, TaskError)) or is_out_of_memory(error):
+        return error
+    if isinstance(error, (EOFError, ConnectionError)):
+        return TaskError(f"{name}: the process of an env ended in {call}. Try env.vectorization=sync to see why")
+    if isinstance(error, multiprocessing.TimeoutError):
+        return TaskError(f"{name}: an env hangs in {call}: no answer in {HANGS_S:.0f} s")
+    older = "values to unpack" in str(error) or "keyword argument 'seed'" in str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    reason = f"{type(error).__name__}: {on_one_line(first_line(error))}"
+    return TaskError(f"{name}: {call} raised {reason}{place}{OLDER if older else ''}")
+
+
+def returned(error: Exception, name: str, call: str) -> TaskError:
+    """Return the one-line error for results of envs that are not what their spaces promise."""
+    reason = f"an observation without {error}" if isinstance(error, KeyError) else first_line(error)
+    return TaskError(f"{name}: {call} returned {on_one_line(reason)}")
+
+
+def _items(result: Any, count: int, names: str) -> tuple[Any, ...]:
+    if isinstance(result, tuple) and len(result) == count:
+        return result
+    got = f"{len(result)} values" if isinstance(result, tuple) else f"one {type(result).__name__}"
+    raise ValueError(f"{got}, expected {names}{OLDER}")
+
+
+def conform(space: Space[Any], obs: Any) -> Any:
+    """Return an observation of one env as its space has it, in new memory; extra entries of a dict are left out.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is not of the space. Bounds of a box are not checked.
+    """
+    if isinstance(space, Dict):
+        return {key: conform(component, obs[key]) for key, component in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(conform(component, value) for component, value in zip(space.spaces, obs, strict=True))
+    if not isinstance(space, (Box, Discrete, MultiBinary, MultiDiscrete)):
+        return obs
+    shape, dtype = space.shape or (), np.dtype(space.dtype or np.int64)
+    value = np.array(obs)
+    if value.shape != shape:
+        if [size for size in value.shape if size != 1] != [size for size in shape if size != 1]:
+            raise ValueError(f"an observation of shape {list(value.shape)}, expected {list(shape)}")
+        value = value.reshape(shape)
+    if value.dtype != dtype:
+        value = _cast(value, dtype)
+    if not isinstance(space, Box):
+        least, most = (0, 2) if isinstance(space, MultiBinary) else bounds_of(space)
+        if ((value < least) | (value >= most)).any():
+            raise ValueError(f"the observation {value.tolist()}, which is not in {space}")
+    return value
+
+
+def bounds_of(space: Discrete | MultiDiscrete) -> tuple[Any, Any]:
+    """Return the least index of a discrete space, and the first one that is too large."""
+    count = space.n if isinstance(space, Discrete) else space.nvec
+    return space.start, space.start + count
+
+
+def _cast(value: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Returns numbers of another type; floating-point ones may lose digits, whole ones must stay as they are."""
+    if value.dtype.kind not in "biuf":
+        raise TypeError(f"an observation of type {value.dtype}, expected {dtype}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = value.astype(dtype)
+    if dtype.kind != "f" and not np.array_equal(cast, value):
+        raise TypeError(f"an observation of {value.dtype} with values that {dtype} has not")
+    return cast
+
+
+def _number(value: Any, what: str) -> float:
+    """Returns a number that may come as an array or a list of one."""
+    number = np.asarray(value)
+    if number.size != 1 or number.dtype.kind not in "biuf":
+        kind = f"shape {list(number.shape)}" if number.dtype.kind in "biuf" else f"type {type(value).__name__}"
+        raise ValueError(f"a {what} of {kind}, expected one number")
+    return float(number.reshape(()))
+
+
+def _flag(value: Any, what: str) -> bool:
+    return value if isinstance(value, bool) else bool(_number(value, what))
+
+
+def numbers_of(info: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Return the finite numbers and flags in an info by name, those of nested dicts as `<key>/<name>`, few enough."""
+    if not isinstance(info, Mapping):
+        return
+    left = MOST_NUMBERS
+    for key, value in info.items():
+        if key in _NOT_LOGGED:
+            continue
+        name = f"{prefix}{on_one_line(str(key))}"[:LONGEST_NAME]
+        for pair in numbers_of(value, f"{name}/") if isinstance(value, Mapping) and not prefix else _named(name, value):
+            yield pair
+            left -= 1
+            if left == 0:
+                return
+
+
+def _named(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    of_array = getattr(value, "size", 0) == 1 and getattr(getattr(value, "dtype", None), "kind", "") in "biuf"
+    if isinstance(value, Real) or of_array:
+        try:
+            number = float(np.asarray(value, dtype=np.float64).reshape(()))
+        except (OverflowError, TypeError, ValueError):
+            return
+        if np.isfinite(number):
+            yield name, number
+
+
+_NOT_LOGGED = {"final_obs", "final_info", "final_observation", "terminal_observation", "TimeLimit.truncated"}
+"""Keys by which libraries report the end itself."""
