@@ -193,7 +193,7 @@ def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
             gain = model.actuator_gainprm[i]
             row |= {"kp": float(gain[STIFFNESS]), "kd": float(gain[DAMPING]), "velocity_limit": 1.0 / float(gain[1])}
         if model.actuator_delay[i] > 0.0:
-            row["delay_steps"] = math.ceil(model.actuator_delay[i] / model.opt.timestep)  # physics steps
+            row["delay_steps"] = math.ceil(model.actuator_delay[i] / model.opt.timestep - 1e-6)  # physics steps
         row["gear"] = float(model.actuator_gear[i, 0])
         row["control_range"] = _range(model.actuator_ctrlrange[i], model.actuator_ctrllimited[i])
         row["force_range"] = _range(model.actuator_forcerange[i], model.actuator_forcelimited[i])

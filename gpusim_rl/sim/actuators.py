@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import mujoco
+import numpy as np
+import torch
+from torch import Tensor
 
 from gpusim_rl.errors import TaskError, did_you_mean
 
@@ -175,9 +178,25 @@ def _delay(actuator: mujoco.MjsActuator, name: str, drive: _Drive, dt: float) ->
         raise TaskError(f"joint {name!r}: max_delay {most} s is less than delay {delay} s")
     steps, most_steps = (math.ceil(seconds / dt - 1e-6) for seconds in (delay, max(delay, most)))
     if most_steps:
-        # MuJoCo takes the newest control that is at least so old: half a step less is safe from rounding of the time.
-        actuator.delay = max(0.0, (steps - 0.5) * dt)
+        actuator.delay = steps * dt  # `Scene.model` has `whole_steps` of it
         actuator.nsample, actuator.interp = most_steps + 1, 0
+
+
+def whole_steps(delay: Tensor, dt: float) -> Tensor:
+    """Round delays [s] up to physics steps, less half a step: rounding errors then never change the control."""
+    return ((delay / dt - 1e-3).ceil() - 0.5).clamp(min=0.0) * dt
+
+
+def has_steps(model: mujoco.MjModel) -> np.ndarray:
+    """Return the mask of actuators whose delay holds a control, rather than interpolates between two."""
+    return (model.actuator_history[:, 0] > 0) & (model.actuator_history[:, 1] == 0)
+
+
+def with_whole_steps(model: mujoco.MjModel) -> mujoco.MjModel:
+    """Return the model with the delays of `whole_steps`."""
+    held = has_steps(model)
+    model.actuator_delay[held] = whole_steps(torch.from_numpy(model.actuator_delay[held]), model.opt.timestep)
+    return model
 
 
 def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.sim.actuators import has_steps, whole_steps
 from gpusim_rl.sim.masks import columns, read_columns, write_columns, write_where
 from gpusim_rl.sim.scene import Scene
 
@@ -43,7 +44,7 @@ FIELDS = {
     "actuator_biasprm": Field("actuator"),
     "actuator_forcerange": Field("actuator"),  # N m or N, lower and upper; only where the actuator has limits
     "actuator_gear": Field("actuator", constants=True),
-    "actuator_delay": Field("actuator"),  # s; only of actuators that have a `max_delay` or a delay
+    "actuator_delay": Field("actuator"),  # s, see `whole_steps`; only of actuators that have a `max_delay` or a delay
     "tendon_stiffness": Field("tendon"),  # N/m
     "tendon_damping": Field("tendon"),  # N s/m
     "gravity": Field("world"),  # m/s^2
@@ -92,6 +93,7 @@ class Param:
     ) -> None:
         self.name, self.elements, self.default = name, elements, default
         self._columns, self._values, self._changed = selected, values, changed
+        self.prepare: Callable[[Tensor], Tensor] | None = None  # of the values that `set` writes
 
     @property
     def value(self) -> Float[Tensor, "envs ..."]:
@@ -106,6 +108,7 @@ class Param:
             where: Worlds that get their row of it.
             column: Number of the one column of an element that is set; None sets all.
         """
+        value = value if self.prepare is None else self.prepare(value)
         values = self._values if column is None else self._values[..., column]
         target = read_columns(values, self._columns)
         write_where(where.view(-1, *[1] * (value.ndim - 1)), value.to(target.dtype), target)
@@ -145,9 +148,14 @@ class Params:
             self.values[name] = self._expand(name)
         selected = slice(None) if FIELDS[name].of == "world" else columns(ids, self._device)
         default = torch.as_tensor(model_values(self._scene.model, name), dtype=torch.float32).to(self._device)
-        return Param(
+        param = Param(
             name, names, default[selected], selected, self.values[name], lambda where: self._changed(name, where)
         )
+        if name == "actuator_delay":
+            held = torch.from_numpy(has_steps(self._scene.model)[ids]).to(self._device)
+            dt = float(self._scene.model.opt.timestep)
+            param.prepare = lambda value: torch.where(held, whole_steps(value, dt), value)
+        return param
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the values of all declared fields."""

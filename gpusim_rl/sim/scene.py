@@ -561,7 +561,7 @@ class Scene:
             try:
                 with warnings.catch_warnings():  # what files say about cameras and buffers; the scene has its own
                     warnings.filterwarnings("ignore", "Attach conflict")
-                    self._model = self.spec.compile()
+                    self._model = actuators.with_whole_steps(self.spec.compile())
             except ValueError as error:
                 raise TaskError(f"Scene: MuJoCo cannot compile it: {one_line(error)}") from None
         return self._model

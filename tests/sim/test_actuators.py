@@ -31,6 +31,12 @@ DISC = f"""
 </robot>
 """
 
+PINS = "<mujoco><worldbody><body name='hub'>{joints}</body></worldbody><actuator>{motors}</actuator></mujoco>"
+PIN = (
+    "<body><joint name='{0}' axis='0 0 1'/>"
+    f"<inertial mass='1' pos='0 0 0' diaginertia='{INERTIA} {INERTIA} {INERTIA}'/></body>"
+)
+
 
 @pytest.fixture(params=["mujoco", "mjwarp"])
 def backend(request: pytest.FixtureRequest) -> str:
@@ -222,6 +228,38 @@ def test_every_world_has_its_own_delay(backend, disc):
     for world, steps in enumerate((0, 3, 8)):
         expected = torch.tensor([max(1.0, step + 1.0 - steps) for step in range(10)])
         torch.testing.assert_close(found[:, world], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("source", ["param", "file"])
+@pytest.mark.parametrize(
+    ("backend", "physics_hz"), [*(("mujoco", hz) for hz in (100, 120, 200, 240, 250, 300, 333, 500, 1000, 2000)),
+                                *(("mjwarp", hz) for hz in (120, 250))],
+)  # fmt: skip
+def test_a_delay_of_k_physics_steps_is_k_steps(backend, physics_hz, source):
+    steps = torch.arange(9)
+    if source == "param":
+        scene = Scene(physics_hz, gravity=0.0)
+        scene.add("disc", mujoco.MjSpec.from_string(PINS.format(joints=PIN.format(0), motors="")))
+        scene.add_actuators("disc", "*", kind="torque", max_delay=8.0 / physics_hz)
+        sim = make(backend, scene, 9)
+        sim.param("actuator_delay", "disc").set((steps * (1.0 / physics_hz))[:, None], everywhere(sim))
+    else:
+        motors = "".join(f'<motor joint="{k}" delay="{k / physics_hz!r}" nsample="{k + 1}"/>' for k in range(1, 9))
+        scene = Scene(physics_hz, gravity=0.0)
+        text = PINS.format(joints="".join(map(PIN.format, range(1, 9))), motors=motors)
+        scene.add("disc", mujoco.MjSpec.from_string(text))
+        sim, steps = make(backend, scene, 1), steps[1:]
+    disc = sim.articulation("disc")
+    shape = (sim.num_envs, len(disc.actuator_names))
+    for _ in range(700):  # rounding errors of the time add up
+        sim.step(1)
+    for number in range(60):
+        before = disc.joint_vel.clone()
+        disc.actuate(torch.full(shape, number * 1e-3))
+        sim.step(1)
+        found = ((disc.joint_vel - before) * INERTIA * physics_hz * 1e3).flatten()
+        if number > 8:
+            assert (number - found).round().int().tolist() == steps.tolist(), number
 
 
 def test_values_belong_to_joints_by_name_and_pattern():
