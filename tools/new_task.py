@@ -249,7 +249,7 @@ RENAMED = {
     "network.space.continuous.fixed_sigma": "network.state_dependent_std",
     "network.space.continuous.sigma_init.val": "network.log_std_init",
 }
-WORDS = {"identity": "constant", "None": "none", "legacy": "minibatch", "standard": "epoch"}
+WORDS = {"identity": "constant", "None": "none", "swish": "silu", "legacy": "minibatch", "standard": "epoch"}
 """Values of theirs that have other names here."""
 NOT_TOLD = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name", "config.value_bootstrap"}
 NOT_TOLD |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo")}
@@ -445,7 +445,7 @@ def take_rates(draft: Draft, env: dict[str, Any], physics: dict[str, Any], file:
         value = look_up(values, path)
         if not is_number(value) or not 1e-6 < value < LARGEST:
             raise ConfigError(f"{file}: {path} must be a positive number, got {value!r}")
-        return number(value) if value >= 1e-3 else value
+        return value
 
     rate = max(1, round(1 / positive({"dt": 1 / 60} | physics, "dt")))  # they write 1/60 s as 0.0166
     draft.common["physics_hz"] = rate * round(positive({"substeps": 1} | physics, "substeps"))

@@ -6,6 +6,7 @@ import ast
 import itertools
 import math
 import re
+import shutil
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -347,6 +348,111 @@ def test_from_nothing_to_an_exported_policy(tmp_path, robot):
     assert robot == "velocity" or returns[-1] > returns[0] + 20
     run_command(*python, ROOT / "tools" / "export.py", "Fresh", "-cd", "my_cfg", "--trust", cwd=tmp_path)
     assert list((tmp_path / "runs" / "Fresh").glob("*/export/*.onnx"))
+
+
+WALK_YAML = """
+name: Doggo
+env:
+  numEnvs: ${resolve_default:256,${...num_envs}}
+  numObservations: 48
+  terrain: {staticFriction: 1.0, curriculum: true, proportions: [0.1, 0.9]}
+  baseInitState: {pos: [0.0, 0.0, 0.45], rot: [0.0, 0.0, 0.0, 1.0]}
+  randomCommandVelocityRanges: {linear_x: [-1., 1.], yaw: [-3.14, 3.14]}
+  control: {stiffness: 40.0, damping: 1.0, actionScale: 0.4, decimation: 4}
+  defaultJointAngles: {FL_hip: 0.1, FL_knee: -0.2, NO_knee: 1.0}
+  urdfAsset: {file: urdf/doggo.urdf, footName: foot, collapseFixedJoints: True, fixBaseLink: False}
+  learn: {episodeLength_s: 12, torqueRewardScale: -0.00002, addNoise: true, pushInterval_s: 15}
+  viewer: {pos: [0, 0, 10]}
+sim: {dt: 0.005, substeps: 1, gravity: [0.0, 0.0, -9.81]}
+task:
+  randomize: True
+  randomization_params:
+    frequency: 600
+    actions: {range: [0., .02], operation: additive, distribution: gaussian}
+    sim_params: {gravity: {range: [0, 0.4], operation: additive, distribution: gaussian}}
+    actor_params:
+      doggo:
+        color: True
+        rigid_body_properties: {mass: {range: [0.5, 1.5], operation: scaling, distribution: uniform, setup_only: True}}
+        rigid_shape_properties:
+          friction: {num_buckets: 500, range: [0.7, 1.3], operation: scaling, distribution: uniform}
+          restitution: {range: [0., 0.7], operation: scaling, distribution: uniform}
+      ball: {scale: {range: [0.9, 1.1], operation: scaling, distribution: uniform}}
+"""
+WALK_PPO = """
+params:
+  network:
+    space: {continuous: {fixed_sigma: True, sigma_init: {name: const_initializer, val: -1.0}}}
+    mlp: {units: [64], activation: softsign}
+    rnn: {name: lstm, units: 32, layers: 1, before_mlp: True}
+  config: {mixed_precision: True, save_frequency: 25, gamma: 0.99, learning_rate: none, horizon_length: 24, seq_len: 8}
+"""
+
+
+def test_nested_settings_of_isaacgymenvs_act(tmp_path, monkeypatch):
+    done = written(tmp_path, WALK_YAML, WALK_PPO, quadruped(), "urdf/doggo.urdf")
+    found = settings(tmp_path, "Written")
+    task = found["task"]
+    assert [task[key] for key in ("physics_hz", "control_hz", "episode_length", "reach")] == [200, 50, 600, 0.4]
+    assert set(task["stiffness"].values()) == {40.0} and set(task["damping"].values()) == {1.0}
+    assert task["learn"]["torque_reward_scale"] == -2e-5 and task["terrain"]["proportions"] == [0.1, 0.9]
+    assert task["random_command_velocity_ranges"] == {"linear_x": [-1.0, 1.0], "yaw": [-3.14, 3.14]}
+    assert set(task["randomization_params"]["actor_params"]["robot"]["rigid_shape_properties"]) == {"friction"}
+    ppo, network = found["ppo"], found["ppo"]["network"]
+    assert (ppo["precision"], ppo["sequence_length"], found["log"]["checkpoint_interval"]) == ("bf16", 8, 25)
+    assert (network["log_std_init"], network["state_dependent_std"]) == (-1.0, False)
+    assert (network["rnn"], network["rnn_size"], network["rnn_layers"]) == ("lstm", 32, 1)
+    for left in ("restitution", "actor_params.ball", "no joint NO_knee", "activation", "learning_rate", "before_mlp"):
+        assert left in done.stdout
+    shutil.rmtree(tmp_path / "assets")  # the robot is beside the task now
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_tasks.written", raising=False)
+    monkeypatch.delitem(sys.modules, "my_tasks", raising=False)
+    env = make_env("Written", num_envs=2, device="cpu", config_dir=tmp_path / "my_cfg", task={"start_noise": 0.0})
+    env.reset()
+    robot = env.sim.articulation("robot")
+    assert robot.root_pos[:, 2].tolist() == pytest.approx([0.45, 0.45])
+    start = dict(zip(robot.joint_names, robot.joint_pos[0].tolist(), strict=True))
+    assert (start["FL_hip"], start["FL_knee"], start["RR_hip"]) == pytest.approx((0.1, -0.2, 0.0))
+    assert not env.step(torch.zeros(2, 8)).diverged.any()
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("asset", "code", "free"),
+    [
+        ("urdfAsset: {file: urdf/doggo.urdf, fixBaseLink: True}", "", False),
+        ("asset: {assetFileName: urdf/doggo.urdf}", "", True),
+        ("asset: {assetFileNameDog: urdf/doggo.urdf}", "options.fix_base_link = True", False),
+        ("", 'file = "urdf/doggo.urdf"\noptions.fix_base_link = False', True),
+    ],
+)
+def test_the_base_is_free_where_theirs_is(tmp_path, asset, code, free):
+    (tmp_path / "isaacgymenvs" / "tasks").mkdir(parents=True)
+    (tmp_path / "isaacgymenvs" / "tasks" / "doggo.py").write_text(code)
+    task = f"name: Doggo\nenv:\n  numEnvs: 8\n  {asset}\n"
+    done = written(tmp_path, task, robot=quadruped(), name="urdf/doggo.urdf")
+    assert f"the robot's base is {'free' if free else 'fixed'}" in done.stdout
+    text = (tmp_path / "my_tasks" / "assets" / "written" / "written.xml").read_text()
+    assert ("<freejoint" in text or 'type="free"' in text) is free
+
+
+def test_a_fixed_base_of_urdf_is_told(tmp_path):
+    (tmp_path / "dog.urdf").write_text(quadruped())
+    done = run_here(ROOT / "tools" / "new_task.py", "Wave", "--urdf", "dog.urdf", cwd=tmp_path)
+    assert done.returncode == 0 and "--free-base" in done.stdout
+
+
+def test_settings_on_which_others_build_are_read_too(tmp_path):
+    folder = tmp_path / "isaacgymenvs" / "cfg" / "task"
+    (folder / "env").mkdir(parents=True)
+    (folder / "Base.yaml").write_text(ISAAC.replace("speed: 3.0", "gain: {a: 1.0, b: 2.0}"))
+    (folder / "env" / "throw.yaml").write_text("far: 5.0\n")
+    task = "defaults: [Base, env: throw, _self_]\nenv: {gain: {b: 3.0}, episodeLength: 20}\n"
+    written(tmp_path, task)
+    found = settings(tmp_path, "Written")["task"]
+    assert (found["gain"], found["far"], found["episode_length"]) == ({"a": 1.0, "b": 3.0}, 5.0, 20)
 
 
 EVIL = (
