@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpusim_rl.diagnose.run_stats import RunStats
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
+from gpusim_rl.sim.buffers import enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,16 @@ def contact_buffers(run: RunStats) -> Finding | None:
     problem = (
         f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts because a buffer was full: physics is wrong"
     )
-    if run.nconmax and run.njmax:
-        return Finding(1.0, problem, (f"sim.nconmax={2 * run.nconmax} sim.njmax={2 * run.njmax}",))
-    return Finding(1.0, problem, hint="double sim.nconmax and sim.njmax: the start of the run shows them")
+    used = {"njmax": run.njmax_used, "nconmax": run.nconmax_used}
+    used = [1.1 if share is None else share for share in (run.njmax_used, run.nconmax_used)]  # full, if not known
+    if max(used) <= 1.0:
+        problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts at a limit of MuJoCo Warp itself"
+        return Finding(1.0, problem, hint="larger cells of height fields, or spheres and capsules instead of meshes")
+    if run.njmax and run.nconmax:
+        room = {"njmax": run.njmax, "nconmax": run.nconmax}
+        needs = {name: share * size for share, (name, size) in zip(used, room.items(), strict=True)}
+        return Finding(1.0, problem, (enough(room, needs),))
+    return Finding(1.0, problem, hint="double sim.njmax and sim.nconmax: the start of the run shows them")
 
 
 def diverged_envs(run: RunStats) -> Finding | None:

@@ -58,6 +58,8 @@ class RunStats:
     compile: bool = False
     njmax: int | None = None
     nconmax: int | None = None
+    njmax_used: float | None = None  # share, at most; above 1 where contacts or limits were dropped
+    nconmax_used: float | None = None
     max_policy_lag: int | None = None  # updates
 
     # On what it runs
@@ -300,8 +302,10 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         tensorboard=log_cfg["tensorboard"],
         check_task=config["debug"]["check_task"],
         compile=compiled.get("mode", config.get("compile")) in ("learner", "all"),
-        njmax=sim_cfg["njmax"],
-        nconmax=sim_cfg["nconmax"],
+        njmax=sim.get("njmax") or sim_cfg["njmax"],
+        nconmax=sim.get("nconmax") or sim_cfg["nconmax"],
+        njmax_used=max(kept.values("sim/njmax_used"), default=None),
+        nconmax_used=max(kept.values("sim/nconmax_used"), default=None),
         max_policy_lag=learning.get("max_policy_lag"),
         sim=sim_name,
         sim_device=sim_device,

@@ -180,6 +180,11 @@ class EncodedEnv(Environment):
         """Envs in which the simulator ran out of room for contacts or constraints."""
         return self.env.overflow
 
+    @property
+    def buffers(self) -> Mapping[str, tuple[int, Float[Tensor, ""]]]:
+        """Room per env in each buffer of the simulator that can overflow, and its need, by setting: `Sim.needs`."""
+        return self.env.buffers
+
     def first_diverged(self) -> dict[str, Any] | None:
         """Returns the state from which the first env diverged."""
         return self.env.first_diverged()

@@ -146,6 +146,11 @@ class Environment(ABC):
         """Envs in which the simulator ran out of room for contacts or constraints."""
         return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
+    @property
+    def buffers(self) -> Mapping[str, tuple[int, Float[Tensor, ""]]]:
+        """Room per env in each buffer of the simulator that can overflow, and its need, by setting: `Sim.needs`."""
+        return {}
+
     def first_diverged(self) -> dict[str, Any] | None:
         """Returns the state from which the first env diverged, to be replayed; None where that is not known.
 

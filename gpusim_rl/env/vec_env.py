@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.environment import Environment, Observation, Step
@@ -74,7 +74,8 @@ class VecEnv(Environment):
         self.max_episode_length = self.steps_between_truncations = cfg.episode_length
         self.physics_evaluations = cfg.decimation * sim.scene.evaluations
         text = f"control {cfg.control_hz:g} Hz, physics {cfg.physics_hz:g} Hz, episode {cfg.episode_length} steps"
-        self.summary = f"{text}, {sim.buffers}" if sim.buffers else text
+        sizes = " ".join(f"sim.{name}={size}" for name, size in sim.buffers.items())
+        self.summary = f"{text}, {sizes}" if sizes else text
         counts = self.action_space.counts if isinstance(self.action_space, MultiDiscrete) else None
         dtype = torch.float32 if counts is None else torch.int64
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, dtype=dtype, device=self.device)
@@ -120,6 +121,11 @@ class VecEnv(Environment):
     def overflow(self) -> Bool[Tensor, " envs"]:
         """Envs in which the simulator ran out of room for contacts or constraints."""
         return self.sim.overflow
+
+    @property
+    def buffers(self) -> dict[str, tuple[int, Float[Tensor, ""]]]:
+        """Room per env in each buffer of the simulator that can overflow, and its need, by setting: `Sim.needs`."""
+        return {name: (self.sim.buffers[name], need) for name, need in self.sim.needs.items()}
 
     def first_diverged(self) -> dict[str, Any] | None:
         """Returns the state and action before the first divergence, see `NanGuard.read`."""

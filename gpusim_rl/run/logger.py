@@ -29,6 +29,7 @@ from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.run_view import RunView
 from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Writer, Writers
 from gpusim_rl.settings.trust import strange_values, words_of_call
+from gpusim_rl.sim.buffers import enough
 
 OF_LOGGER = ("wandb_id", "metrics_csv", "best_evaluation")
 """Entries of a checkpoint that are the logger's: `Logger.state_dict`."""
@@ -37,16 +38,29 @@ DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"
 """Dumps in the run folder: before the first divergence; where no gradient was finite any more."""
 
 ONCE = {
-    "sim/overflow": (
-        "{number:.0f} envs dropped contacts or limits because a buffer was full; double sim.njmax and sim.nconmax (the"
-        " start of the run shows them)"
-    ),
     "policy/skipped_minibatches": (
         "the gradient of {number:.0f} minibatches was NaN or infinite; such minibatches change nothing, and are counted"
         " in policy/skipped_minibatches"
     ),
 }
 """Warning at the first time that a number is not 0."""
+
+FULL = (
+    "{envs:.0f} envs dropped contacts or limits because a buffer was full: their physics is wrong ({uses} in use)."
+    " Set {settings}"
+)
+"""Warning at the first row with such envs."""
+
+NEARLY_FULL = "{uses} in use; what is above 100 % is dropped, and the physics is wrong then. Try {settings}"
+"""Warning at the first row above `NEARLY`."""
+NEARLY = 0.8
+
+WARP_LIMIT = (
+    "{envs:.0f} envs dropped contacts at a limit of MuJoCo Warp itself, which no setting changes: a geom has at most 50"
+    " candidates on a height field, and convex shapes may be too fine. Try larger cells (task.terrain.resolution), or"
+    " spheres and capsules in place of boxes and meshes; sim=mujoco has no such limit"
+)
+"""Warning at the first row with dropped contacts although no buffer was full."""
 
 PAYS_TO_FAIL = (
     "the mean return is {loss:.3g}, and episodes end after {steps:.0f} of {limit} steps: each further step costs, so a"
@@ -93,7 +107,8 @@ class Logger:
             writers.append(WandbWriter(cfg, run_dir, self._wandb_id, self.console.info))
         self._writers = Writers(writers, warn)
         self._row: Row = {}
-        self._reported: set[str] = set()  # of ONCE
+        self._reported: set[str] = set()  # of ONCE, and of the other warnings
+        self._room = {name: room for name, (room, _) in run.env.buffers.items()}
         self._noted: GraphChoice | None = None  # in env.json
         spec = run.start.spec
         self._strange = strange_values(spec.config)  # what a command takes over only where told to
@@ -144,7 +159,22 @@ class Logger:
                 if numbers.get(name) and name not in self._reported and not self._silent:
                     self._reported.add(name)
                     self.console.warn(text.format(number=numbers[name]))
+            self._look_at_buffers(numbers)
             self._look_at_rewards(numbers)
+
+    def _look_at_buffers(self, numbers: Row) -> None:
+        """Warns once each where a buffer of the simulator is nearly full, or contacts were dropped."""
+        used = {name: numbers.get(f"sim/{name}_used") or 0.0 for name in self._room}
+        most, envs = max(used.values(), default=0.0), numbers.get("sim/overflow") or 0.0
+        text = FULL if most > 1.0 else WARP_LIMIT if envs and used else NEARLY_FULL if most > NEARLY else None
+        if text is None or self._silent or not self._reported.isdisjoint({text, FULL}):
+            return
+        self._reported.add(text)
+        needs = {name: used[name] * room for name, room in self._room.items()}
+        uses = " and ".join(
+            f"{min(100 * used[name], 100):.0f} % of sim.{name}={room}" for name, room in self._room.items()
+        )
+        self.console.warn(text.format(envs=envs, uses=uses, settings=enough(self._room, needs)))
 
     def _look_at_rewards(self, numbers: Row) -> None:
         """Warns where the first 100 whole episodes lost reward and ended before their time limit, if that is known."""

@@ -65,18 +65,19 @@ def describe_run(run: RunView) -> dict[str, Any]:
     """Describes a run for env.json, which tools/doctor.py reads.
 
     Returns:
-        `sim` (name, device, reason; CPU threads of the physics, None where it has none of its own), `learner` (device,
-        its memory in GB on CUDA, CPU threads, precision, whether bf16 is fast here), `graph` (what is replayed, and
-        why), `compile` (what is compiled, and why), `actors` (that step envs for this learner), `processes` (that learn
-        together), `processes_here` (of them, on this machine), `openmp` (variables that are set) and `memory_limit_gb`
-        (RAM that this process may come to hold).
+        `sim` (name, device, reason; CPU threads of the physics, None where it has none of its own; sizes of buffers),
+        `learner` (device, its memory in GB on CUDA, CPU threads, precision, whether bf16 is fast here), `graph` (what
+        is replayed, and why), `compile` (what is compiled, and why), `actors` (that step envs for this learner),
+        `processes` (that learn together), `processes_here` (of them, on this machine), `openmp` (variables that are
+        set) and `memory_limit_gb` (RAM that this process may come to hold).
     """
     device, sim, graph = run.start.device, run.start.sim, run.graph
     on_cuda = device.type == "cuda"
     used = psutil.Process().memory_info().rss
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     return {
-        "sim": {"name": sim.name, "device": str(sim.device), "reason": sim.reason, "threads": run.env.num_threads},
+        "sim": {"name": sim.name, "device": str(sim.device), "reason": sim.reason, "threads": run.env.num_threads}
+        | {name: room for name, (room, _) in run.env.buffers.items()},
         "learner": {
             "device": str(device),
             "memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None,

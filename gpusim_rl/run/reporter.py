@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import DIVERGED, Logger
@@ -50,7 +52,11 @@ class Reporter:
         if run.iteration % run.cfg.log.interval and not run.complete:
             return []
         overflow = run.env.overflow.sum().float().to(run.start.device)
-        return self._intervals.end(run.iteration, run.env_steps, run.elapsed_s, {"sim/overflow": overflow})
+        numbers = {"sim/overflow": overflow}
+        for name, (room, need) in run.env.buffers.items():  # processes are added: their mean, above 1 if one is full
+            share = torch.where(need > room, 1.0, 1.0 / run.start.collective.size)
+            numbers[f"sim/{name}_used"] = (share * need / room).to(run.start.device)
+        return self._intervals.end(run.iteration, run.env_steps, run.elapsed_s, numbers)
 
     def _report_divergence(self, run: RunView, log: Logger) -> None:
         """Writes the state from which the first env diverged, for a replay."""

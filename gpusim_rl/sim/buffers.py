@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Mapping
 
 import mujoco
 import numpy as np
@@ -16,12 +18,19 @@ _PLANE_CONTACTS = {
     mujoco.mjtGeom.mjGEOM_CAPSULE.value: 2,
     mujoco.mjtGeom.mjGEOM_ELLIPSOID.value: 1,
 }
+_FREE, _BALL = mujoco.mjtJoint.mjJNT_FREE.value, mujoco.mjtJoint.mjJNT_BALL.value
+_POSES, _POSE_WORK = 64, 40_000  # random poses; fewer where poses x geoms are more
+_SETTLE_S, _STEP_WORK = 0.5, 150_000  # simulated time; less where physics steps x degrees of freedom are more
+_MARGIN = 1.25  # of what a trial needs
 
 
 def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
     """Returns constraint rows and contacts per world: of the settings, else of the scene, else estimated."""
+    given = cfg.njmax or scene.njmax
+    if given and cfg.nconmax:
+        return given, cfg.nconmax
     rows, contacts = estimate_buffers(scene.model)
-    return cfg.njmax or scene.njmax or rows, cfg.nconmax or contacts
+    return given or rows, cfg.nconmax or contacts
 
 
 def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
@@ -29,8 +38,8 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
 
     A few geoms may touch the ground with all the contacts that they can have, many geoms only with half of them; of the
     geoms that can touch each other only some do at a time. This is more than twice what Ant needs when it is thrown
-    around. Rows are a limit for each world; contacts, and the candidate pairs that share their buffer, are pooled over
-    all worlds.
+    around. Where a trial on MuJoCo needs more, its needs count. Rows are a limit for each world; contacts, and the
+    candidate pairs that share their buffer, are pooled over all worlds.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
     wants, accepts = model.geom_contype, model.geom_conaffinity
@@ -42,6 +51,9 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     ground = int((touch[is_plane] * most).sum() + 4 * (touch[is_hfield] * most).sum())
     near = int(touch[:, ~(is_plane | is_hfield)].any(axis=1).sum())
     contacts = min(ground, 8 + ground // 2) + min(near, 6 + near // 4) + 4 * model.npair
+    objects = int((model.jnt_type == _FREE).sum())
+    if objects > 2:  # they may come to rest on each other: 100 boxes in a heap have 4.1 contacts each
+        contacts = max(contacts, 5 * objects)
 
     dims = [*model.geom_condim[touch.any(axis=1)].tolist(), *model.pair_dim.tolist()]
     dim = max(dims, default=1)
@@ -50,8 +62,85 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     for flags in (model.jnt_limited, model.tendon_limited, model.dof_frictionloss, model.tendon_frictionloss):
         rows += int(np.count_nonzero(flags))
     rows += 6 * model.neq  # a weld has the most
-    return _round_up(rows), _round_up(contacts)
+    seen_rows, seen_contacts = _trial(model, touch & ~(is_plane | is_plane[:, None]))
+    return _round_up(max(rows, _MARGIN * seen_rows)), _round_up(max(contacts, _MARGIN * seen_contacts))
 
 
-def _round_up(number: int) -> int:
+def enough(room: Mapping[str, int], needs: Mapping[str, float]) -> str:
+    """Return settings that hold what was needed, with a margin: twice the room where that was too small."""
+    sizes = {n: _round_up(max(1.5 * needs[n], size * (2 if needs[n] > size else 1))) for n, size in room.items()}
+    return " ".join(f"sim.{name}={size}" for name, size in sizes.items())
+
+
+def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
+    """Return the most constraint rows, and contacts or candidate pairs, in random poses and in a short simulation.
+
+    The simulation begins in the reference pose. Controls are zero at first, and random in its second half.
+
+    Args:
+        model: Model of the scene.
+        touch: Mask of pairs of geoms other than planes that may touch.
+    """
+    model, random = copy.copy(model), np.random.default_rng(0)
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value | mujoco.mjtDisableBit.mjDSBL_SENSOR.value
+    data = mujoco.MjData(model)
+    pairs = np.argwhere(np.triu(touch & _unrelated(model)))
+    most = [0, 0]
+
+    def count(*, candidates: bool) -> None:
+        near = _near(model, data, pairs) if candidates else 0
+        most[:] = max(most[0], data.nefc), max(most[1], data.ncon, near)
+
+    mujoco.mj_fwdPosition(model, data)
+    count(candidates=True)
+    limited = model.jnt_limited.astype(bool)
+    for _ in range(min(_POSES, max(8, _POSE_WORK // max(1, model.ngeom)))):
+        for j in range(model.njnt):
+            q, kind = model.jnt_qposadr[j], model.jnt_type[j]
+            if kind in (_FREE, _BALL):
+                first = q + 3 * (kind == _FREE)
+                quat = random.normal(size=4)
+                data.qpos[first : first + 4] = quat / np.linalg.norm(quat)
+            else:
+                low, high = model.jnt_range[j] if limited[j] else (-math.pi, math.pi)
+                data.qpos[q] = random.uniform(low, high)
+        mujoco.mj_fwdPosition(model, data)
+        count(candidates=True)
+
+    mujoco.mj_resetData(model, data)
+    steps = math.ceil(min(_SETTLE_S / model.opt.timestep, max(30, _STEP_WORK // max(1, model.nv))))
+    low, high = np.where(model.actuator_ctrllimited[:, None], model.actuator_ctrlrange, 0.0).T
+    for step in range(steps):
+        if 2 * step >= steps and step % 10 == 0:
+            data.ctrl[:] = random.uniform(low, high)
+        mujoco.mj_step(model, data)
+        if not np.isfinite(data.qacc).all() or np.abs(data.qvel).max(initial=0.0) > 1e4:
+            break  # it diverges: MuJoCo would write warnings
+        count(candidates=False)
+    return most[0], most[1]
+
+
+def _unrelated(model: mujoco.MjModel) -> np.ndarray:
+    """Return the mask of pairs of geoms that MuJoCo does not exclude for their bodies."""
+    body = model.geom_bodyid
+    weld, parent = model.body_weldid[body], model.body_weldid[model.body_parentid[model.body_weldid[body]]]
+    if model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT:
+        mask = np.ones((len(body), len(body)), dtype=bool)
+    else:
+        below = (weld[:, None] == parent) & (weld[:, None] != 0)
+        mask = ~(below | below.T)
+    signatures = np.sort(np.stack(np.broadcast_arrays(body[:, None], body)), axis=0)
+    return mask & ~np.isin((signatures[0] << 16) + signatures[1], model.exclude_signature)
+
+
+def _near(model: mujoco.MjModel, data: mujoco.MjData, pairs: np.ndarray) -> int:
+    """Return the number of pairs of geoms whose bounding boxes, along the world's axes, overlap."""
+    axes = data.geom_xmat.reshape(-1, 3, 3)
+    middle = data.geom_xpos + np.einsum("gij,gj->gi", axes, model.geom_aabb[:, :3])
+    half = np.einsum("gij,gj->gi", np.abs(axes), model.geom_aabb[:, 3:]) + model.geom_margin[:, None]
+    one, two = pairs.T
+    return int((np.abs(middle[one] - middle[two]) <= half[one] + half[two]).all(axis=1).sum())
+
+
+def _round_up(number: float) -> int:
     return max(16, 16 * math.ceil(number / 16))

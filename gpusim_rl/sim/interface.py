@@ -6,7 +6,7 @@ All tensors are float32 (masks are bool) on `Sim.device`, in SI units. Quaternio
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -47,8 +47,8 @@ class Sim(Protocol):
 
     `env/nan_guard.py` keeps the state before it; `run/finite_check.py` checks what the physics does not.
     """
-    buffers: str
-    """Sizes of buffers that can overflow, as settings: `sim.njmax=128 sim.nconmax=32`; empty where there are none."""
+    buffers: Mapping[str, int]
+    """Room of each world in buffers that can overflow, by setting: `{"njmax": 128, "nconmax": 32}`; or empty."""
 
     @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
@@ -61,6 +61,14 @@ class Sim(Protocol):
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
         """Worlds in which contacts or constraints were dropped, since their last reset, because a buffer was full."""
+        ...
+
+    @property
+    def needs(self) -> dict[str, Float[Tensor, ""]]:
+        """Need of each of the `buffers` in the last physics step: the most of a world, or the mean where it is pooled.
+
+        It is above the room if the buffer was full in a world since that world's last reset.
+        """
         ...
 
     def articulation(self, name: str) -> Articulation:

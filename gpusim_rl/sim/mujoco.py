@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import mujoco
@@ -52,7 +53,7 @@ class MujocoSim:
     """
 
     name = "mujoco"
-    buffers = ""
+    buffers: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig, device: torch.device) -> None:
         assert device.type == "cpu", device
@@ -228,6 +229,10 @@ class MujocoSim:
     def overflow(self) -> Bool[Tensor, " envs"]:
         full = self._batch.warning[:, [_CONTACT_FULL, _CONSTRAINT_FULL], 1]
         return torch.from_numpy(full.any(axis=1))
+
+    @property
+    def needs(self) -> dict[str, Float[Tensor, ""]]:
+        return {}
 
     @_float32_may_overflow
     def step(self, substeps: int) -> None:

@@ -31,10 +31,9 @@ DERIVED = ("xpos", "xquat", "xipos", "ximat", "xanchor", "xaxis", "cvel", "subtr
 
 _Overflow = mjw.OverflowType
 # Contacts or constraint rows were dropped. The other bits tell of a solver that stopped early, or of sensors.
-DROPPED = int(
-    (_Overflow.NEFC | _Overflow.NJMAX_NNZ | _Overflow.NVMAX)
-    | (_Overflow.BROADPHASE | _Overflow.NARROWPHASE | _Overflow.CCD | _Overflow.HFIELD | _Overflow.EPA_HORIZON)
-)
+ROWS = int(_Overflow.NEFC | _Overflow.NJMAX_NNZ)
+CONTACTS = int(_Overflow.BROADPHASE | _Overflow.NARROWPHASE | _Overflow.CCD)
+DROPPED = ROWS | CONTACTS | int(_Overflow.NVMAX | _Overflow.HFIELD | _Overflow.EPA_HORIZON)
 
 
 class WarpSim:
@@ -61,7 +60,8 @@ class WarpSim:
         self.scene, self.num_envs, self.device = scene, num_envs, device
         self.dt = float(scene.model.opt.timestep)
         self._graphs, self._model, self._data = graphs, model, data
-        self.buffers = f"sim.njmax={data.njmax} sim.nconmax={data.naconmax // num_envs}"
+        self.buffers = {"njmax": data.njmax, "nconmax": data.naconmax // num_envs}
+        self._counts = [self._view(array) for array in (data.nefc, data.nacon, data.ncollision)]
         # A kernel that prints serialises the device; overflow is reported by mask instead.
         model.opt.warn_overflow = False
         # Else CUDA gives constraints their places by atomic additions, in any order. The sorting of MuJoCo Warp 4.0 is
@@ -177,6 +177,16 @@ class WarpSim:
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
         return (self._overflow & DROPPED) != 0
+
+    @property
+    def needs(self) -> dict[str, Float[Tensor, ""]]:
+        rows, contacts, pairs = (count.amax().float() for count in self._counts)
+        seen = rows, torch.maximum(contacts, pairs) / self.num_envs
+        needs = {}
+        for (name, room), need, bits in zip(self.buffers.items(), seen, (ROWS, CONTACTS), strict=True):
+            full = ((self._overflow & bits) != 0).any()
+            needs[name] = torch.where(full, need.clamp(min=room + 1.0), need.clamp(max=float(room)))
+        return needs
 
     def step(self, substeps: int) -> None:
         self._derive_constants()

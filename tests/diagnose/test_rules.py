@@ -283,7 +283,7 @@ def test_words():
     assert first(CASES["gpu_memory"][0]).settings == ("num_envs=2048",)
     assert first(CASES["gpu_memory"][1]).settings == ()  # one env is the least
     assert first(replace(CPU, num_envs=5000, memory_gb=60.0)).settings == ("num_envs=2048",)  # 60 of 32 GB: swapping
-    assert first(CASES["contact_buffers"][1]).settings == ("sim.nconmax=64 sim.njmax=256",)
+    assert first(CASES["contact_buffers"][1]).settings == ("sim.njmax=256 sim.nconmax=64",)
     assert first(CASES["logging_bound"][1]).settings == (
         "log.interval=10",
         "wandb_activate=false",

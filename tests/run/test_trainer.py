@@ -777,6 +777,34 @@ def test_one_env_that_is_sound_is_enough_to_go_on(tmp_path):
     assert row["sim/diverged"] == 7 * 8 and row["iteration"] == 3
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(0.5, 0.7, 0), (0.4, 0.85, 0), (0.5, 0.9, 0)], [("85 %", "sim.nconmax=48")]),
+        ([(0.3, 1.1, 5), (0.4, 0.85, 0)], [("5 envs", "sim.njmax=128", "sim.nconmax=64", "100 % of sim.nconmax=32")]),
+        ([(0.9, 0.3, 0), (1.2, 0.3, 1)], [("90 %", "sim.njmax=176"), ("1 envs", "sim.njmax=256 sim.nconmax=32")]),
+        ([(0.3, 0.5, 7), (0.3, 0.5, 9)], [("7 envs", "MuJoCo Warp itself", "spheres")]),
+    ],
+)  # fmt: skip
+def test_full_buffers_are_told_once_with_values_to_set(rows, said):
+    lines: list[str] = []
+    log: Any = SimpleNamespace(_room={"njmax": 128, "nconmax": 32}, _reported=set(), _silent=False)
+    log.console = SimpleNamespace(warn=lines.append)
+    for njmax, nconmax, envs in rows:
+        row = {"sim/njmax_used": njmax, "sim/nconmax_used": nconmax, "sim/overflow": float(envs)}
+        Logger._look_at_buffers(log, row)
+    assert len(lines) == len(said)
+    assert all(word in line for line, words in zip(lines, said, strict=True) for word in words)
+
+
+def test_a_training_with_full_buffers_names_both_settings(tmp_path, capfd):
+    settings = {"num_envs": 8, "sim": {"name": "mjwarp", "nconmax": 1, "njmax": 128}}
+    row = make_trainer("Ant", tmp_path, max_iterations=2, **settings).train()
+    assert row["sim/overflow"] > 0 and row["sim/nconmax_used"] > 1 >= row["sim/njmax_used"]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "buffer" in line]
+    assert re.search(r"Set sim.njmax=128 sim.nconmax=\d+$", line)
+
+
 def overflowing(trainer: Trainer, *iterations: int) -> None:
     """In these iterations the loss is so large that no gradient is finite."""
     loss = trainer.algorithm._loss

@@ -12,6 +12,7 @@ from typing import Any
 
 import mujoco
 import mujoco_warp
+import numpy as np
 import pytest
 import torch
 import warp as wp
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, choose, warp
-from gpusim_rl.sim.buffers import estimate_buffers
+from gpusim_rl.sim.buffers import enough, estimate_buffers
 from gpusim_rl.sim.mjwarp import MjwarpSim
 from gpusim_rl.sim.warp import WarpGraphs
 from helpers.scenes import (
@@ -178,6 +179,68 @@ def test_dropped_contacts_are_reported(scene):
     randomize_ants([sim.articulation("ant")])
     sim.step(1)
     assert sim.overflow.any()
+
+
+@pytest.mark.parametrize(("full", "room"), [("nconmax", {"nconmax": 1}), ("njmax", {"njmax": 4}), (None, {})])
+def test_needs_tell_which_buffer_was_full(scene, full, room):
+    sim = make("mjwarp", scene, 8, **room)
+    randomize_ants([sim.articulation("ant")])
+    for _ in range(2):
+        sim.step(1)
+    needs, room = {name: float(need) for name, need in sim.needs.items()}, sim.buffers
+    assert {name for name in room if needs[name] > room[name]} == ({full} if full else set())
+    assert full or 0 < needs["nconmax"] < room["nconmax"]
+    assert list(sim.needs) == list(room) == ["njmax", "nconmax"] and make("mujoco", scene, 1).needs == {}
+
+
+def combs() -> Scene:
+    """Two bodies whose boxes overlap in the reference pose, as a gripper's many pieces do."""
+    teeth = "".join(f"<geom type='box' size='.04 .04 .04' pos='{0.1 * i} 0 0'/>" for i in range(12))
+    body = f"<body><freejoint/>{teeth}</body>"
+    scene = Scene(500)
+    scene.add("combs", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}{body}</worldbody></mujoco>"))
+    return scene
+
+
+def heap() -> Scene:
+    """Boxes that fall onto a heap: 91 contacts at rest."""
+    place = np.random.default_rng(1).uniform(-0.2, 0.2, (20, 2))
+    boxes = "".join(
+        f"<body pos='{x} {y} {0.1 + 0.12 * (i // 4)}'><freejoint/><geom type='box' size='.05 .05 .05'/></body>"
+        for i, (x, y) in enumerate(place)
+    )
+    scene = Scene(500)
+    scene.add_ground()
+    scene.add("heap", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{boxes}</worldbody></mujoco>"))
+    return scene
+
+
+@pytest.mark.parametrize(("made", "steps"), [(combs, 1), (heap, 1500), (ant_scene, 400)])
+def test_estimated_buffers_hold_what_mujoco_needs(made, steps):
+    model = made().model
+    rows, contacts = estimate_buffers(model)
+    data = mujoco.MjData(model)
+    for _ in range(steps):
+        mujoco.mj_step(model, data)
+        assert data.ncon <= contacts and data.nefc <= rows
+    assert data.ncon > 32 or made is ant_scene
+    assert made is not ant_scene or (rows, contacts) == (96, 32), "what no robot needs costs memory and time"
+
+
+def test_the_trial_of_a_scene_that_diverges_ends(capfd):
+    spec = mujoco.MjSpec.from_string(
+        "<mujoco><worldbody><body><joint name='j'/><geom size='.1'/></body></worldbody>"
+        "<actuator><position joint='j' kp='-1e9'/><motor joint='j' ctrlrange='-1e9 1e9'/></actuator></mujoco>"
+    )
+    scene = Scene(20)
+    scene.add("wild", spec)
+    assert estimate_buffers(scene.model) == (16, 16) and capfd.readouterr() == ("", "")
+
+
+def test_settings_that_hold_what_was_needed():
+    room = {"njmax": 128, "nconmax": 16}
+    assert enough(room, {"njmax": 40, "nconmax": 91}) == "sim.njmax=128 sim.nconmax=144"
+    assert enough(room, {"njmax": 129, "nconmax": 15}) == "sim.njmax=256 sim.nconmax=32"
 
 
 def test_a_solver_that_stops_early_is_no_overflow():

@@ -47,7 +47,7 @@ def test_a_device_that_a_simulator_cannot_use_is_one_line():
 def test_sizes_of_buffers_are_shown_and_said_to_have_no_effect_where_they_have_none(caplog):
     cfg = sim_config(njmax=20, nconmax=30)
     with caplog.at_level(logging.WARNING, "gpusim_rl"):
-        for name, shown in (("mjwarp", "sim.njmax=20 sim.nconmax=30"), ("mujoco", "")):
+        for name, shown in (("mjwarp", {"njmax": 20, "nconmax": 30}), ("mujoco", {})):
             sim = make_sim(ball_scene(), SimChoice(name, torch.device("cpu"), "test"), 2, cfg)
             assert sim.buffers == shown
     assert caplog.messages == ["sim.njmax and sim.nconmax have no effect: sim=mujoco sizes its buffers itself"]
