@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import glob
 import itertools
 import re
@@ -69,6 +70,29 @@ def robot_file(name: str) -> str | Path:
         hint = did_you_mean(name, [path.stem for path in assets_dir().glob("*.xml")])
         raise ConfigError(f"no robot {name!r} in tasks/assets.{hint} Others: path/to/robot.xml, or menagerie:<robot>")
     return file
+
+
+ROS_PACKAGES: dict[str, Path] = {}
+"""Folders of the ROS packages that `--packages` names, for all robots of the process."""
+
+
+def package(text: str) -> tuple[str, Path]:
+    """Parse an argument `--packages NAME=FOLDER`, and note the folder in `ROS_PACKAGES`.
+
+    Raises:
+        ConfigError: The text has no such form, or there is no such folder.
+    """
+    name, _, folder = text.partition("=")
+    if not name or not folder or not (path := from_home(folder).resolve()).is_dir():
+        raise ConfigError(f"--packages {text}: expected NAME=FOLDER of a ROS package; the folder must exist")
+    ROS_PACKAGES[name] = path
+    return name, path
+
+
+def add_packages_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--packages`, for tools that take a robot's file."""
+    words = "folder of a ROS package whose meshes a URDF names; may be repeated"
+    parser.add_argument("--packages", type=package, action="append", default=[], metavar="NAME=FOLDER", help=words)
 
 
 def tools_dir() -> Path:

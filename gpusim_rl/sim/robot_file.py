@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import mujoco
+import numpy as np
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import keyframe as keyframes
 from gpusim_rl.sim import menagerie
+from gpusim_rl.sim.robot_xml import read_mjcf
 from gpusim_rl.sim.urdf import is_urdf, read_urdf
 
+logger = logging.getLogger(__name__)
+
+HIDDEN_GROUP = 3
+"""First group of geoms that no viewer draws."""
+_WARNINGS_SHOWN = 4
 _FREE = mujoco.mjtJoint.mjJNT_FREE
+
+
+_said: set[str] = set()
+
+
+def say_once(line: str) -> None:
+    """Log a line unless this process has logged it before: a scene is made for training, evaluation and tools."""
+    if line not in _said:
+        _said.add(line)
+        logger.warning(line)
+
+
+@contextmanager
+def mujoco_warnings(source: str) -> Iterator[None]:
+    """Log what MuJoCo warns of in the block as one line, without what it has warned of before."""
+    lines: list[str] = []
+    caught: list[warnings.WarningMessage] = []
+    mujoco.set_mju_user_warning(lines.append)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        # Without a handler MuJoCo appends every warning to MUJOCO_LOG.TXT in the user's folder; simulators report
+        # worlds that go bad by mask.
+        mujoco.set_mju_user_warning(logger.debug)
+        lines = [" ".join(line.split()) for line in (*lines, *(str(warning.message) for warning in caught))]
+        if new := [line for line in dict.fromkeys(lines) if line not in _said]:
+            _said.update(new)
+            more = f"; and {len(new) - _WARNINGS_SHOWN} more" if len(new) > _WARNINGS_SHOWN else ""
+            logger.warning("%s: MuJoCo warns: %s%s", source, "; ".join(new[:_WARNINGS_SHOWN]), more)
 
 
 def one_line(error: Exception) -> str:
@@ -39,18 +80,21 @@ def read_robot(
         FileNotFoundError: It is not there.
     """
     limits: dict[str, float] = {}
+    notes: list[str] = []
     from_menagerie = isinstance(source, str) and source.startswith(menagerie.PREFIX)
     if from_menagerie:
         spec = menagerie.load(str(source), keyframe)
     elif not isinstance(source, str | Path):
         spec = source
     elif is_urdf(Path(source)):
-        spec, limits = read_urdf(Path(source), packages or {})
+        spec, limits, notes = read_urdf(Path(source), packages or {})
         packages = None
     else:
-        spec = mujoco.MjSpec.from_file(str(source))
+        spec = read_mjcf(Path(source))
     if packages is not None:
         raise TaskError("packages are for URDF files")
+    for line in notes:
+        say_once(line)
     for kind, elements in (("body", spec.bodies), ("joint", spec.joints), ("actuator", spec.actuators)):
         for number, element in enumerate(elements):
             element.name = element.name or f"{kind}{number}"
@@ -106,6 +150,21 @@ def _fix_masses(spec: mujoco.MjSpec) -> None:
         body.ialt.type = mujoco.mjtOrientation.mjORIENTATION_QUAT
     compiler.settotalmass, compiler.boundmass, compiler.boundinertia = -1.0, 0.0, 0.0  # they have acted
     compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
+
+
+def hide_collision_shapes(model: mujoco.MjModel) -> None:
+    """Move collision shapes of bodies that have visual ones to a group that is not drawn.
+
+    By convention visual shapes are in group 1 or 2, collision shapes in 0 or 3. A visual shape much smaller than the
+    others is a detail of a body that is drawn by its collision shapes.
+    """
+    collides = (model.geom_contype | model.geom_conaffinity) != 0
+    visual, drawn = ~collides & np.isin(model.geom_group, (1, 2)), collides & (model.geom_group == 0)
+    for body in range(1, model.nbody):
+        of_body = model.geom_bodyid == body
+        looks, shapes = (model.geom_rbound[of_body & kind].max(initial=0.0) for kind in (visual, drawn))
+        if looks > 0.5 * shapes > 0.0:
+            model.geom_group[of_body & drawn] = HIDDEN_GROUP
 
 
 def references(spec: mujoco.MjSpec) -> dict[str, int]:

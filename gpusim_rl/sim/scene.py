@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,7 +16,14 @@ from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import actuators, ground, menagerie
 from gpusim_rl.sim.camera import SceneCamera, add_camera
 from gpusim_rl.sim.option import SceneOption
-from gpusim_rl.sim.robot_file import free_objects, one_line, read_robot, references
+from gpusim_rl.sim.robot_file import (
+    free_objects,
+    hide_collision_shapes,
+    mujoco_warnings,
+    one_line,
+    read_robot,
+    references,
+)
 from gpusim_rl.sim.scene_sensors import add_sensor
 from gpusim_rl.sim.terrain import Terrain
 
@@ -89,8 +95,6 @@ class Scene:
         gravity: float | Sequence[float] | None = None,
         max_angular_velocity: float | None = None,
     ) -> None:
-        # Without a handler MuJoCo appends every warning to MUJOCO_LOG.TXT in the user's folder; simulators report
-        # worlds that go bad by mask.
         mujoco.set_mju_user_warning(logger.debug)
         self.spec = mujoco.MjSpec()
         self.spec.option.timestep = 1.0 / physics_hz
@@ -236,7 +240,8 @@ class Scene:
             raise TaskError(f"{label}: the scene already has a {name!r}; names must be unique")
         from_menagerie = isinstance(robot, str) and robot.startswith(menagerie.PREFIX)
         try:
-            spec, velocity_limits = read_robot(robot, packages, keyframe, fixed_base)
+            with mujoco_warnings(label):
+                spec, velocity_limits = read_robot(robot, packages, keyframe, fixed_base)
         except TaskError as error:
             raise error if from_menagerie else TaskError(f"{label}: {error}") from None
         except (ValueError, FileNotFoundError) as error:
@@ -559,9 +564,9 @@ class Scene:
         """
         if self._model is None:
             try:
-                with warnings.catch_warnings():  # what files say about cameras and buffers; the scene has its own
-                    warnings.filterwarnings("ignore", "Attach conflict")
+                with mujoco_warnings("Scene"):
                     self._model = actuators.with_whole_steps(self.spec.compile())
+                hide_collision_shapes(self._model)
             except ValueError as error:
                 raise TaskError(f"Scene: MuJoCo cannot compile it: {one_line(error)}") from None
         return self._model

@@ -1,76 +1,285 @@
-"""URDF files: what ROS leaves to be found, and what MuJoCo's reader drops."""
+"""URDF files: what ROS leaves to be found, what MuJoCo's reader refuses or drops, and a line for what was changed."""
 
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
 import mujoco
 import numpy as np
-from jaxtyping import Float, Int
 
-from gpusim_rl.errors import ConfigError, TaskError, import_extra
+from gpusim_rl.errors import TaskError
+from gpusim_rl.files.paths import ROS_PACKAGES
+from gpusim_rl.sim.mesh_file import MUJOCO_READS, mend, read_by_trimesh
+from gpusim_rl.sim.robot_xml import parse, read_content, regular_file, root_tag
 
-_SHOWN = 3  # paths in a message
 PACKAGE_SCHEMES = ("package://", "model://")
+LEAST_MASS, LEAST_INERTIA = 1e-6, 1e-9
+"""MuJoCo's `boundmass` [kg] and `boundinertia` [kg m^2] for links without mass or inertia."""
+WATER = 1000.0  # kg/m^3
+_SHOWN = 3  # paths in a message
+_LINKS_SHOWN = 12  # links in a line
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_DEFAULT = re.compile(r"\$\(optenv\s+\w+\s*([^)]*)\)")  # of an environment variable, in files of xacro and roslaunch
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+_NUMBERS = {
+    "origin": {"xyz": 3, "rpy": 3},
+    "axis": {"xyz": 3},
+    "box": {"size": 3},
+    "mesh": {"scale": 3},
+    "color": {"rgba": 4},
+    **{tag: {"radius": 1, "length": 1} for tag in ("sphere", "cylinder", "capsule")},
+    "mass": {"value": 1},
+    "inertia": dict.fromkeys(("ixx", "ixy", "ixz", "iyy", "iyz", "izz"), 1),
+    "limit": dict.fromkeys(("lower", "upper", "effort", "velocity"), 1),
+    "dynamics": {"damping": 1, "friction": 1},
+    "mimic": {"multiplier": 1, "offset": 1},
+}
+_SHAPES = {"box": ("size",), "sphere": ("radius",), "cylinder": ("radius", "length"), "capsule": ("radius", "length")}
+_SYMMETRIC = np.array([[0, 1, 2], [1, 3, 4], [2, 4, 5]])
 
 
 def is_urdf(file: Path) -> bool:
     """Returns whether a file is URDF, whatever its name ends with."""
-    try:
-        with file.open("rb") as source:
-            _, root = next(ElementTree.iterparse(source, events=["start"]))
-    except (OSError, ElementTree.ParseError, StopIteration):
-        return False  # MuJoCo says what is wrong
-    return root.tag == "robot"
+    return root_tag(file) == "robot"
 
 
-def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.MjSpec, dict[str, float]]:
-    """Reads a robot with MuJoCo's reader: every link becomes a body, with its visual and its collision shapes.
+def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.MjSpec, dict[str, float], list[str]]:
+    """Read a robot with MuJoCo's reader: every link becomes a body, with its visual and its collision shapes.
 
     MuJoCo reads limits of position and effort, damping, friction, inertias, and `<mimic>`, which becomes a constraint.
     Links on fixed joints stay bodies. A `<mujoco><compiler .../></mujoco>` of the file holds, but for the settings that
-    say where meshes are, and those that remove links and shapes. Beside the spec come the velocity limits of joints
-    [rad/s or m/s], which MuJoCo does not know.
+    say where meshes are, and those that remove links and shapes.
+
+    Returns:
+        The spec, the velocity limits of joints [rad/s or m/s], which MuJoCo does not know, and a line for each kind of
+        change that made the file fit.
 
     Raises:
-        TaskError: A mesh or its package is not there, or a Collada mesh needs what is not installed.
+        TaskError: A mesh or its package is not there, or cannot be read.
         ValueError: The file is not valid.
     """
-    text = file.read_text(encoding="utf-8")
-    if "<xacro:" in text:
-        raise ValueError(f"it is a xacro template; try: xacro {file.name} > robot.urdf")
+    content, template = read_content(file), f"it is a xacro template; try: xacro {file.name} > robot.urdf"
     try:
-        robot = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise ValueError(f"XML: {error}") from None
+        robot = parse(content)
+    except ValueError as error:
+        raise ValueError(template if b"<xacro:" in _COMMENT.sub(b"", content) else str(error)) from None
+    if any(element.tag.startswith("xacro:") for element in robot.iter()):
+        raise ValueError(template)
+    for element in list(robot):
+        if element.tag not in ("link", "joint", "material", "mujoco"):
+            robot.remove(element)
     settings = robot.find("mujoco")
     settings = ElementTree.SubElement(robot, "mujoco") if settings is None else settings
     compiler = settings.find("compiler")
     compiler = ElementTree.SubElement(settings, "compiler") if compiler is None else compiler
     folder = file.parent / compiler.attrib.pop("meshdir", ".")
-    compiler.attrib |= {"strippath": "false", "fusestatic": "false", "discardvisual": "false"}
+    bounds = {"balanceinertia": "true", "boundmass": f"{LEAST_MASS:g}", "boundinertia": f"{LEAST_INERTIA:g}"}
+    compiler.attrib = {**bounds, **compiler.attrib, "strippath": "false", "fusestatic": "false"}
+    compiler.attrib["discardvisual"] = "false"
 
-    for mesh in robot.iter("mesh"):
-        mesh.set("filename", str(_find(mesh.get("filename", ""), file, folder, packages)))
+    tidied, left_out = list[str](), list[str]()
+    for element in list(robot.iter()):
+        for child in [child for child in element if child.tag in ("axis", "origin", "inertial", "geometry", "limit")]:
+            if child is not element.find(child.tag):
+                element.remove(child)
+                tidied.append(f"{_name(element)}: a second <{child.tag}>")
+    _tidy_numbers(robot, tidied)
+    for joint in robot.findall("joint"):
+        axis = joint.find("axis")
+        if axis is not None and not any(map(float, axis.get("xyz", "1").split())):
+            axis.set("xyz", "1 0 0")
+            tidied.append(f"{_name(joint)}: the axis 0 0 0 is now x")
+    children = [(joint.find("child"), joint.get("type")) for joint in robot.findall("joint")]
+    moving = {child.get("link") for child, kind in children if child is not None and kind != "fixed"}
+    changed = [line for link in robot.findall("link") if (line := _mend_inertia(link, link.get("name") in moving))]
+    colliding, links = set[str](), dict[str, list[ElementTree.Element]]()
+    names = set[str]()
+    for link in robot.findall("link"):
+        _check_shapes(link, file, folder, packages, left_out)
+        for shape in (*link.findall("visual"), *link.findall("collision")):
+            if (name := shape.get("name")) is not None and name in names:
+                del shape.attrib["name"]  # MuJoCo would print a line and leave it out
+            names.add(name or "")
+            if (mesh := shape.find("geometry/mesh")) is not None:
+                links.setdefault(mesh.get("filename", ""), []).append(link)
+                colliding |= {mesh.get("filename", "")} if shape.tag == "collision" else set()
     spec = mujoco.MjSpec.from_string(ElementTree.tostring(robot, encoding="unicode"))
-    for mesh in spec.meshes:
-        if mesh.file.lower().endswith(".dae"):
-            vertices, faces = _read_collada(Path(mesh.file))
-            mesh.file, mesh.uservert, mesh.userface = "", vertices.ravel(), faces.ravel()
+    _mend_meshes(spec, file, links, colliding, left_out)
     limits = {}
-    for joint in robot.iter("joint"):
+    for joint in robot.findall("joint"):
         limit = joint.find("limit")
         velocity = math.nan if limit is None else float(limit.get("velocity", "nan"))
         if velocity > 0.0:  # some exporters write 0 for none
             limits[joint.get("name", "")] = velocity
-    return spec, limits
+    notes = {"links without a physical mass or inertia": changed, "read": tidied, "left out": left_out}
+    return spec, limits, [f"{file}: {kind}: {_some(lines)}" for kind, lines in notes.items() if lines]
+
+
+def _name(element: ElementTree.Element) -> str:
+    return f"{element.tag} {element.get('name', '')!r}"
+
+
+def _some(lines: list[str]) -> str:
+    lines = list(dict.fromkeys(lines))
+    more = f"; and {len(lines) - _LINKS_SHOWN} more" if len(lines) > _LINKS_SHOWN else ""
+    return "; ".join(lines[:_LINKS_SHOWN]) + more
+
+
+def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
+    """Write the numbers of attributes as MuJoCo reads them; raise ValueError for text that has none."""
+    for owner in (*robot.findall("link"), *robot.findall("joint"), *robot.findall("material")):
+        for element in owner.iter():
+            for attribute, count in _NUMBERS.get(element.tag, {}).items():
+                if (text := element.get(attribute)) is None:
+                    continue
+                words = [word for word in re.split(r"[\s,]+", _DEFAULT.sub(r"\1", text)) if word]
+                place = f"{_name(owner)}: {attribute} of <{element.tag}>"
+                if element.tag == "limit" and words and words[0].lstrip("+-").lower() in ("inf", "infinity"):
+                    del element.attrib[attribute]  # no limit
+                    continue
+                matches = [_NUMBER.match(word) for word in words]
+                numbers = [match.group() for match in matches if match is not None]
+                if attribute == "scale" and len(numbers) == 1:
+                    numbers *= 3
+                few = len(numbers) < min(count, len(words)) or not math.isfinite(sum(map(float, numbers)))
+                if few or len(numbers) < count:
+                    raise ValueError(f"{place}: expected {count} numbers, got {text!r}")
+                if numbers[:count] != words:
+                    tidied.append(f"{place}: {text!r} is {' '.join(numbers[:count])}")
+                element.set(attribute, " ".join(numbers[:count]))
+
+
+def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
+    """Make a link's mass and inertia physical; return the link and what it got, empty where nothing changed.
+
+    MuJoCo's `balanceinertia` acts on the rest: A + B < C becomes the mean of the three.
+    """
+    inertial, name = link.find("inertial"), link.get("name", "")
+    if inertial is None:
+        bare = link.find("collision") is None and moves
+        return f"{name} mass 0 -> {LEAST_MASS:g} kg" if bare else ""
+    mass, inertia = inertial.find("mass"), inertial.find("inertia")
+    if mass is None or mass.get("value") is None:
+        link.remove(inertial)  # MuJoCo weighs its collision shapes
+        return f"{name} no mass -> of its collision shapes as water" if link.find("collision") is not None else ""
+    given = float(mass.get("value", ""))
+    inertia = ElementTree.SubElement(inertial, "inertia") if inertia is None else inertia
+    keys = ("ixx", "ixy", "ixz", "iyy", "iyz", "izz")
+    matrix = np.array([float(inertia.get(key, 0.0)) for key in keys])[_SYMMETRIC]
+    moments, axes = np.linalg.eigh(matrix)
+    was = " ".join(f"{moment:.3g}" for moment in moments)
+    if given < LEAST_MASS:
+        now = np.maximum(moments, LEAST_INERTIA)
+        mass.set("value", f"{LEAST_MASS:g}")
+    elif moments.max() < 1e-15:  # a point: the inertia of a ball of water
+        now = np.full(3, 0.4 * given * (3.0 * given / (4.0 * math.pi * WATER)) ** (2.0 / 3.0))
+    else:
+        now = moments if moments.min() > 1e-14 else np.maximum(moments, LEAST_INERTIA)
+    if not np.array_equal(now, moments):
+        matrix = axes * now @ axes.T
+    for row, column, key in zip(*np.triu_indices(3), keys, strict=True):
+        if inertia.get(key) is None or not np.array_equal(now, moments):
+            inertia.set(key, repr(float(matrix[row, column])))
+    ordered = np.sort(now)
+    unbalanced = ordered[0] + ordered[1] < ordered[2] * (1.0 - 1e-9)
+    if given < LEAST_MASS:
+        return f"{name} mass {given:g} -> {LEAST_MASS:g} kg" if moves else ""
+    if unbalanced:
+        return f"{name} inertia {was} -> {now.mean():.3g} kg m^2, the mean of the three"
+    return "" if np.array_equal(now, moments) else f"{name} inertia {was} -> {' '.join(f'{n:.3g}' for n in now)} kg m^2"
+
+
+def _check_shapes(
+    link: ElementTree.Element, file: Path, folder: Path, packages: Mapping[str, str | Path], left_out: list[str]
+) -> None:
+    """Find the meshes of a link, and remove shapes that are empty.
+
+    A visual shape whose mesh is missing is removed too where a collision shape is there.
+
+    Raises:
+        TaskError: A mesh is not there.
+    """
+    name = link.get("name", "")
+    for shape in (*link.findall("collision"), *link.findall("visual")):
+        geometry = shape.find("geometry")
+        kind = next(iter(geometry), None) if geometry is not None else None
+        sizes = [] if kind is None else [kind.get(size, "0") for size in _SHAPES.get(kind.tag, ())]
+        if kind is None or kind.tag not in ("mesh", *_SHAPES):
+            reason = "without geometry" if kind is None else f"<{kind.tag}>"
+        elif sizes and not all(float(size) > 0.0 for text in sizes for size in text.split()):
+            reason = f"{kind.tag} of size {' '.join(sizes)}"
+        else:
+            reason = ""
+        if not reason and kind is not None and kind.tag == "mesh":
+            try:
+                path = _find(kind.get("filename", ""), file, folder, packages)
+                regular_file(path)
+                kind.set("filename", str(path))
+            except (TaskError, ValueError) as error:
+                if shape.tag == "collision" or link.find("collision") is None:
+                    text = str(error).removeprefix(f"{file.name}: ")
+                    raise TaskError(f"{file.name}: link {name!r}: {text}") from None
+                reason = str(error).removeprefix(f"{file.name}: ")
+        if reason:
+            link.remove(shape)
+            left_out.append(f"{shape.tag} of {name}: {reason}")
+
+
+def _mend_meshes(
+    spec: mujoco.MjSpec,
+    file: Path,
+    links: Mapping[str, list[ElementTree.Element]],
+    colliding: set[str],
+    left_out: list[str],
+) -> None:
+    """Read the meshes that MuJoCo does not, and mend or remove those that it does not compile.
+
+    Raises:
+        TaskError: A mesh that collides, or the only shape of a link, cannot be read.
+    """
+    paths = {mesh.name: mesh.file for mesh in spec.meshes}
+    broken = dict[str, str]()
+    for mesh in spec.meshes:
+        if Path(mesh.file).suffix.lower() not in MUJOCO_READS:
+            try:
+                read_by_trimesh(mesh, Path(mesh.file))
+            except ValueError as error:
+                broken[mesh.name] = str(error)
+    try:
+        if not broken:
+            spec.copy().compile()
+            return
+    except ValueError as error:
+        if not re.search(r"mesh|vert|face|decoder|volume|STL|OBJ|normal", str(error)):
+            return  # the scene says what it is
+    for mesh in spec.meshes:
+        path = paths[mesh.name]
+        try:
+            if mesh.name not in broken and (note := mend(mesh, Path(path), path in colliding)):
+                left_out.append(f"{Path(path).name}: {note}")
+        except ValueError as error:
+            broken[mesh.name] = str(error)
+    for name, reason in broken.items():
+        path = paths[name]
+        for link in links.get(path, []):
+            needed = path in colliding or link.find("collision") is None
+            text = f"link {link.get('name', '')!r}: mesh {path}: {reason}"
+            if needed:
+                raise TaskError(f"{file.name}: {text}")
+            left_out.append(text)
+        for geom in [geom for geom in spec.geoms if geom.meshname == name]:
+            spec.delete(geom)
+        spec.delete(spec.mesh(name))
 
 
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path]) -> Path:
     """Returns the path of a mesh; raises TaskError where it is not there."""
+    packages = {**ROS_PACKAGES, **packages}
     file, above = file.resolve(), [file.resolve().parent, *file.resolve().parents[1:]]
     scheme = next((scheme for scheme in PACKAGE_SCHEMES if name.startswith(scheme)), None)
     hint = ""
@@ -80,11 +289,13 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
             tried = [Path(packages[package]).expanduser() / rest]
         else:
             named = [parent / rest for parent in above if parent.name == package]
-            tried = [*named, *(parent / package / rest for parent in above[:-1])]
-            hint = f"; try packages={{{package!r}: <its folder>}}"
+            above[-1:] = [Path(place) for place in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if place]
+            tried = [*named, *(parent / package / rest for parent in above)]
+        hint = f"; try --packages {package}=FOLDER; in Python packages={{{package!r}: <its folder>}}"
     else:
         rest = name.removeprefix("file://")
         tried = [file.parent / rest]
+        hint = "; try to put it there, or to correct its path in the file"
     if folder != file.parent:
         tried += [folder / rest, folder / Path(rest).name]
     for path in tried:
@@ -93,19 +304,3 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
     places = list(dict.fromkeys(str(path) for path in tried))
     more = f" and in {len(places) - _SHOWN} folders above" if len(places) > _SHOWN else ""
     raise TaskError(f"{file.name}: no mesh {name!r}; looked for {', '.join(places[:_SHOWN])}{more}{hint}")
-
-
-def _read_collada(file: Path) -> tuple[Float[np.ndarray, "vertices 3"], Int[np.ndarray, "faces 3"]]:
-    """Returns shapes of a Collada file as one mesh [m]. Its `<unit>` counts. Its `<up_axis>` does not, as in ROS."""
-    try:
-        import_extra("collada", "urdf", file.name)
-        trimesh = import_extra("trimesh", "urdf", file.name)
-    except ConfigError as error:
-        raise TaskError(str(error)) from None
-    try:
-        unit = ElementTree.parse(file).getroot().find("{*}asset/{*}unit")
-        mesh = trimesh.load_scene(file).to_mesh()
-    except Exception as error:  # of any library that reads a stranger's file
-        raise TaskError(f"{file}: cannot read the mesh: {' '.join(str(error).split())}") from None
-    metres = 1.0 if unit is None else float(unit.get("meter", 1.0))
-    return metres * np.asarray(mesh.vertices), np.asarray(mesh.faces)

@@ -157,6 +157,7 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
         )
     spec.worldbody.add_camera(name=CAMERA, fovy=FOVY_DEG)
     model = spec.compile()
+    model.geom_group[:] = scene.model.geom_group  # collision shapes behind visual ones are hidden
     model.stat.extent = camera.radius  # near and far plane, haze and shadows are in units of it
     visual = model.vis
     visual.global_.fovy = FOVY_DEG

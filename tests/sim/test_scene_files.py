@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import struct
 import sys
 import zlib
@@ -424,7 +425,8 @@ def test_a_urdf_robot_stands_fixed_or_free():
         scene = Scene(physics_hz=200)
         scene.add("dog", ROBOTS / "quadruped.urdf", pos=(0, 0, 0.45), fixed_base=fixed)
         assert scene.model.nq == 12 + 7 * free
-    assert scene.model.body("dog/base").mass[0] == 0 and scene.model.body_subtreemass[1] == pytest.approx(12.0)
+    assert scene.model.body("dog/base").mass[0] == pytest.approx(0, abs=1e-5)
+    assert scene.model.body_subtreemass[1] == pytest.approx(12.0)
     dog = make("mujoco", scene, 1).articulation("dog")
     assert dog.default_root_pos.tolist() == pytest.approx([0, 0, 0.45]) and len(dog.joint_names) == 12
     bolted = Scene(physics_hz=200)
@@ -508,12 +510,16 @@ def test_a_collada_mesh_is_read_with_its_unit(package):
     assert sizes(scene) == pytest.approx([0.2, 0.1, 0.4], rel=1e-5)
 
 
-def test_collada_without_its_reader_is_one_line(package, monkeypatch):
+def test_collada_without_its_reader_is_one_line(package, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "collada", None)
     (package / "visual" / "base.dae").touch()
     text = MESHES.format(stl="../collision/base.stl", obj="../visual/base.dae")
     (package / "urdf" / "r.urdf").write_text(text)
-    with pytest.raises(TaskError, match=r"base\.dae needs collada: pip install 'gpusim-rl\[urdf\]'$"):
+    scene = Scene(100)
+    scene.add("robot", package / "urdf" / "r.urdf")  # only looks are lost
+    assert scene.model.ngeom == 1 and "link 'base'" in caplog.text and "pip install 'gpusim-rl[urdf]'" in caplog.text
+    (package / "urdf" / "r.urdf").write_text(text.replace("collision", "visual").replace("base.stl", "base.obj"))
+    with pytest.raises(TaskError, match=r"link 'base'.*base\.dae needs collada: pip install 'gpusim-rl\[urdf\]'$"):
         Scene(100).add("robot", package / "urdf" / "r.urdf")
 
 
@@ -523,10 +529,10 @@ def test_collada_without_its_reader_is_one_line(package, monkeypatch):
         (
             ("my_robot", "other"),
             None,
-            r"r.urdf: no mesh 'package://other/collision/base.stl'; looked for \S*urdf/other/",
+            r"r.urdf: link 'base': no mesh 'package://other/collision/base.stl'; looked for \S*urdf/other/",
         ),
-        (("my_robot", "other"), None, r"try packages=\{'other': <its folder>\}$"),
-        (("x", "x"), {"my_robot": "/nowhere"}, "looked for /nowhere/collision/base.stl$"),
+        (("my_robot", "other"), None, r"try --packages other=FOLDER; in Python packages=\{'other': "),
+        (("x", "x"), {"my_robot": "/nowhere"}, "looked for /nowhere/collision/base.stl; try --packages my_robot="),
         (
             ("base.stl", "bas.stl"),
             None,
@@ -557,3 +563,242 @@ def test_a_urdf_that_cannot_be_read_is_one_line(package, change, packages, line)
 def test_arguments_that_do_not_fit_the_file_are_one_line(xml, arguments, line):
     with pytest.raises(TaskError, match=rf"^Scene.add\('it'\): {line}$"):
         Scene(100).add("it", mujoco.MjSpec.from_string(xml), **arguments)
+
+
+# -- URDF files as robots' makers publish them --------------------------------------------------
+
+GOOD = '<inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz="0" izz="1"/></inertial>'
+ONE_JOINT = (
+    '<robot name="r"><link name="base">' + GOOD + '</link><link name="arm">{}</link>'
+    '<joint name="j" type="{}"><parent link="base"/><child link="arm"/>{}</joint></robot>'
+)
+
+
+def add_urdf(folder: Path, arm: str, joint: str = "", kind: str = "continuous", **arguments) -> Scene:
+    """Returns a scene with a robot of one joint, whose second link and joint have these elements."""
+    (folder / "r.urdf").write_text(ONE_JOINT.format(arm, kind, joint))
+    scene = Scene(100)
+    scene.add("r", folder / "r.urdf", **arguments)
+    data = mujoco.MjData(scene.model)
+    mujoco.mj_step(scene.model, data, 20)
+    assert np.isfinite(data.qpos).all()
+    return scene
+
+
+def moments(*diagonal: float, mass: float = 1.0) -> str:
+    xx, yy, zz = diagonal
+    inertia = f'<inertia ixx="{xx}" ixy="0" ixz="0" iyy="{yy}" iyz="0" izz="{zz}"/>'
+    return f'<inertial><mass value="{mass}"/>{inertia}</inertial>'
+
+
+@pytest.mark.parametrize(
+    ("inertial", "mass", "inertia", "word"),
+    [
+        (moments(1, 1, 3), 1, [5 / 3] * 3, "mean"),
+        (moments(1, 1, -0.1), 1, [1e-9, 1, 1], "arm"),
+        (moments(0, 0, 0), 1, [0.4 * (3 / 4000 / np.pi) ** (2 / 3)] * 3, "arm"),
+        (moments(0, 0, 0, mass=0), 1e-6, [1e-9] * 3, "mass 0 -> 1e-06"),
+        (moments(1, 1, 1, mass=-2), 1e-6, [1] * 3, "mass -2 -> 1e-06"),
+        ("", 1e-6, [1e-9] * 3, "mass 0 -> 1e-06"),
+        ('<visual><geometry><sphere radius="1"/></geometry></visual>', 1e-6, [1e-9] * 3, "arm"),
+        ('<inertial><mass value="1"/></inertial>', 1, [0.4 * (3 / 4000 / np.pi) ** (2 / 3)] * 3, "arm"),
+        ('<inertial/><collision><geometry><box size="1 1 1"/></geometry></collision>', 1000, [500 / 3] * 3, "water"),
+        ('<collision><geometry><box size="1 1 1"/></geometry></collision>', 1000, [500 / 3] * 3, ""),
+        (moments(1, 1, 2), 1, [1, 1, 2], ""),
+        (moments(1e-8, 1e-8, 1e-8, mass=1e-3), 1e-3, [1e-8] * 3, ""),
+    ],
+)
+def test_a_link_that_is_not_physical_gets_mass_and_inertia_and_a_line_names_it(
+    tmp_path, caplog, inertial, mass, inertia, word
+):
+    body = add_urdf(tmp_path, inertial).model.body("r/arm")
+    assert body.mass[0] == pytest.approx(mass)
+    assert sorted(body.inertia) == pytest.approx(inertia, rel=1e-6)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == bool(word) and all(word in line and "r.urdf" in line and "arm" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arm", "joint"),
+    [
+        (GOOD + "<!-- <xacro:macro/> -->", ""),
+        (GOOD, '<limit lower="-1.57." upper="1,0"/>'),
+        (GOOD, '<axis xyz="1 0 0"/><axis xyz="0 0 1"/>'),
+        (GOOD, '<axis xyz="0 0 0"/>'),
+        (GOOD, '<origin xyz="$(optenv WHERE 1 2 3)" rpy="0 0 0 0"/>'),
+        (GOOD, '<limit effort="inf" velocity="INF"/>'),
+        (GOOD + '<visual><geometry><sphere radius="0.0"/></geometry></visual>', ""),
+        (GOOD + "<collision><geometry/></collision><visual/>", ""),
+        (GOOD + '<collision><geometry><plane normal="0 0 1"/></geometry></collision>', ""),
+        (GOOD, "<sensor:ray/><gazebo><mesh/></gazebo>"),
+    ],
+)
+def test_sloppy_files_that_others_open_are_read(tmp_path, arm, joint):
+    model = add_urdf(tmp_path, arm, joint).model
+    assert model.njnt == 1 and model.body_mass[2] == 1
+    if "WHERE" in joint:
+        assert model.body_pos[2].tolist() == [1, 2, 3]
+    if "1.57" in joint:
+        assert model.jnt_actfrclimited[0] == 0
+    if "axis" in joint:
+        assert model.jnt_axis[0].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "iso-8859-1"])
+def test_a_prolog_tells_the_encoding(tmp_path, encoding):
+    text = ONE_JOINT.format(GOOD, "continuous", "").replace('"arm"', '"Schlüssel"')
+    prolog = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>'
+    (tmp_path / "r.urdf").write_bytes((prolog + text).encode(encoding))
+    scene = Scene(100)
+    scene.add("r", tmp_path / "r.urdf")
+    assert "Schlüssel" in scene.elements_of("r", "body")
+
+
+@pytest.mark.parametrize("around", ["\n\n{}\n\0", "<!-- first -->\n{}"])
+def test_text_around_the_document_is_skipped(tmp_path, around):
+    text = '<?xml version="1.0"?>' + ONE_JOINT.format(GOOD, "continuous", "")
+    (tmp_path / "r.urdf").write_text(around.format(text))
+    Scene(100).add("r", tmp_path / "r.urdf")
+
+
+@pytest.mark.parametrize(
+    ("arm", "joint", "line"),
+    [
+        (GOOD, '<origin xyz="1 2"/>', r"joint 'j': xyz of <origin>: expected 3 numbers, got '1 2'"),
+        (GOOD, '<origin xyz="a b c"/>', "expected 3 numbers"),
+        (GOOD, '<origin xyz="1e999 0 0"/>', "expected 3 numbers"),
+        (moments(1, 1, 1).replace('ixx="1"', 'ixx="nan"'), "", r"link 'arm': ixx of <inertia>"),
+        ("<a>" * 5000 + "</a>" * 5000, "", "nested deeper than"),
+        (GOOD + "<xacro:if/>", "", "xacro template"),
+        (
+            GOOD + '<collision><geometry><mesh filename="a.stl"/></geometry></collision>',
+            "",
+            "link 'arm': no mesh 'a.st",
+        ),
+        (GOOD + '<visual><geometry><mesh filename="a.stl"/></geometry></visual>', "", "link 'arm': no mesh 'a.stl'"),
+    ],
+)
+def test_a_urdf_that_nobody_can_read_is_one_line(tmp_path, arm, joint, line):
+    with pytest.raises(TaskError, match=line) as error:
+        add_urdf(tmp_path, arm, joint)
+    assert "\n" not in str(error.value) and "r.urdf" in str(error.value)
+
+
+BOX = '<geometry><box size="0.1 0.1 0.1"/></geometry>'
+TILE = "v 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nf 1 2 3\nf 1 3 4\n"
+
+
+@pytest.mark.parametrize("kind", ["visual", "collision"])
+@pytest.mark.parametrize(
+    ("name", "content", "kept"),
+    [
+        ("flat.obj", TILE, "visual collision"),
+        ("tiny.obj", TILE.replace("1 1 0", "1e-5 1e-5 1e-5").replace("v 1", "v 1e-5"), "visual"),
+        ("triangle.obj", "v 0 0 0\nv 1 0 0\nv 1 1 0\nf 1 2 3\n", "collision"),
+        ("text.stl", "solid a\nfacet\nouter loop\n" + "vertex 0 0 0\n" * 3 + "endloop\nendfacet\nendsolid\n", ""),
+        ("broken.stl", "not a mesh", ""),
+        ("empty.obj", "", ""),
+        ("empty.ply", "", ""),
+        ("noise.glb", "glTF" + "x" * 30, ""),
+        ("broken.dae", "<COLLADA", ""),
+    ],
+)  # fmt: skip
+def test_a_mesh_that_is_flat_tiny_or_broken(tmp_path, kind, name, content, kept):
+    (tmp_path / name).write_text(content)
+    mesh = f'<{kind}><geometry><mesh filename="{name}"/></geometry></{kind}>'
+    arm = GOOD + mesh + (f"<collision>{BOX}</collision>" if kind == "visual" else "")
+    try:
+        scene = add_urdf(tmp_path, arm)
+    except TaskError as error:
+        assert kind == "collision" and kind not in kept and "\n" not in str(error)
+        assert "link 'arm'" in str(error) and name in str(error)
+    else:
+        assert kind == "visual" or scene.model.ngeom == 1
+
+
+@pytest.mark.parametrize("end", ["ply", "glb", "gltf", "dae", "stl"])
+def test_meshes_of_other_formats_are_read_by_trimesh(tmp_path, end):
+    trimesh = pytest.importorskip("trimesh")
+    mesh = trimesh.creation.box((0.2, 0.4, 0.6))
+    if end == "gltf":
+        for name, content in trimesh.exchange.gltf.export_gltf(trimesh.Scene(mesh)).items():
+            (tmp_path / name.replace("model", "m")).write_bytes(content)
+    elif end == "stl":
+        (tmp_path / "m.stl").write_text(mesh.export(file_type="stl_ascii"))
+    else:
+        mesh.export(tmp_path / f"m.{end}")
+    mesh = f'<geometry><mesh filename="m.{end}"/></geometry>'
+    model = add_urdf(tmp_path, f"{GOOD}<collision>{mesh}</collision><visual>{mesh}</visual>").model
+    for geom in range(model.ngeom):
+        assert sorted(2 * model.geom_aabb[geom, 3:]) == pytest.approx([0.2, 0.4, 0.6], rel=1e-5)
+
+
+def test_a_missing_visual_is_left_out_where_a_collision_shape_is(tmp_path, caplog):
+    mesh = '<visual><geometry><mesh filename="package://looks/a.stl"/></geometry></visual>'
+    model = add_urdf(tmp_path, f"{GOOD}{mesh}<collision>{BOX}</collision>").model
+    assert model.ngeom == 1
+    [line] = [record.getMessage() for record in caplog.records]
+    assert all(word in line for word in ("r.urdf", "arm", "package://looks/a.stl", "looks/a.stl", "--packages looks="))
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_collision_shapes_behind_visual_ones_are_not_drawn(tmp_path, group):
+    model = add_urdf(tmp_path, f"{GOOD}<visual>{BOX}</visual><collision>{BOX}</collision>").model
+    assert model.geom_group.tolist() == [1, 3] and model.geom_contype.tolist() == [0, 1]
+    assert add_urdf(tmp_path, f"{GOOD}<collision>{BOX}</collision>").model.geom_group.tolist() == [0]
+    look = f'<geom type="box" size="{{}} 1 1" contype="0" conaffinity="0" group="{group}"/>'
+    xml = '<geom type="plane" size="1 1 1"/>{}<body name="b">{}<geom type="box" size="1 1 1"/></body>'
+    xml = f"<mujoco><worldbody>{xml}</worldbody></mujoco>"
+    scene = Scene(100)
+    scene.add("r", mujoco.MjSpec.from_string(xml.format(look.format(1), look.format(1))))
+    assert scene.model.geom_group.tolist() == [0, group, group, 3]
+    scene = Scene(100)
+    eye = f'<geom size="0.1" contype="0" conaffinity="0" group="{group}"/>'
+    scene.add("r", mujoco.MjSpec.from_string(xml.format("", eye)))
+    assert scene.model.geom_group.tolist() == [0, group, 0]  # a detail
+
+
+def test_what_mujoco_warns_of_while_it_loads_is_one_line(tmp_path, caplog):
+    for _ in range(2):
+        add_urdf(tmp_path, GOOD, '<mimic joint="nobody_knows"/>')
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "mimic" in line and "'j'" in line
+
+
+# -- strangers' MJCF ----------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("xml", "word"),
+    [
+        ('<mujoco><include file="pipe"/></mujoco>', "pipe"),
+        ('<mujoco><include file="sub/a.xml"/></mujoco>', "pipe"),
+        ('<mujoco><include file="m.xml"/></mujoco>', "m.xml"),
+        ('<mujoco><asset><mesh name="m" file="pipe.stl"/></asset></mujoco>', "pipe.stl"),
+        ('<mujoco><asset><texture name="t" type="2d" file="pipe.png"/></asset></mujoco>', "pipe.png"),
+        ('<mujoco><asset><hfield name="h" size="1 1 1 1" file="huge.png"/></asset></mujoco>', "huge.png"),
+        ('<mujoco><asset><hfield name="h" size="1 1 1 1" nrow="90000" ncol="90000"/></asset></mujoco>', "hfield"),
+        ('<mujoco><asset><texture name="t" type="2d" builtin="flat" width="90000" height="9000"/></asset></mujoco>', "t"),
+        ('<mujoco><size nuser_body="100000000"/></mujoco>', "nuser_body"),
+        ('<mujoco><worldbody><replicate count="9999"><replicate count="9999"><geom size="1"/></replicate></replicate>'
+         "</worldbody></mujoco>", "replicate"),
+        ("<mujoco><worldbody>" + "<body>" * 9999 + "</body>" * 9999 + "</worldbody></mujoco>", "nested"),
+    ],
+)  # fmt: skip
+def test_a_strangers_mjcf_takes_neither_memory_nor_time(tmp_path, xml, word):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.xml").write_text('<mujoco><include file="pipe"/></mujoco>')
+    for name in ("pipe", "pipe.stl", "pipe.png", "sub/pipe"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 90000, 90000))
+    (tmp_path / "m.xml").write_text(xml)
+    with pytest.raises(TaskError, match=word) as error:
+        Scene(100).add("r", tmp_path / "m.xml")
+    assert "\n" not in str(error.value)
+
+
+def test_a_pipe_is_no_robot(tmp_path):
+    os.mkfifo(tmp_path / "r.urdf")
+    with pytest.raises(TaskError, match="regular file"):
+        Scene(100).add("r", tmp_path / "r.urdf")

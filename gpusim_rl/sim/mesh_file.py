@@ -1,0 +1,132 @@
+"""Meshes that MuJoCo does not read, or refuses: other formats by trimesh, and flat or tiny ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.sim.robot_xml import regular_file
+
+MUJOCO_READS = (".stl", ".obj", ".msh")
+_MAX_BYTES = 64 << 20
+_MAX_NUMBERS = 20_000_000
+_THIN = 1e-3  # least half size of the box that stands for a flat collision mesh [m]
+
+
+def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
+    """Give a mesh the shapes of a file as its vertices and faces [m].
+
+    A Collada file's `<unit>` counts. Its `<up_axis>` does not, as in ROS.
+
+    Raises:
+        ValueError: The file cannot be read, or trimesh is not installed.
+    """
+    try:
+        trimesh: Any = import_extra("trimesh", "urdf", file.name)
+        if file.suffix.lower() == ".dae":
+            import_extra("collada", "urdf", file.name)
+        from trimesh.resolvers import FilePathResolver
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    regular_file(file, _MAX_BYTES)
+
+    class Resolver(FilePathResolver):
+        """Buffers of glTF; no materials and no pictures, which nobody draws."""
+
+        def get(self, name: str) -> bytes:
+            path = file.parent / name
+            if path.suffix.lower() != ".bin" or not path.is_file():
+                raise ValueError(f"no buffer {name!r}")
+            regular_file(path, _MAX_BYTES)
+            return path.read_bytes()
+
+    try:
+        metres = 1.0
+        if file.suffix.lower() == ".dae":
+            unit = ElementTree.parse(file).getroot().find("{*}asset/{*}unit")
+            metres = 1.0 if unit is None else float(unit.get("meter", 1.0))
+        elif file.suffix.lower() in (".glb", ".gltf"):
+            _check_gltf(file)
+        with file.open("rb") as content:
+            kind = file.suffix.lower().removeprefix(".")
+            scene = trimesh.load_scene(content, file_type=kind, resolver=Resolver(str(file)), skip_materials=True)
+        shape = scene.to_mesh()
+        vertices, faces = metres * np.asarray(shape.vertices), np.asarray(shape.faces)
+    except Exception as error:  # of any library that reads a stranger's file
+        raise ValueError(f"cannot read the mesh: {' '.join(str(error).split())}") from None
+    if not len(faces) or not np.isfinite(vertices).all():
+        raise ValueError("the mesh has no faces, or corners that are not finite")
+    mesh.file, mesh.uservert, mesh.userface = "", vertices.ravel(), faces.ravel()
+
+
+def _check_gltf(file: Path) -> None:
+    """Raise ValueError where a file's accessors ask for more numbers than a mesh of a robot has."""
+    content = file.read_bytes()
+    if content[:4] == b"glTF":
+        content = content[20 : 20 + int.from_bytes(content[12:16], "little")]
+    accessors = json.loads(content).get("accessors", [])
+    if sum(accessor.get("count", 0) for accessor in accessors) > _MAX_NUMBERS:
+        raise ValueError(f"its accessors have more than {_MAX_NUMBERS} elements")
+
+
+def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
+    """Make a mesh compile; return what changed, empty for a mesh that compiles as it is.
+
+    Args:
+        mesh: Mesh of a spec.
+        file: Its file.
+        collides: Whether a collision shape is made of it: that needs a volume.
+
+    Raises:
+        ValueError: The mesh cannot be mended.
+    """
+    error = _compiles(mesh, file, collides)
+    if not error:
+        return ""
+    if mesh.file and "volume" not in error:
+        read_by_trimesh(mesh, file)
+        if not (error := _compiles(mesh, file, collides)):
+            return ""
+    mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
+    if not (error := _compiles(mesh, file, collides)):
+        return ""
+    if mesh.file:
+        read_by_trimesh(mesh, file)
+    corners = np.reshape(mesh.uservert, (-1, 3))
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    if not collides or not (high - low).max() > 0.0:
+        raise ValueError(error)
+    scale = np.abs(mesh.scale)
+    middle, half = (low + high) / 2, np.maximum((high - low) / 2, _THIN / np.where(scale > 0, scale, 1.0))
+    signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
+    mesh.uservert, mesh.userface = (middle + half * signs).ravel(), _BOX
+    mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_CONVEX
+    if error := _compiles(mesh, file, collides):
+        raise ValueError(error)
+    return "flat: its bounds collide, at least 2 mm thick"
+
+
+_BOX = [0, 1, 3, 0, 3, 2, 4, 7, 5, 4, 6, 7, 0, 5, 1, 0, 4, 5, 2, 3, 7, 2, 7, 6, 0, 2, 6, 0, 6, 4, 1, 5, 7, 1, 7, 3]
+
+
+def _compiles(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
+    """Return why MuJoCo does not compile a mesh on its own; empty if it does."""
+    spec = mujoco.MjSpec()
+    alone = spec.add_mesh(name="mesh", scale=list(mesh.scale), inertia=mesh.inertia)
+    if mesh.file:
+        alone.file = str(file)
+    else:
+        alone.uservert, alone.userface = list(mesh.uservert), list(mesh.userface)
+    shape = {"type": mujoco.mjtGeom.mjGEOM_MESH, "meshname": "mesh", "contype": int(collides), "conaffinity": 0}
+    spec.worldbody.add_body().add_geom(**shape)
+    try:
+        spec.compile()
+    except ValueError as error:
+        return " ".join(str(error).split())
+    return ""
