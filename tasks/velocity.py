@@ -149,6 +149,7 @@ class Robot:
     fixed_base: bool | None = None
     sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)
     eye: Eye | None = None
+    packages: Mapping[str, str | Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for item in (*self.feet, *self.thighs, *self.shanks):
@@ -208,7 +209,7 @@ class Robot:
         """
         spec, file = scene.spec, self.file or assets_dir() / self.name / f"{self.name}.xml"
         ground = len(spec.worldbody.geoms)
-        scene.add("robot", file, fixed_base=self.fixed_base)
+        scene.add("robot", file, fixed_base=self.fixed_base, packages=self.packages or None)
         floor = spec.worldbody.geoms[ground:]
         names = {geom.name for geom in floor}
         pairs = [pair for pair in spec.pairs if names & {pair.geomname1, pair.geomname2}]

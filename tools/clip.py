@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
+    from gpusim_rl.files.paths import add_packages_argument
     from gpusim_rl.settings.trust import add_trust_arguments
     from gpusim_rl.view.arguments import add_picture_arguments
 
@@ -58,6 +59,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for each in (checks, plays):
         each.add_argument("file", help="npz, or the name of a clip that ships, such as go1_trot")
         each.add_argument("robot", nargs="?", help="task, robot of tasks/assets, MJCF or URDF, menagerie:<robot>")
+        add_packages_argument(each)
     plays.add_argument("--host", help="address to serve on (default: 127.0.0.1, for this machine alone)")
     plays.add_argument("--port", type=int, help="port (default: the first free one from 8080 on)")
     plays.add_argument("--steps", type=int, help="frames (default: the clip in a file, no end in a browser)")

@@ -278,6 +278,7 @@ class Draft:
     folder: Path  # parent of my_tasks and my_cfg
     robot: str = ""  # its file, or a robot of MuJoCo Menagerie
     free_base: bool | None = None  # whether the first body gets a free joint; None = as the file has it
+    packages: dict[str, Path] = field(default_factory=dict)  # folders of ROS packages
     common: dict[str, Any] = field(default_factory=dict)  # given settings that every task has
     values: dict[str, tuple[Any, str]] = field(default_factory=dict)  # the task's own, each with a comment
     values_of: str = ""  # name of the file that gave them
@@ -311,11 +312,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
+    from gpusim_rl.files.paths import add_packages_argument
+
     parser = argparse.ArgumentParser(prog="new-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", help="of the task and its class: Reach, BallOnPlate")
     robot = parser.add_mutually_exclusive_group()
     robot.add_argument("--urdf", metavar="FILE", help="the robot")
     robot.add_argument("--mjcf", metavar="FILE", help="the robot; or menagerie:unitree_go1")
+    add_packages_argument(parser)
     bolted = argparse.BooleanOptionalAction
     parser.add_argument("--free-base", action=bolted, help="give the robot's first body a free joint, or none")
     parser.add_argument("--velocity", action="store_true", help="a walking robot follows commanded velocities")
@@ -341,6 +345,9 @@ def new_task(args: argparse.Namespace) -> list[str]:
     draft = Draft(args.name, args.out, args.urdf or args.mjcf or "", args.free_base)
     if args.velocity and (not draft.robot or args.from_isaacgymenvs is not None):
         raise ConfigError("--velocity needs the robot, and takes no settings of IsaacGymEnvs; try --mjcf or --urdf")
+    draft.packages = dict(args.packages)
+    if draft.packages and args.urdf is None:
+        raise ConfigError("--packages is for --urdf; try both")
     if args.feet is not None and not args.velocity:
         raise ConfigError("--feet is for --velocity; try both")
     if args.from_isaacgymenvs is not None:
@@ -778,6 +785,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     from gpusim_rl.connect.task_text import number
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
+    from gpusim_rl.sim.keyframe import usable
     from gpusim_rl.sim.urdf import is_urdf
 
     spec = None
@@ -792,7 +800,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     if spec is not None and not 1e-6 <= spec.option.timestep <= 1.0:
         raise TaskError(f"{draft.robot}: a timestep of {spec.option.timestep:g} s; expected 1e-6 to 1")
     physics_hz = 200 if spec is None else number(1 / spec.option.timestep)
-    keyframe = spec is not None and any(key.name == "home" for key in spec.keys)
+    keyframe = spec is not None and usable(spec, "home")
     scene = Scene(500)
     robot: Any = spec if arm is not None or (draft.values_of and spec is not None) else draft.robot
     fixed = None if draft.free_base is None else not draft.free_base
@@ -838,7 +846,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
             guess = usual_gains(model, data, i, height if free else None)
             gains[escape(names[i])] = draft.gains.get("stiffness", guess[0]), draft.gains.get("damping", guess[1])
     if not driven and not moving:
-        raise TaskError(f"{draft.robot}: the robot has no joint that a drive could move; try --free-base?")
+        raise TaskError(f"{draft.robot}: the robot has no joint that a drive could move; it is an object for a scene")
     one_each = len(driven) >= model.nu  # every actuator is of a joint
     servos = one_each and all(
         model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE.value
@@ -865,13 +873,12 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
 
 def read_spec(file: str) -> mujoco.MjSpec:
     """Reads an MJCF file; its error is one line."""
-    import mujoco
-
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim.robot_file import one_line
+    from gpusim_rl.sim.robot_xml import read_mjcf
 
     try:
-        return mujoco.MjSpec.from_file(file)
+        return read_mjcf(Path(file))
     except ValueError as error:
         raise TaskError(f"{file}: {one_line(error)}") from None
 
@@ -997,6 +1004,9 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
         arguments.append('keyframe="home"')
     if draft.free_base is not None:
         arguments.append(f"fixed_base={not draft.free_base}")
+    if draft.packages:
+        items = (f"{literal(name)}: {place}" for name, place in package_places(draft).items())
+        arguments.append(f"packages={{{', '.join(items)}}}")
     drives = ""
     if robot.gains:
         kind = 'kind="position", stiffness=cfg.stiffness, damping=cfg.damping'
@@ -1051,6 +1061,15 @@ def robot_place(draft: Draft) -> tuple[str, str]:
     return f"Path(__file__).parent / {literal(Path(relative).as_posix())}", "from pathlib import Path\n"
 
 
+def package_places(draft: Draft) -> dict[str, str]:
+    """Return the expression of each ROS package's folder."""
+    from gpusim_rl.connect.task_text import literal
+
+    here = (draft.folder / "my_tasks").resolve()
+    paths = {name: Path(os.path.relpath(folder, here)).as_posix() for name, folder in draft.packages.items()}
+    return {name: f"Path(__file__).parent / {literal(path)}" for name, path in paths.items()}
+
+
 def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
     """Returns the content of the yaml."""
     from gpusim_rl.connect.task_text import commented_yaml, literal, number, yaml_lines
@@ -1084,15 +1103,19 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     from gpusim_rl.connect.task_text import by_pattern, literal, velocity_source
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
+    from gpusim_rl.sim.keyframe import usable
     from gpusim_rl.sim.mirror_image import MirrorImage
     from gpusim_rl.sim.urdf import is_urdf
 
     scene, keys, degrees = Scene(200), [], False
     urdf = not draft.of_menagerie and is_urdf(Path(draft.robot))
     free = draft.free_base or urdf  # URDF has no free joints
+    if urdf and not draft.free_base:
+        draft.notes.append("the robot's base moves freely, as with --free-base: a walking robot needs it")
     if not urdf and not draft.of_menagerie:
         spec = read_spec(draft.robot)
         keys, degrees = [key.name for key in spec.keys if key.name], bool(spec.compiler.degree)
+        keys = [key for key in keys if usable(spec, key)]
     stance = next((key for word in ("home", "stand", "") for key in keys if word in key), None)
     scene.add("robot", draft.robot, keyframe=stance, fixed_base=False if free else None)
     try:
@@ -1137,6 +1160,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         "elliptic": "True" if not biped else "",
         "fixed_base": "False" if free else "",
         "sites": sites,
+        "packages": package_places(draft) or "",
     }
     place, import_path = robot_place(draft)
     imports = import_path + ("from typing import ClassVar\n" if mirrors else "")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import mujoco
 import numpy as np
 
 from gpusim_rl.errors import TaskError, did_you_mean
+
+logger = logging.getLogger(__name__)
 
 _JOINT_TIES = (mujoco.mjtEq.mjEQ_JOINT, mujoco.mjtEq.mjEQ_TENDON)
 # Where a compiled tie keeps what MuJoCo derives from the reference pose: the place of one body in the other.
@@ -18,6 +21,18 @@ _TIE_TOLERANCE = 1e-3  # m or rad; keyframes are written with few digits
 def ties_bodies(spec: mujoco.MjSpec) -> bool:
     """Returns whether more than joints ties bodies: such a robot is drawn again only where it fits."""
     return any(tie.type not in _JOINT_TIES for tie in spec.equalities)
+
+
+def usable(spec: mujoco.MjSpec, keyframe: str) -> bool:
+    """Return whether `stand` can take a keyframe; a line says why one that is in the file cannot be taken."""
+    if keyframe not in {key.name for key in spec.keys}:
+        return False
+    try:
+        stand(spec.copy(), keyframe)
+    except (TaskError, ValueError) as error:
+        logger.warning("the pose stays as the file draws it: %s", " ".join(str(error).split()))
+        return False
+    return True
 
 
 def stand(spec: mujoco.MjSpec, keyframe: str) -> None:

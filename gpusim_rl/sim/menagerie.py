@@ -49,7 +49,7 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
         spec = mujoco.MjSpec.from_file(str(robot.xml(entry or robot.default_model)))
         if keyframe is not None:
             keyframes.stand(spec, keyframe)
-        elif HOME in {key.name for key in spec.keys} and not keyframes.ties_bodies(spec):
+        elif not keyframes.ties_bodies(spec) and keyframes.usable(spec, HOME):
             keyframes.stand(spec, HOME)
     except TaskError as error:
         raise TaskError(f"{source}: {error}") from None
