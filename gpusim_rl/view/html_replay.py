@@ -12,6 +12,7 @@ from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.view.caption import words_of
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.video import frame_rate
+from gpusim_rl.view.web_guard import Guard
 from gpusim_rl.view.web_scene import WebScene
 
 CAPTION = (
@@ -39,7 +40,8 @@ def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
         raise ConfigError(f"{needed_by}: {player.name} is an env of another library, which has no scene. Try a video")
     every, fps = frame_rate(player.env.cfg.control_hz)
     with redirect_stdout(io.StringIO()), ExitStack() as stack:  # it announces a server that nobody is to visit
-        server = viser.ViserServer(host="127.0.0.1", port=0)  # 0 is a free one
+        with Guard(None).installed():
+            server = viser.ViserServer(host="127.0.0.1", port=0)  # 0 is a free one
         stack.callback(server.stop)
         scene, recording = WebScene(server, player.env.sim), server.get_scene_serializer()
         for step in steps:

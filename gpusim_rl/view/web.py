@@ -27,6 +27,7 @@ from gpusim_rl.env.command import steerable
 from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError, first_line, import_extra, say, warn
 from gpusim_rl.view.player import Player
+from gpusim_rl.view.web_guard import Guard, is_possible
 from gpusim_rl.view.web_images import Images
 from gpusim_rl.view.web_numbers import LOSS, PAD, Numbers, bars, table
 from gpusim_rl.view.web_scene import NEEDED_BY, WebScene
@@ -38,6 +39,7 @@ DISTANCE = 1.3  # of the camera [that in a video]: there are panels, and other r
 # Least time between two pictures of the scene, two images that the policy sees, two numbers, two looks at checkpoints.
 FRAME_S, IMAGES_S, NUMBERS_S, CHECKPOINTS_S = 1 / 30, 0.1, 0.2, 1.0
 SPEEDS = {"0.1 x": 0.1, "0.25 x": 0.25, "0.5 x": 0.5, "real time": 1.0, "2 x": 2.0, "4 x": 4.0}
+TOUCHES = 1000  # of controls that wait for the loop
 BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # by whether it is paused
 
 
@@ -110,8 +112,10 @@ class WebViewer:
         self._pace = 0.0  # simulated seconds per second, as they are
         self._numbers = Numbers(player.env)
         port = _free_port(host, port)
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints a frame with the address, whatever it is told
+        guard = Guard(host)
+        with contextlib.redirect_stdout(io.StringIO()), guard.installed():  # it prints a frame with the address
             self._server: Any = viser.ViserServer(host=host, port=port, verbose=False)
+        guard.server = self._server
         # Any page that is open in the browser could ask for a tunnel through which everybody gets in.
         self._server.request_share_url = lambda verbose=True: None
         self.port = self._server.get_port()
@@ -295,7 +299,8 @@ class WebViewer:
 
         async def touched(event: Any) -> None:  # in the server's thread, one after the other
             value = event.target.value
-            if event.client_id is not None and _possible(event.target, value):  # not what we have set ourselves
+            # Not what we have set ourselves; and no more than somebody touches between two steps.
+            if event.client_id is not None and is_possible(event.target, value) and self.queue.qsize() < TOUCHES:
                 self.queue.put(lambda: act(value))
 
         (handle.on_click if hasattr(handle, "on_click") else handle.on_update)(touched)
@@ -324,13 +329,6 @@ class WebViewer:
 
     def _policy_line(self) -> None:
         self._iteration.content = f"<div style='{PAD}'>iteration {self._player.iteration}</div>"
-
-
-def _possible(handle: Any, value: Any) -> bool:
-    """Returns whether a control has this value: what comes in need not come from our page."""
-    if hasattr(handle, "options"):
-        return value in handle.options
-    return not hasattr(handle, "min") or handle.min <= value <= handle.max
 
 
 def _checkpoints(current: Path) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import io
+import os
 import re
 import shutil
 import socket
@@ -11,7 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -186,6 +188,233 @@ def test_the_libraries_of_the_viewer_go_with_ours():
     for each in (*asked("viser"), *asked("mjviser")):
         version = importlib.metadata.version(each.name)
         assert version in each.specifier and version in ours.get(each.name, each.specifier), each
+
+
+# -- who is let in ----------------------------------------------------------------------------
+
+
+def connect(viewer: Any, host: str | None = None, origin: str | None = None, path: str = "", **options: Any) -> Any:
+    """A connection as viser's page opens it, from a page of some origin."""
+    client = pytest.importorskip("websockets.sync.client")
+    viser = pytest.importorskip("viser")
+    with socket.create_connection(("127.0.0.1", viewer.port)) as opened:
+        sock = opened.dup()
+    return client.connect(
+        f"ws://{host or f'127.0.0.1:{viewer.port}'}{path}",
+        sock=sock,
+        origin=origin,
+        subprotocols=[f"viser-v{viser.__version__}"],
+        compression=None,
+        max_size=None,
+        **options,
+    )
+
+
+def test_pages_of_other_sites_are_refused():
+    exceptions = pytest.importorskip("websockets.exceptions")
+    with shown("Cartpole") as viewer:
+        port = viewer.port
+        own = [f"127.0.0.1:{port}", f"localhost:{port}", f"LocalHost:{port}"]
+        for host in own:
+            for origin in (None, f"http://{host.lower()}"):
+                with connect(viewer, host.lower(), origin):
+                    pass
+        foreign = [
+            (own[0], "http://evil.com"),
+            (own[0], "null"),
+            (own[0], f"https://127.0.0.1:{port}"),
+            (own[0], f"http://localhost:{port}"),  # another origin, though the same machine
+            (own[0], "http://127.0.0.1:1"),
+            (own[0], f"http://127.0.0.1:{port}.evil.com"),
+            (f"evil.com:{port}", f"http://evil.com:{port}"),  # DNS rebinding
+            (f"evil.com:{port}", None),
+            ("127.0.0.1:1", None),
+            ("127.0.0.1", None),
+            (f"127.0.0.1.evil.com:{port}", None),
+            (f"10.0.0.1:{port}", None),
+            (f"[::2]:{port}", None),
+        ]
+        for host, origin in foreign:
+            with pytest.raises(exceptions.InvalidStatus) as refused, connect(viewer, host, origin):
+                pass
+            assert refused.value.response.status_code == 403, (host, origin)
+        with pytest.raises(exceptions.InvalidStatus), connect(viewer, path="/?websocket=ws://evil.com"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["GET / HTTP/1.1", "Host: localhost:PORT"], 200),
+        (["GET / HTTP/1.1", "Host: 127.0.0.1:PORT", "Origin: http://127.0.0.1:PORT"], 200),
+        (["GET / HTTP/1.1", "Host: evil.com:PORT"], 403),
+        (["GET / HTTP/1.1", "Host: localhost:PORT", "Origin: http://evil.com"], 403),
+        (["GET / HTTP/1.1", "Host: localhost:PORT", "Host: evil.com"], 403),
+        (["GET / HTTP/1.1"], 403),
+        (["GET /?websocket=ws://evil.com HTTP/1.1", "Host: localhost:PORT"], 403),
+        (["GET /?playbackPath=http://evil.com/x HTTP/1.1", "Host: localhost:PORT"], 403),
+        (["GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1", "Host: localhost:PORT"], 404),
+        (["POST / HTTP/1.1", "Host: localhost:PORT"], None),
+        (["GET / HTTP/9.9", "Host: localhost:PORT"], None),
+        ([chr(0xFF) * 100], None),
+        (["GET / HTTP/1.1", "x" * 100_000], None),
+        (["GET / HTTP/1.1", "Host: localhost:PORT", *["A: b"] * 300], None),
+    ],
+)
+def test_a_raw_request_is_answered_or_refused_in_silence(lines, status, capfd, caplog):
+    with shown("Cartpole") as viewer:
+        with socket.create_connection(("127.0.0.1", viewer.port), timeout=10) as client:
+            with contextlib.suppress(OSError):
+                client.sendall("\r\n".join([*lines, "", ""]).replace("PORT", str(viewer.port)).encode("latin-1"))
+            head = b""
+            with contextlib.suppress(OSError):
+                while b"\r\n\r\n" not in head and (part := client.recv(4096)):
+                    head += part
+        got = int(head.split()[1]) if head.startswith(b"HTTP") else None
+        assert got == status or (status is None and got in (None, 400, 405, 500))
+        if status == 200:
+            assert b"X-Frame-Options" in head
+        with urllib.request.urlopen(viewer.address, timeout=10) as answer:
+            assert answer.status == 200, "it still serves"
+    assert capfd.readouterr() == ("", "") and not caplog.records
+
+
+def test_messages_that_no_control_allows_are_dropped_in_silence(capfd, caplog, recwarn):
+    msgpack = pytest.importorskip("msgspec.msgpack")
+    with shown("Anymal", num_envs=3) as viewer:
+        gui = viewer._server.gui
+        controls = {handle.label: handle._impl.uuid for handle in gui._gui_input_handle_from_uuid.values()}
+        slider = viewer._sliders[0]
+
+        def update(label: str, value: Any, **more: Any) -> dict[str, Any]:
+            return {"type": "GuiUpdateMessage", "uuid": controls[label], "updates": {"value": value, **more}}
+
+        camera = {"type": "ViewerCameraMessage", "wxyz": [1.0, 0, 0, 0], "fov": 1.0, "near": 0.1, "far": 10}
+        camera |= {name: [0.0, 0.0, 1.0] for name in ("position", "look_at", "up_direction")}
+        camera |= {"image_height": 100, "image_width": 100.0}
+        wrong = [
+            *(update("Speed", value) for value in (True, 1, "3 x", None, ["real time"], {"a": 1}, "x" * 10_000)),
+            *(update("Env", value) for value in (-1, 3, 1.5, "1", True, float("nan"), float("inf"), 1 << 62, [1])),
+            *(update(slider.label, value) for value in (1e9, -1e9, "0", False, None, float("nan"))),
+            *(update("Camera follows", value) for value in (0, 1, "true", None, [])),
+            *(update("Time", value) for value in ("end", 0, ["pause"])),
+            update("Env", 1, min=-5),
+            {**update("Env", 1), "updates": {"uuid": "x"}},
+            {**update("Env", 1), "updates": {"update_cb": []}},
+            {**update("Env", 1), "updates": {}},
+            {**update("Env", 1), "updates": [1]},
+            {**update("Env", 1), "uuid": ["x"]},
+            {**update("Env", 1), "uuid": "none"},
+            {**update("Env", 1), "more": 1},
+            {"type": "ShareUrlRequest"},
+            {"type": "ShareUrlDisconnect"},
+            {"type": "RunJavascriptMessage", "source": "alert()"},
+            {"type": "FileTransferStartUpload", "source_component_uuid": controls["Env"], "transfer_uuid": "x"}
+            | {"filename": "x", "mime_type": "x", "part_count": 1 << 40, "size_bytes": 1 << 40},
+            {"type": "Nothing"},
+            {"type": 5},
+            {},
+            [],
+            5,
+            {**camera, "wxyz": [1.0, 0.0]},
+            {**camera, "wxyz": "abcd"},
+            {**camera, "fov": "x"},
+            {**camera, "fov": float("inf")},
+            {**camera, "more": 1},
+            {"type": "ViewerCameraMessage"},
+        ]
+        raw = [b"", b"\xc1", b"\x91" * 20_000, os.urandom(1000), "text", "", b"\xdf\xff\xff\xff\xff"]
+        before = [(handle, handle._impl.value) for handle in gui._gui_input_handle_from_uuid.values()]
+        with connect(viewer, origin=viewer.address) as page:
+            page.send(msgpack.encode(camera))
+            for content in (*map(msgpack.encode, wrong), *raw):
+                page.send(content)
+            assert wait_for(lambda: viewer._server.get_clients())
+            page.send(msgpack.encode(update("Env", 2)))
+            assert wait_for(lambda: viewer.queue.qsize() == 1), "what a control allows arrives, and nothing else"
+            viewer.drain()
+            assert viewer.env == 2
+            page.send(msgpack.encode(update(slider.label, slider.max)))
+            page.send(msgpack.encode(update("Time", "pause")))
+            page.send(msgpack.encode(update("Camera follows", False)))
+            assert wait_for(lambda: viewer.queue.qsize() == 3)
+            viewer.drain()
+            assert viewer.held is not None and viewer.paused and not viewer._scene.following
+        changed = {handle.label for handle, value in before if handle._impl.value != value}
+        assert changed <= {"Env", "Time", "Camera follows", "Hold", *(each.label for each in viewer._sliders)}
+        for frame in (b"\x8f\x80abcd", b"\x82\xff" + b"\xff" * 12, b"\x00" * 10, b"\x81\x84abcd\xff\xff\xff\xff"):
+            page = connect(viewer)
+            page.socket.sendall(frame)
+            page.socket.close()
+        with connect(viewer) as page, contextlib.suppress(Exception):
+            page.send(bytes(1 << 20))
+            page.recv(timeout=10)
+        with urllib.request.urlopen(viewer.address, timeout=10) as answer:
+            assert answer.status == 200, "it still serves"
+    assert capfd.readouterr() == ("", "") and not caplog.records and not recwarn.list
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not condition():
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def test_a_page_of_another_version_is_closed_in_silence(capfd):
+    client = pytest.importorskip("websockets.sync.client")
+    closed = pytest.importorskip("websockets.exceptions").ConnectionClosedError
+    with shown("Cartpole") as viewer:
+        page = client.connect(f"ws://127.0.0.1:{viewer.port}", subprotocols=["viser-v0.0.0"])
+        with page, pytest.raises(closed):
+            page.recv(timeout=10)
+        assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("host", "header", "own"),
+    [
+        ("0.0.0.0", "10.1.2.3:8080", True),
+        ("0.0.0.0", "localhost:8080", True),
+        ("0.0.0.0", f"{socket.gethostname()}:8080", True),
+        ("0.0.0.0", "evil.com:8080", False),
+        ("0.0.0.0", "10.1.2.4:8080", False),
+        ("robot.lab", "robot.lab:8080", True),
+        ("robot.lab", "ROBOT.lab:8080", True),
+        ("robot.lab", "robot.lab.evil.com:8080", False),
+        ("127.0.0.1", f"{socket.gethostname()}:8080", False),
+        ("127.0.0.1", "[::1]:8080", True),
+        ("127.0.0.1", "[0:0:0:0:0:0:0:1]:8080", True),
+        ("127.0.0.1", "localhost:8081", False),
+        ("127.0.0.1", "localhost", False),
+        ("127.0.0.1", "", False),
+        ("127.0.0.1", "localhost:8080:8080", False),
+        (None, "localhost:8080", False),
+    ],
+)
+def test_a_host_that_is_named_is_an_own_one(host, header, own):
+    from gpusim_rl.view.web_guard import Guard
+
+    assert (Guard(host).problem(("10.1.2.3", 8080), [header], [], "/") == "") == own
+
+
+def test_a_server_that_cannot_be_guarded_is_not_served():
+    pytest.importorskip("websockets.asyncio.server")
+    from gpusim_rl.view.web_guard import Guard
+
+    with pytest.raises(ConfigError, match="not known"), Guard("127.0.0.1").installed():
+        pass
+
+
+def test_no_more_is_kept_than_is_touched_between_two_steps(monkeypatch):
+    pytest.importorskip("viser")
+    from gpusim_rl.view import web
+
+    monkeypatch.setattr(web, "TOUCHES", 5)
+    with shown("Cartpole") as viewer:
+        for _ in range(20):
+            touch(viewer._buttons, "step")
+        assert viewer.queue.qsize() == 5
 
 
 # -- what the controls do ---------------------------------------------------------------------

@@ -1,0 +1,181 @@
+"""Guard of the page's server: who may connect, and which messages of a page arrive.
+
+viser by itself takes every connection, from any web page that is open in the browser, and every message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http
+import importlib
+import ipaddress
+import logging
+import math
+import socket
+import typing
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import fields
+from typing import Any
+
+from gpusim_rl.errors import ConfigError
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+ANY = ("0.0.0.0", "::")
+MESSAGE_BYTES = 1 << 16
+CLIENTS = 64
+"""Connections at once: each takes memory for what it has not read yet."""
+SILENT = logging.Logger("gpusim_rl.page", logging.CRITICAL + 1)
+HEADERS = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "same-origin"}
+
+
+class Guard:
+    """Guard of one server of viser.
+
+    Args:
+        host: Address to serve on; None admits nobody.
+
+    Attributes:
+        server: viser's server, once it runs. Before, no message arrives.
+    """
+
+    def __init__(self, host: str | None) -> None:
+        self.host, self.server = host, None
+        self._connections: set[Any] = set()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Guard the server that viser starts within the block."""
+        library: Any = importlib.import_module("websockets.asyncio.server")
+        serve, guarded = library.serve, []
+
+        def guarded_serve(handler: Any, *arguments: Any, process_request: Any, **options: Any) -> Any:
+            guarded.append(True)
+            options |= {"logger": SILENT, "max_size": MESSAGE_BYTES}
+            options |= {"create_connection": self._connection(library.ServerConnection)}
+            return serve(self._handler(handler), *arguments, process_request=self._request(process_request), **options)
+
+        library.serve = guarded_serve
+        try:
+            yield
+        finally:
+            library.serve = serve
+        if not guarded:
+            raise ConfigError("this version of viser starts its server in a way that is not known. Try viser 1.1")
+
+    def problem(self, own: tuple[str, int], hosts: list[str], origins: list[str], path: str) -> str:
+        """Returns why a request is refused; empty where it is not.
+
+        A page of another site names that site as `Origin`, or as `Host` if it has its name lead here (DNS rebinding).
+
+        Args:
+            own: Address and port of this end of the connection.
+            hosts: Headers `Host`.
+            origins: Headers `Origin`: browsers send it with each WebSocket.
+            path: Path that is asked for.
+        """
+        if self.host is None:
+            return "nobody is to visit it"
+        names = {*LOOPBACK, self.host.lower(), own[0]}
+        names |= {socket.gethostname().lower()} if self.host in ANY else set()
+        if len(hosts) != 1 or not _is_own(hosts[0], names, own[1]):
+            return f"it is at http://{'localhost' if self.host in (*LOOPBACK, *ANY) else self.host}:{own[1]}"
+        if origins not in ([], [f"http://{hosts[0]}"]):
+            return "another site's page asks for it"
+        # In the query, viser's page takes the address of another server, which may run code in it.
+        return "its address has no query" if "?" in path else ""
+
+    def admits(self, content: bytes) -> bool:
+        """Returns whether a message arrives: the place of a camera, or a value that a control of the page may have."""
+        try:
+            message = importlib.import_module("msgspec.msgpack").decode(content)
+            kind = message.pop("type")
+            if kind == "ViewerCameraMessage":
+                return _is_of(message, importlib.import_module("viser._messages").ViewerCameraMessage)
+            if kind != "GuiUpdateMessage" or message.keys() != {"uuid", "updates"} or self.server is None:
+                return False
+            handle = self.server.gui._gui_input_handle_from_uuid.get(message["uuid"])
+            updates = message["updates"]
+            return handle is not None and updates.keys() == {"value"} and is_possible(handle, updates["value"])
+        except Exception:  # foreign bytes fail in a dozen ways, and each is a message that is dropped
+            return False
+
+    def _connection(self, base: Any) -> Any:
+        admits = self.admits
+
+        class Connection(base):
+            async def recv(self, decode: bool | None = None) -> bytes:
+                while True:
+                    content = await super().recv(decode=False)
+                    if admits(content):
+                        return content
+
+        return Connection
+
+    def _request(self, inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def request(connection: Any, asked: Any) -> Any:
+            host, port = connection.local_address[:2]
+            hosts, origins = (asked.headers.get_all(name) for name in ("Host", "Origin"))
+            problem = self.problem((host.removeprefix("::ffff:"), port), hosts, origins, asked.path)
+            if problem:
+                return connection.respond(http.HTTPStatus.FORBIDDEN, f"This page is refused: {problem}.\n")
+            if len(self._connections) >= CLIENTS:
+                return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open.\n")
+            response = inner(connection, asked)
+            if response is not None:
+                response.headers.update(HEADERS)
+            return response
+
+        return request
+
+    def _handler(self, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        version = f"viser-v{importlib.import_module('viser').__version__}"
+
+        async def handler(connection: Any) -> None:
+            if connection.subprotocol != version:  # viser would print it
+                await connection.close(1002, f"expected {version}: reload the page")
+                return
+            self._connections.add(connection)
+            try:
+                await inner(connection)
+            finally:
+                self._connections.discard(connection)
+
+        return handler
+
+
+def is_possible(handle: Any, value: Any) -> bool:
+    """Returns whether a control can have a value, by its kind, its range and its choices."""
+    if hasattr(handle, "options"):
+        return isinstance(value, str) and value in handle.options
+    if hasattr(handle, "min"):
+        whole = type(handle.value) is float or (_is_number(value) and value == int(value))
+        return whole and _is_number(value) and handle.min <= value <= handle.max
+    return isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_of(message: dict[str, Any], kind: type) -> bool:
+    """Returns whether a message has the fields of a dataclass of numbers and tuples of numbers."""
+    hints = typing.get_type_hints(kind)
+    for field in fields(kind):
+        size, value = len(typing.get_args(hints[field.name])), message[field.name]
+        numbers = value if size else [value]
+        if not (isinstance(numbers, list) and len(numbers) == (size or 1) and all(map(_is_number, numbers))):
+            return False
+    return len(message) == len(fields(kind))
+
+
+def _is_own(host: str, names: Collection[str], port: int) -> bool:
+    """Returns whether a header `Host` has one of the names, and the port."""
+    name, bracket, rest = host.rpartition("]")
+    if bracket:
+        name = name.removeprefix("[")
+        with contextlib.suppress(ValueError):
+            name = str(ipaddress.ip_address(name))
+    else:
+        name, _, rest = host.partition(":")
+        rest = f":{rest}" if ":" in host else ""
+    return name.lower() in names and rest in ((f":{port}", "") if port == 80 else (f":{port}",))
