@@ -6,12 +6,16 @@ docs/security.md names these tests. Each of `STRANGE` makes one hostile folder o
 from __future__ import annotations
 
 import hashlib
+import html
 import io
 import json
 import os
 import pickle
+import re
+import shlex
 import shutil
 import struct
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -37,6 +41,7 @@ from gpusim_rl.files import checkpoint_file
 from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.files.safe_open import dump_yaml, load_yaml
 from gpusim_rl.run import writers
+from gpusim_rl.settings import overrides as overrides_grammar
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.view.curves import read_run
 from gpusim_rl.view.player import Player
@@ -701,3 +706,76 @@ def test_folders_without_end_are_one_line(stranger: Stranger) -> None:
     deep.mkdir(parents=True)
     with pytest.raises(ConfigError, match="are not what a run makes"):
         find_checkpoint(str(stranger.run))
+
+
+def typed(*words: str) -> Callable[[Stranger], None]:
+    """Another command line on record."""
+
+    def change(it: Stranger) -> None:
+        (it.run / "overrides.yaml").write_bytes(dump_yaml([*words]))
+
+    return change
+
+
+def evil_class(it: Stranger) -> None:
+    it.settings(lambda cfg: cfg["task"].update(_target_="evil.Evil"))
+
+
+NO_COMMAND: dict[str, Callable[[Stranger], None]] = {
+    "a class in the settings": evil_class,
+    "no record": lambda it: (it.run / "overrides.yaml").unlink(),
+    "no list": lambda it: (it.run / "overrides.yaml").write_bytes(dump_yaml("task=Cartpole")),
+    "a flag": typed("task=Cartpole", "-cd", "/tmp/evil"),
+    "a flag with a value": typed("task=Cartpole", "--config-dir=/tmp/evil"),
+    "a setting of hydra": typed("task=Cartpole", "hydra/launcher=evil"),
+    "hydra itself": typed("task=Cartpole", "+hydra.run.dir=/tmp/evil"),
+    "an interpolation": typed("task=Cartpole", "task.gear=${oc.env:HOME}"),
+    "another task": typed("task=Ant"),
+    "no task of ours": typed("task=../../evil"),
+    "a key that is none": typed("task=Cartpole", "$(touch x)=1"),
+    "a key that no setting has": typed("task=Cartpole", "task.nothing=1"),
+    "a key with a line": typed("task=Cartpole", "num_envs\ntouch x=1"),
+    "a deletion": typed("task=Cartpole", "~task.gear=1"),
+    "a path of another library": lambda it: it.settings(lambda cfg: cfg.update(env={"id": "evil:Env-v0"})),
+}
+
+
+@pytest.mark.parametrize("kind", NO_COMMAND)
+def test_a_report_shows_no_command_of_what_a_resume_refuses(stranger: Stranger, load_tool, kind: str) -> None:
+    NO_COMMAND[kind](stranger)
+    commands, page = reported(stranger, load_tool)
+    assert commands == [] and "No command for" in page
+
+
+def reported(it: Stranger, load_tool) -> tuple[list[str], str]:
+    """The commands of a report, and the whole page."""
+    load_tool("report").main([str(it.run), "--no-replay"])
+    page = (it.run / "report.html").read_text()
+    shown = [html.unescape(text) for text in re.findall(r"<pre[^>]*>(.*?)</pre>", page, re.DOTALL)]
+    return shown, page
+
+
+def test_a_command_of_a_report_has_the_values_of_the_settings(stranger: Stranger, load_tool) -> None:
+    name = "'; touch executed; echo '$(touch executed)`touch executed` !x \\"
+    typed(
+        "task=Cartpole",
+        "ppo.learning_rate=$(touch executed)",
+        "num_envs=16; touch executed",
+        "wandb_project=x",
+        "trust=true",
+        "log.dir=/tmp/evil",
+        "checkpoint=/etc/passwd",
+    )(stranger)
+    stranger.settings(lambda cfg: cfg.update(wandb_project=name))
+    commands, _ = reported(stranger, load_tool)
+    [line] = commands
+    words = shlex.split(line)
+    assert words[2:] == [
+        "task=Cartpole",
+        f"ppo.learning_rate={load_yaml(stranger.run / 'config.yaml')['ppo']['learning_rate']}",
+        "num_envs=16",
+        f"wandb_project={overrides_grammar.quote(name)}",
+        "seed=1",
+    ]
+    done = subprocess.run(["bash", "-c", f"echo {line}"], cwd=stranger.here, capture_output=True, text=True, check=True)
+    assert "touch" in done.stdout and not (stranger.here / "executed").exists()

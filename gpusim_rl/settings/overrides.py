@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs", "env.cfg")
@@ -52,3 +52,11 @@ def text_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{text_of(item)}' for key, item in value.items())}}}"
     return quote(str(value))
+
+
+def keys_in(value: Any) -> Iterator[str]:
+    """Yields the keys of nested mappings, also in lists."""
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
+        yield from keys_in(item)
+    if isinstance(value, Mapping):
+        yield from map(str, value)

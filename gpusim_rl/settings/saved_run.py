@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.files.safe_open import check_plain, load_yaml, read_intact
-from gpusim_rl.settings.discover import default_choice, tasks
-from gpusim_rl.settings.overrides import is_override, key_of, quote, value_of
+from gpusim_rl.settings.discover import default_choice, plugin_cfg_dirs, tasks
+from gpusim_rl.settings.overrides import is_override, key_of, keys_in, quote, text_of, value_of
 from gpusim_rl.settings.trust import ENV_ID, Named, check_saved_settings, is_per_call, place_of, words_of_call
 
+KEY, NAME = re.compile(r"\w[\w.-]*", re.ASCII), re.compile(r"\w[\w-]*", re.ASCII)
+"""Keys of settings, and names of yamls, that a shell and Hydra take as they are."""
+NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?(e-?[0-9]{1,3})?", re.ASCII)
 NO_YAML = "~task"
 """First override of a run whose task has no yaml: `++task.<key>=<value>` behind it are all that it has."""
 
@@ -145,13 +149,73 @@ def read_overrides(checkpoint: Checkpoint) -> list[str]:
             warn(f"{file} {_damage(file)}: the run's command line is not on record any more")
             return []
         overrides = load_yaml(file, content)
+    check_record(overrides, file)
+    return overrides
+
+
+def check_record(overrides: Any, file: Path) -> None:
+    """Raises ConfigError where a run's command line holds what no run writes."""
     if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
     for text in overrides:
         key = key_of(text).partition("/")[0].partition(".")[0]
         if not (is_override(text) or text.startswith("~")) or key == "hydra":
             raise ConfigError(f"{file} has {text!r}: the settings of a run have no flags and none of Hydra's")
-    return overrides
+
+
+def repeating_words(
+    overrides: Sequence[str], settings: Mapping[str, Any], where: Path, config_dir: str | Path | None = None
+) -> list[str]:
+    """Returns a command line that repeats a run. The run's own gives the keys, its settings the values.
+
+    Both may be a stranger's, and a user pastes the result: it holds what a resume takes over, and no text as it stands.
+
+    Args:
+        overrides: Command line that the run keeps for the record.
+        settings: Saved settings.
+        where: File of the settings.
+        config_dir: Folder of the user (`-cd`).
+
+    Raises:
+        ConfigError: A resume would refuse the settings or the record, or they do not belong together.
+    """
+    check_record(overrides, where.with_name("overrides.yaml"))
+    settings = check_saved_settings(settings, where, config_dir=config_dir)
+    words = {}
+    for text in overrides:
+        key, value = key_of(text), value_of(text)
+        if is_per_call(key):
+            continue
+        if not KEY.fullmatch(key) or text.startswith("~"):
+            raise ConfigError(f"the setting {text!r} of its command line cannot be typed")
+        if _is_choice(key, value, config_dir):
+            words[key] = f"{key}={value}"
+            continue
+        node: Any = settings
+        for name in key.split("."):
+            if not isinstance(node, dict) or name not in node:
+                raise ConfigError(f"{where} has no {key}, which its command line sets")
+            node = node[name]
+        if not all(KEY.fullmatch(name) for name in keys_in(node)):
+            raise ConfigError(f"{where}: {key} has names that cannot be typed")
+        same = type(node) in (int, float) and NUMBER.fullmatch(value) and float(value) == node
+        words[key] = f"{'++' * text.startswith('+')}{key}={value if same else text_of(node)}"
+    task = _chosen(overrides, "task") or default_choice("task")
+    entry = tasks(config_dir, outside=True).get(task)
+    if entry is None or entry.target != settings["task"].get("_target_"):
+        raise ConfigError(f"{where} is not of task {task}, which its command line names")
+    folder = [] if config_dir is None or task in tasks(outside=True) else ["-cd", str(config_dir)]
+    return [*folder, *words.values()]
+
+
+def _is_choice(key: str, value: str, config_dir: str | Path | None) -> bool:
+    """Returns whether an override names a yaml of a group, of ours, of an installed package or of the user's."""
+    folders = [
+        paths.cfg_dir(),
+        *(folder for _, folder in plugin_cfg_dirs()),
+        *([] if config_dir is None else [config_dir]),
+    ]
+    return bool(NAME.fullmatch(value)) and any(Path(folder, key, f"{value}.yaml").is_file() for folder in folders)
 
 
 def _damage(file: Path) -> str:

@@ -26,6 +26,7 @@ from gpusim_rl.run.logger import command
 from gpusim_rl.run.run_dir import chosen_task
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.overrides import key_of
+from gpusim_rl.settings.saved_run import repeating_words
 from gpusim_rl.view.curves import FREE, SavedCurves, count, flat, grouped, in_words, titles
 from gpusim_rl.view.svg_chart import MOST, Line, chart, short
 
@@ -194,7 +195,7 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
     return {
         "name": name,
         "description": entry.description if entry else "",
-        "groups": [_group(group, goal, stats) for group in groups],
+        "groups": [_group(group, goal, stats, config_dir) for group in groups],
         "hero": _chart(groups, "episode/return", LARGE, own_goal),
         "by_time": _chart(groups, "episode/return", LARGE, own_goal, "time/elapsed_s"),
         "threshold_note": _threshold_note(goal, changed),
@@ -209,7 +210,7 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
     }
 
 
-def _group(group: Group, goal: Learned | None, stats: Sequence[str]) -> dict[str, Any]:
+def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir: str | None) -> dict[str, Any]:
     """Returns the tiles of a group: label, value, and a line below."""
     runs = group.runs
     best = [curve.y.max() for run in runs if len((curve := run.curve("episode/best_return", "iteration")).y)]
@@ -233,6 +234,7 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str]) -> dict[str
         tiles.append(
             ("speed", f"{group.pace.env_steps_per_s:,.0f}", f"env steps/s, {runs[0].config.get('num_envs')} envs")
         )
+    lines, reasons = commands(runs, config_dir)
     return {
         "title": group.title,
         "colour": group.colour,
@@ -249,7 +251,8 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str]) -> dict[str
             (PHASE_WORDS.get(phase, phase), share) for phase, share in group.pace.shares.items() if share >= 0.005
         ],
         "limits": group.pace.limits,
-        "commands": commands(runs),
+        "commands": lines,
+        "no_commands": reasons,
     }
 
 
@@ -279,13 +282,20 @@ def _run(group: Group, run: SavedCurves, end: Ending) -> dict[str, Any]:
     }
 
 
-def commands(runs: Sequence[SavedCurves]) -> list[str]:
-    """Returns the commands that repeat runs, seeds of the same command line in one."""
+def commands(runs: Sequence[SavedCurves], config_dir: str | None) -> tuple[list[str], list[str]]:
+    """Returns the commands that repeat runs, seeds of the same command line in one; and why there are no others."""
     seeds: dict[str, list[str]] = {}
+    reasons = []
     for run in runs:
-        line = shlex.join(word for word in _overrides(run) if key_of(word) not in ENTERED_ONCE)
+        try:
+            words = repeating_words(load_yaml(run.run.overrides_yaml), run.config, run.run.config_yaml, config_dir)
+        except ConfigError as error:
+            reasons.append(f"No command for {run.run}: {str(error).partition(chr(10))[0]}")
+            continue
+        line = shlex.join(word for word in words if key_of(word) not in ENTERED_ONCE)
         seeds.setdefault(f"{command('train')} {line}".strip(), []).append(str(run.seed))
-    return [f"{line}{' -m' * (len(known) > 1)} seed={','.join(dict.fromkeys(known))}" for line, known in seeds.items()]
+    lines = [f"{line}{' -m' * (len(known) > 1)} seed={','.join(dict.fromkeys(known))}" for line, known in seeds.items()]
+    return lines, reasons
 
 
 def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict[str, Any]], str]:
