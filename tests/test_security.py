@@ -779,3 +779,22 @@ def test_a_command_of_a_report_has_the_values_of_the_settings(stranger: Stranger
     ]
     done = subprocess.run(["bash", "-c", f"echo {line}"], cwd=stranger.here, capture_output=True, text=True, check=True)
     assert "touch" in done.stdout and not (stranger.here / "executed").exists()
+
+
+def test_an_advice_is_quoted_where_it_has_a_name_of_the_folder(stranger: Stranger, train_cli, monkeypatch) -> None:
+    monkeypatch.chdir(stranger.here)
+    name = "$(touch executed);touch executed;'.pt"
+    (stranger.run / "checkpoints" / "last.pt").rename(stranger.run / "checkpoints" / name)
+    with pytest.raises(ConfigError) as error:
+        find_checkpoint(str(stranger.run))
+    advice = str(error.value).partition("try ")[2]
+    word = f"checkpoint={stranger.run.relative_to(stranger.here) / 'checkpoints' / name}"
+    assert shlex.quote(word) in advice
+    subprocess.run(["bash", "-c", f"echo {advice.partition(' (')[0]}"], check=True, capture_output=True)
+    assert not (stranger.here / "executed").exists()
+    (stranger.run / "checkpoints" / name).rename(stranger.run / "checkpoints" / "x.pt")
+    file = stranger.run / "checkpoints" / "x.pt"
+    state = {**checkpoint_file.load(file), "task": "Ant; touch executed"}
+    checkpoint_file.save(file, {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})
+    done = train_cli(f"checkpoint={file}", cwd=stranger.here, check=False)
+    assert done.returncode == 2 and "try 'task=Ant; touch executed'" in done.stderr

@@ -9,6 +9,7 @@ python tools/clip.py play go1_trot                          in a browser; --out 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -196,7 +197,7 @@ def check(args: argparse.Namespace) -> None:
     if args.robot is not None:
         say(f"it fits {args.robot}: the names, and the places where the joints put the bodies")
     elif file := robot_of(clip):
-        say(f"its joints look like those of {file.stem}. Try clip check {args.file} {file.stem}")
+        say(f"its joints look like those of {file.stem}. Try clip check {shlex.quote(str(args.file))} {file.stem}")
 
 
 def read(args: argparse.Namespace) -> Clip:
@@ -234,7 +235,8 @@ def play(args: argparse.Namespace) -> None:
     if args.robot is None:
         file = robot_of(clip)
         if file is None:
-            raise ConfigError(f"{args.file}: it has the joints of no robot of ours. Try clip play {args.file} <robot>")
+            advice = f"clip play {shlex.quote(str(args.file))} <robot>"
+            raise ConfigError(f"{args.file}: it has the joints of no robot of ours. Try {advice}")
         args.robot = file.stem
         clip = read(args)
     with closing(open_playback(clip, args.robot, name=Path(args.file).stem, config_dir=args.config_dir)) as player:

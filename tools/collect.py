@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -179,7 +180,7 @@ def open_script_envs(args: argparse.Namespace) -> Player:
     if args.explore:
         raise ConfigError("--explore: a script has no noise but its own")
     if not any(setting.startswith("task=") for setting in args.settings):
-        raise ConfigError(f"{args.source}: of which task? Try {args.source} task=<task>")
+        raise ConfigError(f"{args.source}: of which task? Try {shlex.quote(args.source)} task=<task>")
     for setting in args.settings:
         if not setting.startswith(SETTINGS):
             key, _, value = setting.partition("=")

@@ -10,6 +10,7 @@ python tools/record.py Ant --html                           a replay in 3D with 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -55,7 +56,9 @@ def record(args: argparse.Namespace) -> Path:
     if as_page and args.out is not None and args.out.suffix != ".html":
         raise ConfigError(f"a replay's name must end in .html, got {args.out.name!r}")
     if as_page and args.num_envs not in (None, 1):
-        raise ConfigError(f"--html shows one env, got --num-envs {args.num_envs}. Try a video: record {args.run}")
+        raise ConfigError(
+            f"--html shows one env, got --num-envs {args.num_envs}. Try a video: record {shlex.quote(args.run)}"
+        )
     for module in ("viser", "mjviser") if as_page else ("imageio_ffmpeg", *["PIL.Image"] * args.caption):
         import_extra(module, "view" if as_page else "video", "record --html" if as_page else "record")
     check_out(args.out, overwrite=args.overwrite)

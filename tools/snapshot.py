@@ -8,6 +8,7 @@ python tools/snapshot.py Ant --policy trained --steps 300        what the latest
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -70,7 +71,7 @@ def snapshot(args: argparse.Namespace) -> Path:
         env = player.env
         if not isinstance(env, VecEnv):
             raise ConfigError(
-                f"snapshot draws envs on our simulators, not {player.name}. Try tools/record.py {args.run}"
+                f"snapshot draws envs on our simulators, not {player.name}. Try tools/record.py {shlex.quote(args.run)}"
             )
         for _ in range(args.steps):
             player.step()

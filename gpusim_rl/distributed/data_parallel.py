@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,8 +119,8 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
         yield ALONE
         return
     if not started:
-        run = f"checkpoint={cfg.checkpoint}" if cfg.checkpoint else f"task={spec.task_class.__name__} multi_gpu=true"
-        advice = f"torchrun --nproc-per-node=2 train.py {run}, or multi_gpu=false"
+        run = f"checkpoint={cfg.checkpoint}" if cfg.checkpoint else f"task={spec.task_class.__name__}"
+        advice = f"torchrun --nproc-per-node=2 train.py {shlex.quote(run)} multi_gpu=true, or multi_gpu=false"
         raise ConfigError(f"multi_gpu=true: torchrun must start the processes. Try {advice}")
     if not declarations(spec.algorithm_class.Config).data_parallel:
         raise ConfigError(f"multi_gpu=true: algo={cfg.algo} learns in one process only. Try multi_gpu=false")

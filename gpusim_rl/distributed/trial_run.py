@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ class TrialFailedError(Exception):
 
 def command_of(search: Search, chosen: Mapping[str, Any]) -> str:
     """Returns the command that repeats a trial with chosen settings."""
-    return " ".join(["python train.py", *search.overrides, *_words(chosen)])
+    return shlex.join(["python", "train.py", *search.overrides, *_words(chosen)])
 
 
 def log_name(number: int) -> str:

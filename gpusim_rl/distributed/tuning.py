@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shlex
 import sys
 import warnings
 from collections import Counter
@@ -194,7 +195,7 @@ class Study:
         if search.cfg.method != "pbt":  # whose settings have changed
             lines.append(f"  {command_of(search, complete[0].params)}")
         if run := self._run_of(complete[0]):
-            lines.append(f"  python tools/play.py {paths.from_here(Path(run))}")
+            lines.append(f"  python tools/play.py {shlex.quote(str(paths.from_here(Path(run))))}")
         lines.append(f"table: {paths.from_here(search.folder / 'trials.csv')}")
         if len(complete) > 1:
             lines += [f"picture: {paths.from_here(picture)}" for picture in self._draw()]

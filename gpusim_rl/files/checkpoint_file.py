@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickletools
+import shlex
 import struct
 import tempfile
 import zipfile
@@ -215,7 +216,8 @@ def _damaged(path: Path) -> ConfigError:
     good = newest_intact(path.parent)
     if good is not None:
         new = "" if good.name == "last.pt" else "; a training from it begins a new run folder"
-        hint = f". The newest good checkpoint there is {good.name}: try checkpoint={good} (tools: only the path{new})"
+        advice = shlex.quote(f"checkpoint={good}")
+        hint = f". The newest good checkpoint there is {good.name}: try {advice} (tools: only the path{new})"
     else:
         hint = ". No other checkpoint there is good" if path.parent.name == "checkpoints" else ""
     return ConfigError(

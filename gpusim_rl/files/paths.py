@@ -6,6 +6,7 @@ import argparse
 import glob
 import itertools
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -195,7 +196,7 @@ def _without_last(run: Path) -> ConfigError:
         newest = newest_first(checkpoints)[0]
         return ConfigError(
             f"no checkpoints/last.pt in {run}: it is gone. The newest checkpoint there is {newest.name}: try"
-            f" checkpoint={newest} (tools: only the path; a training from it begins a new run folder)"
+            f" {shlex.quote(f'checkpoint={newest}')} (tools: only the path; a training from it begins a new run folder)"
         )
     ended = " (it ended before its first one, or has just begun)" if (run / "config.yaml").is_file() else ""
     return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, there is {_contents(run)}")

@@ -5,6 +5,7 @@ Nothing is downloaded: the weights of a network come with its package, or are wh
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,8 @@ def begin_from_pretrained(policy: Policy, name: str, section: str) -> None:
             if not isinstance(network, ImageEncoder) or network.kind != saved["kind"]:
                 own = getattr(network, "kind", type(network).__name__)
                 problem = f"is of kind {saved['kind']}, and the policy's encoder of kind {own}"
-                raise ConfigError(f"{KEY}={name} {problem}. Try {section}.network.encoder.kind={saved['kind']}")
+                advice = shlex.quote(f"{section}.network.encoder.kind={saved['kind']}")
+                raise ConfigError(f"{KEY}={name} {problem}. Try {advice}")
             height, width, channels = network.shape
             entry = _of_group(saved, name, group, (height, width, channels // encoder.frames))
             weights = dict(entry["encoder"])

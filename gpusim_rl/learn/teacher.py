@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from typing import Any
 
 import torch
@@ -140,7 +141,7 @@ def begin_from(policy: Policy, settings: Any, env: EnvSpec, name: str) -> None:
     wanted["normalize_obs"] = theirs.normalize_obs, settings.normalize_obs
     advice = [f"{env.section}.{key}={text_of(value)}" for key, (value, now) in wanted.items() if value != now]
     if advice:
-        raise ConfigError(f"start_from={name}: its policy is another one. Try {' '.join(advice)}")
+        raise ConfigError(f"start_from={name}: its policy is another one. Try {shlex.join(advice)}")
     own, saved = policy.state_dict(), found.policy.state_dict()
     taken = {key: saved[key] for key in own if key.startswith(TAKEN)}
     policy.load_state_dict({**own, **taken})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -80,14 +81,14 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     state, digest = load_with_digest(file)
     check_training(state, file, ("task", "config", "seed", "policy"))
     if state["task"] != task_name:
-        raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try task={state['task']}")
+        advice = shlex.quote(f"task={state['task']}")
+        raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try {advice}")
     settings = declarations(spec.algorithm_class.Config)
     saved = state["config"].get("algo")
     name = saved.get("name") if isinstance(saved, dict) else None
     if isinstance(name, str) and name != spec.cfg.algo:
-        raise ConfigError(
-            f"checkpoint {file} is of algo={name}, not algo={spec.cfg.algo}; leave algo= away, or try algo={name}"
-        )
+        problem, advice = f"is of algo={name}, not algo={spec.cfg.algo}", shlex.quote(f"algo={name}")
+        raise ConfigError(f"checkpoint {file} {problem}; leave algo= away, or try {advice}")
     keys = settings.policy_structure if spec.cfg.test else settings.structure
     keys = ["algo", *([] if spec.cfg.test else ["num_envs"]), *(f"{spec.cfg.algo}.{key}" for key in keys)]
     known = copy.deepcopy(state["config"])

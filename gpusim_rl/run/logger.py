@@ -276,7 +276,8 @@ class Logger:
             torchrun, nodes = _torchrun()
             program = f"{torchrun} {program.removeprefix('python ')}"
         again = [shlex.quote(word) for word in self._again]
-        train = " ".join([program, *config_dir, f"checkpoint={folder}", *again, *further, *trusts]) + nodes
+        checkpoint = shlex.quote(f"checkpoint={self.run_dir}")
+        train = " ".join([program, *config_dir, checkpoint, *again, *further, *trusts]) + nodes
         seen = ["--renderer", "policy"] if run.env.images else []  # a video of what the policy sees
         looks = [[command("play"), folder, *flags], [command("record"), folder, *flags, *seen]]
         return [*map(" ".join, looks), train, plot]

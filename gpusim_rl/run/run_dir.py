@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import time
@@ -178,7 +179,8 @@ class RunDir:
     def _branch(self, more: str = "") -> str:
         """Advice where this folder is not to be had; empty where there is no other checkpoint than last.pt."""
         others = sorted(path.name for path in self.checkpoints.glob("*.pt") if path.name != "last.pt")
-        return f" Try checkpoint={self}/checkpoints/{others[-1]}{more}, which begins a new one" if others else ""
+        word = shlex.quote(f"checkpoint={self}/checkpoints/{others[-1]}") if others else ""
+        return f" Try {word}{more}, which begins a new one" if others else ""
 
     def resume(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Notes settings, machine and code of a resumed run; `earlier` in env.json lists the starts before this one."""

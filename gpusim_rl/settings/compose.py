@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import tempfile
 import warnings
@@ -235,7 +236,7 @@ def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: 
     if saved is not None and saved.checkpoint.continues and trainings > 1:
         problem = f"-m with checkpoint={saved.checkpoint.run_dir}: {trainings} runs would train in one folder"
         best = saved.checkpoint.file.with_name("best.pt")
-        raise ConfigError(f"{problem}. Try checkpoint={best}, from which each begins one of its own")
+        raise ConfigError(f"{problem}. Try {shlex.quote(f'checkpoint={best}')}, from which each begins one of its own")
 
 
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
