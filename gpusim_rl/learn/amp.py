@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -125,6 +126,17 @@ class FeatureReplay(nn.Module):
         """Returns the rows for numbers drawn uniformly from [0, 1), and whether each of them counts."""
         places = torch.minimum((unit * self.filled).long(), self.filled - 1)
         return self.rows.index_select(0, places), self.valid.index_select(0, places)
+
+    def contents(self) -> dict[str, Tensor]:
+        """Returns a copy of the state, without rows that were never written. Reads their number."""
+        number = int(self.filled)
+        state = {"rows": self.rows[:number], "valid": self.valid[:number], "filled": self.filled, "_place": self._place}
+        return {name: x.clone() for name, x in state.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Restores `contents` in place."""
+        for name, x in self.named_buffers():
+            (x[: len(state[name])] if x.ndim else x).copy_(state[name])
 
 
 class StyleRecord:
@@ -310,7 +322,7 @@ class AMP(PPO):
         """Returns what PPO has, and discriminator, its optimiser, replay memory and random generator."""
         if not self._learns:
             return super().state_dict()
-        modules = {name: getattr(self, name).state_dict() for name in ("discriminator", "replay")}
+        modules = {"discriminator": self.discriminator.state_dict(), "replay": self.replay.contents()}
         rest = {"optimizer": self.discriminator_optimizer.moments(), "generator": self._draws.get_state()}
         return {**super().state_dict(), "style": {**modules, **rest}}
 
@@ -319,8 +331,8 @@ class AMP(PPO):
         super().load_state_dict(state)
         if not self._learns:
             return
-        for name in ("discriminator", "replay"):
-            getattr(self, name).load_state_dict(state["style"][name])
+        self.discriminator.load_state_dict(state["style"]["discriminator"])
+        self.replay.restore(state["style"]["replay"])
         self.discriminator_optimizer.load_moments(state["style"]["optimizer"])
         restore_generator(self._draws, state["style"]["generator"])
 

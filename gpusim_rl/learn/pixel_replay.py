@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -54,15 +55,15 @@ class PlainFrames:
         """Returns frames at slot * N + env, final ones at (T + row) * N + env."""
         return self._memory.flatten(0, 1).index_select(0, index)
 
-    def state_dict(self, fill: int) -> dict[str, Tensor]:
-        """Returns all that is stored, in so many slots, on the host."""
-        frames, final = self._memory[:fill], self._memory[self._num_steps :]
+    def state_dict(self, fill: int, place: Int[Tensor, " k"]) -> dict[str, Tensor]:
+        """Returns the first so many slots, and the final frames at these places, row * N + env, on the host."""
+        frames, final = self._memory[:fill], self._memory[self._num_steps :].flatten(0, 1)[place]
         return {"frames": frames.to("cpu", copy=True), "final": final.to("cpu", copy=True)}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor], place: Int[Tensor, " k"]) -> None:
         """Restores `state_dict`, in place."""
         self._memory[: len(state["frames"])].copy_(state["frames"])
-        self._memory[self._num_steps :].copy_(state["final"])
+        self._memory[self._num_steps :].flatten(0, 1)[place] = state["final"].to(self._memory.device)
 
 
 class CompressedFrames:
@@ -141,23 +142,26 @@ class CompressedFrames:
         size = self._open[0].size
         return np.frombuffer(self._lz4.decompress(data, uncompressed_size=size), np.uint8).reshape(BLOCK, -1)
 
-    def state_dict(self, fill: int) -> dict[str, Tensor]:
-        """Returns all that is stored."""
+    def state_dict(self, fill: int, place: Int[Tensor, " k"]) -> dict[str, Tensor]:
+        """Returns what is stored, as `PlainFrames.state_dict`."""
+        blocks = self._blocks[: fill // BLOCK * self._num_envs]  # without those that were never closed
+        opened = self._newest % BLOCK + 1 if fill else 0
         return {
-            "blocks": torch.from_numpy(np.frombuffer(b"".join(self._blocks), np.uint8).copy()),
-            "sizes": torch.tensor([len(data) for data in self._blocks]),
-            "open": torch.from_numpy(self._open.copy()),
+            "blocks": torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).copy()),
+            "sizes": torch.tensor([len(data) for data in blocks], dtype=torch.int64),
+            "open": torch.from_numpy(self._open[:, :opened].copy()),
             "newest": torch.tensor(self._newest),
-            "final": self._final.state_dict(0)["final"],
+            "final": self._final.state_dict(0, place)["final"],
         }
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor], place: Int[Tensor, " k"]) -> None:
         """Restores `state_dict`."""
-        joined, ends = state["blocks"].numpy().tobytes(), state["sizes"].cumsum(0).tolist()
-        self._blocks = [joined[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-        self._open[:] = state["open"].numpy()
+        joined, ends = state["blocks"].numpy().tobytes(), [0, *state["sizes"].cumsum(0).tolist()]
+        blocks = [joined[start:end] for start, end in itertools.pairwise(ends)]
+        self._blocks = blocks + [b""] * (len(self._blocks) - len(blocks))
+        self._open[:, : state["open"].shape[1]] = state["open"].numpy()
         self._newest = int(state["newest"])
-        self._final.load_state_dict({"frames": state["final"][:0], "final": state["final"]})
+        self._final.load_state_dict({**self._final.state_dict(0, place), "final": state["final"]}, place)
 
 
 class PixelReplay(Replay):
@@ -298,11 +302,13 @@ class PixelReplay(Replay):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all that is stored, on the host. Reads the number of steps."""
-        fill = int(self.fill)
-        return {**super().state_dict(), "frames": {g: frames.state_dict(fill) for g, frames in self.frames.items()}}
+        state, fill = super().state_dict(), int(self.fill)
+        place = state["final_place"][: None if self._has_final else 0]
+        return {**state, "frames": {g: frames.state_dict(fill, place) for g, frames in self.frames.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
         super().load_state_dict(state)
+        place = state["final_place"][: None if self._has_final else 0].to(self.device)
         for group, frames in self.frames.items():
-            frames.load_state_dict(state["frames"][group])
+            frames.load_state_dict(state["frames"][group], place)

@@ -97,10 +97,11 @@ class Priorities:
         torch.maximum(self.largest, new.amax(), out=self.largest)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns all priorities."""
-        return {"values": self.values.clone(), "largest": self.largest.clone()}
+        """Returns the priorities of all slots that were written. Reads the number of steps."""
+        number = int(self.replay.fill) * self.replay.num_envs
+        return {"values": self.values[:number].clone(), "largest": self.largest.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restores `state_dict`, in place."""
-        self.values.copy_(state["values"])
+        self.values.zero_()[: len(state["values"])].copy_(state["values"])
         self.largest.copy_(state["largest"])

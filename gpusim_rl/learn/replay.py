@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._pytree import register_dataclass, tree_leaves, tree_map
 
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec, Observation, Outcome, RecordedTensor, recorded_steps
 
 STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -316,26 +317,41 @@ class Replay:
         return {"action": self.action, "reward": self.reward, "ends": self.ends}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that is stored, on the host: a GPU may have no room for it twice. Reads the number of steps."""
-        fill, rows = int(self.fill), self.num_steps
+        """Returns what is stored, on the host: a GPU may have no room for it twice. Reads the number of steps.
+
+        Slots that were never written are left out, and so are the places of final observations.
+        """
+        fill, place = int(self.fill), self._final_places()
 
         def copy(x: Tensor) -> Tensor:
             return x.to("cpu", copy=True)
 
         return {
             "total": copy(self.total),
-            "final_step": copy(self._final_step),
+            "final_place": copy(place),
+            "final_step": copy(self._final_step.take(place)),
             "obs": {group: copy(memory[:fill]) for group, memory in self.obs.items()},
-            "final_obs": {group: copy(memory[rows:]) for group, memory in self.obs.items()},
+            "final_obs": {group: copy(self._final(memory)[place]) for group, memory in self.obs.items()},
             **{name: copy(column[:fill]) for name, column in self._columns.items()},
         }
 
+    def _final_places(self) -> Int[Tensor, " k"]:
+        """Returns the places of final observations that were written, row * N + env. Reads the device."""
+        return (self._final_step.flatten() >= 0).nonzero().squeeze(1)
+
+    def _final(self, memory: Tensor) -> Tensor:
+        """Returns a view of final observations, [rows * N, size]."""
+        return memory[self.num_steps :].flatten(0, 1)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`, in place."""
+        if "final_place" not in state:
+            raise ConfigError("the checkpoint has a replay memory of an earlier layout. Try a new run, or test=true")
+        place = state["final_place"].to(self.device)
         self.total.copy_(state["total"])
-        self._final_step.copy_(state["final_step"])
+        self._final_step.fill_(-1).view(-1)[place] = state["final_step"].to(self.device)
         for group, memory in self.obs.items():
             memory[: len(state["obs"][group])].copy_(state["obs"][group])
-            memory[self.num_steps :].copy_(state["final_obs"][group])
+            self._final(memory)[place] = state["final_obs"][group].to(memory.device)
         for name, column in self._columns.items():
             column[: len(state[name])].copy_(state[name])

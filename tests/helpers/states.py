@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.env import Step
+from gpusim_rl.testing.conformance import leaves
 
 State = TypeVar("State")
 
@@ -36,3 +37,9 @@ def copied(step: Step) -> Step:
         return value.clone() if isinstance(value, Tensor) else value
 
     return Step(**{name: copy(value) for name, value in fields(step).items()})
+
+
+def saved_bytes(state: Any) -> int:
+    """Memory that `torch.save` writes of the tensors in a state: their storages whole, each of them once."""
+    tensors = [leaf for _, leaf in leaves(state) if isinstance(leaf, Tensor)]
+    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())

@@ -31,6 +31,7 @@ from helpers.composed import algorithm_defaults
 from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.fakes import Env, Outcome, RandomEnv
 from helpers.on_policy import SMALL, collect
+from helpers.states import saved_bytes
 from helpers.training import read_csv, the_run
 
 SIZES = {"policy": 5, "style": 4, "reference": 4}
@@ -311,6 +312,20 @@ def test_the_newest_rows_replace_the_oldest() -> None:
     assert ring.valid.tolist() == [True, True, False, True, False]
     least, most = ring.draw(torch.tensor([0.0, 1.0 - 2.0**-24]))[0].flatten().tolist()
     assert (least, most) == (5.0, 4.0)
+
+
+def test_rows_that_were_never_written_are_not_saved() -> None:
+    ring, other = FeatureReplay(1000, 4), FeatureReplay(1000, 4)
+    ring.store(torch.randn(3, 4), torch.tensor([True, False, True]))
+    state = ring.contents()
+    assert saved_bytes(state) < 100
+    other.restore(state)
+    for number in (3, 999):
+        rows, valid = torch.randn(number, 4), torch.rand(number) < 0.5
+        for memory in (ring, other):
+            memory.store(rows, valid)
+        assert differences(ring.state_dict(), other.state_dict()) == []
+        assert differences(ring.contents(), other.contents()) == []
 
 
 @pytest.mark.parametrize(("share", "capacity", "kept"), [(0.25, 100, 16), (0.0, 100, 1), (1.0, 10, 10)])

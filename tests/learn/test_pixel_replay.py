@@ -20,6 +20,7 @@ from gpusim_rl.learn.replay import Trajectory, Transitions
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import Outcome, RandomEnv
+from helpers.states import saved_bytes
 
 CPU = torch.device("cpu")
 GAMMA, SHAPE = 0.9, (3, 4, 2)
@@ -370,3 +371,13 @@ def test_it_works_without_values() -> None:
     drawn = replay.sample(5, torch.Generator())
     replay.with_frames(drawn)
     assert drawn.obs["camera"].shape == (5, *SHAPE[:2], 4 * SHAPE[2]) and drawn.obs["camera"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("compress", COMPRESS)
+@pytest.mark.parametrize("final", [True, False])
+@pytest.mark.parametrize("written", [0, 3, BLOCK, 20])
+def test_a_saved_memory_is_as_large_as_what_is_stored(written: int, final: bool, compress: bool) -> None:
+    story = Story(make(400 * BLOCK, 2, stack=3, compress=compress, final=final))
+    story.write(written)
+    transition = 2 * (int(np.prod(SHAPE)) + 40) + 24  # a frame and a final one, numbers beside them
+    assert saved_bytes(story.replay.state_dict()) <= written * 2 * transition + 100

@@ -220,7 +220,7 @@ def test_held_nothing_changes() -> None:
     memory = Memory(8, 1)
     for _ in range(6):
         memory.write()
-    before = memory.priorities.state_dict()
+    before = {"values": memory.priorities.values.clone(), "largest": memory.priorities.largest.clone()}
     memory.priorities.update(torch.tensor([1, 2]), torch.tensor([5.0, 3.0]), torch.tensor([0.0, 1.0]), ~NO)
     assert torch.equal(memory.priorities.values, before["values"])
     assert memory.priorities.largest == before["largest"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.replay import STORAGE, Replay, Trajectory
@@ -16,6 +17,7 @@ from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import Outcome
+from helpers.states import saved_bytes
 
 CPU = torch.device("cpu")
 GAMMA = 0.9
@@ -338,3 +340,43 @@ def test_a_rollout_that_is_stored_at_once_is_its_steps() -> None:
         priorities[0].after_write(7)
         assert differences(at_once.state_dict(), by_step.state_dict()) == []
         assert torch.equal(priorities[0].values, priorities[1].values)
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("episode", [1, 200])
+def test_a_saved_memory_is_as_large_as_what_is_stored(episode: int, truncates: bool) -> None:
+    written, envs, size = 10, 4, 16
+    story = Story(make_replay(20_000, envs, episode=episode))
+    priorities = Priorities(story.replay, 0.6)
+    for _ in range(written):
+        story.write(truncated=[1] if truncates else [])
+        priorities.after_write(1)
+    stored = {**story.replay.state_dict(), "priorities": priorities.state_dict()}
+    assert saved_bytes(stored) <= written * envs * (2 * size + 24) + 100
+
+
+@pytest.mark.parametrize("written", [0, 1, 7, 8, 9, 30])
+@pytest.mark.parametrize("episode", [1, 3])
+def test_a_restored_memory_is_the_original_from_then_on(written: int, episode: int) -> None:
+    """All of it: stored steps, final observations of every age, and what is written over them later."""
+    one, other = (Story(make_replay(8, 3, n=2, episode=episode)) for _ in range(2))
+    for t in range(written):
+        one.write(truncated=[t % 3] if t % episode == 0 else [])
+    other.replay.load_state_dict(one.replay.state_dict())
+    other.rewards = list(one.rewards)
+    for more in range(12):
+        assert differences(one.replay.state_dict(), other.replay.state_dict()) == []
+        for name, memory in (("obs", one.replay.obs), ("ends", {"": one.replay.ends})):
+            theirs = {"obs": other.replay.obs, "ends": {"": other.replay.ends}}[name]
+            assert differences(memory, theirs) == []
+        assert torch.equal(one.replay._final_step, other.replay._final_step)
+        for story in (one, other):
+            story.write(truncated=[more % 3], terminated=[(more + 1) % 3])
+
+
+def test_a_memory_of_an_earlier_layout_is_refused() -> None:
+    replay = make_replay(8, 3)
+    state = replay.state_dict()
+    del state["final_place"]
+    with pytest.raises(ConfigError, match="layout"):
+        replay.load_state_dict(state)

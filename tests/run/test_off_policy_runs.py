@@ -18,12 +18,13 @@ from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.testing.conformance import differences
+from gpusim_rl.testing.conformance import differences, leaves
 from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
 from helpers.commands import ROOT
 from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.off_policy import C51, NAMES, settings_of
+from helpers.states import saved_bytes
 from helpers.training import merged, read_csv, the_run
 
 DISTRIBUTIONS = {"network": C51}
@@ -50,6 +51,21 @@ def test_a_run_resumes_bit_for_bit(name: str, changes: dict[str, Any], task: dic
     for part in ("policy", "algorithm", "env", "metrics"):
         assert differences(ends[0][part], ends[1][part]) == []
     assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "rainbow", "host"])
+def test_a_checkpoint_does_not_grow_with_the_capacity(name: str, tmp_path: Path) -> None:
+    """Nothing in it is a view of something larger either, which `torch.save` would write as a whole."""
+    algorithm = {"rainbow": "dqn", "host": "sac"}.get(name, name)
+    sizes = []
+    for capacity in (1_000, 100_000):
+        replay = {"capacity": capacity, "alpha": 0.5 * (name == "rainbow"), "device": "cpu" if name == "host" else None}
+        trainer(algorithm, tmp_path / str(capacity), {"replay": replay}, max_iterations=2).train()
+        file = the_run(tmp_path / str(capacity)) / "checkpoints" / "last.pt"
+        sizes.append(file.stat().st_size)
+        state = checkpoint.load(file)
+        assert saved_bytes(state) <= sum(x.nbytes for _, x in leaves(state) if isinstance(x, torch.Tensor))
+    assert sizes[1] < sizes[0] + 2_000
 
 
 def test_a_run_resumes_with_another_time_limit_and_fills_its_memory_again(tmp_path: Path, capsys) -> None:
