@@ -51,7 +51,15 @@ def write_replay(page: Path) -> None:
 
     logging.getLogger("websockets").setLevel("WARNING")  # Sphinx shows what libraries tell
     with closing(Player.open(str(demos_dir() / "Go1Velocity"), num_envs=1)) as player:
-        page.write_text(html_replay(player, range(REPLAYED), "build_site"))
+        write(page, html_replay(player, range(REPLAYED), "build_site"))
+
+
+def write(file: Path, text: str) -> None:
+    """Write a page, whole or not at all."""
+    from gpusim_rl.files.safe_open import writing
+
+    with writing(file) as target:
+        target.write(text.encode())
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -82,9 +90,9 @@ def write_text(site: Path) -> None:
             title, summary, text = read_page(name)
             lines.append(f"- [{title}]({name}.md): {summary}")
             pages.append(text)
-            (site / f"{name}.md").write_text(text)
-    (site / "llms.txt").write_text("\n".join(lines) + "\n")
-    (site / "llms-full.txt").write_text("\n\n".join(pages))
+            write(site / f"{name}.md", text)
+    write(site / "llms.txt", "\n".join(lines) + "\n")
+    write(site / "llms-full.txt", "\n\n".join(pages))
 
 
 def read_page(name: str) -> tuple[str, str, str]:

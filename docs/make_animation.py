@@ -115,9 +115,12 @@ def save(path: Path, frames: np.ndarray, fps: int, quality: int) -> None:
     """Writes frames as an animated WebP that repeats for ever."""
     from PIL import Image
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    from gpusim_rl.files.safe_open import writing
+
     first, *others = [Image.fromarray(frame) for frame in frames]
-    first.save(path, save_all=True, append_images=others, duration=round(1000 / fps), loop=0, quality=quality, method=6)
+    timing = {"duration": round(1000 / fps), "loop": 0}
+    with writing(path) as file:
+        first.save(file, "WEBP", save_all=True, append_images=others, quality=quality, method=6, **timing)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ QUALITY = 80  # of the WebP files, 0 to 100
 def main(argv: list[str] | None = None) -> int:
     """Write the pictures, and print their paths and sizes."""
     from gpusim_rl.errors import friendly_errors, import_extra
+    from gpusim_rl.files.safe_open import writing
 
     args = parse(argv)
     with friendly_errors(), tempfile.TemporaryDirectory() as folder, browser() as chromium:
@@ -45,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         for picture in args.pictures or PICTURES:
             path = args.out / f"screen_{picture}.webp"
             png = PICTURES[picture](work)
-            images.open(io.BytesIO(png)).convert("RGB").save(path, quality=QUALITY, method=6)
+            with writing(path) as file:
+                images.open(io.BytesIO(png)).convert("RGB").save(file, "WEBP", quality=QUALITY, method=6)
             print(f"{path} {path.stat().st_size / 1e3:.0f} kB", flush=True)
     return 0
 

@@ -20,7 +20,8 @@ WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memo
 
 def main(argv: list[str] | None = None) -> int:
     """Audits a training and prints the result; returns the exit code."""
-    from gpusim_rl.errors import ConfigError, friendly_errors
+    from gpusim_rl.errors import friendly_errors
+    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     args = parse(argv)
@@ -33,11 +34,8 @@ def main(argv: list[str] | None = None) -> int:
         else:
             show(report)
             if args.json:
-                try:
-                    Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-                    Path(args.json).write_text(text)
-                except OSError as error:
-                    raise ConfigError(f"cannot write {args.json}: {error.strerror}") from None
+                with writing(Path(args.json)) as file:
+                    file.write(text.encode())
     return 0 if report["ok"] else 1
 
 

@@ -249,14 +249,14 @@ def play(args: argparse.Namespace) -> None:
 def draw(player: Player, args: argparse.Namespace, steps: int) -> None:
     """Writes a video or a page of as many frames."""
     from gpusim_rl.errors import say
-    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.video import drawing, frame_rate, video_writer
 
     size = (args.width, args.height)
     if args.out.suffix == ".html":
         page = html_replay(player, range(steps), "clip play --out")
-        with replacing(args.out) as file:
+        with writing(args.out) as file:
             file.write(page.encode())
     else:
         with drawing(player, size, args.renderer) as (picture, hz):

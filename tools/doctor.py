@@ -355,8 +355,8 @@ def keep_result(
     args: argparse.Namespace, load: float, task: str, points: list[dict[str, Any]], recommendation: dict[str, Any]
 ) -> None:
     """Writes the measurements to `--out`, and with `--json` prints them."""
-    from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.provenance import describe_environment, git_state
+    from gpusim_rl.files.safe_open import writing
 
     result = {
         "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
@@ -368,11 +368,8 @@ def keep_result(
         "recommendation": recommendation,
     }
     if args.out:
-        try:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(result, indent=2) + "\n")
-        except OSError as error:
-            raise ConfigError(f"cannot write {args.out}: {error.strerror}") from None
+        with writing(args.out) as file:
+            file.write(f"{json.dumps(result, indent=2)}\n".encode())
     if args.json:
         print(json.dumps(result, indent=2))
 

@@ -55,7 +55,7 @@ def plot(args: argparse.Namespace) -> Path:
     """Draws the picture; returns its file."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out
-    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.view.curves import grouped, run_folders
 
     import_extra("matplotlib", "plot", "plot")
@@ -67,11 +67,8 @@ def plot(args: argparse.Namespace) -> Path:
     check_out(args.out, overwrite=args.overwrite)
     runs = read_runs(folders, args.key, X_COLUMNS[args.x])
     figure = draw(grouped(runs), args.key, args.x)
-    try:
-        with replacing(out) as file:  # a link there is replaced, not followed
-            figure.savefig(file, format=out.suffix[1:], dpi=150)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    with writing(out) as file:  # a link there is replaced, not followed
+        figure.savefig(file, format=out.suffix[1:], dpi=150)
     return out
 
 

@@ -213,6 +213,8 @@ def draw(path: Path, rows: Sequence[tuple[VAE, Tensor]], device: torch.device) -
     import numpy as np
     from PIL import Image
 
+    from gpusim_rl.files.safe_open import writing
+
     pictures = []
     for vae, images in rows:
         chosen = images[:: max(1, len(images) // SHOWN)][:SHOWN].to(device)
@@ -222,7 +224,8 @@ def draw(path: Path, rows: Sequence[tuple[VAE, Tensor]], device: torch.device) -
             pictures.append(np.concatenate(list(shown), axis=1).repeat(SCALE, axis=0).repeat(SCALE, axis=1))
     width = max(picture.shape[1] for picture in pictures)
     padded = [np.pad(x, ((0, 0), (0, width - x.shape[1]), (0, 0)), constant_values=255) for x in pictures]
-    Image.fromarray(np.concatenate(padded)).save(path, optimize=True)
+    with writing(path) as file:
+        Image.fromarray(np.concatenate(padded)).save(file, "PNG", optimize=True)
     return path
 
 

@@ -75,17 +75,12 @@ def record(args: argparse.Namespace) -> Path:
 
 def write_page(player: Player, path: Path, args: argparse.Namespace) -> None:
     """Writes a replay."""
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.view.html_replay import html_replay
 
     page = html_replay(player, progress(args.steps), "record --html")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(page.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    with writing(path) as file:
+        file.write(page.encode())
 
 
 def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:

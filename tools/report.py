@@ -52,7 +52,7 @@ def report(args: argparse.Namespace) -> Path:
     """Reads the runs, plays the best of each group, and writes the page; returns its file."""
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.paths import check_out
-    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.machine.hardware import limit_openmp_spin
     from gpusim_rl.view.curves import read_run, run_folders
 
@@ -71,11 +71,8 @@ def report(args: argparse.Namespace) -> Path:
         group.replay = replay(group.best, args) if left > 0 else Playback()
         left -= 1
     content = page(groups, args.config_dir)
-    try:
-        with replacing(out) as file:  # a link there is replaced, not followed
-            file.write(content.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    with writing(out) as file:  # a link there is replaced, not followed
+        file.write(content.encode())
     return out
 
 

@@ -374,20 +374,17 @@ def draw(rows: list[dict[str, Any]], title: str) -> Figure:
 
 def write(run_dir: Path, result: Mapping[str, Any], figure: Figure) -> None:
     """Writes transfer.json and transfer.png into the run folder, over earlier ones."""
-    from gpusim_rl.errors import ConfigError, say
-    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.errors import say
+    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.run.console import finite
 
     result = {**result, "rows": [finite(row) for row in result["rows"]]}
     for name in ("transfer.json", "transfer.png"):
-        try:
-            with replacing(run_dir / name) as file:
-                if name.endswith(".png"):
-                    figure.savefig(file, format="png", dpi=150)
-                else:
-                    file.write((json.dumps(result, indent=2) + "\n").encode())
-        except OSError as error:
-            raise ConfigError(f"cannot write {run_dir / name}: {error.strerror}") from None
+        with writing(run_dir / name) as file:
+            if name.endswith(".png"):
+                figure.savefig(file, format="png", dpi=150)
+            else:
+                file.write((json.dumps(result, indent=2) + "\n").encode())
         say(str(run_dir / name))
 
 

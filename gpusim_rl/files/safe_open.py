@@ -111,13 +111,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Writes a file that takes the place of `path` only when it is complete and on disk.
 
     Whatever happens before, a full disk or a kill, leaves the old file as it was. A link at `path` is replaced, not
-    followed.
+    followed. Programs that write by name write to `file.name`.
     """
     temporary = temporary_name(path)
     try:
         # The name is new (O_EXCL): whatever stands in the folder is neither followed nor overwritten.
-        number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with os.fdopen(number, "w+b") as file:
+        with temporary.open("x+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -126,6 +125,21 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """`replacing` for a file that the user asked for: its folder is made, and a failure is one line.
+
+    Raises:
+        ConfigError: The file cannot be written. An older one is as it was.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def temporary_name(path: Path) -> Path:

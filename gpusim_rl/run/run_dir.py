@@ -108,7 +108,8 @@ class RunDir:
             run_dir = cls.create(base, name, task, config=spec.config, overrides=spec.overrides)
             encoder = encoder_of(spec)
             if spec.cfg.encoder.freeze and encoder is not None and Path(encoder).is_file():
-                shutil.copyfile(encoder, run_dir.path / ENCODER)
+                with safe_open.writing(run_dir.path / ENCODER) as file:
+                    file.write(Path(encoder).read_bytes())
             with run_dir.locked():
                 yield run_dir, False
             return

@@ -9,6 +9,7 @@ import mujoco
 import numpy as np
 
 from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.files.safe_open import writing
 from gpusim_rl.sim import Scene
 from gpusim_rl.view.renderer import FOVY_DEG, Camera, Grid, make_renderer, posed
 
@@ -132,8 +133,5 @@ def write_png(path: Path, picture: np.ndarray) -> None:
         ConfigError: The extra is missing, or the file cannot be written.
     """
     images = import_extra("PIL.Image", "video", "snapshot")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        images.fromarray(picture).save(path, optimize=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    with writing(path) as file:
+        images.fromarray(picture).save(file, "PNG", optimize=True)

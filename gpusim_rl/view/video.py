@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import IO
 
 import numpy as np
 from torch import Tensor
 
 from gpusim_rl.env import VecEnv
-from gpusim_rl.errors import ConfigError, import_extra, say
+from gpusim_rl.errors import ConfigError, first_line, import_extra, say
+from gpusim_rl.files.safe_open import writing
 from gpusim_rl.view.arguments import check_video
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.renderer import make_renderer, tiled
 
-QUALITY = 7  # 0 to 10
+CRF = 15  # constant rate factor of H.264, 0 (lossless) to 51
 MAX_FPS = 30.0
 
 
@@ -27,7 +34,7 @@ def video_writer(
 ) -> Iterator[Callable[[np.ndarray], None]]:
     """Writes an mp4, which takes its name only when it is complete; gives a function that appends a frame.
 
-    A frame is uint8, shape [height, width, 3].
+    A frame is uint8, shape [height, width, 3]. Where ffmpeg fails, on a full disk or anywhere, an older file stays.
 
     Args:
         path: File to write; its folder is made.
@@ -36,25 +43,40 @@ def video_writer(
         needed_by: Command or setting of the user's, named if the extra is missing.
 
     Raises:
-        ConfigError: The extra is missing, the name does not end in .mp4 or the size is odd.
+        ConfigError: The extra is missing, the name does not end in .mp4, the size is odd, or ffmpeg fails.
     """
     ffmpeg = import_extra("imageio_ffmpeg", "video", needed_by)
     check_video(path, size)
-    partial = path.with_name(f".{path.stem}.partial.mp4")
+    rate = str(Fraction(fps).limit_denominator())
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", rate, "-i", "-", "-an"]
+    coded = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", str(CRF), "-v", "error", "-f", "mp4"]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    frames = ffmpeg.write_frames(str(partial), size, fps=fps, codec="libx264", quality=QUALITY, macro_block_size=2)
-    frames.send(None)
-    try:
-        yield lambda picture: frames.send(np.ascontiguousarray(picture))
-        frames.close()
-        partial.replace(path)
-    finally:
-        frames.close()
-        partial.unlink(missing_ok=True)
+        program = ffmpeg.get_ffmpeg_exe()
+    except RuntimeError as error:
+        raise ConfigError(f"{needed_by} has no ffmpeg: {first_line(error)}") from None
+    with writing(path) as file:
+        # In a session of its own: Ctrl-C is for the recording, which then ends ffmpeg.
+        process = subprocess.Popen(
+            [program, "-y", *raw, *coded, file.name], stdin=PIPE, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+        )
+        assert process.stdin is not None
+        broken = True
+        try:
+            with suppress(BrokenPipeError):
+                yield partial(_append, process.stdin)
+                process.stdin.flush()
+                broken = False
+            said = process.communicate()[1].decode(errors="replace").strip()
+            if process.returncode or broken or not os.fstat(file.fileno()).st_size:
+                raise OSError(f"ffmpeg ended with exit code {process.returncode}: {said.rpartition(chr(10))[2]}")
+        finally:
+            process.kill()
+            with suppress(OSError):
+                process.communicate()
+
+
+def _append(stream: IO[bytes], picture: np.ndarray) -> None:
+    stream.write(np.ascontiguousarray(picture).data)
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -21,7 +24,7 @@ from gpusim_rl.view.caption import Caption, commands_of, words_of
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.snapshot import FramingCamera
 from gpusim_rl.view.video import frame_rate, video_writer
-from helpers.commands import run_command
+from helpers.commands import ROOT, run_command
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -307,6 +310,54 @@ def test_an_interrupted_recording_leaves_nothing(tmp_path):
         write(picture)
         raise KeyboardInterrupt
     assert list((tmp_path / "v").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exit 1",
+        "cat > /dev/null; exit 1",
+        'echo partial > "$last"; cat > /dev/null; echo "No space left on device" >&2; exit 228',
+        'head -c 100 > "$last"; kill -9 $$',
+        "exit 0",
+        'echo partial > "$last"; exit 0',
+        "cat > /dev/null; exit 0",
+    ],
+    ids=["at once", "at the end", "full disk", "killed", "reads nothing", "reads no more", "writes nothing"],
+)
+def test_a_failure_of_ffmpeg_leaves_the_older_video(tmp_path, monkeypatch, script):
+    fake, out = tmp_path / "ffmpeg", tmp_path / "v" / "x.mp4"
+    fake.write_text(f"#!/bin/sh\nfor last; do :; done\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(fake))
+    out.parent.mkdir()
+    out.write_bytes(b"good")
+    with (
+        pytest.raises(ConfigError, match=r"cannot write .*ffmpeg") as error,
+        video_writer(out, (320, 320), 30.0, "") as write,
+    ):
+        for _ in range(50):
+            write(np.zeros((320, 320, 3), dtype=np.uint8))
+    assert "No space left" in str(error.value) or "228" not in script
+    assert [(file.name, file.read_bytes()) for file in out.parent.iterdir()] == [("x.mp4", b"good")]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "out"),
+    [
+        ("record", ["Cartpole", *SMALL, "--policy", "random"], "x.mp4"),
+        pytest.param("snapshot", ["Cartpole"], "x.png", marks=pytest.mark.slow),
+        pytest.param("clip", ["play", "go1_trot", "--steps", "20"], "x.mp4", marks=pytest.mark.slow),
+    ],
+)
+def test_a_full_disk_is_one_line_and_leaves_the_older_file(name, arguments, out, tmp_path):
+    """Files of this process and of its children have at most 512 bytes."""
+    (tmp_path / out).write_bytes(b"good")
+    words = [sys.executable, str(ROOT / "tools" / f"{name}.py"), *arguments, "--out", out, "--overwrite"]
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (512, 512))
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "cannot write x" in done.stderr
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(out, b"good")]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
