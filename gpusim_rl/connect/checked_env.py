@@ -83,9 +83,10 @@ def raised(error: Exception, name: str, call: str) -> Exception:
         return TaskError(f"{name}: the process of an env ended in {call}. Try env.vectorization=sync to see why")
     if isinstance(error, multiprocessing.TimeoutError):
         return TaskError(f"{name}: an env hangs in {call}: no answer in {HANGS_S:.0f} s")
-    older = "values to unpack" in str(error) or "keyword argument 'seed'" in str(error)
+    older = any(words in str(error) for words in ("to unpack", "cannot unpack", "keyword argument 'seed'"))
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    own = [frame for frame in frames[1:] if "-packages" not in frame.filename] or frames
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     reason = f"{type(error).__name__}: {on_one_line(first_line(error))}"
     return TaskError(f"{name}: {call} raised {reason}{place}{OLDER if older else ''}")
 

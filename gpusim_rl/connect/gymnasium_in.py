@@ -26,7 +26,15 @@ except ModuleNotFoundError:
     raise ConfigError("task=Gymnasium needs gymnasium: pip install 'gpusim-rl[gymnasium]'") from None
 
 from gpusim_rl.connect.checked_env import END_INFO, HANGS_S, MOST_NUMBERS, WRONG, conform, numbers_of, raised, returned
-from gpusim_rl.connect.gymnasium_spaces import actions_of, flat_size, flatten, picture_shape, pictures, split_pictures
+from gpusim_rl.connect.gymnasium_spaces import (
+    actions_of,
+    flat_size,
+    flatten,
+    numeric,
+    picture_shape,
+    pictures,
+    split_pictures,
+)
 from gpusim_rl.connect.library_config import LibraryConfig
 from gpusim_rl.connect.vector_envs import adapt, make, time_limit_of
 from gpusim_rl.env.environment import Environment, Observation, Step
@@ -65,6 +73,7 @@ class GymnasiumEnv(Environment):
     ) -> None:
         self.name = name or type(envs).__name__
         self._envs = adapt(envs, self.name)
+        self._observed = self._envs.single_observation_space
         self._seed = seed
         self._first = first
         self.device = torch.device("cpu")
@@ -83,10 +92,12 @@ class GymnasiumEnv(Environment):
                 EVALUATED_STEPS,
             )
         self.frames_per_s = float(self._envs.metadata.get("render_fps") or self.frames_per_s)
-        space: Any = self._envs.single_observation_space
+        space: Any = self._observed
         self._grouped = isinstance(space, Dict) and "policy" in space.spaces and set(space) <= {"policy", "critic"}
         groups = space if self._grouped else {"policy": space}
-        observed: Any = groups["policy"]
+        observed, left_out = numeric(groups["policy"])
+        if left_out:
+            logger.warning("%s: observations %s are no numbers, and are left out", self.name, ", ".join(left_out))
         numbers, self._pictures = split_pictures(observed)
         self.images = {
             group: picture_shape(observed if key is None else observed[key]) for group, key in self._pictures.items()
@@ -160,7 +171,7 @@ class GymnasiumEnv(Environment):
         """
         self._resetting[:] = False
         self._steps[:] = 0
-        obs = self._flat(self._library_reset(seed=self._seed), "reset()")
+        obs = self._flat(self._call("reset", seed=self._seed)[0], "reset()")
         self._require_finite(obs, np.ones(self.num_envs, dtype=bool))
         return _tensors(obs)
 
@@ -182,7 +193,7 @@ class GymnasiumEnv(Environment):
         chosen = action.detach().cpu().numpy()
         bad_action = ~_finite({"action": chosen})
         sent = self._to_library(np.where(bad_action[:, None], 0, chosen) if _any(bad_action) else chosen)
-        library_obs, rewards, terminations, truncations, infos = self._library_step(sent)
+        library_obs, rewards, terminations, truncations, infos = self._call("step", sent)
         obs = self._flat(library_obs, "step()")
         reward = self._column(rewards, "rewards", np.float32)
         terminated = self._column(terminations, "terminated", bool)
@@ -233,8 +244,9 @@ class GymnasiumEnv(Environment):
             raise TaskError(f"{self.name} resets in the same step and gives no infos['final_obs']")
         for env in env_ids:
             with self._space_errors("step()"):
-                row = conform(self._envs.single_observation_space, _of_env(last_obs, env))
-                for group, value in self._groups_of(_batch_of_one(self._envs.single_observation_space, row), 1).items():
+                last = conform(self._observed, _of_env(last_obs, env))
+                row = concatenate(self._observed, [last], create_empty_array(self._observed, 1))
+                for group, value in self._groups_of(row, 1).items():
                     final_obs[group][env] = value[0]
         return final_obs
 
@@ -272,7 +284,7 @@ class GymnasiumEnv(Environment):
         """Begins an episode in some envs, now or, where the library can only do that, with the next step."""
         self._resetting[:] = where & (not self._by_mask)
         if self._by_mask and _any(where):
-            first_obs = self._flat(self._library_reset(options={"reset_mask": where}), "reset()")
+            first_obs = self._flat(self._call("reset", options={"reset_mask": where})[0], "reset()")
             for group, value in first_obs.items():
                 obs[group][where] = value[where]
             self._require_finite(obs, where)
@@ -282,25 +294,20 @@ class GymnasiumEnv(Environment):
                 value[~finite] = 0.0
         return obs
 
-    def _library_reset(self, **kwargs: Any) -> Any:
+    def _call(self, call: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls `reset` or `step` of the library; what goes wrong there is one line."""
+        envs, level = self._envs, gymnasium.logger.min_level
         try:
-            if isinstance(self._envs, AsyncVectorEnv):
-                self._envs.reset_async(**kwargs)
-                return self._envs.reset_wait(timeout=HANGS_S)[0]
-            return self._envs.reset(**kwargs)[0]
+            if not isinstance(envs, AsyncVectorEnv):
+                return getattr(envs, call)(*args, **kwargs)
+            gymnasium.logger.min_level = gymnasium.logger.ERROR + 1  # it logs a traceback of each process
+            getattr(envs, f"{call}_async")(*args, **kwargs)
+            return getattr(envs, f"{call}_wait")(timeout=HANGS_S)
         except Exception as error:
             self._failed = True
-            raise raised(error, self.name, "reset()") from error
-
-    def _library_step(self, actions: Any) -> Any:
-        try:
-            if isinstance(self._envs, AsyncVectorEnv):
-                self._envs.step_async(actions)
-                return self._envs.step_wait(timeout=HANGS_S)
-            return self._envs.step(actions)
-        except Exception as error:
-            self._failed = True
-            raise raised(error, self.name, "step()") from error
+            raise raised(error, self.name, f"{call}()") from error
+        finally:
+            gymnasium.logger.min_level = level
 
     def _flat(self, obs: Any, call: str) -> FlatObservation:
         """Returns the library's observations as our groups, in memory of their own."""
@@ -404,10 +411,6 @@ _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
 def _final(infos: Mapping[Any, Any]) -> Any:
     """Returns the last observations of the episodes that ended; None where infos have none."""
     return next((infos[key] for key in FINAL_OBS if infos.get(key) is not None), None)
-
-
-def _batch_of_one(space: gymnasium.Space[Any], obs: Any) -> Any:
-    return concatenate(space, [obs], create_empty_array(space, 1))
 
 
 def _numbers_of_end(infos: Any, env: int) -> Iterable[tuple[str, float]]:

@@ -37,6 +37,7 @@ def action_space(env: VecEnv) -> Box:
 
 # Gymnasium's as ours
 
+FIXED = (Box, Discrete, MultiBinary, MultiDiscrete, Dict, Tuple)
 PICTURE = 32 * 32
 """Least number of bytes of an observation that is a picture; the views of grid worlds are smaller."""
 
@@ -49,6 +50,17 @@ def is_picture(space: Space[Any]) -> bool:
     """Returns whether observations of a space are pictures: uint8, with two or three dimensions."""
     of_bytes = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
     return of_bytes and flatdim(space) >= PICTURE
+
+
+def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
+    """Return a dict's space without the entries that are no numbers, such as a text, and their names.
+
+    Another space stays as it is, and so does a dict that has nothing else.
+    """
+    if not isinstance(space, Dict):
+        return space, []
+    kept = {key: entry for key, entry in space.items() if isinstance(entry, FIXED)}
+    return (Dict(kept), [key for key in space if key not in kept]) if kept else (space, [])
 
 
 def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]]:
@@ -101,7 +113,7 @@ def flat_size(space: Space[Any], name: str) -> int:
     if isinstance(space, (Dict, Tuple)):
         components = space.spaces.values() if isinstance(space, Dict) else space.spaces
         return sum(flat_size(component, name) for component in components)
-    if isinstance(space, (Box, Discrete, MultiBinary, MultiDiscrete)):
+    if isinstance(space, FIXED):
         return flatdim(space)
     raise ConfigError(
         f"{name}: an observation of {space} has no fixed size as numbers. Try a wrapper of Gymnasium, in a function of"

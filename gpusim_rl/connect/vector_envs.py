@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from gpusim_rl.connect.checked_env import CheckedEnv, raised
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line, import_extra, is_out_of_memory
@@ -94,6 +94,8 @@ def adapt(envs: Any, name: str) -> VectorEnv:
     if _is_envpool(envs):  # a VectorEnv of Gymnasium too, but with the spaces of one env
         return _EnvPoolEnvs(envs)
     if isinstance(envs, VectorEnv):
+        if type(envs) is SyncVectorEnv:
+            envs.envs = [env if isinstance(env, CheckedEnv) else CheckedEnv(env, name) for env in envs.envs]
         return envs
     if hasattr(envs, "step_wait") and hasattr(envs, "env_method"):
         return _Sb3Envs(envs)

@@ -1,0 +1,417 @@
+"""Whatever somebody else's env may return or do: right, or one line that names env and call."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from gpusim_rl.api import prepare
+from gpusim_rl.connect import gymnasium_in
+from gpusim_rl.connect.checked_env import LONGEST_NAME, MOST_NUMBERS, numbers_of
+from gpusim_rl.connect.gymnasium_in import GymnasiumEnv, first_seed
+from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.env import Environment
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run.start import SEEDS_APART, evaluation_seed, resumed_seed
+from gpusim_rl.settings.schema import EnvConfig
+from helpers.training import SMALL_PPO, read_csv, the_run
+
+BOX = gym.spaces.Box(-9.0, 9.0, (2,), np.float32)
+SHARED = np.zeros(2, np.float32)
+LENGTH = 3
+
+
+class Fake(gym.Env):
+    """Counts its steps; what it returns is made by functions of the step."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, **changes: Any) -> None:
+        self._changes = changes
+        self.observation_space = changes.get("space", BOX)
+        self._buffer = np.zeros(2, np.float32)
+        self._t = 0
+
+    def _get(self, name: str, default: Any) -> Any:
+        made = self._changes.get(name, default)
+        return made(self) if callable(made) else made
+
+    @property
+    def count(self) -> int:
+        return self._t
+
+    def filled(self) -> np.ndarray:
+        self._buffer[:] = self._t
+        return self._buffer
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._t = 0
+        return self._get("reset", (self._get("obs", lambda env: np.full(2, env.count, np.float32)), {}))
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        ended = self._t == LENGTH
+        obs = self._get("obs", lambda env: np.full(2, env.count, np.float32))
+        reward, info = self._get("reward", float(self._t)), self._get("info", {})
+        return self._get("step", (obs, reward, self._changes.get("flag", bool)(ended), False, info))
+
+
+def shared(env: Fake) -> np.ndarray:
+    SHARED[:] = env.count
+    return SHARED
+
+
+def fail(kind: type[BaseException]) -> Callable[[Any], Any]:
+    def function(env: Fake) -> Any:
+        raise kind("deep\ninside")
+
+    return function
+
+
+def from_step(value: Any) -> Callable[[Fake], Any]:
+    """Returns a plain observation at the reset, and after that a value."""
+    return lambda env: value if env.count else np.zeros(2, np.float32)
+
+
+@cache
+def settings() -> EnvConfig:
+    return prepare("Gymnasium", env={"id": "CartPole-v1"}).cfg.env
+
+
+def of_id(name: str, num_envs: int = 2, **changes: Any) -> Environment:
+    cfg = dataclasses.replace(settings(), id=name, **changes)
+    return GymnasiumEnv.from_settings(cfg, num_envs=num_envs, seed=5, device=torch.device("cpu"))
+
+
+def made(vectorization: str = "sync", limit: int | None = 9, overlap: bool = False, **changes: Any) -> Environment:
+    gym.register("fake/Fake-v0", Fake, kwargs=changes)
+    try:
+        return of_id("fake/Fake-v0", vectorization=vectorization, max_episode_steps=limit, overlap=overlap)
+    finally:
+        del gym.registry["fake/Fake-v0"]
+
+
+def episode(env: Environment) -> tuple[list[Any], list[Any], list[Any], Any]:
+    """Returns last observations, rewards and ends of an episode, and the numbers of its end."""
+    env.reset()
+    steps = [env.step(torch.zeros(env.num_envs, 1, dtype=torch.int64)) for _ in range(LENGTH)]
+    assert not any(step.diverged.any() for step in steps)
+    last = [{group: value.tolist() for group, value in step.final_obs.items()} for step in steps]
+    return last, [step.reward.tolist() for step in steps], [step.done.tolist() for step in steps], steps[-1].stats
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"obs": Fake.filled},
+        {"obs": shared},
+        {"obs": lambda env: [env.count, env.count]},
+        {"obs": lambda env: (env.count, float(env.count))},
+        {"obs": lambda env: np.full(2, env.count, np.float64)},
+        {"obs": lambda env: np.full(2, env.count, np.uint8)},
+        {"obs": lambda env: np.full((1, 2), env.count, np.float32)},
+        {"obs": lambda env: np.full((2, 1), env.count, np.int64)},
+        {"space": gym.spaces.Box(0, 9, (2,), np.int64), "obs": lambda env: np.full(2, float(env.count))},
+        {"space": gym.spaces.Box(0, np.inf, (2,), np.float64)},
+        {"space": gym.spaces.Box(-1, 1, (2,), np.float32)},  # its observations lie outside
+        *({"reward": lambda env, kind=kind: kind(env.count)} for kind in (int, np.float64, np.array, np.float32)),
+        {"reward": lambda env: np.array([env.count], np.float64)},
+        {"reward": lambda env: [[env.count]]},
+        *({"flag": kind} for kind in (int, np.bool_, np.array, lambda end: np.array([end]), lambda end: [end])),
+        {"info": {"text": "a", "none": None, "array": np.zeros(7), "huge": {str(i): "x" for i in range(9999)}}},
+        {"info": lambda env: {"ragged": np.zeros(env.count + id(env) % 5), "final_obs": 3, "_final_obs": None}},
+        {"info": "no dict"},
+    ],
+)
+def test_odd_types_are_put_right(changes: dict[str, Any]) -> None:
+    last, rewards, ends, stats = episode(made(**changes))
+    assert last == [{"policy": [[t, t]] * 2} for t in (1, 2, 3)]
+    assert rewards == [[t, t] for t in (1, 2, 3)]
+    assert ends == [[False] * 2, [False] * 2, [True] * 2] and stats == {}
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "flat"),
+    [
+        (gym.spaces.Box(-9, 9, (), np.float32), lambda env: float(env.count), [3]),
+        (gym.spaces.Box(-9, 9, (1,), np.float32), lambda env: env.count, [3]),
+        (gym.spaces.Discrete(3, start=1), lambda env: np.array([max(1, env.count)]), [0, 0, 1]),
+        (gym.spaces.MultiBinary(3), lambda env: [True, False, True], [1, 0, 1]),
+        (gym.spaces.MultiDiscrete([2, 2]), lambda env: [1.0, 0.0], [0, 1, 1, 0]),
+        (gym.spaces.Box(0, 1, (2,), bool), lambda env: [0, 1], [0, 1]),
+        (gym.spaces.Tuple([gym.spaces.Discrete(2), BOX]), lambda env: [1, env.filled()], [0, 1, 3, 3]),
+        (gym.spaces.Dict({"a": BOX}), lambda env: {"a": env.filled(), "more": 1}, [3, 3]),
+        (gym.spaces.Dict({"a": BOX, "task": gym.spaces.Text(9)}), lambda env: {"a": [3, 3], "task": "go"}, [3, 3]),
+    ],
+)
+def test_spaces_of_numbers_are_flattened(space: gym.Space, obs: Any, flat: list[float]) -> None:
+    assert episode(made(space=space, obs=obs))[0][-1] == {"policy": [flat] * 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "call", "word"),
+    [
+        ({"obs": from_step(np.zeros(3))}, "step()", "shape"),
+        ({"obs": from_step(np.zeros(1))}, "step()", "shape"),
+        ({"obs": from_step("text")}, "step()", "shape"),
+        ({"obs": from_step(None)}, "step()", "shape"),
+        ({"obs": from_step([None, None])}, "step()", "object"),
+        ({"obs": np.zeros(3)}, "reset()", "shape"),
+        ({"obs": np.array([np.nan, 0.0])}, "reset()", "not finite"),
+        ({"space": gym.spaces.Box(0, 255, (2,), np.uint8), "obs": np.full(2, 0.5)}, "reset()", "uint8"),
+        ({"space": gym.spaces.Box(0, 255, (2,), np.uint8), "obs": np.full(2, -1)}, "reset()", "uint8"),
+        ({"space": gym.spaces.Discrete(3), "obs": 3}, "reset()", "Discrete"),
+        ({"space": gym.spaces.Discrete(3), "obs": -1}, "reset()", "Discrete"),
+        ({"space": gym.spaces.Discrete(3, start=2), "obs": 1}, "reset()", "Discrete"),
+        ({"space": gym.spaces.MultiBinary(2), "obs": [0, 2]}, "reset()", "MultiBinary"),
+        ({"space": gym.spaces.Dict({"a": BOX}), "obs": {"b": 1}}, "reset()", "'a'"),
+        ({"space": gym.spaces.Dict({"a": BOX}), "obs": 3}, "reset()", "int"),
+        ({"space": gym.spaces.Tuple([BOX, BOX]), "obs": (np.zeros(2),)}, "reset()", "shorter"),
+        ({"reward": None}, "step()", "NoneType"),
+        ({"reward": "1"}, "step()", "str"),
+        ({"reward": np.zeros(2)}, "step()", r"\[2\]"),
+        ({"reward": {"a": 1.0}}, "step()", "dict"),
+        ({"flag": lambda end: None}, "step()", "terminated"),
+        ({"flag": lambda end: "no"}, "step()", "terminated"),
+        ({"step": (np.zeros(2), 0.0, False, {})}, "step()", "values.*older"),
+        ({"step": None}, "step()", "NoneType.*older"),
+        ({"reset": np.zeros(2, np.float32)}, "reset()", "ndarray.*older"),
+        ({"reward": fail(ZeroDivisionError)}, "step()", r"ZeroDivisionError: deep \(test_checked_env.py:\d+\)"),
+        ({"reset": fail(KeyError)}, "reset()", "KeyError"),
+        ({"reward": fail(AssertionError)}, "step()", "AssertionError"),
+    ],
+)
+@pytest.mark.parametrize("limit", [None, 9])
+def test_what_is_wrong_is_one_line(changes: dict[str, Any], call: str, word: str, limit: int | None) -> None:
+    with pytest.raises(TaskError, match=rf"(?s)^fake/Fake-v0: {call[:-2]}\(\) .*{word}") as error:
+        episode(made(limit=limit, **changes))
+    assert "\n" not in str(error.value)
+
+
+class NoSeed(Fake):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+def test_a_reset_without_a_seed_names_the_interface() -> None:
+    gym.register("fake/NoSeed-v0", NoSeed, max_episode_steps=9)
+    env = of_id("fake/NoSeed-v0")
+    with pytest.raises(TaskError, match=r"fake/NoSeed-v0: reset\(\) raised TypeError.*older"):
+        env.reset()
+
+
+def report(env: Fake) -> dict[str, Any]:
+    return {
+        "is_success": np.bool_(env.count == LENGTH),
+        "distance": np.array([0.5 * env.count]),
+        "third": Fraction(1, 4),
+        "nested": {"a": 1, "deeper": {"b": 1}},
+        "late" if env.count == LENGTH else "early": 7,
+        "bad": np.nan,
+        "huge": 10**400,
+        "complex": 1j,
+        "line\nend": 2,
+        "TimeLimit.truncated": True,
+    }
+
+
+NUMBERS = {"is_success": 1.0, "distance": 1.5, "third": 0.25, "nested/a": 1.0, "late": 7.0, "line\\nend": 2.0}
+
+
+def test_the_numbers_of_an_info_are_those_that_can_be_averaged() -> None:
+    env = Fake()
+    env._t = LENGTH
+    assert dict(numbers_of(report(env))) == NUMBERS
+    many = dict(numbers_of({"x" * 99 + str(i): i for i in range(999)} | {i: i for i in range(999)}))
+    assert len(many) <= MOST_NUMBERS and max(map(len, many)) <= LONGEST_NAME
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "next step", "same step", "overlap"])
+def test_the_end_of_an_episode_is_logged(kind: str) -> None:
+    if kind in ("sync", "async"):
+        env = made(kind, info=report)
+    elif kind == "overlap":
+        env = made(overlap=True, info=report)
+    else:
+        mode = AutoresetMode.SAME_STEP if kind == "same step" else AutoresetMode.NEXT_STEP
+        env = GymnasiumEnv(SyncVectorEnv([lambda: Fake(info=report)] * 2, autoreset_mode=mode), seed=5)
+    *_, stats = episode(env)
+    found = {name: value.tolist() for name, value in stats.items()}
+    assert found == {name: [value] * 2 for name, value in NUMBERS.items()}
+    step = env.step(torch.zeros(2, 1, dtype=torch.int64))
+    assert step.stats.keys() == stats.keys() and all(value.isnan().all() for value in step.stats.values())
+    env.close()
+
+
+def test_success_is_a_column_and_evaluated(tmp_path: Any) -> None:
+    gym.register("fake/Fake-v0", Fake, kwargs={"info": lambda env: {"is_success": env.count == LENGTH, "return": 1e9}})
+    try:
+        settings = {"num_envs": 2, "seed": 3, "log": {"console": "quiet", "dir": str(tmp_path)}, "ppo": SMALL_PPO}
+        env = {"id": "fake/Fake-v0"}
+        trainer = make_trainer(prepare("Gymnasium", env=env, max_iterations=2, **settings))
+        trainer.train()
+        row = read_csv(the_run(tmp_path))[-1]
+        assert float(row["task/is_success"]) == 1.0 and float(row["episode/return"]) == 6.0
+        result = make_trainer(prepare("Gymnasium", env=env, test=True, checkpoint=str(the_run(tmp_path)))).evaluate()
+        assert result["task/is_success"] == 1.0 and result["return_mean"] == 6.0
+    finally:
+        del gym.registry["fake/Fake-v0"]
+
+
+def test_near_seeds_share_no_env() -> None:
+    seeds = [seed + SEEDS_APART * rank for seed in range(100) for rank in range(8)]
+    of_evaluations = [evaluation_seed(seed) for seed in range(100)]
+    resumed = [resumed_seed(3, iteration) for iteration in range(1, 1000)]
+    for many in (seeds + of_evaluations, [3, *resumed]):
+        assert np.diff(np.sort([first_seed(seed) for seed in many])).min() > 50_000
+    assert 0 <= first_seed(2**31 - 1) < 2**31 - 2**20
+
+
+class Endless(Fake):
+    """Ends no episode, and observes its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.seed = seed
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        return np.full(2, self._t, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("mode", [*AutoresetMode])
+def test_a_limit_of_the_user_ends_episodes(mode: AutoresetMode) -> None:
+    env = GymnasiumEnv(SyncVectorEnv([Endless] * 2, autoreset_mode=mode), seed=5, max_episode_steps=4)
+    env.reset()
+    ends = [env.step(torch.zeros(2, 1, dtype=torch.int64)) for _ in range(9)]
+    assert [bool(step.truncated.all()) for step in ends] == [t % 4 == 0 for t in range(1, 10)]
+    assert [step.final_obs["policy"][0, 0].item() for step in ends] == [1, 2, 3, 4, 1, 2, 3, 4, 1]
+    assert ends[3].obs["policy"].tolist() == [[0, 0]] * 2 and not ends[3].terminated.any()
+
+
+def test_a_limit_that_only_the_library_can_keep_is_one_line() -> None:
+    class Closed(gym.vector.VectorWrapper):
+        @property
+        def unwrapped(self) -> Any:
+            return self
+
+    envs = Closed(SyncVectorEnv([Endless] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    env = GymnasiumEnv(envs, seed=5, max_episode_steps=2, name="Closed")
+    env.reset()
+    env.step(torch.zeros(2, 1, dtype=torch.int64))
+    with pytest.raises(TaskError, match=r"^Closed: .*env\.max_episode_steps=2"):
+        env.step(torch.zeros(2, 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "limit", "expected"),
+    [
+        ({"max_episode_steps": 7}, None, 7),
+        ({}, 8, 8),
+        ({"max_episode_steps": 8}, 8, 8),
+        ({"max_episode_steps": -1}, None, gymnasium_in.EVALUATED_STEPS),
+        ({"max_episode_steps": None}, None, 200),
+    ],
+)
+def test_limits_typed_for_the_env_are_known(kwargs: dict[str, Any], limit: int | None, expected: int) -> None:
+    env = of_id("Pendulum-v1", kwargs=kwargs, max_episode_steps=limit)
+    assert env.max_episode_length == expected
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "limit", "word"),
+    [
+        ({"max_episode_steps": 7}, 8, "env.max_episode_steps=8"),
+        ({"max_episode_steps": 0}, None, "max_episode_steps"),
+        ({"max_episode_steps": "x"}, None, "max_episode_steps"),
+        ({"vector_kwargs": {}}, None, "env.kwargs.vector_kwargs"),
+        ({"wrappers": []}, None, "env.kwargs.wrappers"),
+        ({"num_envs": 3}, None, "env.kwargs.num_envs"),
+        ({"g": [1]}, None, "Pendulum-v1"),
+    ],
+)
+def test_arguments_that_are_none_are_one_line(kwargs: dict[str, Any], limit: int | None, word: str) -> None:
+    with pytest.raises((ConfigError, TaskError), match=word) as error:
+        env = of_id("Pendulum-v1", num_envs=1, kwargs=kwargs, max_episode_steps=limit)
+        env.reset()
+        env.step(torch.zeros(1, 1))
+    assert "\n" not in str(error.value)
+
+
+class Old(SyncVectorEnv):
+    """Vector env of Gymnasium 0.29: no autoreset mode, and the last observation under another name."""
+
+    def __init__(self) -> None:
+        super().__init__([Fake] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+        del self.metadata["autoreset_mode"]
+
+    @property
+    def unwrapped(self) -> Any:
+        return gym.vector.VectorWrapper(self)
+
+    def step(self, actions: Any) -> Any:
+        *others, infos = super().step(actions)
+        if "final_obs" in infos:
+            infos["final_observation"] = infos.pop("final_obs")
+            infos["final_info"] = np.array([{"is_success": True}, None])
+        return *others, infos
+
+
+def test_the_same_step_reset_of_older_vector_envs_is_known_by_its_last_observation() -> None:
+    env = GymnasiumEnv(Old(), seed=5, max_episode_steps=9)
+    last, _, ends, stats = episode(env)
+    assert last[-1] == {"policy": [[3, 3]] * 2} and ends[-1] == [True] * 2
+    assert stats["is_success"].nan_to_num(-1).tolist() == [1, -1]
+    assert not env.step(torch.zeros(2, 1, dtype=torch.int64)).diverged.any()
+
+
+@pytest.mark.parametrize("told", ["SameStep", "Disabled", "NextStep", "often"])
+def test_a_mode_may_be_told_as_text(told: str) -> None:
+    mode = AutoresetMode.SAME_STEP if told == "often" else AutoresetMode(told)
+    envs = SyncVectorEnv([lambda: Fake(obs=Fake.filled)] * 2, autoreset_mode=mode)
+    envs.metadata["autoreset_mode"] = told
+    if told == "often":
+        with pytest.raises(ConfigError, match="often"):
+            GymnasiumEnv(envs, seed=5)
+        return
+    last, _, ends, _ = episode(GymnasiumEnv(envs, seed=5))
+    assert ends[-1] == [True, True] and last[-1] == {"policy": [[3, 3]] * 2}
+
+
+@pytest.mark.parametrize("how", ["dies", "raises", "hangs"])
+def test_processes_that_fail_are_one_line_and_leave_none_behind(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gymnasium_in, "HANGS_S", 0.5)
+    act = {
+        "dies": lambda env: os._exit(3),
+        "raises": fail(ValueError),
+        "hangs": lambda env: time.sleep(60),
+    }[how]
+    env: Any = made("async", reward=act)
+    env.reset()
+    with pytest.raises(TaskError, match=r"^fake/Fake-v0: .*step\(\)"):
+        env.step(torch.zeros(2, 1, dtype=torch.int64))
+    env.close()
+    for process in env._envs.processes:
+        process.join(5)
+    assert not any(process.is_alive() for process in env._envs.processes)
+
+
+def test_an_error_at_the_close_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    env: Any = GymnasiumEnv(SyncVectorEnv([Fake]), seed=5, name="Fake", max_episode_steps=9)
+    env._envs.close_extras = lambda **_: fail(RuntimeError)(Fake())
+    env.close()
+    [record] = caplog.records
+    assert record.getMessage().startswith("Fake: close() raised RuntimeError: deep")
