@@ -20,7 +20,7 @@ from torch.nn import functional
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec, RecordedTensor, Transition, make_generator, restore_generator
 from gpusim_rl.learn.networks import MLP
-from gpusim_rl.learn.normalize import RunningNormalizer
+from gpusim_rl.learn.normalize import DifferenceNormalizer, RunningNormalizer
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.machine.compiled import Compiled
@@ -45,11 +45,12 @@ class Discriminator(nn.Module):
         size: Number of features.
         cfg: Settings.
         clip: Limit of normalised features [standard deviations].
+        difference: Whether features are differences from the reference, whose zeros normalisation keeps.
     """
 
-    def __init__(self, size: int, cfg: DiscriminatorConfig, clip: float) -> None:
+    def __init__(self, size: int, cfg: DiscriminatorConfig, clip: float, difference: bool = False) -> None:
         super().__init__()
-        self.seen = RunningNormalizer(size, clip=clip)
+        self.seen = (DifferenceNormalizer if difference else RunningNormalizer)(size, clip=clip)
         self.layers = MLP(size, cfg)
         self.out = nn.Linear(self.layers.out_size, 1)
         self._slope, self._logistic = SLOPES[cfg.activation], cfg.loss == "logistic"
@@ -177,8 +178,9 @@ class AMP(PPO):
         (E[error(D(agent), -1)] + E[error(D(reference), 1)]) / 2 + gradient_penalty * E[|dD/dx|^2]
             + logit_decay * |last weights|^2 + weight_decay * |weights|^2
 
-    With `difference` the features are the distance from a reference at the same time, and zeros are the only example of
-    the reference (ADD, Zhang et al. 2025, arXiv 2505.04961).
+    With `difference` the features are the difference from a reference at the same time, divided by its mean absolute
+    value; zeros are the only example of the reference, and the penalty is on the agent's samples (ADD, Zhang et al.
+    2025, arXiv 2505.04961).
     """
 
     Config = AMPConfig
@@ -200,7 +202,7 @@ class AMP(PPO):
         size, samples = env.obs_sizes[STYLE], self.horizon * env.num_envs
         self.style = StyleRecord(self.horizon, env.num_envs, dict.fromkeys(groups, size), device)
         with device:
-            self.discriminator = Discriminator(size, cfg.discriminator, cfg.clip_obs)
+            self.discriminator = Discriminator(size, cfg.discriminator, cfg.clip_obs, cfg.difference)
             self.replay = FeatureReplay(cfg.discriminator.replay, size)
         if env.collective.size > 1:
             state = {name: x.cpu() for name, x in self.discriminator.state_dict().items()}
@@ -292,14 +294,17 @@ class AMP(PPO):
             weight_of_reference: Weight of a sample of the reference.
         """
         it, cfg, agents = self.discriminator, self.cfg.discriminator, len(weight)
-        both = cfg.penalized == "both"
-        score, gradient = it.with_gradient(x, since=0 if both else agents)
+        penalized = cfg.penalized
+        if penalized == "auto":
+            penalized = "agent" if self.cfg.difference else "reference"
+        score, gradient = it.with_gradient(x, since=agents if penalized == "reference" else 0)
         agent, reference = score[:agents], score[agents:]
         loss = (it.error(agent, -1.0) * weight).sum() + (it.error(reference, 1.0) * weight_of_reference).sum()
         squares = gradient.square().sum(dim=1)
         penalty = squares[-len(reference) :].sum() * weight_of_reference
-        if both:
-            penalty = 0.5 * penalty + 0.5 * (squares[:agents] * weight).sum()
+        if penalized != "reference":
+            of_agent = (squares[:agents] * weight).sum()
+            penalty = of_agent if penalized == "agent" else 0.5 * penalty + 0.5 * of_agent
         decay = cfg.logit_decay * it.out.weight.square().sum()
         decay = decay + cfg.weight_decay * torch.stack([w.square().sum() for w in it.weights]).sum()
         loss = 0.5 * loss + cfg.gradient_penalty * penalty + decay / self.collective.size

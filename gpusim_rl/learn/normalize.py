@@ -54,7 +54,7 @@ class RunningNormalizer(nn.Module):
         for name in ("_mean", "scale", "_inverse_scale"):
             self.register_buffer(name, torch.zeros(size), persistent=False)
         self._note_change()
-        self.register_load_state_dict_post_hook(RunningNormalizer._note_change)
+        self.register_load_state_dict_post_hook(_reloaded)
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         """Normalises; float32 in, float32 out."""
@@ -97,7 +97,29 @@ class RunningNormalizer(nn.Module):
         self._note_change()
 
     @torch.no_grad()
-    def _note_change(self, _: Any = None) -> None:
+    def _note_change(self) -> None:
         self._mean.copy_(self.mean)
         self.scale.copy_(torch.sqrt(self.var + self.eps))
         torch.reciprocal(self.scale, out=self._inverse_scale)
+
+
+class DifferenceNormalizer(RunningNormalizer):
+    """Scales features by the mean of their absolute values so far; zeros stay zeros."""
+
+    def update(
+        self,
+        x: Float[Tensor, "batch size"],
+        where: Bool[Tensor, " batch"] | None = None,
+        collective: Collective = ALONE,
+    ) -> None:
+        """Merge the batches of all processes as one; see `RunningNormalizer`."""
+        super().update(x.abs(), where, collective)
+
+    @torch.no_grad()
+    def _note_change(self) -> None:
+        self.scale.copy_(torch.where(self.count > 0.0, self.mean, 1.0).clamp(min=1e-4))
+        torch.reciprocal(self.scale, out=self._inverse_scale)
+
+
+def _reloaded(module: RunningNormalizer, _: Any) -> None:
+    module._note_change()

@@ -311,7 +311,7 @@ class DiscriminatorConfig:
     learning_rate: Positive
     batch_size: Count
     gradient_penalty: NotNegative
-    penalized: Literal["reference", "both"]
+    penalized: Literal["auto", "reference", "agent", "both"]
     logit_decay: NotNegative
     weight_decay: NotNegative
     replay: Count

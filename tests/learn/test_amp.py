@@ -52,7 +52,7 @@ def agent(env: Env | None = None, *, device: str = "cpu", role: Any = "both", **
 
 # The discriminator
 
-KINDS = [*itertools.product(("logistic", "least_squares"), ("relu", "elu", "tanh"), ("reference", "both"))]
+KINDS = [*itertools.product(("logistic", "least_squares"), ("relu", "elu", "tanh"), ("reference", "agent", "both"))]
 
 
 def activation(name: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,9 +80,8 @@ def oracle(
 
     (of_agent, slope), (of_reference, reference_slope) = score(agents), score(reference)
     loss = 0.5 * (weight @ error(of_agent, -1.0) + error(of_reference, 1.0).mean())
-    penalty = (reference_slope**2).sum(axis=1).mean()
-    if cfg.penalized == "both":
-        penalty = 0.5 * penalty + 0.5 * weight @ (slope**2).sum(axis=1)
+    shares = {"reference": (0.0, 1.0), "agent": (1.0, 0.0), "both": (0.5, 0.5)}[cfg.penalized]
+    penalty = shares[0] * weight @ (slope**2).sum(axis=1) + shares[1] * (reference_slope**2).sum(axis=1).mean()
     decay = cfg.weight_decay * sum((w**2).sum() for w in (w1, w2, w3))
     return loss + cfg.gradient_penalty * penalty + cfg.logit_decay * (w3**2).sum() + decay
 
@@ -271,6 +270,28 @@ def test_zeros_are_the_reference_of_differences() -> None:
     net = it.discriminator
     near, far = (float(net(net.seen(torch.full((1, 3), x)))) for x in (0.0, 3.0))  # 3 is the agent's mean
     assert near > 0.0 > far
+    assert not net.seen(torch.zeros(1, 3)).any(), "zeros stay zeros"
+
+
+def test_differences_are_divided_by_their_mean_absolute_value() -> None:
+    env = RandomEnv(16, {"policy": 5, "style": 3})
+    it = agent(env, difference=True)
+    collect(it, env)
+    it.update()
+    rows = it.style.groups["style"][it.rollout.valid]
+    torch.testing.assert_close(it.discriminator.seen(rows), (rows / rows.abs().mean(dim=0)).clamp(-5.0, 5.0))
+    again = agent(env, difference=True)
+    again.load_state_dict(it.state_dict())
+    torch.testing.assert_close(again.discriminator.seen(rows), it.discriminator.seen(rows))
+
+
+@pytest.mark.parametrize(("difference", "penalized"), [(False, "reference"), (True, "agent")])
+def test_the_penalty_is_on_the_samples_of_the_paper(difference: bool, penalized: str) -> None:
+    x, weight = torch.randn(12, 4), torch.full((8,), 1.0 / 8.0)
+    auto = agent(difference=difference, discriminator={"penalized": "auto"})
+    typed = agent(difference=difference, discriminator={"penalized": penalized})
+    losses = [it._discriminator_loss(x, weight, 0.25) for it in (auto, typed)]
+    torch.testing.assert_close(*losses)
 
 
 class Imitable(RandomEnv):
@@ -375,7 +396,7 @@ def test_memory_stays_where_it_is() -> None:
 
 
 @pytest.mark.skipif(hasattr(AMP.update, "__wrapped__"), reason="functions that check shapes cannot be compiled whole")
-@pytest.mark.parametrize("penalized", ["reference", "both"])
+@pytest.mark.parametrize("penalized", ["reference", "agent", "both"])
 def test_its_loss_can_be_compiled_as_a_whole(penalized: str) -> None:
     it = agent(discriminator={"penalized": penalized})
     x, weight = torch.randn(12, 4), torch.full((8,), 0.125)
