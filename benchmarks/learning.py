@@ -574,14 +574,15 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def front_page(results: Mapping[str, Learned]) -> list[str]:
-    """Markdown: tasks whose training is recorded, what each learns, its result, and what other than PPO learned it."""
+    """Markdown table of recorded trainings: task (`*`: with other settings), aim, result, algorithm where not PPO."""
     lines = ["|task|what it learns|reached|", "|---|---|---|"]
     for name, entry in tasks().items():
         if name not in results:
             continue
         aim = re.split(r"[,;.]", entry.description)[0]
-        words = "".join(f", `{word}`" for word in results[name].overrides if word.startswith("algo="))
-        lines.append(f"|`{name}`|{aim}|{results[name].result}{words}|")
+        overrides = results[name].overrides
+        words = "".join(f", `{word}`" for word in overrides if word.startswith("algo="))
+        lines.append(f"|`{name}`{' *' if overrides else ''}|{aim}|{results[name].result}{words}|")
     return lines
 
 

@@ -782,7 +782,36 @@ def test_the_tasks_of_the_readme_are_the_data():
     assert best.keys() <= tasks().keys()
     times = [entry.seconds for entry in best.values() if entry.seconds is not None]
     minutes = max(times) / 60
-    assert f"{len(times)} of {len(best)} tasks reach their threshold in {minutes:.0f} minutes or less" in text
+    alone = sum(not entry.overrides for entry in best.values())
+    [line] = [line for line in text.splitlines() if line.startswith("- **CPU**")]
+    numbers = [int(number) for number in re.findall(r"\d+", line)]
+    assert numbers == [len(tasks()), len(best), round(minutes), alone, len(best) - alone]
+    assert len(times) == len(best), "the line says that all of them reach their goals"
+
+
+def test_the_numbers_of_the_gpu_are_the_data():
+    parts = json.loads((ROOT / "benchmarks" / "gpu.json").read_text())["parts"]
+    page, readme = (ROOT / "docs" / "gpu.md").read_text(), (ROOT / "README.md").read_text()
+    [case] = parts["bench"]["env_counts"]
+    millions = case["training_env_steps_per_s"] / 1e6
+    seconds = parts["learn"]["seconds_from_first_iteration"]
+    assert f"{millions:.1f} million steps/s; return 3,000 in {seconds:.1f} s" in readme
+    quoted = {
+        "Control steps per second": [f"{millions:.2f} million"],
+        "over bare physics": [f"{case['training_over_physics']:.2f}"]
+        + [f"{number:.2f}" for number in case["training_over_physics_range"]],
+        "mean return is 3,000": [f"{seconds:.1f} s", f"{parts['learn']['seconds_from_start_of_process']:.1f} s"],
+        "Device occupied": [f"{parts['audit'][name]:.0%}".replace("%", " %") for name in ("occupied", "busy")],
+    }
+    for words, values in quoted.items():
+        [row] = [line for line in page.splitlines() if line.startswith("|") and words in line]
+        assert [value for value in values if value not in row] == []
+    [tests] = [line for line in page.splitlines() if "decisive tests of `tests/gpu`" in line]
+    assert f"All {parts['tests']['passed']} decisive" in tests and parts["tests"]["failed"] == 0
+    more = parts["more_tests"]
+    total = sum(more[name] for name in ("passed", "skipped", "failed"))
+    assert f"Of the other {total}, {more['passed']} pass, {more['skipped']} are skipped" in page
+    assert f"and {more['failed']} fail" in page
 
 
 def test_the_seam_of_the_architecture_is_the_code():

@@ -36,7 +36,7 @@ def test_what_is_frozen_stays_and_the_rest_learns(label: str, network: str, monk
     it, env = learner(label, with_network(network) | without_decay(label), monkeypatch)
     before = weights(it.policy)
     assert any(not x.requires_grad for x in it.policy.parameters()) or network == "Detached"
-    obs, _ = run(it, env, env.reset(), 3)
+    run(it, env, env.reset(), 3)
     now = weights(it.policy)
     moved = {name for name, value in now.items() if not torch.equal(value, before[name])}
     layer = {name: name.split(".")[-2] for name in now if "layers" in name or "features" in name}
@@ -54,7 +54,7 @@ def test_layers_that_learn_from_a_resume_on_are_told_of(
     label: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     it, env = learner(label, with_network("Frozen"), monkeypatch)
-    obs, _ = run(it, env, env.reset(), 3)
+    run(it, env, env.reset(), 3)
     other, _ = learner(label, with_network("HalfFrozen"), monkeypatch)
     other.policy.load_state_dict(it.policy.state_dict())
     other.load_state_dict(saved(it.state_dict()))
