@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         args, options = parse(sys.argv[1:] if argv is None else argv)
         cards = {file.parent.name: json.loads(file.read_text("utf-8")) for file in demos_dir().glob("*/demo.json")}
         if args.list:
-            say(*(f"{name:<16}{summary(card)}" for name, card in sorted(cards.items())))
+            say(*(f"{name:<19}{summary(card)}" for name, card in sorted(cards.items())))
             return 0
         name = choose(args.task, sorted(cards))
         say(f"{name}: {summary(cards[name])}")
@@ -69,9 +69,10 @@ def summary(card: dict[str, Any]) -> str:
     """Returns in a line how the policy came about, and what it reaches."""
     reached = ", ".join(f"{name} {value:.3g}" for name, value in card["success"].items())
     value = f"{card['return']:,.0f}" if abs(card["return"]) >= 100 else f"{card['return']:.3g}"
+    note = f"; {card['note']}" if card.get("note") else ""
     return (
         f"{card['algorithm']}, {card['env_steps'] / 1e6:.2g} M steps in {card['minutes']:.0f} min on"
-        f" {card['hardware']}; return {value}{f', {reached}' if reached else ''}"
+        f" {card['hardware']}; return {value}{f', {reached}' if reached else ''}{note}"
     )
 
 

@@ -38,6 +38,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="publish_demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="folder to write (default: the task's among the demos)")
+    parser.add_argument("--note", default="", help="limits of the policy, for its card: forward only")
     parser.add_argument("--num-envs", type=positive, default=64, help="episodes that are compared (default: 64)")
     parser.add_argument("--overwrite", action="store_true", help="replace a demo that exists")
     add_trust_arguments(parser)
@@ -76,7 +77,7 @@ def publish(args: argparse.Namespace) -> Path:
                 f"the demo has a return of {after['return_mean']:.4g} and the run {before['return_mean']:.4g}, more"
                 f" than {CLOSE:.0%} apart. Try more episodes: --num-envs {4 * args.num_envs}"
             )
-        _write_card(new / "demo.json", state, run, after)
+        _write_card(new / "demo.json", state, run, after, args.note)
         shutil.rmtree(out, ignore_errors=True)
         new.rename(out)
     finally:
@@ -139,7 +140,7 @@ def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
         return evaluate(player.observed, player.policy, player.obs)[0]
 
 
-def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, float]) -> None:
+def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, float], note: str) -> None:
     """Writes what a person wants to know of the policy."""
     from gpusim_rl.run.run_dir import RunDir
 
@@ -149,6 +150,7 @@ def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, 
     card = {
         "task": state["task"],
         "algorithm": state["config"]["algo"]["name"],
+        **({"note": note} if note else {}),
         "return": round(result["return_mean"], 4),
         "return_std": round(result["return_std"], 4),
         "success": {

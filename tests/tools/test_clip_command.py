@@ -84,7 +84,7 @@ def test_what_cannot_be_recorded_is_one_line(clip, tmp_path, kind):
 def test_an_episode_that_ends_is_no_clip(clip, tmp_path):
     """G1 falls when it is told to run and to turn ten times as fast as it has learned."""
     words = ("--command", "-20", "20", "20", "--seconds", "3", "--out", "x.npz")
-    assert "the episode ended after " in clip("record", demos_dir() / "G1Velocity", *words, code=2).stderr
+    assert "the episode ended after " in clip("record", demos_dir() / "G1VelocityForward", *words, code=2).stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,6 +11,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import demos_dir
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.view.player import Player
+from helpers.commands import ROOT
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -18,7 +19,7 @@ DEMOS = sorted(file.parent.name for file in demos_dir().glob("*/demo.json"))
 
 
 def test_there_are_demos_of_robots_that_people_own_and_they_are_small():
-    robots = {"Go1Velocity", "G1Velocity", "Ant", "Humanoid", "FrankaCubeStack", "Quadcopter", "HalfCheetah"}
+    robots = {"Go1Velocity", "G1VelocityForward", "Ant", "Humanoid", "FrankaCubeStack", "Quadcopter", "HalfCheetah"}
     assert robots <= set(DEMOS)
     files = [path for path in demos_dir().rglob("*") if path.is_file()]
     assert {path.name for path in files} == {"config.yaml", "demo.json", "last.pt"}
@@ -33,6 +34,14 @@ def test_a_demo_plays_as_its_card_says(demo):
         result, _ = evaluate(player.env, player.policy, player.obs)  # type: ignore[arg-type]
     spread = 4.0 * (result["return_std"] ** 2 + card["return_std"] ** 2) ** 0.5 / 16**0.5
     assert abs(result["return_mean"] - card["return"]) <= 0.02 * abs(card["return"]) + spread
+
+
+def test_a_demo_that_walks_forward_only_says_so(load_tool):
+    card = json.loads((demos_dir() / "G1VelocityForward" / "demo.json").read_text())
+    assert "forward only" in card["note"] and card["note"] in load_tool("demo").summary(card)
+    readme = (ROOT / "README.md").read_text()
+    assert "G1 forward only" in readme and "on a CPU: forward only" in readme
+    assert not (demos_dir() / "G1Velocity").exists()
 
 
 def test_a_name_may_be_short(load_tool):
