@@ -42,7 +42,7 @@ SECTIONS = ("scaling", "spin", "faults", "copies")
 OURS = {
     "process": ["actors=process"],
     "ray": ["actors=ray"],
-    "learner acts": ["actors=process", "actors.inference=learner", "actors.tune=false"],
+    "learner acts": ["actors=process", "actors.inference=learner"],
 }
 OTHERS = {"TorchRL sync": "sync", "TorchRL async": "async"}
 COPIED = {"horizon": HORIZON, "num_envs": 64, "obs": 500}

@@ -11,7 +11,6 @@ import dataclasses
 from gpusim_rl.distributed.actor import ActorJob
 from gpusim_rl.distributed.engine import Engine
 from gpusim_rl.distributed.inference import InferenceRollouts
-from gpusim_rl.distributed.limits import Limits
 from gpusim_rl.distributed.rollouts import ActorsCollector, ActorsRollouts, Rollouts
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.learn.algorithm import EnvSpec
@@ -102,14 +101,12 @@ def _make_rollouts(start: RunStart, engine: Engine, seed: int) -> Rollouts:
         )
         return remote_of(make_algorithm(start, env, seed + (1 + number) * SEEDS_APART), env)
 
-    limits = Limits(num_actors, min(actors.max_batch or num_actors, num_actors))
     rollouts = InferenceRollouts(
         engine,
         make_remote,
         num_envs=cfg.num_envs,
         device=start.device,
-        limits=limits,
+        max_batch=min(actors.max_batch or num_actors, num_actors),
         max_wait_ms=actors.max_wait_ms,
-        tune=actors.tune,
     )
     return rollouts

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gpusim_rl.distributed.actor import EnvDescription, SentRollout, Stepped, step_of, tensor_of
 from gpusim_rl.distributed.engine import Answer, Engine, Lost
-from gpusim_rl.distributed.limits import Limits, Tuner
 from gpusim_rl.distributed.rollouts import Rollouts
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.learn.remote import Remote
@@ -52,8 +51,7 @@ class InferenceRollouts(Rollouts):
     A thread answers actors in batches: as soon as `max_batch` of them wait, or the first one has waited for
     `max_wait_ms`. With 0 it answers all that wait by now, and batches grow by themselves where it is busy. An actor
     whose rollouts the learner has not copied yet gets no answer, so nothing piles up. The thread acts with copies of
-    the weights of a version, so never with weights that are half updated. With `tune` other limits are tried while the
-    run goes on.
+    the weights of a version, so never with weights that are half updated.
     """
 
     def __init__(
@@ -63,14 +61,12 @@ class InferenceRollouts(Rollouts):
         *,
         num_envs: int,
         device: torch.device,
-        limits: Limits,
+        max_batch: int,
         max_wait_ms: float,
-        tune: bool,
     ) -> None:
         super().__init__(engine)
         self._make_remote, self._num_envs, self._device = make_remote, num_envs, device
-        self._max_wait_s, self._limits = max_wait_ms / 1000.0, limits
-        self._tuner = Tuner(limits, engine.num_actors) if tune else None
+        self._max_wait_s, self._max_batch = max_wait_ms / 1000.0, max_batch
         self._actors: list[_ServedActor] = []
         self._finished: queue.SimpleQueue[SentRollout | BaseException] = queue.SimpleQueue()
         self._newest: tuple[int, Mapping[str, Tensor]] | None = None
@@ -121,16 +117,16 @@ class InferenceRollouts(Rollouts):
 
     def _answer_ready(self) -> float:
         """Answers actors that wait; returns how long the next look may be put off [s]."""
-        limits, now = self._limits, time.monotonic()
-        working = [actor for actor in self._actors[: limits.actors] if actor.alive]
+        now = time.monotonic()
+        working = [actor for actor in self._actors if actor.alive]
         ready = [actor for actor in working if actor.ready_since is not None and actor.free]
         ready.sort(key=lambda actor: actor.ready_since or 0.0)
         while ready:
             due = (ready[0].ready_since or 0.0) + self._max_wait_s
-            if len(ready) < min(limits.batch, len(working)) and now < due:
+            if len(ready) < min(self._max_batch, len(working)) and now < due:
                 return due - now
-            self._answer(ready[: limits.batch])
-            ready = ready[limits.batch :]
+            self._answer(ready[: self._max_batch])
+            ready = ready[self._max_batch :]
         return POLL_S
 
     @torch.no_grad()
@@ -191,8 +187,6 @@ class InferenceRollouts(Rollouts):
         algorithm.record(actor.action, step)
         actor.obs = step.obs
         actor.t += 1
-        if self._tuner is not None:
-            self._limits = self._tuner.observe(self._num_envs, actor.ready_since)
         if actor.t == algorithm.horizon:
             actor.t = 0
             actor.metrics.end_rollout()
@@ -206,14 +200,12 @@ class InferenceRollouts(Rollouts):
     def numbers(self) -> dict[str, float]:
         """Returns how many actors work, for which part of the time they waited, and how large batches were."""
         now = time.monotonic()
-        alive, limits = sum(actor.alive for actor in self._actors), self._limits
-        time_of_all = max(1, min(alive, limits.actors)) * (now - self._since)
+        alive = sum(actor.alive for actor in self._actors)
+        time_of_all = max(1, alive) * (now - self._since)
         numbers = {
             "actors/alive": float(alive),
-            "actors/active": float(limits.actors),
             "actors/wait": min(1.0, self._waited_s / time_of_all),
             "actors/inference_batch": self._answered / max(1, self._batches),
-            "actors/max_batch": float(limits.batch),
         }
         self._since, self._waited_s, self._batches, self._answered = now, 0.0, 0, 0
         return super().numbers() | numbers

@@ -56,11 +56,6 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
     return folders
 
 
-def announced_packages() -> set[str]:
-    """Returns the packages that announce tasks; nothing is imported."""
-    return {entry.value.partition(".")[0] for entry in _announcements()}
-
-
 def _announcements() -> list[EntryPoint]:
     """Returns entry points of installed packages; what is in the current directory may be from a stranger."""
     here, entries = Path.cwd(), entry_points(group=ENTRY_POINT_GROUP)

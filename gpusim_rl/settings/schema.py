@@ -652,7 +652,6 @@ class ActorsConfig:
     max_batch: Count | None
     max_wait_ms: NotNegative
     timeout_s: Positive | None
-    tune: bool
     address: str | None
 
 

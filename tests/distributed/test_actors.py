@@ -143,7 +143,7 @@ def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
             "Cartpole",
             algo="impala",
             num_envs=4,
-            actors={"engine": "process", "inference": inference, "tune": False},
+            actors={"engine": "process", "inference": inference},
             num_actors=1,
             max_iterations=5,
             impala={"network": small, "precision": "fp32"},
