@@ -18,6 +18,7 @@ ARMATURE = 1.7e-4
 """Guess of an armature per largest torque [kg m^2 / N m]: that of Go1, Go2 and G1 is 1.4e-4 to 3.3e-4."""
 FOOT = re.compile(r"foot|feet|toe|ankle|sole|paw|calf_?tip", re.IGNORECASE)
 TORSO = re.compile(r"torso|trunk|chest", re.IGNORECASE)
+SOLE = 0.02  # height above its lowest point within which the shapes of a foot stand on the ground [m]
 LOW = 0.15  # share of the root's height within which the lowest ends of limbs are feet
 BENT = {True: 0.94, False: 0.7}  # height of the hips in a pose, as a share of the longest leg: of two legs, and of more
 _HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
@@ -132,6 +133,7 @@ class _Reader:
             data.qpos[model.jnt_qposadr[j]] = min(max(model.qpos0[model.jnt_qposadr[j]], low), high)
         mujoco.mj_kinematics(model, data)
         shapes = self.named(names) if names else self.found()
+        shapes = {item: self.lowest(of_foot) for item, of_foot in shapes.items()}
         legs = [self.pitches(self.body_of[of_foot[0]]) for of_foot in shapes.values()]
         shared = {j for one, two in itertools.combinations(legs, 2) for j in set(one) & set(two)}  # of the waist
         legs = [[j for j in leg if j not in shared] for leg in legs]
@@ -233,6 +235,11 @@ class _Reader:
                 box = model.geom_aabb[geom]
                 half = np.abs(up) @ box[3:] - up @ box[:3]
         return middle - float(half)
+
+    def lowest(self, shapes: list[int]) -> list[int]:
+        """Return those of a foot's shapes that reach the ground: a foot's link may have the shank's shapes too."""
+        ground = min(map(self.bottom, shapes))
+        return [shape for shape in shapes if self.bottom(shape) < ground + SOLE]
 
     def foot(self, item: str, shapes: list[int]) -> Foot:
         body = self.body_of[shapes[0]]
