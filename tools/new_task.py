@@ -834,7 +834,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
 
     of_joint = [
         model.actuator_trnid[a, 0]
-        for a in range(model.nu)
+        for a in range(model.nactuator)
         if model.actuator_trntype[a] == mujoco.mjtTrn.mjTRN_JOINT.value
     ]
     driven = [i for i in of_joint if i in moving]
@@ -851,7 +851,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     servos = one_each and all(
         model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE.value
         and model.actuator_biasprm[a, 1] == -model.actuator_gainprm[a, 0] != 0
-        for a in range(model.nu)
+        for a in range(model.nactuator)
     )
     slides = [kinds[i] == slide for i in moving]
     ground = (mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value)

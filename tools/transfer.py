@@ -287,11 +287,13 @@ def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(package, "export", "exported")
     from gpusim_rl.export import files, parity
+    from gpusim_rl.sim.actuators import control_names
 
     _, card = files.write_all(args.run, folder, int8=False, trust=args.trust, config_dir=args.config_dir)
     policy = Exported(parity.onnx_function(folder / files.ONNX), [row["shape"] for row in card["recurrent_state"]])
     if "control" in card:
-        columns = [env.sim.scene.model.actuator(row["name"]).id for row in card["actuators"]]
+        names = [name for name, _ in control_names(env.sim.scene.model)]
+        columns = [names.index(row["name"]) for row in card["actuators"]]
 
         def apply(_: Tensor) -> None:
             if policy.control is not None:

@@ -229,8 +229,9 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
         quantities.append(_with_stall(actor, limited, quantity))
     if motors:
         ids = [drive.index for drive in motors]
-        control = abs(model.actuator_ctrlrange[ids]).max(axis=1)
-        control[model.actuator_ctrllimited[ids] == 0] = 1.0
+        controls = model.actuator_ctrladr[ids]  # a motor has one
+        control = abs(model.actuator_ctrlrange[controls]).max(axis=1)
+        control[model.actuator_ctrllimited[controls] == 0] = 1.0
         effort = control * abs(model.actuator_gainprm[ids, 0]) * abs(model.actuator_gear[ids, 0])
         quantities.append(_in_proportion(actor, "actuator_gear", motors, effort))
     if not quantities:

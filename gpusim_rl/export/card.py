@@ -16,7 +16,7 @@ from gpusim_rl.export.joint_order import JointOrder
 from gpusim_rl.export.model import ExportedPolicy
 from gpusim_rl.files.provenance import describe_environment
 from gpusim_rl.files.safe_open import load_json
-from gpusim_rl.sim.actuators import DAMPING, STIFFNESS, is_dc_motor
+from gpusim_rl.sim.actuators import DAMPING, INPUT, STIFFNESS, control_names, is_dc_motor
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 
@@ -74,7 +74,7 @@ def describe(
             "measured_on_control_steps": control.samples,
             "max_deviation": control.deviation,
         }
-        zero = {row.get("joint"): control.offset[i] for i, row in enumerate(actuators) if row.get("kp")}
+        zero = {row.get("joint"): control.offset[i] for i, row in reversed([*enumerate(actuators)]) if row.get("kp")}
         joints = [{**joint, "pose": zero.get(joint["name"], joint["default"])} for joint in joints]
     return {
         **card,
@@ -171,14 +171,17 @@ def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
 
 
 def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
-    """Returns the actuators in the order of the controls.
+    """Returns the actuators in the order of the controls; one with several controls has a row for each.
 
     Without a torque-speed line the force is `gear * (gain * control - kp * position - kd * velocity)`: a position servo
     has gain = kp, a motor kp = kd = 0. Actuators with other laws of MuJoCo's have no gains here.
     """
     rows = []
-    for i in range(model.nu):
-        row: dict[str, Any] = {"name": model.actuator(i).name}
+    for control, (name, i) in enumerate(control_names(model)):
+        row: dict[str, Any] = {"name": name}
+        if model.actuator_ctrlnum[i] > 1:
+            inputs = [kind for kind, bit in INPUT.items() if model.actuator_ctrlspec[i] & bit]
+            row["input"] = inputs[control - int(model.actuator_ctrladr[i])]
         if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT:
             row["joint"] = model.joint(int(model.actuator_trnid[i, 0])).name
         fixed = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
@@ -195,7 +198,7 @@ def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
         if model.actuator_delay[i] > 0.0:
             row["delay_steps"] = math.ceil(model.actuator_delay[i] / model.opt.timestep - 1e-6)  # physics steps
         row["gear"] = float(model.actuator_gear[i, 0])
-        row["control_range"] = _range(model.actuator_ctrlrange[i], model.actuator_ctrllimited[i])
+        row["control_range"] = _range(model.actuator_ctrlrange[control], model.actuator_ctrllimited[control])
         row["force_range"] = _range(model.actuator_forcerange[i], model.actuator_forcelimited[i])
         rows.append(row)
     return rows

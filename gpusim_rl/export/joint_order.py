@@ -9,6 +9,7 @@ import mujoco
 from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.controls import ControlMap
+from gpusim_rl.sim.actuators import control_names
 
 _HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
 _LEGS = ("hip_pitch", "hip_roll", "hip_yaw", "knee", "ankle_pitch", "ankle_roll")
@@ -61,7 +62,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
         what = f"it has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
         raise ConfigError(f"--order {vendor}: {what}; leave it out, and find joints by their names on the card")
     on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
-    driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for a in range(model.nu)]
+    driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for _, a in control_names(model)]
     parts = env.obs_parts.get("policy", ())
     if unknown := [part.name for part in parts if part.name not in sources] or not parts:
         raise ConfigError(f"--order {vendor}: the task does not say in `sources` where {unknown} of its parts are from")

@@ -67,7 +67,7 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
 
 def needs(model: mujoco.MjModel) -> str | None:
     """Returns the first version of MuJoCo that has all that the actuators do; None where any of 3.3 on has."""
-    if any(is_dc_motor(model, i) for i in range(model.nu)):
+    if any(is_dc_motor(model, i) for i in range(model.nactuator)):
         return DC_MOTORS
     return DELAYS if (model.actuator_delay > 0.0).any() else None
 

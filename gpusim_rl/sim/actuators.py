@@ -22,7 +22,7 @@ RESISTANCE, STIFFNESS, DAMPING = 0, 4, 6
 """Columns of `actuator_gainprm` of a DC motor."""
 
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
-_INPUT = {"position": 1, "velocity": 2, "torque": 4, "dc_motor": 8}  # mjtCtrlInput, of MuJoCo's DC motor
+INPUT = {"position": 1, "velocity": 2, "torque": 4, "dc_motor": 8}  # mjtCtrlInput, of MuJoCo's DC motor
 _NEEDS = {
     "position": ("stiffness",),
     "velocity": ("damping",),
@@ -64,8 +64,8 @@ def add_actuators(
 
     `drivable` has the hinges and slides of the robot, by their names in its own file.
     """
-    if kind not in _INPUT:
-        raise TaskError(f"kind must be one of {list(_INPUT)}, got {kind!r}.{did_you_mean(str(kind), _INPUT)}")
+    if kind not in INPUT:
+        raise TaskError(f"kind must be one of {list(INPUT)}, got {kind!r}.{did_you_mean(str(kind), INPUT)}")
     patterns = [joints] if isinstance(joints, str) else list(joints)
     matches = [_matches(pattern, drivable) for pattern in patterns]
     chosen = [name for name in drivable if any(match[name] for match in matches)]
@@ -168,7 +168,7 @@ def _set_dc_motor(actuator: mujoco.MjsActuator, kind: str, drive: _Drive, stall:
         motorconst=[constant, constant],
         resistance=constant / stall,
         controller=[drive.stiffness or 0.0, 0.0, drive.damping or 0.0, 0.0, 0.0, 1.0],
-        ctrlspec=_INPUT[kind],
+        ctrlspec=INPUT[kind],
     )
 
 
@@ -209,6 +209,15 @@ def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
         columns += range(first, first + samples * number)
         controls += [control + k % number for k in range(samples * number)]
     return columns, controls
+
+
+def control_names(model: mujoco.MjModel) -> list[tuple[str, int]]:
+    """Return name and actuator of each control: of an actuator with several they are `name/0`, `name/1`."""
+    names = []
+    for i, number in enumerate(model.actuator_ctrlnum.tolist()):
+        name = model.actuator(i).name
+        names += [(name if number == 1 else f"{name}/{k}", i) for k in range(number)]
+    return names
 
 
 def is_dc_motor(model: mujoco.MjModel, actuator: int) -> bool:

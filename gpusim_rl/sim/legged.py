@@ -336,12 +336,13 @@ class _Reader:
     def effort(self, joint: int) -> float | None:
         """Returns the largest torque of a joint by its actuator, or by its own limit."""
         model = self.model
-        for a in range(model.nu):
+        for a in range(model.nactuator):
             if model.actuator_trntype[a] != _JOINT or model.actuator_trnid[a, 0] != joint:
                 continue
             gear = abs(float(model.actuator_gear[a, 0]))
             if model.actuator_forcelimited[a]:
                 return gear * float(np.abs(model.actuator_forcerange[a]).max())
-            if model.actuator_biastype[a] == _NONE and model.actuator_ctrllimited[a]:
-                return gear * float(np.abs(model.actuator_ctrlrange[a] * model.actuator_gainprm[a, 0]).max())
+            control = model.actuator_ctrladr[a]
+            if model.actuator_biastype[a] == _NONE and model.actuator_ctrllimited[control]:
+                return gear * float(np.abs(model.actuator_ctrlrange[control] * model.actuator_gainprm[a, 0]).max())
         return float(np.abs(model.jnt_actfrcrange[joint]).max()) if model.jnt_actfrclimited[joint] else None

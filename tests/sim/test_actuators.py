@@ -12,8 +12,11 @@ import torch
 
 from gpusim_rl.env.properties import ActorProperties
 from gpusim_rl.errors import TaskError
+from gpusim_rl.export.card import _actuators
+from gpusim_rl.export.scene_file import DC_MOTORS, needs
 from gpusim_rl.sim import Articulation, Scene, Sim
-from gpusim_rl.sim.actuators import delayed_controls
+from gpusim_rl.sim.actuators import control_names, delayed_controls
+from gpusim_rl.sim.legged import read_legged
 from helpers.scenes import ARM, advance, everywhere, make, only
 
 ROBOTS = Path(__file__).parents[1] / "helpers" / "robots"
@@ -328,6 +331,33 @@ def test_an_actuator_of_a_file_with_two_targets_has_two_controls(backend):
     arm.actuate(torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.4, 0.0]]))
     advance(sim, 50)
     assert arm.joint_pos[0, 1] == pytest.approx(0.0, abs=1e-6) and arm.joint_pos[1, 1] > 0.1
+
+
+def test_what_is_behind_an_actuator_with_two_controls_has_its_own_numbers():
+    spec = mujoco.MjSpec.from_string(
+        """<mujoco><worldbody><body name="torso" pos="0 0 1"><freejoint/><geom size="0.1"/>
+        <body name="a_foot"><joint name="a"/><geom size="0.1" pos="0 0.2 -0.9"/></body>
+        <body name="b_foot"><joint name="b"/><geom size="0.1" pos="0 -0.2 -0.9"/></body></body></worldbody>
+        <actuator><dcmotor name="a" joint="a" motorconst="0.1 0.1" resistance="1" controller="5 0 1 0 0 0"
+        input="pos vel"/><motor name="b" joint="b" ctrlrange="-7 7" gear="3"/></actuator></mujoco>"""
+    )
+    scene = Scene(500)
+    scene.add("robot", spec)
+    model = scene.model
+    assert control_names(model) == [("robot/a/0", 0), ("robot/a/1", 0), ("robot/b", 1)]
+    assert needs(model) == DC_MOTORS
+    rows = _actuators(model)
+    assert [(row["name"], row["joint"]) for row in rows] == [
+        ("robot/a/0", "robot/a"),
+        ("robot/a/1", "robot/a"),
+        ("robot/b", "robot/b"),
+    ]
+    assert [row.get("input") for row in rows] == ["position", "velocity", None]
+    assert [row["control_range"] for row in rows] == [None, None, [-7.0, 7.0]] and rows[2]["gear"] == 3.0
+    assert read_legged(scene, "robot").motors["b"][1] == 21.0
+    sim = make("mujoco", scene, 2)
+    (effort,) = ActorProperties(sim, "robot").quantities("dof_properties", "effort", ["b"])
+    assert effort.default.tolist() == [21.0]
 
 
 def test_a_scene_without_delays_has_nothing_under_way():

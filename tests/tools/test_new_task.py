@@ -326,6 +326,16 @@ def test_feet_are_two_or_more_each_on_a_limb_of_its_own(tmp_path, feet, unlike):
     )
 
 
+def test_a_robot_whose_actuator_has_two_controls(tmp_path):
+    (tmp_path / "bot.xml").write_text(
+        "<mujoco><worldbody><body><joint name='a'/><geom size='.1'/><body><joint name='b'/><geom size='.1'/></body>"
+        "</body></worldbody><actuator><dcmotor joint='a' motorconst='.1 .1' resistance='1' controller='5 0 1 0 0 0'"
+        " input='pos vel'/><motor joint='b'/></actuator></mujoco>"
+    )
+    done = run_here(ROOT / "tools" / "new_task.py", "Two", "--mjcf", "bot.xml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("robot", ["arm", "dog", "velocity"])
 def test_from_nothing_to_an_exported_policy(tmp_path, robot):
