@@ -142,7 +142,7 @@ class TaskVectorEnv(VectorEnv):
         """Returns a picture of each env, uint8 [480, 480, 3]; None without a `render_mode`."""
         if self.render_mode is None:
             return None
-        qpos = self.env.sim.qpos.cpu().numpy()
+        qpos = self.env.sim.poses.cpu().numpy()
         if self._renderer is None:
             self._renderer, _ = make_renderer(self.env.sim.scene, qpos[:1], PICTURE, PICTURE)
         return tuple(self._renderer.render(qpos[i : i + 1]).copy() for i in range(self.num_envs))

@@ -118,4 +118,5 @@ def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
 
 def state_keys(articulation: Articulation) -> tuple[str, ...]:
     """Returns the names of the properties that are the state of an articulation."""
-    return (*(_ROOT if articulation.free_root else ()), "joint_pos", "joint_vel")
+    moved = ("mocap_poses",) if articulation.mocap_poses.shape[1] else ()
+    return (*(_ROOT if articulation.free_root else ()), "joint_pos", "joint_vel", *moved)

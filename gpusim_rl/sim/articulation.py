@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError, did_you_mean
-from gpusim_rl.sim.bodies import Bodies, Contacts, MujocoTensors, Sensor, Sites
+from gpusim_rl.sim.bodies import Bodies, Contacts, Mocap, MujocoTensors, Sensor, Sites
 from gpusim_rl.sim.dynamics import Dynamics
-from gpusim_rl.sim.masks import check_shape, columns, write_columns, write_where
+from gpusim_rl.sim.masks import check_shape, columns, read_columns, write_columns, write_where
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
@@ -76,6 +76,8 @@ class Articulation:
         if self.free_root:
             q, v = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
             self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
+        self._root_mocap = int(model.body_mocapid[root])
+        self._mocaps = columns([i for i in model.body_mocapid[self._body_ids].tolist() if i >= 0], sim.device)
         # The compiler numbers a tree's joints in one run. So all of them are one slice, views instead of gathers, where
         # no object and no ball joint is between them.
         in_qpos, in_qvel = (adr[self._joint_ids].tolist() for adr in (model.jnt_qposadr, model.jnt_dofadr))
@@ -126,6 +128,8 @@ class Articulation:
         """Position of the root body [m], world frame."""
         if self.free_root:
             return self._sim.qpos[:, self._root_q][:, :3]
+        if self._root_mocap >= 0:
+            return self._sim.mocap_pos[:, self._root_mocap]
         return self.default_root_pos.expand(self._sim.num_envs, 3)
 
     @property
@@ -133,6 +137,8 @@ class Articulation:
         """Orientation of the root body, wxyz."""
         if self.free_root:
             return self._sim.qpos[:, self._root_q][:, 3:]
+        if self._root_mocap >= 0:
+            return self._sim.mocap_quat[:, self._root_mocap]
         return self.default_root_quat.expand(self._sim.num_envs, 4)
 
     @property
@@ -174,9 +180,28 @@ class Articulation:
             raise TaskError(f"{self.name!r} has no effort sensors; call scene.add_effort_sensors in the task's scene()")
         return self._sim.sensordata[:, self._efforts]
 
+    @property
+    def mocap_poses(self) -> Float[Tensor, "envs poses"]:
+        """Positions [m] and orientations, wxyz, of its mocap bodies, seven numbers each; none if no task moves them."""
+        if not self._sim.moves_mocap:
+            return torch.zeros(self._sim.num_envs, 0, device=self._sim.device)
+        poses = [read_columns(each, self._mocaps) for each in (self._sim.mocap_pos, self._sim.mocap_quat)]
+        return torch.cat(poses, dim=-1).flatten(1)
+
     def bodies(self, names: Sequence[str]) -> Bodies:
         """Selects bodies; call it once, in the task's `__init__`, so that the simulator computes them."""
         return Bodies(self._sim, self._find("body", names))
+
+    def mocap(self, name: str) -> Mocap:
+        """Returns a mocap body, which the task moves; call it once, in the task's `__init__`.
+
+            self.target = self.arm.mocap("target")
+            self.target.set(where, pos=self.target.default_pos + self.random.uniform(-0.1, 0.1, 3))
+
+        Raises:
+            TaskError: There is no such body, it is no mocap body, or the simulator cannot move one.
+        """
+        return Mocap(self._sim, self._find("body", [name])[0])
 
     def contacts(self, names: Sequence[str]) -> Contacts:
         """Selects bodies that have a contact sensor (`Scene.add_contact_sensor`)."""
@@ -250,8 +275,11 @@ class Articulation:
         root_ang_vel: Float[Tensor, "envs 3"] | None = None,
         joint_pos: Float[Tensor, "envs joints"] | None = None,
         joint_vel: Float[Tensor, "envs joints"] | None = None,
+        mocap_poses: Float[Tensor, "envs poses"] | None = None,
     ) -> None:
         """Writes state in the worlds of the mask; what is not given stays. Velocities in the world frame.
+
+        `mocap_poses` is the property of that name; a task moves its mocap bodies by `mocap`.
 
         Raises:
             TaskError: The mask or a value has another shape, or the root of a fixed base is given.
@@ -265,6 +293,12 @@ class Articulation:
             "joint_vel": joint_vel,
         }
         self._check_state(where, state)
+        if mocap_poses is not None:
+            values = mocap_poses.view(self._sim.num_envs, -1, 7)
+            for target, value in ((self._sim.mocap_pos, values[..., :3]), (self._sim.mocap_quat, values[..., 3:])):
+                write_columns(
+                    target, self._mocaps, torch.where(where[:, None, None], value, read_columns(target, self._mocaps))
+                )
         if root_quat is not None and root_ang_vel is None:
             root_ang_vel = self.root_ang_vel  # it stays in the world frame, MuJoCo's is local
         if root_ang_vel is not None:
@@ -284,7 +318,8 @@ class Articulation:
         """Raises TaskError for what `set_state` cannot write; a value that is None stays as it is."""
         call, num_envs, joints = f"{self.name!r}.set_state():", self._sim.num_envs, self.joint_names
         if not self.free_root and any(state[key] is not None for key in _ROOT_WIDTHS):
-            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
+            hint = f"; try .mocap({self.body_names[0]!r}).set(where, pos=...)" if self._root_mocap >= 0 else ""
+            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set{hint}")
         check_shape(f"{call} where", where, (num_envs,))
         if where.dtype != torch.bool:
             raise TaskError(f"{call} where is {where.dtype}, expected torch.bool")

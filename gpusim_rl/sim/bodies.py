@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 import mujoco
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.sim.masks import check_shape, columns
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim.masks import check_shape, columns, write_where
 from gpusim_rl.sim.quaternion import quat_multiply, quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
 
@@ -26,6 +28,10 @@ class MujocoTensors(Protocol):
     ctrl: Float[Tensor, "envs nu"]
     qfrc_applied: Float[Tensor, "envs nv"]
     xfrc_applied: Float[Tensor, "envs nbody 6"]
+    mocap_pos: Float[Tensor, "envs nmocap 3"]
+    mocap_quat: Float[Tensor, "envs nmocap 4"]
+    moves_mocap: bool
+    """Whether a task moves mocap bodies."""
     sensordata: Float[Tensor, "envs nsensordata"]
     """What the sensors read in the last physics step, if the scene has contact or effort sensors."""
 
@@ -42,7 +48,7 @@ class MujocoTensors(Protocol):
         ...
 
     def uses(self, field: str) -> None:
-        """Says that an input (qfrc_applied, xfrc_applied) is written from now on."""
+        """Says that an input (qfrc_applied, xfrc_applied, mocap_pos, mocap_quat) is written from now on."""
         ...
 
 
@@ -106,6 +112,66 @@ class Bodies:
         self._sim.uses("xfrc_applied")
         torque = torch.zeros_like(force) if torque is None else torque
         self._sim.xfrc_applied.index_copy_(1, self._ids, torch.cat([force, torque], dim=-1))
+
+
+def mocap_start(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions [nmocap, 3] and orientations [nmocap, 4] of the mocap bodies in the file, float32."""
+    ids = np.flatnonzero(model.body_mocapid >= 0)
+    ids = ids[np.argsort(model.body_mocapid[ids])]
+    return model.body_pos[ids].astype(np.float32), model.body_quat[ids].astype(np.float32)
+
+
+class Mocap:
+    """A mocap body in every world: it stays where it is put, and drags what is welded or connected to it.
+
+    A reset puts it back to its place in the file.
+
+    Attributes:
+        default_pos: Position in the file [m], shape [3].
+        default_quat: Orientation in the file, wxyz, shape [4].
+    """
+
+    def __init__(self, sim: MujocoTensors, body: int) -> None:
+        model = sim.scene.model
+        self._sim, self._name, self._id = sim, model.body(body).name, int(model.body_mocapid[body])
+        if self._id < 0:
+            bodies = [model.body(i).name for i in np.flatnonzero(model.body_mocapid >= 0)]
+            raise TaskError(f'body {self._name!r} has no mocap="true" in its file; the scene has {bodies or "none"}')
+        if sim.name == "newton":
+            raise TaskError(f"sim=newton fixes the mocap body {self._name!r} to the world; try sim=mjwarp")
+        sim.uses("mocap_pos")
+        sim.uses("mocap_quat")
+        pos, quat = (torch.from_numpy(each[self._id]).to(sim.device) for each in mocap_start(model))
+        self.default_pos, self.default_quat = pos, quat
+
+    @property
+    def pos(self) -> Float[Tensor, "envs 3"]:
+        """Position [m], world frame; read, never write."""
+        return self._sim.mocap_pos[:, self._id]
+
+    @property
+    def quat(self) -> Float[Tensor, "envs 4"]:
+        """Orientation, wxyz; read, never write."""
+        return self._sim.mocap_quat[:, self._id]
+
+    def set(
+        self,
+        where: Bool[Tensor, " envs"],
+        *,
+        pos: Float[Tensor, "envs 3"] | None = None,
+        quat: Float[Tensor, "envs 4"] | None = None,
+    ) -> None:
+        """Puts it somewhere in the worlds of the mask; what is not given stays.
+
+        Raises:
+            TaskError: The mask or a value has another shape.
+        """
+        check_shape(f"mocap {self._name!r}: where", where, (self._sim.num_envs,))
+        for name, value, target in (("pos", pos, self.pos), ("quat", quat, self.quat)):
+            if value is not None:
+                check_shape(f"mocap {self._name!r}: {name}", value, (self._sim.num_envs, target.shape[1]))
+                write_where(where[:, None], value, target)
+        self._sim.wrote_state(where)
 
 
 class Contacts:

@@ -13,7 +13,7 @@ import mujoco_warp as mjw
 import numpy as np
 import torch
 import warp as wp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError, TaskError, first_line
@@ -80,11 +80,12 @@ class CameraRenderer:
     def __init__(
         self,
         scene: Scene,
-        qpos: Float[Tensor, "envs nq"],
+        state: tuple[Tensor, Tensor, Tensor],
         num_threads: int | None,
         graphs: WarpGraphs | None,
     ) -> None:
-        self._qpos, self._device, self._num_envs = qpos, qpos.device, len(qpos)
+        qpos = state[0]
+        self._state, self._device, self._num_envs = state, qpos.device, len(qpos)
         self._graphs = graphs or WarpGraphs(qpos.device, enabled=True)
         self._num_threads = min(num_threads or available_cpus(), len(qpos)) if qpos.device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(self._num_threads, "camera") if self._num_threads > 1 else None
@@ -100,7 +101,8 @@ class CameraRenderer:
                 self._data = mjw.make_data(model, nworld=len(qpos), nconmax=1, njmax=1)
             except (NotImplementedError, ValueError) as error:
                 raise ConfigError(f"sim.camera: MuJoCo Warp cannot draw this scene: {first_line(error)}") from None
-        self._positions = wp.to_torch(self._data.qpos)
+        of_data = (self._data.qpos, self._data.mocap_pos, self._data.mocap_quat)
+        self._moved = [(wp.to_torch(a), b) for a, b in zip(of_data, state, strict=True) if a.size]
         self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}  # by every, groups of geoms, samples
         self._images: dict[str, CameraImages] = {}
         self._arrays: dict[tuple[str, str], wp.array] = {}  # by camera and output
@@ -187,7 +189,8 @@ class CameraRenderer:
             return
         if not self._shares:
             self._build()
-        self._positions.copy_(self._qpos)
+        for target, source in self._moved:
+            target.copy_(source)
         if self._pool is None:
             self._graphs.run("cameras", self._move_and_draw)
             return

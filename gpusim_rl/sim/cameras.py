@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_extra
@@ -24,7 +24,8 @@ class Cameras:
 
     Args:
         scene: Scene of the worlds.
-        qpos: Positions of the worlds, in the layout of the scene's model, shape [num_envs, nq].
+        state: Positions of the worlds, in the layout of the scene's model, shape [num_envs, nq], and those [nmocap, 3]
+            and orientations [nmocap, 4] of mocap bodies.
         num_threads: CPU threads that draw, each its share of the worlds; None is one for each CPU.
         graphs: Graphs of the simulator; None where it does not run on Warp.
     """
@@ -32,11 +33,11 @@ class Cameras:
     def __init__(
         self,
         scene: Scene,
-        qpos: Float[Tensor, "envs nq"],
+        state: tuple[Tensor, Tensor, Tensor],
         num_threads: int | None,
         graphs: WarpGraphs | None = None,
     ) -> None:
-        self._scene, self._qpos, self._num_threads, self._graphs = scene, qpos, num_threads, graphs
+        self._scene, self._state, self._num_threads, self._graphs = scene, state, num_threads, graphs
         self._made: CameraRenderer | None = None
 
     def find(self, name: str) -> CameraImages:
@@ -60,7 +61,7 @@ class Cameras:
             check_versions("a camera", WARP_PACKAGES)
             from gpusim_rl.sim.camera_renderer import CameraRenderer
 
-            self._made = CameraRenderer(self._scene, self._qpos, self._num_threads, self._graphs)
+            self._made = CameraRenderer(self._scene, self._state, self._num_threads, self._graphs)
         return self._made
 
     def draw(self) -> None:

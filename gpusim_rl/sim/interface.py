@@ -9,11 +9,14 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import mujoco
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.sim.articulation import Articulation
+from gpusim_rl.sim.bodies import MujocoTensors
 from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.rays import Rays
@@ -24,6 +27,21 @@ def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
     """Returns the rows in which a number of any of the tensors, [envs, ...] each, is NaN or infinite."""
     # 0 * x is NaN there, and NaN is not 0
     return functools.reduce(torch.logical_or, ((0.0 * x).flatten(1).any(dim=1) for x in tensors))
+
+
+def poses_of(sim: MujocoTensors) -> Float[Tensor, "envs poses"]:
+    """Returns `Sim.poses`."""
+    moved = (sim.mocap_pos.flatten(1), sim.mocap_quat.flatten(1)) if sim.moves_mocap else ()
+    return torch.cat([sim.qpos, *moved], dim=1) if moved else sim.qpos
+
+
+def put_pose(model: mujoco.MjModel, data: mujoco.MjData, pose: np.ndarray) -> None:
+    """Writes a row of `Sim.poses` into data of MuJoCo, and computes the places of bodies and geoms."""
+    data.qpos[:], moved = pose[: model.nq], pose[model.nq :]
+    if moved.size:
+        pos, quat = np.split(moved, [3 * model.nmocap])
+        data.mocap_pos[:], data.mocap_quat[:] = pos.reshape(-1, 3), quat.reshape(-1, 4)
+    mujoco.mj_kinematics(model, data)
 
 
 @runtime_checkable
@@ -38,6 +56,8 @@ class Sim(Protocol):
     scene: Scene
     qpos: Float[Tensor, "envs nq"]
     """Positions in the layout of the scene's MuJoCo model (`MjData.qpos`), for pictures: read, never write."""
+    poses: Float[Tensor, "envs poses"]
+    """`qpos`, behind it positions and orientations of the mocap bodies if a task moves them, for `put_pose`."""
     qvel: Float[Tensor, "envs nv"]
     """Velocities in that layout (`MjData.qvel`), for pictures of contacts."""
     ctrl: Float[Tensor, "envs nu"]

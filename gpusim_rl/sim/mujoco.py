@@ -19,9 +19,10 @@ from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.articulation import Articulation, reference_pose
+from gpusim_rl.sim.bodies import mocap_start
 from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.cameras import Cameras
-from gpusim_rl.sim.interface import not_finite
+from gpusim_rl.sim.interface import not_finite, poses_of
 from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.rays import RayGroups, Rays
@@ -90,6 +91,11 @@ class MujocoSim:
         self.ctrl = torch.zeros(num_envs, model.nu)
         self.qfrc_applied = torch.zeros(num_envs, nv)
         self.xfrc_applied = torch.zeros(num_envs, model.nbody, 6)
+        self.moves_mocap = False
+        self._mocap_start = mocap_start(model)
+        pos, quat = (torch.from_numpy(each).repeat(num_envs, 1, 1) for each in self._mocap_start)
+        self.mocap_pos, self.mocap_quat = pos, quat
+        self._mocap: list[tuple[np.ndarray, np.ndarray]] = []  # as `_inputs`, but poses follow them at once
         self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
         self._used = {"ctrl"}
         self._waiting, self._waiting_controls = delayed_controls(model)
@@ -115,7 +121,7 @@ class MujocoSim:
         self._reset_mask = torch.from_numpy(self._reset)
         self.diverged = torch.zeros(num_envs, dtype=torch.bool)
         self._ray_groups = RayGroups(scene)
-        self._cameras = Cameras(scene, self.qpos, self.num_threads)
+        self._cameras = Cameras(scene, (self.qpos, self.mocap_pos, self.mocap_quat), self.num_threads)
         self._params = Params(scene, self.device, self._expand, self._wrote_param)
         # worlds with parameters that were written since MuJoCo's constants were last derived from them
         self._stale = np.zeros(num_envs, dtype=bool)
@@ -216,7 +222,9 @@ class MujocoSim:
     def uses(self, field: str) -> None:
         if field not in self._used:
             self._used.add(field)
-            self._inputs.append((self._batch.bind(field), getattr(self, field).numpy()))
+            self.moves_mocap |= field == "mocap_pos"
+            pairs = self._mocap if field.startswith("mocap") else self._inputs
+            pairs.append((self._batch.bind(field), getattr(self, field).numpy()))
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
         self._written_mask |= where
@@ -229,6 +237,10 @@ class MujocoSim:
     def overflow(self) -> Bool[Tensor, " envs"]:
         full = self._batch.warning[:, [_CONTACT_FULL, _CONSTRAINT_FULL], 1]
         return torch.from_numpy(full.any(axis=1))
+
+    @property
+    def poses(self) -> Float[Tensor, "envs poses"]:
+        return poses_of(self)
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
@@ -269,6 +281,8 @@ class MujocoSim:
             self._mirror[ids] = self._start
             for _, sensors in self._sensors:
                 sensors[ids] = 0.0
+            for (_, poses), start in zip(self._mocap, self._mocap_start, strict=False):
+                poses[ids] = start
         mask = where[:, None]
         self.ctrl.masked_fill_(mask, 0.0)
         self.qfrc_applied.masked_fill_(mask, 0.0)
@@ -293,6 +307,8 @@ class MujocoSim:
     def _write_states(self, ids: np.ndarray) -> None:
         if ids.size:
             self._leading[ids] = self._mirror[ids]
+            for target, source in self._mocap:
+                target[ids] = source[ids]
 
     def _saved(self) -> dict[str, Tensor]:
         """Returns all that a checkpoint has beside the parameters, as views."""
@@ -305,6 +321,7 @@ class MujocoSim:
             "ctrl": self.ctrl,
             "qfrc_applied": self.qfrc_applied,
             "xfrc_applied": self.xfrc_applied,
+            **{field: getattr(self, field) for field in ("mocap_pos", "mocap_quat") if field in self._used},
             **{f"tensors.{field}": value for field, value in self._tensors.items()},
         }
 

@@ -12,10 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.sim.articulation import Articulation
+from gpusim_rl.sim.bodies import mocap_start
 from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.cameras import Cameras
 from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
-from gpusim_rl.sim.interface import not_finite
+from gpusim_rl.sim.interface import not_finite, poses_of
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.scene import Scene
@@ -72,7 +73,12 @@ class WarpSim:
         self._reset_mask = wp.to_torch(self._reset_where)
 
         self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
-        self._cameras = Cameras(scene, self.qpos, num_threads, graphs)
+        self.moves_mocap = False
+        self.mocap_pos, self.mocap_quat = self._view(data.mocap_pos), self._view(data.mocap_quat)
+        if self.mocap_pos.shape[1] != scene.model.nmocap:  # Newton's model has none
+            pos, quat = (torch.from_numpy(each).repeat(num_envs, 1, 1) for each in mocap_start(scene.model))
+            self.mocap_pos, self.mocap_quat = pos.to(device), quat.to(device)
+        self._cameras = Cameras(scene, (self.qpos, self.mocap_pos, self.mocap_quat), num_threads, graphs)
         self.ctrl, self.qfrc_applied = self._view(data.ctrl), self._view(data.qfrc_applied)
         self.xfrc_applied = self._view(data.xfrc_applied)
         self._used = {"ctrl"}
@@ -165,6 +171,7 @@ class WarpSim:
 
     def uses(self, field: str) -> None:
         self._used.add(field)
+        self.moves_mocap |= field == "mocap_pos"
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
         if self._written_on_host is not None:  # else `refresh` does not ask
@@ -177,6 +184,10 @@ class WarpSim:
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
         return (self._overflow & DROPPED) != 0
+
+    @property
+    def poses(self) -> Float[Tensor, "envs poses"]:
+        return poses_of(self)
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:

@@ -39,6 +39,7 @@ from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS, SimConfig
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.sim.choose import choose_sim, make_sim
+from gpusim_rl.sim.interface import put_pose
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.testing.mirror_check import WRONG, differences_by_part
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -205,9 +206,10 @@ class TaskConformance:
         data = mujoco.MjData(model)
         limited = model.jnt_limited.astype(bool)
         address, (low, high) = model.jnt_qposadr[limited], model.jnt_range[limited].T
-        for qpos in env.sim.qpos.double().numpy():
+        for pose in env.sim.poses.double().numpy():
+            qpos = pose[: model.nq]
             assert (qpos[address] >= low - 1e-6).all() and (qpos[address] <= high + 1e-6).all()
-            data.qpos[:] = qpos
+            put_pose(model, data, pose)
             mujoco.mj_fwdPosition(model, data)
             assert all(contact.dist > -0.005 for contact in data.contact), [contact.geom for contact in data.contact]
 

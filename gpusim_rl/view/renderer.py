@@ -15,6 +15,7 @@ import numpy as np
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
+from gpusim_rl.sim.interface import put_pose
 
 AZIMUTH_DEG, ELEVATION_DEG = 120.0, -18.0  # from the right, ahead of a robot that runs along +x
 FOVY_DEG = 45.0
@@ -137,8 +138,7 @@ class Camera:
 def posed(model: mujoco.MjModel, qpos: np.ndarray) -> mujoco.MjData:
     """Returns data of a model with bodies and geoms at these positions, shape [nq]."""
     data = mujoco.MjData(model)
-    data.qpos[:] = qpos
-    mujoco.mj_kinematics(model, data)
+    put_pose(model, data, qpos)
     return data
 
 
@@ -314,8 +314,7 @@ class GlRenderer:
         view.azimuth, view.elevation = self._camera.azimuth_deg, self._camera.elevation_deg
         view.distance = self._camera.distance
         for tile, positions in enumerate(qpos):
-            data.qpos[:] = positions
-            mujoco.mj_kinematics(model, data)
+            put_pose(model, data, positions)
             mujoco.mj_comPos(model, data)
             mujoco.mj_camlight(model, data)
             mujoco.mj_tendon(model, data)
@@ -373,10 +372,14 @@ class RayRenderer:
         """Draws all envs."""
         mjw, model, data, grid = self._mjw, self._warp_model, self._warp_data, self._grid
         count = len(qpos)
-        padded = np.empty((self._tiles, self._model.nq), dtype=np.float32)  # empty tiles repeat the last env
+        padded = np.empty((self._tiles, qpos.shape[1]), dtype=np.float32)  # empty tiles repeat the last env
         padded[:count], padded[count:] = qpos, qpos[-1]
         with self._wp.ScopedDevice("cpu"):
-            data.qpos.assign(padded)
+            data.qpos.assign(padded[:, : self._model.nq])
+            if qpos.shape[1] > self._model.nq:  # mocap bodies
+                pos, quat = np.split(padded[:, self._model.nq :], [3 * self._model.nmocap], axis=1)
+                data.mocap_pos.assign(pos.reshape(self._tiles, -1, 3))
+                data.mocap_quat.assign(quat.reshape(self._tiles, -1, 4))
             mjw.kinematics(model, data)
             mjw.com_pos(model, data)
             mjw.camlight(model, data)

@@ -107,11 +107,11 @@ def drawing(
         yield lambda: tiled(env.render(), *size), env.frames_per_s
         return
     sim = env.sim
-    drawn, note = make_renderer(sim.scene, sim.qpos.cpu().numpy(), *size, renderer)
+    drawn, note = make_renderer(sim.scene, sim.poses.cpu().numpy(), *size, renderer)
     if note:
         say(note, file=sys.stderr)
     with closing(drawn):
-        yield lambda: drawn.render(sim.qpos.cpu().numpy()), env.cfg.control_hz
+        yield lambda: drawn.render(sim.poses.cpu().numpy()), env.cfg.control_hz
 
 
 def seen(player: Player) -> list[np.ndarray]:

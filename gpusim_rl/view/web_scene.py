@@ -13,6 +13,7 @@ import numpy as np
 
 from gpusim_rl.errors import import_extra
 from gpusim_rl.sim import Sim
+from gpusim_rl.sim.interface import put_pose
 from gpusim_rl.view.renderer import FOVY_DEG, SKY, Camera, picture_model
 
 GAP = 1.15  # distance between two envs [their size]
@@ -39,7 +40,7 @@ class WebScene:
     def __init__(self, server: Any, sim: Sim, distance: float = 1.0) -> None:
         mjviser = import_extra("mjviser", "view", NEEDED_BY)
         self._sim = sim
-        qpos = sim.qpos.cpu().numpy()
+        qpos = sim.poses.cpu().numpy()
         self._camera = Camera(sim.scene, qpos[:1])
         self._camera.distance *= distance
         self._model = picture_model(sim.scene, self._camera)
@@ -96,8 +97,7 @@ class WebScene:
         places = np.zeros((number, 3))
         if (model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD).any():
             return places
-        data.qpos[:] = qpos
-        mujoco.mj_kinematics(model, data)
+        put_pose(model, data, qpos)
         solid = (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_group < VISIBLE_GROUPS)
         pos, radius = data.geom_xpos[solid, :2], model.geom_rbound[solid, None]
         size = (pos + radius).max(axis=0, initial=0.0) - (pos - radius).min(axis=0, initial=0.0)
@@ -146,11 +146,10 @@ class WebScene:
     def draw(self) -> None:
         """Sends the envs as they are now."""
         sim, model, data = self._sim, self._model, self._data
-        qpos = sim.qpos.cpu().numpy()
+        qpos = sim.poses.cpu().numpy()
         for env in range(sim.num_envs):
             if np.isfinite(qpos[env]).all():
-                data.qpos[:] = qpos[env]
-                mujoco.mj_kinematics(model, data)
+                put_pose(model, data, qpos[env])
                 self._pos[env] = data.xpos + self._around[env]
                 self._mat[env] = data.xmat.reshape(-1, 3, 3)
         if self.following or self._retarget:

@@ -1,0 +1,152 @@
+"""Mocap bodies: a task moves them, and what is welded to them follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.env.nan_guard import NanGuard, put_state
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import Scene
+from gpusim_rl.sim.interface import put_pose
+from helpers.scenes import everywhere, make, only
+
+PUSHER = """
+<mujoco><worldbody>
+<body name="arm"><joint name="swing" axis="0 1 0"/><geom size=".05" pos="0 0 -.3" contype="0" conaffinity="0"/></body>
+<body name="marker" mocap="true" pos="0 0 2"><geom size=".01" contype="0" conaffinity="0"/></body>
+<body name="hand" mocap="true" pos=".5 0.1 .5" quat="1 0 1 0"><geom size=".03" contype="0" conaffinity="0"/></body>
+<body name="cube" pos=".5 0.1 .5" quat="1 0 1 0"><freejoint/><geom type="box" size=".04 .05 .06" mass=".2"/></body>
+</worldbody>
+<equality><weld body1="hand" body2="cube"/></equality></mujoco>
+"""
+PLACES = torch.tensor([[0.5, 0.1, 0.5], [0.7, 0.0, 0.9], [0.2, -0.3, 0.4]])
+TURNS = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0, 1.0, 0.0], [1.0, 0.2, 0.8, 0.0], [1.0, 0.0, 1.2, 0.3]]))
+
+
+@pytest.fixture(params=["mujoco", "mjwarp"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def pusher(backend: str, text: str = PUSHER, **settings: Any) -> Any:
+    scene = Scene(500)
+    scene.add("pusher", mujoco.MjSpec.from_string(text))
+    return make(backend, scene, 3, **settings)
+
+
+def test_a_weld_to_a_mocap_body_drags_an_object_as_in_mujoco(backend):
+    sim = pusher(backend)
+    hand, cube = sim.articulation("pusher").mocap("hand"), sim.articulation("pusher/cube")
+    assert torch.equal(hand.pos, PLACES[:1].expand(3, 3))
+    hand.set(everywhere(sim), pos=PLACES, quat=TURNS)
+    for _ in range(10):
+        sim.step(5)
+    for world in range(3):
+        data = mujoco.MjData(sim.scene.model)
+        data.mocap_pos[1], data.mocap_quat[1] = PLACES[world], TURNS[world]
+        for _ in range(50):
+            mujoco.mj_step(sim.scene.model, data)
+        np.testing.assert_allclose(sim.qpos[world], data.qpos, atol=2e-3)
+    assert (cube.root_pos - PLACES).norm(dim=1).max() < 0.15 and (cube.root_pos[1] - PLACES[0]).norm() > 0.3
+
+
+def test_each_world_has_its_own_and_a_reset_restores_it(backend):
+    sim = pusher(backend)
+    robot = sim.articulation("pusher")
+    hand, marker, bodies = robot.mocap("hand"), robot.mocap("marker"), robot.bodies(["hand", "marker"])
+    hand.set(only(sim, 1, 2), pos=PLACES)
+    marker.set(only(sim, 2), pos=marker.default_pos + torch.ones(3, 3))
+    sim.refresh()
+    expected = torch.stack([PLACES[0], PLACES[1], PLACES[2]])
+    torch.testing.assert_close(bodies.pos[:, 0], expected)
+    torch.testing.assert_close(bodies.pos[:, 1], torch.tensor([[0.0, 0.0, 2.0], [0.0, 0.0, 2.0], [1.0, 1.0, 3.0]]))
+    sim.step(3)
+    torch.testing.assert_close(bodies.pos[:, 0], expected)
+    sim.reset(only(sim, 2))
+    sim.refresh()
+    torch.testing.assert_close(bodies.pos[:, 0], torch.stack([PLACES[0], PLACES[1], PLACES[0]]))
+    assert torch.equal(marker.pos[2], marker.default_pos)
+    torch.testing.assert_close(hand.quat, hand.default_quat.expand(3, 4))
+    sim.step(3)
+    torch.testing.assert_close(bodies.pos[2, 0], PLACES[0])
+
+
+def test_a_saved_state_goes_on_with_them(backend):
+    sims = [pusher(backend) for _ in range(2)]
+    hands = [sim.articulation("pusher").mocap("hand") for sim in sims]
+    hands[0].set(only(sims[0], 0, 1), pos=PLACES.flip(0))
+    sims[0].step(4)
+    hands[0].set(only(sims[0], 2), quat=TURNS.flip(0))  # not yet in the simulator
+    sims[1].load_state_dict(sims[0].state_dict())
+    for sim in sims:
+        sim.step(4)
+    assert torch.equal(hands[0].pos, hands[1].pos) and torch.equal(hands[0].quat, hands[1].quat)
+    assert torch.equal(sims[0].qpos, sims[1].qpos)
+
+
+def test_captured_and_eager_steps_agree():
+    found = []
+    for graph in (True, False):
+        sim = pusher("mjwarp", graph=graph)
+        hand = sim.articulation("pusher").mocap("hand")
+        for k in range(4):
+            hand.set(everywhere(sim), pos=hand.pos + 0.01 * k, quat=TURNS)
+            sim.step(2)
+        found.append(sim.qpos.clone())
+    assert torch.equal(*found)
+
+
+def test_pictures_and_dumps_have_them(backend):
+    sim = pusher(backend)
+    assert sim.poses is sim.qpos, "nothing more while no task moves them"
+    robot = sim.articulation("pusher")
+    hand = robot.mocap("hand")
+    guard = NanGuard(sim, 1)
+    hand.set(everywhere(sim), pos=PLACES, quat=TURNS)
+    model = sim.scene.model
+    data = mujoco.MjData(model)
+    put_pose(model, data, sim.poses[1].numpy())
+    np.testing.assert_allclose(data.body("pusher/hand").xpos, PLACES[1], atol=1e-6)
+    np.testing.assert_allclose(data.body("pusher/hand").xquat, TURNS[1], atol=1e-6)
+    guard.before_step(torch.zeros(3, 1))
+    guard.after_step(everywhere(sim) & only(sim, 1), torch.ones(3, dtype=torch.int64), only(sim))
+    dump = guard.read()
+    assert dump is not None
+    again = pusher(backend)
+    there = again.articulation("pusher").mocap("hand")
+    put_state(again, dump["state"])
+    torch.testing.assert_close(there.pos, PLACES[1].expand(3, 3))
+    torch.testing.assert_close(there.quat, TURNS[1].expand(3, 4))
+    hand.set(only(sim, 1), pos=torch.full((3, 3), torch.nan))
+    assert sim.bad_inputs.tolist() == [False, True, False]
+
+
+def test_the_root_of_an_articulation_may_be_one(backend):
+    scene = Scene(500)
+    text = '<mujoco><worldbody><body name="goal" mocap="true" pos="0 0 1"/></worldbody></mujoco>'
+    scene.add("pusher", mujoco.MjSpec.from_string(PUSHER))
+    scene.add("goal", mujoco.MjSpec.from_string(text))
+    sim = make(backend, scene, 3)
+    goal = sim.articulation("goal")
+    mocap = goal.mocap("goal")
+    mocap.set(only(sim, 0), pos=PLACES, quat=TURNS)
+    torch.testing.assert_close(goal.root_pos, torch.stack([PLACES[0], *torch.tensor([[0.0, 0.0, 1.0]] * 2)]))
+    torch.testing.assert_close(goal.root_quat[0], TURNS[0])
+    with pytest.raises(TaskError, match=r"try \.mocap\('goal'\)\.set"):
+        goal.set_state(everywhere(sim), root_pos=PLACES)
+
+
+def test_what_cannot_be_moved_is_one_line():
+    sim = pusher("mujoco")
+    robot = sim.articulation("pusher")
+    with pytest.raises(TaskError, match=r"'pusher/arm' has no mocap.*pusher/hand"):
+        robot.mocap("arm")
+    with pytest.raises(TaskError, match=r"no body 'hend'.*Did you mean 'hand'"):
+        robot.mocap("hend")
+    with pytest.raises(TaskError, match=r"pos has shape \[3\], expected \[3, 3\]"):
+        robot.mocap("hand").set(everywhere(sim), pos=torch.zeros(3))
