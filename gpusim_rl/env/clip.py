@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files import npz_file
 from gpusim_rl.files.limits import CLIP_BYTES
 
@@ -31,6 +31,12 @@ GIMBAL = 0.05
 """Least cosine of a ball joint's second angle, by which a rate is divided."""
 STILL = 1e-3
 """Root mean square of velocities, below which there is nothing to compare [rad/s or m/s]."""
+SAME, PAUSE = 1e-6, 0.1
+"""Most by which two frames of one pose differ [rad or m], and least duration of standing still [s]."""
+HOLDS, MIN_HELD = 1.2, 4
+"""Least mean of frames per pose, over at least so many poses, that is no motion of the clip's rate."""
+STRIDE, UNEVEN = 3, 1.5
+"""Every so many frames, at most, have velocities of their own, and largest factor between those and differences."""
 DOCS = "docs/imitation.md#clips"
 ISAAC_LAB = {
     "joint_names": "dof_names",
@@ -136,8 +142,16 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
             clip = Clip(fps=float(fps.item()), **names, **arrays)
         if of_isaac_lab:
             clip = _with_hinges(clip)
-        _check_velocities(clip)
-        return clip, of_isaac_lab
+        smooth = _without_holds(clip)
+        if smooth is clip:
+            _check_velocities(clip)
+            smooth = _with_even_velocities(clip)
+        if smooth is not clip:
+            reason = "velocities jump from frame to frame"
+            if smooth.fps != clip.fps:
+                reason = f"holds each pose for {clip.fps / smooth.fps:.2g} frames: read at {smooth.fps:.4g} Hz"
+            warn(f"{path}: {reason}; its velocities are computed from the positions")
+        return smooth, of_isaac_lab
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -164,6 +178,55 @@ def _with_hinges(clip: Clip) -> Clip:
         angles[:, i : i + 3] = np.stack([a, b, c], axis=1)
         rates[:, i : i + 3] = np.stack([of_a, p * np.sin(c) + q * np.cos(c), r - of_a * np.sin(b)], axis=1)
     return replace(clip, joint_pos=angles, joint_vel=rates)
+
+
+def _without_holds(clip: Clip) -> Clip:
+    """Keep each pose once where a clip holds most of its poses for several frames, with velocities of the positions.
+
+    Files that were brought to a higher rate without interpolation are such: those of Isaac Lab say 60 Hz and have 30.
+    A robot that stands still for more than `PAUSE` stays so.
+    """
+    poses = np.concatenate([clip.joint_pos, *(v.reshape(len(v), -1) for v in (clip.body_pos_w, clip.body_quat_w))], 1)
+    changes = np.flatnonzero((np.abs(np.diff(poses, axis=0)) > SAME).any(axis=1))
+    held = np.diff(changes)
+    moving = held[held <= max(2.0, PAUSE * clip.fps)]
+    if len(moving) < MIN_HELD or moving.mean() < HOLDS:
+        return clip
+    each = float(moving.mean())
+    frames = np.append(changes, len(poses) - 1)  # the last one of each pose
+    times = np.maximum(1, np.round(np.diff(frames, prepend=-1) / each)).astype(int)
+    return _with_own_velocities(_frames(clip, np.repeat(frames, times), clip.fps / each))
+
+
+def _with_even_velocities(clip: Clip) -> Clip:
+    """Take velocities from the positions where they fit only in the mean: another rate would pick some of them."""
+    own, window = _with_own_velocities(clip), max(1, round(PAUSE * clip.fps))
+    for name in ("joint_vel", "body_lin_vel_w", "body_ang_vel_w"):
+        for every, first in ((step, place) for step in range(2, STRIDE + 1) for place in range(step)):
+            got, expected = (getattr(each, name)[first::every] for each in (clip, own))
+            some = min(max(1, window // every), len(got))
+            scale, likeness = _compare(_mean(got, some), _mean(expected, some))
+            if likeness < LIKENESS or abs(math.log(max(scale, 1e-9))) > math.log(UNEVEN):
+                return own
+    return clip
+
+
+def _with_own_velocities(clip: Clip) -> Clip:
+    """Returns a clip whose velocities are central differences of its positions, of fourth order within it."""
+    turns = clip.fps * _turns(clip.body_quat_w)
+    values = {
+        "joint_vel": np.gradient(clip.joint_pos.astype(np.float64), 1.0 / clip.fps, axis=0),
+        "body_lin_vel_w": np.gradient(clip.body_pos_w.astype(np.float64), 1.0 / clip.fps, axis=0),
+        "body_ang_vel_w": 0.5 * (np.concatenate([turns[:1], turns]) + np.concatenate([turns, turns[-1:]])),
+    }
+    for value in values.values():
+        value[2:-2] -= np.diff(value, 2, axis=0)[1:-1] / 6.0
+    return replace(clip, **{name: value.astype(np.float32) for name, value in values.items()})
+
+
+def _frames(clip: Clip, chosen: np.ndarray | slice, fps: float) -> Clip:
+    arrays = {f.name: v[chosen] for f in fields(clip) if isinstance(v := getattr(clip, f.name), np.ndarray)}
+    return replace(clip, fps=fps, **arrays)
 
 
 def _check_velocities(clip: Clip) -> None:

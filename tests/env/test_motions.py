@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpusim_rl.env.clip import Clip, load, save
+from gpusim_rl.env.clip import ISAAC_LAB, Clip, load, save
 from gpusim_rl.env.motions import FLOOR, FORGETTING, Motions, Playhead, read_clips, resampled
 from gpusim_rl.env.robot_clip import scene_of
 from gpusim_rl.env.stateful import kept_tensors
@@ -57,6 +57,47 @@ def test_a_clip_of_another_rate_is_the_same_motion() -> None:
     between = 0.5 * (clip.body_lin_vel_w[1:] + clip.body_lin_vel_w[:-1])
     np.testing.assert_allclose(moved, between, atol=0.5 * 4.0 / 30.0)  # straight between two frames, at 4 m/s^2
     assert resampled(exact, 50.0) is exact
+
+
+def entries(clip: Clip) -> dict[str, np.ndarray]:
+    return {field.name: np.asarray(getattr(clip, field.name)) for field in dataclasses.fields(Clip)}
+
+
+HELD = {"each twice": [2], "each three times": [3], "three and two": [3, 2], "after a first one": [1, *[2] * 500]}
+
+
+@pytest.mark.parametrize("rate", [15.0, 25.0, 30.0, 50.0, 60.0, 120.0])
+@pytest.mark.parametrize("kind", [*HELD, "every second velocity is 0"])
+def test_velocities_are_those_of_the_positions_at_every_rate(tmp_path, capsys, kind, rate) -> None:
+    """Isaac Lab's files hold each pose twice: at half of their rate all velocities were 0."""
+    times = np.resize(HELD.get(kind, [1]), 60)
+    true = spinning(60, 60.0 / times[1:].mean())
+    held = {name: np.repeat(value, times, axis=0) for name, value in vars_of(true).items()}
+    clip = dataclasses.replace(true, fps=60.0, **held)
+    changes = np.diff(clip.joint_pos, axis=0, append=clip.joint_pos[-1:]) * 60.0
+    if kind not in HELD:
+        changes = clip.joint_vel * np.resize([[0.0], [2.0]], (len(clip.joint_pos), 1))
+    arrays = entries(clip) | {"joint_vel": changes}
+    np.savez(tmp_path / "x.npz", **{ISAAC_LAB.get(name, name): value for name, value in arrays.items()})
+    read = resampled(load(tmp_path / "x.npz"), rate)
+    assert "positions" in capsys.readouterr().err
+    exact = resampled(true, rate)
+    frames = min(len(read.joint_pos), len(exact.joint_pos))
+    assert frames > 0.9 * len(exact.joint_pos)
+    for name in ("joint_vel", "body_lin_vel_w", "body_ang_vel_w"):
+        expected = getattr(exact, name)[:frames]
+        np.testing.assert_allclose(getattr(read, name)[:frames], expected, atol=0.1 * np.abs(expected).max())
+
+
+def test_who_stands_still_for_a_while_holds_no_poses(tmp_path, capsys) -> None:
+    clip = spinning(100, 60.0)
+    times = np.where(np.arange(100) == 40, 30, 1)
+    still = {k: np.repeat(v, times, axis=0) if v.ndim > 1 else v for k, v in entries(clip).items()}
+    for name in ("joint_vel", "body_lin_vel_w", "body_ang_vel_w"):
+        still[name][40:70] = 0.0
+    np.savez(tmp_path / "x.npz", **still)
+    read = load(tmp_path / "x.npz")
+    assert np.array_equal(read.joint_vel, still["joint_vel"]) and not capsys.readouterr().err
 
 
 def test_an_orientation_goes_the_short_way() -> None:
