@@ -17,12 +17,11 @@ import warp as wp
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.articulation import reference_pose
 from gpusim_rl.sim.mjwarp import MjwarpSim
 from gpusim_rl.sim.newton_check import check_import
-from gpusim_rl.sim.newton_model import collided_geoms, inertia_tensors, make_solver
+from gpusim_rl.sim.newton_model import collided_geoms, make_solver
 from gpusim_rl.sim.params import FIELDS, LIMITED, model_values
 from gpusim_rl.sim.quaternion import quat_rotate
 from gpusim_rl.sim.rays import Rays
@@ -46,7 +45,8 @@ class NewtonSim(WarpSim):
             self._control: Any = solver.model.control()
         super().__init__(scene, num_envs, device, graphs, solver.mjw_model, solver.mjw_data, cfg.num_threads)
         check_import(scene, solver, num_envs)
-        self._take_axes()
+        self._geoms = torch.as_tensor(collided_geoms(scene.model), device=device)
+        self._take_rest()
 
         # In every step the solver writes the inputs of its data anew, and clears the flags of overflow.
         if scene.model.nu:
@@ -58,7 +58,6 @@ class NewtonSim(WarpSim):
         self._make_sensors()
 
         self._mirror: MjwarpSim | None = None
-        self._geoms = torch.as_tensor(collided_geoms(scene.model), device=device)
         self._solver_values: dict[str, Tensor] = {}
         start = torch.from_numpy(reference_pose(scene.model)).to(device)  # to the last digit, which XML has not
         for qpos in (self.qpos, self._view(self._model.qpos0)):
@@ -105,36 +104,33 @@ class NewtonSim(WarpSim):
         self._effort_columns = tensor([scene.sensor_columns(f"{model.joint(i).name}/effort")[0] for i in joints])
 
     def _expand(self, field: str) -> Tensor:
-        values, default = super()._expand(field), model_values(self.scene.model, field)
-        if FIELDS[field].pictures:
+        values = super()._expand(field)
+        if FIELDS[field].pictures or field in LIMITED:  # where there is no limit, the numbers mean nothing
             return values
-        expected = torch.as_tensor(default, dtype=torch.float32).to(self.device)
+        expected = torch.as_tensor(model_values(self.scene.model, field), dtype=torch.float32).to(self.device)
         if FIELDS[field].of == "geom":
             # The solver has only the geoms that can touch something: these values are copied to it.
             self._solver_values[field] = values
             values = expected.expand(self.num_envs, *expected.shape).clone()
-            expected, solver_values = expected[self._geoms], self._solver_values[field]
-        else:
-            solver_values = values
-        if field in LIMITED:  # where there is no limit, the numbers mean nothing
-            limited = torch.as_tensor(getattr(self.scene.model, LIMITED[field]) != 0, device=self.device)
-            expected, solver_values = expected[limited], solver_values[:, limited]
-        if not torch.allclose(solver_values, expected.expand_as(solver_values), rtol=1e-3, atol=1e-6):
-            raise ConfigError(f"sim=newton imports this scene with other {field} than MuJoCo; try sim=mjwarp")
-        if field not in LIMITED:
-            solver_values.copy_(expected)  # to the last digit
+            expected = expected[self._geoms]
+        self._solver_values.get(field, values).copy_(expected)  # to the last digit
         return values
 
-    def _take_axes(self) -> None:
-        """Gives the solver the scene's principal axes of inertia; it has found its own ones, maybe in another order."""
-        solved, model = self._solver.mj_model, self.scene.model
-        expected, imported = (inertia_tensors(each) for each in (model, solved))
-        error, largest = (np.abs(tensors).max(axis=(1, 2)) for tensors in (expected - imported, expected))
-        if np.any(error > 1e-9 + 1e-3 * largest):
-            raise ConfigError("sim=newton imports this scene with other body_inertia than MuJoCo; try sim=mjwarp")
-        for name in ("body_inertia", "body_iquat"):
-            array = wp.to_torch(getattr(self._model, name))
-            array.copy_(torch.as_tensor(getattr(model, name), dtype=torch.float32).expand_as(array))
+    def _take_rest(self) -> None:
+        """Gives the solver what Newton has otherwise, or only to the six digits of XML.
+
+        It finds principal axes of its own, maybe in another order, and other weights of bodies that only turn or only
+        slide. It sets margins to 0 for MuJoCo's CCD; MuJoCo Warp has taken them all along. Robots often start exactly
+        at a limit, and whether it acts there must not depend on the seventh digit.
+        """
+        inertia = ("body_inertia", "body_iquat", "body_invweight0", "dof_invweight0", "tendon_invweight0")
+        equalities = ("eq_data", "eq_solref", "eq_solimp")
+        for name in (*inertia, *equalities, "jnt_range", "geom_size", "geom_margin", "pair_margin"):
+            values = getattr(self.scene.model, name)
+            if values.size:
+                array = wp.to_torch(getattr(self._model, name))
+                values = torch.as_tensor(values, dtype=torch.float32).to(self.device)
+                array.copy_((values[self._geoms] if name.startswith("geom") else values).expand_as(array))
 
     def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
         self._tell_newton(field)

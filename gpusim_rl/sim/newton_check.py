@@ -14,8 +14,6 @@ from gpusim_rl.sim.scene import Scene
 
 _OTHER_COUNTS = re.compile(
     "ngeom|nmesh.*|npolygonmax|nbvh.*|noct"  # geoms that touch nothing are left out
-    "|nexclude"  # pairs of geoms, where MuJoCo goes by the tree of bodies
-    "|nmocap"  # bodies that are fixed to the world
     "|nC"  # entries of the mass matrix that are always 0
     "|nsensor.*"  # there are none; see `NewtonSim`
     "|ncam|nlight|nmat|ntex.*|nskin.*"  # pictures
@@ -25,16 +23,15 @@ _OTHER_COUNTS = re.compile(
 """Counts of `MjModel` that may differ, and why."""
 
 _KINDS = {"body": "body", "jnt": "joint", "dof": "joint", "qpos": "joint", "tendon": "tendon", "wrap": "tendon"}
-_KINDS |= {"eq": "equality", "pair": "pair", "actuator": "actuator", "geom": "geom"}
+_KINDS |= {"eq": "equality", "pair": "pair", "exclude": "exclude", "actuator": "actuator", "geom": "geom"}
 """What the compared arrays of `MjModel` belong to, by their prefix."""
 
 _OTHER_ARRAYS = re.compile(
-    r"\w+_(user|group|rgba|matid|width|plugin|\w*adr|sameframe|simple\w*|mocapid|weldid)"  # pictures, numbering
+    r"\w+_(user|group|rgba|matid|width|plugin|\w*adr|sameframe|simple\w*)"  # pictures, numbering
     r"|\w+_(invweight0|acc0|M0|length0?|lengthrange|subtreemass)"  # they follow from the others
-    r"|body_(geomnum|bvhnum|contype|conaffinity|margin)"  # geoms that touch nothing are left out
-    r"|body_(inertia|iquat)"  # see `NewtonSim._take_axes`
-    r"|geom_(contype|conaffinity|bodyid|pos|quat)"  # masks are chosen anew, planes belong to the world
-    r"|geom_(size|dataid|aabb|rbound|margin)"  # numbers without a meaning, and shapes; margins are set afterwards
+    r"|body_(geomnum|bvhnum|margin)"  # geoms that touch nothing are left out
+    r"|geom_(size|dataid|rbound)"  # of shapes, whose boxes are compared
+    r"|body_(inertia|iquat)|(geom|pair)_margin|eq_(data|solref|solimp)"  # see `NewtonSim._take_rest`
     r"|\w+_actfrclimited"  # there is a limit that is never reached
     r"|actuator_ctrlspec"  # of DC motors, which are refused
 )
@@ -43,7 +40,7 @@ _OTHER_ARRAYS = re.compile(
 _FIRST = {"dof": "jnt_dofadr", "qpos": "jnt_qposadr", "wrap": "tendon_adr"}
 """Where the first of an element is, if it has several."""
 
-_READ_OF_EQ_DATA = 11  # columns that MuJoCo Warp reads
+_MESH = mujoco.mjtGeom.mjGEOM_MESH.value
 _NO_LIMIT = 1e5  # where there is none, Newton has one above this
 
 
@@ -68,26 +65,47 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
         if prefix in _KINDS and isinstance(getattr(model, name), np.ndarray) and not _OTHER_ARRAYS.fullmatch(name):
             _check_array(name, prefix, model, solved)
     counts = [name for name in dir(model) if name[0] == "n" and isinstance(getattr(model, name), int)]
-    pairs = {
-        name: (getattr(solved, name), getattr(model, name)) for name in counts if not _OTHER_COUNTS.fullmatch(name)
-    }
+    counts = [name for name in counts if not _OTHER_COUNTS.fullmatch(name)]
+    pairs = {name: (getattr(solved, name), getattr(model, name)) for name in counts}
     pairs["ngeom"] = solved.ngeom, len(collided_geoms(model))
     pairs["nfluidshape"] = int(solved.geom_fluid[:, 0].sum()), int(model.geom_fluid[:, 0].sum())
     for name, (found, expected) in pairs.items():
         if found != expected:
             raise _differs("this scene", f"{name} = {found}, expected {expected}")
+    _check_contacts(model, solver.mjw_model)
     of_settings = ("timestep", "iterations", "ls_iterations")
     for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
         if not np.allclose(getattr(solved.opt, name), getattr(model.opt, name), rtol=1e-5):
             raise lacks_option(name, getattr(model.opt, name))
 
 
+def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
+    """Compares the pairs of geoms that the solver looks at with those that may touch by MuJoCo's rules."""
+    geoms = collided_geoms(model)
+    body, wants = model.geom_bodyid[geoms], model.geom_contype[geoms, None] & model.geom_conaffinity[geoms]
+    weld = model.body_weldid[body]
+    still, parent = model.body_dofnum[weld] == 0, model.body_weldid[model.body_parentid[weld]]
+    child = (weld[:, None] == parent) & (weld != 0) & (weld[:, None] != 0)
+    child &= not model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
+    apart = (weld[:, None] == weld) | (still[:, None] & still) | child | child.T
+    apart |= np.isin(np.minimum.outer(body, body) * 65536 + np.maximum.outer(body, body), model.exclude_signature)
+    touch, found = ((wants | wants.T) != 0) & ~apart, np.zeros_like(apart)
+    first, second = np.searchsorted(geoms, [model.pair_geom1, model.pair_geom2])
+    touch[first, second] = touch[second, first] = True
+    found[tuple(solved.nxn_geom_pair_filtered.numpy().reshape(-1, 2).T)] = True
+    for a, b in np.argwhere(np.triu(touch != (found | found.T), 1)):
+        names = " and ".join(repr(model.geom(geoms[i]).name) for i in (a, b))
+        raise _differs(f"the geoms {names}", f"contact = {found[a, b]}, expected {touch[a, b]}")
+
+
 def _check_array(name: str, prefix: str, model: mujoco.MjModel, solved: Any) -> None:
     expected, found = (np.array(getattr(each, name), dtype=float) for each in (model, solved))
     rows = collided_geoms(model) if prefix == "geom" else np.arange(len(expected))
     expected = expected[rows]
-    if name == "eq_data":
-        expected, found = expected[:, :_READ_OF_EQ_DATA], found[:, :_READ_OF_EQ_DATA]
+    if name in ("geom_pos", "geom_quat", "geom_aabb") and found.shape == expected.shape:
+        expected = np.where((model.geom_type[rows] < _MESH)[:, None], expected, found)  # its frame is made anew
+    if name in ("pair_geom1", "pair_geom2"):
+        expected = np.searchsorted(collided_geoms(model), expected)
     if expected.shape != found.shape or not expected.size:
         return  # a count differs
     expected, found = (values.reshape(len(values), -1) for values in (expected, found))
@@ -95,17 +113,15 @@ def _check_array(name: str, prefix: str, model: mujoco.MjModel, solved: Any) -> 
         found *= np.where((found * expected).sum(axis=1, keepdims=True) < 0.0, -1.0, 1.0)
     if name.endswith("range"):
         for each, values in ((model, expected), (solved, found)):
-            unlimited = (getattr(each, name.replace("range", "limited")) == 0) | (np.abs(values) > _NO_LIMIT).all(
-                axis=1
-            )
-            values[unlimited] = 0.0
+            limited = getattr(each, name.replace("range", "limited")) != 0
+            values[~limited | (np.abs(values) > _NO_LIMIT).all(axis=1)] = 0.0
     wrong = np.flatnonzero(~np.isclose(found, expected, rtol=1e-3, atol=1e-6).all(axis=1))
     if len(wrong):
         row = int(wrong[0])
         owner = int(rows[row])
         if prefix in _FIRST:
             owner = int(np.searchsorted(getattr(model, _FIRST[prefix]), row, side="right")) - 1
-        where = f"the {_KINDS[prefix]} {getattr(model, _KINDS[prefix])(owner).name!r}"
+        where = f"the {_KINDS[prefix]} {getattr(model, _KINDS[prefix])(owner).name or owner!r}"
         raise _differs(where, f"{name} = {_text(found[row])}, expected {_text(expected[row])}")
 
 

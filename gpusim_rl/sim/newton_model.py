@@ -29,18 +29,55 @@ else:
         _ = newton.solvers.SolverMuJoCo  # is imported when it is first asked for
 
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
+_PLANE = mujoco.mjtGeom.mjGEOM_PLANE.value
+_BODY, _SITE, _OF_JOINTS = mujoco.mjtObj.mjOBJ_BODY.value, mujoco.mjtObj.mjOBJ_SITE.value, mujoco.mjtEq.mjEQ_JOINT.value
+_OF_PAIRS = ("solref", "solreffriction", "solimp", "gap", "friction")  # margins are set afterwards
 
 
 class _Solver(newton.solvers.SolverMuJoCo):
-    """Newton's solver, with all terms of fixed tendons.
+    """Newton's solver, with the scene's rules of contact and all terms of its fixed tendons.
 
     Newton makes one joint of several of a body, and its solver leaves that one out of tendons. The solver's own model
     has the joints of MuJoCo, so the tendons get those.
     """
 
-    def __init__(self, model: newton.Model, tendon_joints: np.ndarray, **options: Any) -> None:
-        self._tendon_joints = tendon_joints
+    def __init__(self, model: newton.Model, scene: mujoco.MjModel, **options: Any) -> None:
+        self._scene = scene
+        self._tendon_joints = scene.wrap_objid[scene.wrap_type == mujoco.mjtWrap.mjWRAP_JOINT]
         super().__init__(model, **options)
+        self._jnt_mocap = None  # else Newton's joints place the mocap bodies in every step
+
+    def _init_pairs(self, model: Any, spec: mujoco.MjSpec, shape_mapping: Any, template_world: int) -> None:
+        """Replace Newton's masks, excludes, pairs, mocap bodies and equalities with the scene's.
+
+        Newton filters contacts along its own joints, also of fixed bodies and connects. It orders equalities by type.
+        """
+        scene, numbers, bodies = self._scene, collided_geoms(self._scene), spec.bodies
+        geoms, sites = ([each for body in bodies for each in getattr(body, kind)] for kind in ("geoms", "sites"))
+        if (len(bodies), len(geoms), len(sites)) != (scene.nbody, len(numbers), scene.nsite):
+            return  # `check_import` refuses the scene
+        for body, number in zip(bodies, scene.body_mocapid.tolist(), strict=True):
+            body.mocap = number >= 0
+        for geom, i in zip(geoms, numbers.tolist(), strict=True):
+            geom.contype, geom.conaffinity = int(scene.geom_contype[i]), int(scene.geom_conaffinity[i])
+            if scene.geom_type[i] == _PLANE:  # `plain_xml` writes a sphere
+                geom.type, geom.size = _PLANE, scene.geom_size[i]
+        for exclude in list(spec.excludes):
+            spec.delete(exclude)
+        for one in scene.exclude_signature.tolist():
+            spec.add_exclude(bodyname1=bodies[one >> 16].name, bodyname2=bodies[one & 0xFFFF].name)
+        for i, (first, second) in enumerate(np.searchsorted(numbers, [scene.pair_geom1, scene.pair_geom2]).T):
+            values = {name: getattr(scene, f"pair_{name}")[i] for name in _OF_PAIRS}
+            names = {"geomname1": geoms[first].name, "geomname2": geoms[second].name}
+            spec.add_pair(condim=int(scene.pair_dim[i]), **names, **values)
+        elements = {_BODY: bodies, _SITE: sites}
+        for i, equality in enumerate(spec.equalities[: scene.neq]):
+            kind, ends = int(scene.eq_objtype[i]), (scene.eq_obj1id[i], scene.eq_obj2id[i])
+            known = spec.joints if scene.eq_type[i] == _OF_JOINTS else elements.get(kind)
+            if known is not None:  # tendons' come last
+                equality.name1, equality.name2 = (known[end].name if end >= 0 else "" for end in ends)
+                equality.type, equality.objtype, equality.active = scene.eq_type[i], kind, scene.eq_active0[i]
+                equality.data = scene.eq_data[i]
 
     def _init_tendons(self, model: Any, spec: mujoco.MjSpec, joint_mapping: Any, *rest: Any, **named: Any) -> Any:
         attributes: Any = SimpleNamespace(**vars(model.mujoco))
@@ -88,56 +125,39 @@ def _import(scene: Scene, num_envs: int) -> newton.Model:
     world.default_shape_cfg.gap = 0.0
     model = scene.model  # compiles; only then can the spec be written as XML
     newton.solvers.SolverMuJoCo.register_custom_attributes(world)
-    world.add_mjcf(plain_xml(scene.spec.to_xml(), model), ctrl_direct=True)
+    # Which geoms collide is a matter of their masks, not of their classes' names.
+    world.add_mjcf(plain_xml(scene.spec.to_xml(), model), ctrl_direct=True, visual_classes=(), collider_classes=())
     builder = newton.ModelBuilder()
     builder.replicate(world, num_envs)
     imported: Any = builder.finalize()  # its arrays may be None, and its attributes of MuJoCo are dynamic
-    # XML has six digits. Robots often start exactly at a limit, and whether it acts there must not depend on the
-    # seventh. Newton counts from the pose that the file draws.
-    scalar = model.jnt_type != _FREE
     if world.joint_dof_count >= model.nv:  # else `check_import` will refuse
-        limited = scalar & (model.jnt_limited != 0)
-        limits = model.jnt_range[limited] - model.qpos0[model.jnt_qposadr[limited], None]
-        reference = reference_pose(model)[model.jnt_qposadr[scalar]]
-        for array, joints, values in (
-            (imported.joint_limit_lower, limited, limits[:, 0]),
-            (imported.joint_limit_upper, limited, limits[:, 1]),
-            (imported.mujoco.dof_ref, scalar, reference),
-        ):
-            of_worlds = wp.to_torch(array).view(num_envs, -1)
-            of_worlds[:, model.jnt_dofadr[joints]] = torch.as_tensor(values, dtype=torch.float32).to(of_worlds.device)
-    gravity = torch.tensor(model.opt.gravity, dtype=torch.float32)
-    imported.set_gravity(tuple(gravity.tolist()))
+        scalar = model.jnt_type != _FREE  # XML has six digits, and Newton counts from the pose that the file draws
+        of_worlds = wp.to_torch(imported.mujoco.dof_ref).view(num_envs, -1)
+        reference = torch.as_tensor(reference_pose(model)[model.jnt_qposadr[scalar]], dtype=torch.float32)
+        of_worlds[:, model.jnt_dofadr[scalar]] = reference.to(of_worlds.device)
+    imported.set_gravity(tuple(model.opt.gravity.astype(np.float32).tolist()))
     return imported
 
 
 def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers.SolverMuJoCo:
     option = scene.model.opt
-    rows, contacts = buffer_sizes(scene, cfg)
-    iterations, ls_iterations = solver_limits(option, cfg, ON_WARP)
     # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and Newton has defaults
     # of its own.
     numbers = ("impratio", "tolerance", "ls_tolerance", "ccd_tolerance", "density", "viscosity")
     choices = ("solver", "integrator", "cone", "jacobian", "ccd_iterations")
-    options: dict[str, Any] = {name: float(getattr(option, name)) for name in numbers}
+    options: dict[str, Any] = dict(zip(("njmax", "nconmax"), buffer_sizes(scene, cfg), strict=True))
+    options |= dict(zip(("iterations", "ls_iterations"), solver_limits(option, cfg, ON_WARP), strict=True))
+    options |= {name: float(getattr(option, name)) for name in numbers}
     options |= {name: int(getattr(option, name)) for name in choices}
     options |= {name: tuple(getattr(option, name).tolist()) for name in ("wind", "magnetic")}
     solver = _Solver(
         model,
-        scene.model.wrap_objid[scene.model.wrap_type == mujoco.mjtWrap.mjWRAP_JOINT],
+        scene.model,
         separate_worlds=True,
-        njmax=rows,
-        nconmax=contacts,
-        iterations=iterations,
-        ls_iterations=ls_iterations,
         enable_multiccd=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_MULTICCD,
         kinematic_switchable_roots=False,  # else every root has an inactive weld
         **options,
     )
-    # Newton sets margins to 0 for MuJoCo's CCD; MuJoCo Warp has taken them all along.
-    margins = torch.as_tensor(scene.model.geom_margin[collided_geoms(scene.model)], dtype=torch.float32)
-    solver_margins = wp.to_torch(solver.mjw_model.geom_margin)
-    solver_margins.copy_(margins.expand_as(solver_margins))
     solver.mjw_model.opt.run_rne_postconstraint = bool(scene.contact_sensors)  # makes cfrc_ext
     return solver
 
@@ -145,17 +165,6 @@ def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers
 def collided_geoms(model: mujoco.MjModel) -> np.ndarray:
     """Returns the numbers of the geoms that can touch something, or guide a tendon; Newton's solver has no others."""
     guides = (model.wrap_type == mujoco.mjtWrap.mjWRAP_SPHERE) | (model.wrap_type == mujoco.mjtWrap.mjWRAP_CYLINDER)
-    guided = np.isin(np.arange(model.ngeom), model.wrap_objid[guides])
-    geoms = np.flatnonzero((model.geom_contype != 0) | (model.geom_conaffinity != 0) | guided)
-    # `plain_xml` moves planes to the world, whose geoms come first
-    bodies = np.where(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE, 0, model.geom_bodyid)
-    return geoms[np.argsort(bodies[geoms], kind="stable")]
-
-
-def inertia_tensors(model: mujoco.MjModel) -> np.ndarray:
-    """Returns inertia tensors of all bodies in their own frames [kg m^2], shape [nbody, 3, 3]."""
-    axes = np.zeros((model.nbody, 9))
-    for matrix, quat in zip(axes, model.body_iquat, strict=True):
-        mujoco.mju_quat2Mat(matrix, quat)
-    axes = axes.reshape(-1, 3, 3)
-    return axes * model.body_inertia[:, None] @ axes.swapaxes(1, 2)
+    named = np.concatenate([model.wrap_objid[guides], model.pair_geom1, model.pair_geom2])
+    masked = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    return np.flatnonzero(masked | np.isin(np.arange(model.ngeom), named))

@@ -16,13 +16,17 @@ _DEFAULTS = {
 
 
 def plain_xml(xml: str, model: mujoco.MjModel) -> str:
-    """Returns XML as Newton takes it: without frames and files, with planes in the world itself, and all numbers.
+    """Returns XML as Newton takes it: without frames, files, planes and rules of contact, and with all numbers.
 
     Newton reads the bodies of frames after the others, and those of later frames first: bodies would have other
     numbers. Of planes it knows only those of the world; a body that is fixed to the world may have some in MuJoCo.
-    MuJoCo writes a vector up to the last number that is not its default, and Newton takes 0 for the others.
+    The solver makes planes of spheres again, and has the rules of contact. MuJoCo writes a vector up to the last
+    number that is not its default, and Newton takes 0 for the others.
     """
     root = ET.fromstring(xml)
+    paired = {name for pair in root.iterfind("contact/pair") for name in (pair.get("geom1"), pair.get("geom2"))}
+    for contact in root.findall("contact"):
+        root.remove(contact)
     for element in root.iter():
         for name, full in _DEFAULTS.items():
             if given := element.get(name, "").split():
@@ -31,12 +35,13 @@ def plain_xml(xml: str, model: mujoco.MjModel) -> str:
             _inline_mesh(element, model)
         elif element.tag == "hfield" and element.get("file"):
             _inline_heights(element, model)
-        elif element.tag == "pair":  # 0: as solref
-            element.set("solreffriction", element.get("solreffriction", "0 0"))
+        elif element.tag == "geom" and element.get("type") == "plane":
+            element.attrib |= {"type": "sphere", "size": "1", "mass": "0"}
+        if element.tag == "geom" and element.get("name") in paired:  # it collides, whatever its masks
+            element.set("contype", "1")
     world = root.find("worldbody")
     assert world is not None
-    _inline_frames(world, None)
-    _move_planes(world, world, (np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0])), None)
+    _inline_frames(world)
     return ET.tostring(root, encoding="unicode")
 
 
@@ -65,10 +70,7 @@ def _inline_heights(element: ET.Element, model: mujoco.MjModel) -> None:
     element.set("elevation", " ".join(f"{value:.9g}" for value in heights[::-1].ravel()))  # the last row is first
 
 
-_Pose = tuple[np.ndarray, np.ndarray]
-
-
-def _pose(element: ET.Element) -> _Pose:
+def _pose(element: ET.Element) -> tuple[np.ndarray, np.ndarray]:
     """Returns position [m] and orientation wxyz; MuJoCo writes no other form of an orientation."""
     pos, quat = element.get("pos", "0 0 0"), element.get("quat", "1 0 0 0")
     turn = np.array(quat.split(), dtype=float)
@@ -76,46 +78,22 @@ def _pose(element: ET.Element) -> _Pose:
     return np.array(pos.split(), dtype=float), turn
 
 
-def _place(element: ET.Element, outer: _Pose) -> None:
-    """Gives an element, placed in a frame, its place in what the frame is in."""
-    pos, quat = np.zeros(3), np.zeros(4)
-    mujoco.mju_mulPose(pos, quat, *outer, *_pose(element))
-    element.set("pos", " ".join(f"{value:.17g}" for value in pos))
-    element.set("quat", " ".join(f"{value:.17g}" for value in quat))
-
-
-def _take_class(element: ET.Element, inherited: str | None) -> None:
-    """Says the class that an element had from what it was in."""
-    key = "childclass" if element.tag in ("body", "frame") else "class"
-    if inherited is not None and key not in element.attrib:
-        element.set(key, inherited)
-
-
-def _inline_frames(parent: ET.Element, inherited: str | None) -> None:
+def _inline_frames(parent: ET.Element) -> None:
+    """Replaces the frames of a body by their elements, with the place and the class that these have there."""
     children: list[ET.Element] = []
     for child in list(parent):
-        inner = child.get("childclass", inherited)
         if child.tag in ("body", "frame"):
-            _inline_frames(child, inner)
+            _inline_frames(child)
         if child.tag != "frame":
             children.append(child)
             continue
         for element in child:
-            _place(element, _pose(child))
-            _take_class(element, child.get("childclass"))
+            pos, quat = np.zeros(3), np.zeros(4)
+            mujoco.mju_mulPose(pos, quat, *_pose(child), *_pose(element))
+            element.set("pos", " ".join(f"{value:.17g}" for value in pos))
+            element.set("quat", " ".join(f"{value:.17g}" for value in quat))
+            key = "childclass" if element.tag == "body" else "class"
+            if inherited := child.get("childclass"):
+                element.attrib.setdefault(key, inherited)
             children.append(element)
     parent[:] = children
-
-
-def _move_planes(world: ET.Element, body: ET.Element, pose: _Pose, inherited: str | None) -> None:
-    """Moves the planes of a body and of those below it to the world; the bodies have no joint."""
-    for child in list(body):
-        if child.tag == "body" and child.find("joint") is None and child.find("freejoint") is None:
-            pos, quat = np.zeros(3), np.zeros(4)
-            mujoco.mju_mulPose(pos, quat, *pose, *_pose(child))
-            _move_planes(world, child, (pos, quat), child.get("childclass", inherited))
-        elif child.tag == "geom" and child.get("type") == "plane" and body is not world:
-            _place(child, pose)
-            _take_class(child, inherited)
-            body.remove(child)
-            world.append(child)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import mujoco
 import numpy as np
@@ -70,8 +72,9 @@ def test_newton_simulates_the_same_model(make_scene):
     limited = ours.actuator_ctrllimited.astype(bool)
     ranges = theirs.actuator_ctrlrange[limited], ours.actuator_ctrlrange[limited]
     np.testing.assert_allclose(*ranges, rtol=1e-5)
-    inertia_tensors = importlib.import_module("gpusim_rl.sim.newton_model").inertia_tensors
-    np.testing.assert_allclose(inertia_tensors(theirs), inertia_tensors(ours), atol=1e-6, rtol=1e-5)
+    for field in ("body_inertia", "body_iquat", "body_invweight0", "dof_invweight0"):
+        found = getattr(sim._solver.mjw_model, field).numpy()
+        np.testing.assert_allclose(found[0], getattr(ours, field), atol=1e-9, rtol=1e-6, err_msg=field)
     option = ("integrator", "cone", "solver", "gravity")
     option = (*option, "impratio", "tolerance", "ls_tolerance", "disableflags", "enableflags")
     for field in option:
@@ -254,7 +257,7 @@ TABLE = """
     <body name="table">
       <geom type="box" size="0.1 0.1 0.1"/>
       <geom name="top" type="plane" pos="0 0 0.1" size="1 1 0.1"/>
-      <body name="lever"><joint axis="0 0 1"/><geom size="0.1"/></body>
+      <body name="lever"><joint axis="0 0 1"/><geom size="0.1" contype="2" conaffinity="0"/></body>
     </body>
   </worldbody>
 </mujoco>
@@ -270,9 +273,7 @@ def test_planes_on_bodies_that_are_fixed():
         sim = make(name, scene, 1)
         advance(sim, 200)
         heights.append(sim.articulation("ball").root_pos[0, 2].item())
-    geoms = sim._solver.mj_model.geom_type  # the plane is the world's now, and parameters go by number
-    collided = importlib.import_module("gpusim_rl.sim.newton_model").collided_geoms(sim.scene.model)
-    np.testing.assert_array_equal(geoms, sim.scene.model.geom_type[collided])
+    np.testing.assert_array_equal(sim._solver.mj_model.geom_type, sim.scene.model.geom_type)
     assert heights == pytest.approx([0.6, 0.6], abs=2e-3)
 
 
@@ -476,7 +477,7 @@ def test_every_count_of_the_model_is_compared():
     prefixes = ("nmesh", "nbvh", "nsensor", "ntex", "nskin", "nuser", "nnumeric", "ntuple", "nname")
     others = {name for name in passed if not name.startswith(prefixes)}
     assert others == {
-        *("npolygonmax", "noct", "nexclude", "nmocap", "nC", "ncam", "nlight", "nmat", "nkey", "npaths"),
+        *("npolygonmax", "noct", "nC", "ncam", "nlight", "nmat", "nkey", "npaths"),
         *("nbuffer", "narena", "nconmax", "njmax"),
     }
 
@@ -566,3 +567,131 @@ def test_a_height_field_of_a_file(tmp_path):
         advance(sims[-1], 80)
     assert sims[0].qpos[0, 2] > 0.1 and sims[0].qvel[0, :2].abs().min() > 0.01  # it rolls down
     torch.testing.assert_close(sims[1].qpos, sims[0].qpos, atol=5e-4, rtol=1e-3)
+
+
+# Two arms that touch their fixed stand and its plane, a hand that is tied to one of them, and a mocap body.
+RULES = """
+<mujoco>
+  <default><default class="visual"><geom rgba="1 0 0 1"/></default></default>
+  <worldbody>
+    <body name="stand" pos="0 0 0.5">
+      <geom name="stand" type="capsule" size="0.05 0.2"/>
+      <geom name="shelf" type="plane" size="1 1 0.1" pos="0 0 -0.1"/>
+      <body name="arm" pos="0.2 0 0">
+        <joint name="arm" axis="0 1 0" damping="0.1"/>
+        <geom name="arm" type="capsule" size="0.04 0.1" pos="0 0 0.05" class="visual"/>
+        <body name="tip" pos="0 0 0.2">
+          <joint name="tip" axis="0 1 0" damping="0.1"/>
+          <geom name="tip" size="0.05" contype="0" conaffinity="0"/>
+          <geom name="thumb" size="0.03" pos="0.1 0 0" contype="2" conaffinity="4" condim="4" priority="1"/>
+        </body>
+      </body>
+    </body>
+    <body name="paddle" mocap="true" pos="0 0 0.9"><geom name="paddle" size="0.1" contype="4" conaffinity="3"/></body>
+    <body name="ball" pos="0.05 0 1.1"><freejoint/><site name="eye"/><geom name="ball" size="0.08"/></body>
+    <body name="bead" pos="0.2 0 1.1"><freejoint/><site name="hole"/><geom name="bead" size="0.08" contype="6"/></body>
+    <body name="free" pos="0.3 0.3 0.6"><freejoint/><geom name="free" size="0.05"/></body>
+  </worldbody>
+  <contact>{contact}</contact>
+  <equality>{equality}</equality>
+</mujoco>
+"""
+PAIRS = (
+    '<pair geom1="tip" geom2="stand" condim="4" margin="0.01"/><pair geom1="ball" geom2="tip" friction="1 1 0 0 0"/>'
+)
+RULED = {
+    "fixed parents": {},
+    "pairs": {"contact": PAIRS},
+    "excludes": {"contact": '<exclude body1="stand" body2="free"/><exclude body1="paddle" body2="ball"/>'},
+    "connect": {"equality": '<connect body1="ball" body2="bead" anchor="0.08 0 0"/>'},
+    "sites": {"equality": '<weld body1="free" body2="bead"/><connect site1="eye" site2="hole" solref="0.1 1"/>'},
+    "joints": {"equality": '<connect body1="ball" anchor="0 0 0.2"/><joint joint1="arm" joint2="tip"/>'},
+}
+
+
+@pytest.mark.parametrize("kind", RULED)
+def test_the_same_geoms_touch(kind):
+    scenes = [Scene(physics_hz=500) for _ in range(2)]
+    sims = []
+    for scene, name in zip(scenes, ("mujoco", "newton"), strict=True):
+        for number in range(2):
+            rules = {"contact": "", "equality": ""} | RULED[kind]
+            scene.add(f"a{number}", mujoco.MjSpec.from_string(RULES.format(**rules)), pos=(0.0, 2.0 * number, 0.0))
+        sims.append(make(name, scene, 2))
+        sims[-1].step(60)
+    reference, sim = sims
+    torch.testing.assert_close(sim.qpos, reference.qpos, atol=5e-4, rtol=1e-3)
+    assert (reference.qpos[0] - torch.as_tensor(scenes[0].model.qpos0)).abs().max() > 0.05
+    ours, theirs, solved = scenes[1].model, sim._solver.mj_model, sim._solver.mjw_model
+    for name in ("body_weldid", "body_mocapid", "exclude_signature", "eq_type", "eq_obj1id", "eq_obj2id"):
+        np.testing.assert_array_equal(getattr(theirs, name), getattr(ours, name), err_msg=name)
+    for name in ("geom_contype", "geom_conaffinity", "geom_condim", "geom_priority", "geom_margin", "pair_margin"):
+        found = getattr(solved, name).numpy()
+        collided = importlib.import_module("gpusim_rl.sim.newton_model").collided_geoms(ours)
+        expected = getattr(ours, name)[collided] if name.startswith("geom") else getattr(ours, name)
+        np.testing.assert_allclose(found[0] if found.ndim == 2 else found, expected, err_msg=name)
+
+
+def test_another_set_of_pairs_is_refused_by_the_names_of_the_geoms():
+    check = importlib.import_module("gpusim_rl.sim.newton_check")
+    scene = ant_scene()
+    solver = make("newton", scene, 1)._solver
+    pairs = solver.mjw_model.nxn_geom_pair_filtered.numpy()
+    first, second = (scene.model.geom(int(i)).name for i in pairs[3])
+    fewer = SimpleNamespace(numpy=lambda: np.delete(pairs, 3, axis=0))
+    solver.mjw_model = Changed(solver.mjw_model, nxn_geom_pair_filtered=fewer)
+    with pytest.raises(ConfigError) as error:
+        check.check_import(scene, solver, 1)
+    assert repr(first) in str(error.value) and repr(second) in str(error.value)
+
+
+def random_robot(seed: int) -> str:
+    """Trees on fixed, free, hinged and mocap bodies, with any masks, pairs, excludes, connects and welds."""
+    draw = random.Random(seed)
+    bodies, geoms = [], []
+
+    def body(depth: int) -> str:
+        name = f"b{len(bodies)}"
+        bodies.append(name)
+        joint = f'<joint axis="{draw.choice(["1 0 0", "0 1 0", "0 0 1"])}" damping="0.3"/>'
+        joint = draw.choice([joint, joint, "", *([] if depth else ["<freejoint/>", "<freejoint/>"])])
+        mocap = 'mocap="true"' if not depth and not joint and draw.random() < 0.5 else ""
+        inside = joint + '<inertial pos="0 0 0" mass="0.5" diaginertia="0.004 0.005 0.004"/>'
+        for _ in range(draw.randint(1, 2)):
+            geoms.append(f"g{len(geoms)}")
+            size = draw.choice(['size="0.06"', 'type="capsule" size="0.04 0.08"'])
+            masks = f'contype="{draw.choice([0, 1, 1, 2, 5])}" conaffinity="{draw.choice([0, 1, 1, 3, 4])}"'
+            other = draw.choice(["", 'class="visual"', 'condim="4"', 'priority="1"', 'margin="0.005"'])
+            inside += f'<geom name="{geoms[-1]}" {size} pos="0 {draw.uniform(-0.1, 0.1):.3f} 0" {masks} {other}/>'
+        inside += "".join(body(depth + 1) for _ in range(draw.randint(0, 2 if depth < 2 else 0)))
+        place = " ".join(f"{draw.uniform(-0.2, 0.2) * (1 if depth else 3) + 0.0:.3f}" for _ in range(3))
+        return f'<body name="{name}" pos="{place}" {mocap}>{inside}</body>'
+
+    tree = "".join(body(0) for _ in range(3))
+    pairs = {tuple(sorted(draw.sample(geoms, 2))) for _ in range(2)}
+    rules = "".join(f'<pair geom1="{one}" geom2="{two}"/>' for one, two in sorted(pairs))
+    rules += '<exclude body1="{}" body2="{}"/>'.format(*draw.sample(bodies, 2))
+    ties = ""
+    for kind in draw.choices(["weld", 'connect anchor="0 0 0.1"'], k=draw.randint(0, 2)):
+        ties += '<{} body1="{}" body2="{}"/>'.format(kind, *draw.sample(bodies, 2))
+    default = '<default><default class="visual"/></default>'
+    return (
+        f"<mujoco>{default}<worldbody>{tree}</worldbody><contact>{rules}</contact><equality>{ties}</equality></mujoco>"
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 4, 6, 7])  # those in which MuJoCo Warp moves as MuJoCo does
+def test_random_scenes_touch_and_move_as_in_mujoco(seed):
+    sims = []
+    for name in ("mujoco", "newton"):
+        scene = Scene(physics_hz=1000)
+        scene.add_ground()
+        for number in range(1 + seed % 2):
+            spec = mujoco.MjSpec.from_string(random_robot(seed + 100 * number))
+            scene.add(f"r{number}", spec, pos=(0.0, 3.0 * number, 1.0))
+        sims.append(make(name, scene, 1, **({"njmax": 500, "nconmax": 100} if name == "newton" else {})))
+    reference, sim = sims
+    for _ in range(10):
+        for each in sims:
+            each.step(5)
+        torch.testing.assert_close(sim.qpos, reference.qpos, atol=2e-3, rtol=1e-2)
