@@ -18,6 +18,8 @@ class Box:
     """Numbers in the action vector of one env."""
     limit: float | None = None
     """Limit that envs clamp them to, `clip_actions` of a task's settings (1 in most tasks); None where unknown."""
+    bounds: tuple[tuple[float, float], ...] | None = None
+    """Lower and upper bound of each number of another library's own action; None for actions of our tasks."""
 
 
 @dataclass(frozen=True, slots=True)

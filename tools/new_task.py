@@ -733,8 +733,13 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
     source: Any = draft.robot
     if draft.robot.endswith(".xml"):
         source = read_spec(draft.robot)
-        drop_missing_materials(source)
+        add_missing_materials(source)
     spec, _ = read_robot(source, None, "home" if robot.keyframe else None, fixed)
+    for one, two in sorted(robot.inside):
+        spec.add_exclude(bodyname1=one, bodyname2=two)
+    if robot.inside:
+        count = len(robot.inside)
+        draft.notes.append(f"{count} pairs of the robot's bodies are in each other at the start: they do not collide")
     folder, name = draft.folder / "my_tasks" / "assets" / draft.module, f"{draft.module}.xml"
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -767,6 +772,7 @@ class RobotFacts:
     keyframe: bool  # whether the file has one called `home`
     height: float  # height of the first body in the world [m]
     lift: float  # how much higher the robot must be so that it is above the ground [m]
+    inside: list[tuple[str, str]]  # bodies that are in each other at the start
     physics_hz: float | int
 
 
@@ -793,10 +799,8 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
         spec = mujoco.MjSpec.from_string(arm)
     elif not draft.of_menagerie and draft.robot.endswith(".xml"):
         spec = read_spec(draft.robot)
-        if dropped := drop_missing_materials(spec) if draft.values_of else 0:
-            draft.notes.append(
-                f"{draft.robot}: {dropped} shapes name a material that the file lacks, and have none here"
-            )
+        if lacking := add_missing_materials(spec) if draft.values_of else []:
+            draft.notes.append(f"{draft.robot} lacks the materials {', '.join(lacking)}: they are white here")
     if spec is not None and not 1e-6 <= spec.option.timestep <= 1.0:
         raise TaskError(f"{draft.robot}: a timestep of {spec.option.timestep:g} s; expected 1e-6 to 1")
     physics_hz = 200 if spec is None else number(1 / spec.option.timestep)
@@ -823,7 +827,8 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     for i, name in names.items():
         data.qpos[model.jnt_qposadr[i]] = draft.pose.get(name, data.qpos[model.jnt_qposadr[i]])
     mujoco.mj_kinematics(model, data)
-    lift = math.ceil(100 * max(0.0, -lowest_point(model, data, bodies, moving))) / 100
+    lowest, inside = start_poses(model, data, bodies, moving)
+    lift = math.ceil(100 * max(0.0, -lowest)) / 100
     if draft.height is not None and free:
         lift = max(lift, round(draft.height - float(data.xpos[bodies[0], 2]), 4))
     height = float(data.xpos[bodies[0], 2]) + lift
@@ -867,6 +872,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
         keyframe=keyframe,
         height=height,
         lift=lift,
+        inside=[(model.body(one).name[len("robot/") :], model.body(two).name[len("robot/") :]) for one, two in inside],
         physics_hz=physics_hz,
     )
 
@@ -883,32 +889,41 @@ def read_spec(file: str) -> mujoco.MjSpec:
         raise TaskError(f"{file}: {one_line(error)}") from None
 
 
-def drop_missing_materials(spec: mujoco.MjSpec) -> int:
-    """Takes away the materials of shapes that the file does not have, which IsaacGym ignores; returns their number."""
-    lacking = [geom for geom in spec.geoms if geom.material and spec.material(geom.material) is None]
-    for geom in lacking:
-        geom.material = ""
-    return len(lacking)
+def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
+    """Adds the materials that shapes name and the file lacks, which IsaacGym ignores; returns their names."""
+    lacking = {geom.material: None for geom in spec.geoms if geom.material and spec.material(geom.material) is None}
+    for name in lacking:
+        spec.add_material(name=name)
+    return [*lacking]
 
 
-def lowest_point(model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]) -> float:
-    """Returns the height of the robot's lowest point over poses that a start may have [m]; 0 without geoms."""
+def start_poses(
+    model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]
+) -> tuple[float, set[tuple[int, int]]]:
+    """Tries poses that a start may have.
+
+    Returns:
+        The height of the robot's lowest point [m], 0 without geoms, and the pairs of its bodies that are in each other.
+    """
     import mujoco
     import numpy as np
 
     addresses = [model.jnt_qposadr[i] for i in joints]
     random, pose, lowest = np.random.default_rng(0), data.qpos.copy(), math.inf
-    for _ in range(64):
+    inside: set[tuple[int, int]] = set()
+    for _ in range(256):
         data.qpos[addresses] = pose[addresses] + NOISE * random.uniform(-1, 1, len(addresses))
-        mujoco.mj_kinematics(model, data)
+        mujoco.mj_fwdPosition(model, data)
         for i in range(model.ngeom):
             if model.geom_bodyid[i] in bodies:
                 middle, half = model.geom_aabb[i, :3], model.geom_aabb[i, 3:]
                 turned = data.geom_xmat[i].reshape(3, 3)
                 lowest = min(lowest, float((data.geom_xpos[i] + turned @ middle)[2] - (np.abs(turned) @ half)[2]))
+        pairs = [model.geom_bodyid[contact.geom].tolist() for contact in data.contact if contact.dist < 0.0]
+        inside |= {(min(pair), max(pair)) for pair in pairs if {*pair} <= {*bodies}}
     data.qpos[:] = pose
     mujoco.mj_forward(model, data)
-    return lowest if math.isfinite(lowest) else 0.0
+    return lowest if math.isfinite(lowest) else 0.0, inside
 
 
 def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: float | None) -> tuple[float, float]:

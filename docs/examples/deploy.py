@@ -198,12 +198,12 @@ def load_policy(folder: Path) -> Any:
     return module.DeployedPolicy(folder)
 
 
-def legs_of(args: argparse.Namespace, ranges: dict[str, list[float]]) -> list[tuple[float, dict[str, float]]]:
+def legs_of(args: argparse.Namespace, ranges: dict[str, Any]) -> list[tuple[float, dict[str, float]]]:
     """What to command, and for how long [s]."""
     if args.square is not None:
         if not {"x", "y"} <= set(ranges):
             raise SystemExit(f"--square needs commands x and y, and the policy takes {list(ranges) or 'none'}")
-        speed = min(0.5, *(abs(limit) for name in "xy" for limit in ranges[name])) or 0.5
+        speed = min(0.5, *(abs(limit) for name in "xy" for limit in ranges[name] or (0.5,))) or 0.5
         ways = ({"x": speed}, {"y": speed}, {"x": -speed}, {"y": -speed})
         return [(args.square / speed, {name: way.get(name, 0.0) for name in ranges}) for way in ways]
     values = args.command or [0.0] * len(ranges)
@@ -212,11 +212,12 @@ def legs_of(args: argparse.Namespace, ranges: dict[str, list[float]]) -> list[tu
     return [(args.seconds or 10.0, dict(zip(ranges, values, strict=True)))]
 
 
-def outside(command: dict[str, float], ranges: dict[str, list[float]]) -> list[str]:
-    """What of a command the training did not draw, as lines; to stand is drawn apart."""
+def outside(command: dict[str, float], ranges: dict[str, Any]) -> list[str]:
+    """What of a command the training did not draw, as lines; to stand is drawn apart. A range may be unknown."""
     return [
         f"command {name} {value:g} is outside of the trained range [{low:g}, {high:g}]"
-        for (name, value), (low, high) in zip(command.items(), ranges.values(), strict=True)
+        for name, value in command.items()
+        for low, high in [ranges[name] or (value, value)]
         if any(command.values()) and not low - 1e-6 <= value <= high + 1e-6
     ]
 

@@ -170,7 +170,8 @@ def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callab
             scaled = np.minimum(np.maximum(scaled, low), high)
             return scaled.astype(space.dtype).reshape(-1, *space.shape)
 
-        return spaces.Box(low.size, 1.0 if all_bounded else None), to_box
+        bounds = tuple(zip(low.tolist(), high.tolist(), strict=True))
+        return spaces.Box(low.size, 1.0 if all_bounded else None, bounds), to_box
     if isinstance(space, (Discrete, MultiDiscrete)):
         counts = (int(space.n),) if isinstance(space, Discrete) else tuple(map(int, space.nvec.flatten()))
 

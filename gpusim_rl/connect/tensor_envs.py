@@ -319,7 +319,8 @@ def actions_of(space: Any, device: torch.device, name: str) -> tuple[ActionSpace
             return torch.minimum(torch.maximum(scaled, low), high).reshape(-1, *space.shape)
 
         limit = 1.0 if bool(bounded.all()) else None
-        return Box(size, limit), to_box if bool(low.isfinite().any() | high.isfinite().any()) else _as_they_are
+        bounds = tuple(zip(low.tolist(), high.tolist(), strict=True))
+        return Box(size, limit, bounds), to_box if bool(low.isfinite().any() | high.isfinite().any()) else _as_they_are
     if hasattr(space, "nvec") or hasattr(space, "n"):
         counts: Iterable[Any] = space.nvec.flatten() if hasattr(space, "nvec") else (space.n,)
         return MultiDiscrete(tuple(map(int, counts))), _as_they_are

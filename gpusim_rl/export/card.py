@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 
 from gpusim_rl.env import Environment, VecEnv
+from gpusim_rl.env.command import steerable
 from gpusim_rl.export.controls import ControlMap
 from gpusim_rl.export.joint_order import JointOrder
 from gpusim_rl.export.model import ExportedPolicy
@@ -32,7 +33,7 @@ SOURCES = {
     "base velocity": "in its own frame",
     "base angular velocity": "in its own frame",
     "last action": "what the policy returned a control step ago, 0 at the start",
-    "command <names>": "what the robot is to do, by the names in `commands`",
+    "command <names>": "what the robot is to do, by the names in `commands`, any that the task has",
     "task": "computed by the task alone",
 }
 """Where parts of an observation come from. The base is the first body with a free joint."""
@@ -125,20 +126,33 @@ def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
     return card
 
 
-def _commands(env: VecEnv) -> dict[str, list[float]]:
-    """Returns the range of each command that the sources name, at this stage of the training; none if not known."""
-    task: Any = env.task
-    sources = [task.sources.get(part.name, "") for part in env.obs_parts.get("policy", ())]
+def _commands(env: VecEnv) -> dict[str, list[float] | None]:
+    """Return each command that the sources name, with its range at this stage of the training; None if not known."""
+    sources = [env.task.sources.get(part.name, "") for part in env.obs_parts.get("policy", ())]
     names = [name for source in sources if source.startswith("command ") for name in source.split()[1:]]
-    commands = getattr(task, "commands", getattr(task, "command", None))
-    limits = getattr(commands, "limits", None)
-    return {} if limits is None else dict(zip(names, limits[:, : len(names)].T.tolist(), strict=True))
+    given = steerable(env.task)
+    ranges = {} if given is None else {key.partition(" [")[0]: [*limits] for key, limits in given.controls().items()}
+    return {name: ranges.get(name) for name in names}
 
 
 def _action(env: Environment, limit: float | None) -> dict[str, Any]:
     if isinstance(env.action_space, MultiDiscrete):
         return {"size": env.num_actions, "dtype": "int64", "choices": list(env.action_space.counts)}
-    return {"size": env.num_actions, "dtype": "float32", "clip": limit}
+    card = {"size": env.num_actions, "dtype": "float32", "clip": limit}
+    bounds = env.action_space.bounds
+    if bounds is None:
+        return card
+    scaled = [math.isfinite(low) and math.isfinite(high) for low, high in bounds]
+    pairs = list(zip(bounds, scaled, strict=True))
+    own = {
+        "is": "offset + scale * action, with action within +-1 where `scaled`, and then within low and high",
+        "offset": [(low + high) / 2 if both else 0.0 for (low, high), both in pairs],
+        "scale": [(high - low) / 2 if both else 1.0 for (low, high), both in pairs],
+        "scaled": scaled,
+        "low": [low for low, _ in bounds],
+        "high": [high for _, high in bounds],
+    }
+    return {**card, "env_action": _finite(own)}
 
 
 def _states(model: ExportedPolicy) -> list[dict[str, Any]]:

@@ -123,6 +123,8 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
         files["numpy"] = NUMPY
     shutil.copy(Path(__file__).with_name(RUNTIME), folder)
     compared = _compared(model, player, folder, files)
+    if "refused" in compared["parity"]["files"].get("int8", {}):
+        del files["int8"]
     card = {**describe(player, model, control, order), **start, "files": {**files, "runtime": RUNTIME}, **compared}
     if isinstance(env, VecEnv):
         spec, cfg = env.sim.scene.spec.copy(), build(SimConfig, player.settings["sim"], "sim")
@@ -150,9 +152,15 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
         for kind, file in files.items():
             function = parity.with_images(model, parity.READ.get(kind, parity.onnx_function)(folder / file))
             result = parity.compare(exact, function, obs, state, parity.error_units(model), near)
+            errors[kind] = {"max_error": result.max_error, "borders": result.borders}
             if kind != "int8":
                 parity.require(result, file)
-            errors[kind] = {"max_error": result.max_error, "borders": result.borders}
+            elif not parity.usable_int8(result, isinstance(player.env.action_space, MultiDiscrete)):
+                refused = f"of {result.max_error:.2g}, and {result.others} of {result.observations} actions are others"
+                warn(f"{file} is not written: with 8-bit weights the largest error is {refused}")
+                errors[kind]["refused"] = True
+                (folder / file).unlink()
+                continue
             times[kind] = parity.latency_us(function, (obs[:1], *state))
         times["torch"] = parity.latency_us(exact, (obs[:1], *state))
     finally:

@@ -26,6 +26,12 @@ STEPS = 10
 """Length of an episode, over which a recurrent state is carried [control steps]."""
 TOLERANCE = 1e-5
 """Largest error of ONNX and TorchScript, relative where a number is above 1, or where the scale of a control is."""
+INT8_TOLERANCE = 0.1
+"""Error of 8-bit weights above which an action is another one: of actions in [-1, 1] a twentieth of their range."""
+INT8_LARGEST = 0.5
+"""Largest error of 8-bit weights; of discrete actions the share below counts alone."""
+INT8_SHARE = 0.01
+"""Share of the observations in which an action may be another one."""
 JUMP = 1e-3
 """Smallest error that may be another choice, of an option or a bin."""
 BORDER = 1e-3
@@ -47,6 +53,8 @@ class Parity:
     borders: int
     """Observations that are left out of it: the policy changes its choice within their rounding."""
     observations: int
+    others: int
+    """Observations with an error above `INT8_TOLERANCE`."""
     rounding: float
     """Largest change of the policy's own outputs from one float32 of the observations to the next, of the same unit;
     where it sees images, from one float32 of the weights to the next too, as pixels are whole numbers."""
@@ -209,7 +217,7 @@ def compare(
     near = near or exact
     episodes = obs.reshape(STEPS, -1, obs.shape[1])
     exact_state = other_state = tuple(np.repeat(layers, episodes.shape[1], axis=1) for layers in state)
-    worst, rounding, borders, random = 0.0, 0.0, 0, np.random.default_rng(0)
+    worst, rounding, borders, others, random = 0.0, 0.0, 0, 0, np.random.default_rng(0)
     for step_obs in episodes:
         expected, got = exact(step_obs, *exact_state), other(step_obs, *other_state)
         next_obs = np.nextafter(step_obs, random.choice(np.array([-np.inf, np.inf], np.float32), step_obs.shape))
@@ -222,9 +230,10 @@ def compare(
             borders += len(at_border)
             error[at_border] = 0.0
         worst = max(worst, float(np.nan_to_num(error, nan=np.inf).max()))
+        others += int(np.count_nonzero(~(error <= INT8_TOLERANCE)))
         count = len(expected) - len(state)
         exact_state, other_state = expected[count:], got[count:]
-    return Parity(worst, borders, len(obs), rounding)
+    return Parity(worst, borders, len(obs), others, rounding)
 
 
 def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
@@ -248,6 +257,12 @@ def _at_border(
         factor = 1.0 + 2e-6 * random.uniform(-1.0, 1.0, obs[rows].shape)
         near |= _errors(exact((obs[rows] * factor).astype(np.float32), *state), got, units) <= TOLERANCE
     return rows[near]
+
+
+def usable_int8(parity: Parity, discrete: bool) -> bool:
+    """Return whether a file with 8-bit weights still acts as the policy does."""
+    few = parity.others <= INT8_SHARE * parity.observations
+    return few and (discrete or parity.max_error <= INT8_LARGEST)
 
 
 def require(parity: Parity, name: str) -> None:

@@ -14,19 +14,23 @@ from contextlib import closing, redirect_stdout
 from functools import cache
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import gymnasium
 import mujoco
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 
+from gpusim_rl import make_env
 from gpusim_rl.api import prepare
+from gpusim_rl.connect.gymnasium_spaces import actions_of
 from gpusim_rl.distributed import actors
+from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.export import files, parity
+from gpusim_rl.export import card, files, parity
 from gpusim_rl.export.controls import fit, measure
 from gpusim_rl.export.scene_file import needs, write_scene
 from gpusim_rl.files import checkpoint_file
@@ -377,6 +381,54 @@ def test_an_error_is_found_and_nothing_is_left(ant, monkeypatch):
     assert sorted(folder.parent.iterdir()) == before
 
 
+def test_weights_of_8_bits_that_act_differently_are_not_written(ant, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files.parity, "CALLS", 10)
+    monkeypatch.setattr(files.parity, "INT8_LARGEST", 0.0)
+    folder, card = files.write_all(str(ant[0].parent), tmp_path / "coarse")
+    assert "int8" not in card["files"] and not (folder / files.INT8).exists()
+    assert card["parity"]["files"]["int8"]["refused"] and "policy.int8.onnx is not written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "others", "discrete", "usable"),
+    [
+        (1.7, 10, False, False),
+        (0.3, 10, False, True),
+        (0.3, 200, False, False),
+        (2.0, 50, True, True),
+        (1.0, 500, True, False),
+    ],
+)
+def test_8_bits_are_usable_where_actions_stay_the_same(error, others, discrete, usable):
+    assert parity.usable_int8(parity.Parity(error, 0, 10_000, others, 0.0), discrete) is usable
+
+
+def test_the_card_maps_actions_to_those_of_envs_of_gymnasium():
+    low, high = np.float32([-2.0, -np.inf, 0.0]), np.float32([2.0, np.inf, 10.0])
+    space, to_box = actions_of(gymnasium.spaces.Box(low, high), "Env")
+    env: Any = SimpleNamespace(action_space=space, num_actions=3)
+    own = card._action(env, None)["env_action"]
+    action = np.array([[-5.0, 7.0, 0.5]])
+    limited = np.where(own["scaled"], action.clip(-1.0, 1.0), action)
+    np.testing.assert_allclose(np.add(own["offset"], np.multiply(own["scale"], limited)), to_box(action))
+    assert (own["low"], own["high"]) == ([-2.0, None, 0.0], [2.0, None, 10.0])  # json has no infinity
+
+
+def test_commands_have_the_ranges_of_their_names_in_any_order(monkeypatch, deploy):
+    with closing(make_env("Anymal", num_envs=1, device="cpu")) as env:
+        assert isinstance(env, VecEnv)
+        env.reset()
+        ranges = card._commands(env)
+        assert list(ranges) == ["x", "y", "yaw"]
+        sources = {"command": "command yaw stride", "command_yaw": "command yaw x"}
+        monkeypatch.setattr(type(env.task), "sources", {**env.task.sources, **sources})
+        found = card._commands(env)
+    assert found == {"yaw": ranges["yaw"], "stride": None, "x": ranges["x"]}
+    args = deploy.parse(["folder", "--command", "0.1", "9", "0.2"])
+    [(_, command)] = deploy.legs_of(args, found)
+    assert command == {"yaw": 0.1, "stride": 9.0, "x": 0.2} and deploy.outside(command, found) == []
+
+
 def test_a_choice_at_its_border_is_no_error_and_a_wrong_one_is():
     obs = np.linspace(-1.0, 1.0, 10_000, dtype=np.float32)[:, None]
 
@@ -385,7 +437,7 @@ def test_a_choice_at_its_border_is_no_error_and_a_wrong_one_is():
 
     exact, near = float(obs[7000, 0]), float(np.nextafter(obs[7000, 0], np.float32(-1.0)))
     found = parity.compare(choice(exact), choice(near), obs, ())
-    assert found == parity.Parity(0.0, 1, 10_000, 0.0)
+    assert found == parity.Parity(0.0, 1, 10_000, 0, 0.0)
     assert parity.compare(choice(exact), choice(exact - 3e-4), obs, ()).max_error == 1.0
     assert parity.compare(choice(exact), choice(0.0), obs, ()).max_error == 1.0
 
