@@ -17,6 +17,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
@@ -513,15 +514,12 @@ def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: str) -> list
 
 def find_asset(file: Path, name: str) -> Path | None:
     """Returns a file below the folder `assets` of theirs; never one that lies elsewhere."""
-    for folder in file.resolve().parents:
-        root = folder / "assets"
-        for path in (
-            root / name,
-            *sorted(root.glob(f"*/{Path(name).name}")),
-            *(each / name for each in root.glob("*")),
-        ):
-            if path.resolve().is_relative_to(root.resolve()) and path.is_file():
-                return path.resolve()
+    with suppress(OSError, ValueError):  # a name that no file can have
+        for root in (folder / "assets" for folder in file.resolve().parents):
+            parts = [root, *sorted(root.iterdir())] if root.is_dir() else []
+            for path in (part / each for part in parts for each in (name, Path(name).name)):
+                if path.resolve().is_relative_to(root.resolve()) and path.is_file():
+                    return path.resolve()
     return None
 
 
@@ -608,7 +606,8 @@ def our_key(path: str) -> str:
 
     above, _, leaf = path.rpartition(".")
     key = RENAMED.get(path) or f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
-    return key if (above in PLACES or path in RENAMED) and f"ppo.{key}" in known_keys() else ""
+    ours = (above in PLACES or path in RENAMED) and not leaf.startswith("_")  # `_target_` names a class to import
+    return key if ours and f"ppo.{key}" in known_keys() else ""
 
 
 def leaves(values: dict[str, Any], above: str = "") -> dict[str, Any]:

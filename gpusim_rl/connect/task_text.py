@@ -62,6 +62,8 @@ SIDES = re.compile(
     re.IGNORECASE,
 )
 """Words in the name of a joint that tell of which leg or arm it is."""
+FIELD_TYPES = {"bool", "dict", "float", "int", "list", "str"}
+"""Types of fields: as names of fields they would hide the types."""
 YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 """Words that yaml takes for no text."""
 
@@ -101,13 +103,12 @@ def escaped(character: str) -> str:
 def is_field(name: Any) -> bool:
     """Return whether a key of a stranger's yaml can be a field of a class."""
     ascii_name = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is not None
-    return ascii_name and not keyword.iskeyword(name)
+    return ascii_name and not keyword.iskeyword(name) and name not in FIELD_TYPES
 
 
 def number(value: float) -> float | int:
-    """Returns 60 for 59.99999: a rate is written as a period."""
-    near = round(value, 3)
-    return int(near) if near == int(near) else near
+    """Returns 60 for 59.9999: a rate is written as a period."""
+    return round(value) if abs(value - round(value)) < 5e-4 else value
 
 
 def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:

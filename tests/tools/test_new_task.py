@@ -541,6 +541,8 @@ HOSTILE = r"""
   "x: 1\n_target_: os.system\n#": 1.0
   _target_: os.system
   class: 1.0
+  float: 1.0
+  list: [1.0]
   episode_length_x: "\n_target_: os.system"
   observations: {a: 1.0}
   secret: "${oc.env:HOME}"
@@ -549,7 +551,10 @@ HOSTILE = r"""
 
 
 def test_hostile_yaml_of_theirs_is_taken_as_text_or_not(tmp_path):
-    written(tmp_path, ISAAC.replace("  speed: 3.0", HOSTILE), ISAAC_PPO)
+    written(
+        tmp_path, ISAAC.replace("  speed: 3.0", HOSTILE), ISAAC_PPO.replace("network: {", "network: {_target_: x.y, ")
+    )
+    assert compose(["task=Written"], tmp_path / "my_cfg")["ppo"]["network"]["_target_"] is None
     task = compose(["task=Written"], tmp_path / "my_cfg")["task"]
     assert task["_target_"] == "my_tasks.written.Written" and "secret" not in task and "class" not in task
     assert task["episode_length_x"] == "\n_target_: os.system"
@@ -569,6 +574,10 @@ def test_hostile_yaml_of_theirs_is_taken_as_text_or_not(tmp_path):
         ("env: {numEnvs: 1}\nsim: {dt: .inf}\n", "dt"),
         ("env: {episodeLength: x}\nsim: [1]\ntask: 3\n", "episode_length"),
         ('env: {asset: {assetFileName: "../../../../../../etc/passwd.xml"}}\n', "--urdf or --mjcf"),
+        ('env: {asset: {assetFileName: "a\\0.xml"}}\n', "--urdf or --mjcf"),
+        ('env: {asset: {assetFileName: "**[.xml", b: [1]}, control: 3, defaultJointAngles: [1]}\n', "--urdf or --mjcf"),
+        ("env: {asset: {assetFileName: " + "a" * 5000 + ".xml}}\n", "--urdf or --mjcf"),
+        ("env: {asset: 3, urdfAsset: [x.urdf], baseInitState: {pos: [a, b, c]}}\n", "--urdf or --mjcf"),
         ("env: {a: '${oc.env:HOME}'}\ndefaults: [../../x, /y, {z: ..}]\n", "--urdf or --mjcf"),
     ],
 )
