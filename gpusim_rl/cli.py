@@ -10,10 +10,11 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,24 @@ def _complete(line: str) -> list[str]:
         with redirect_stdout(io.StringIO()) as printed:
             load_command("train")(["-sc", "query=bash"])
         options = printed.getvalue().split()
+    elif last.startswith("-"):
+        options = _flags(words)
     else:
         options = [] if words[0] in BUILT_IN else paths.complete_run(last)
     offered = [word for word in options if word.startswith(last) and paths.SAFE.fullmatch(word)]
     return [word if word.endswith(("=", ".", "/")) else f"{word} " for word in offered]
+
+
+def _flags(words: list[str]) -> list[str]:
+    """Returns the flags of a command, as its usage names them: that of a part, as `clip record`, where one is typed."""
+    names = [word for word in words if not word.startswith("-")][:2]
+    for typed in (names, names[:1]):
+        with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()), suppress(Exception, SystemExit):
+            main([*typed, "--help"])
+        options = re.findall(r"^  (-.*?)(?:  |$)", printed.getvalue(), re.MULTILINE)
+        if flags := re.findall(r"(?<!\S)-[\w-]+", " ".join(options)):
+            return list(dict.fromkeys(flags))
+    return []
 
 
 def list_tasks(argv: list[str]) -> None:

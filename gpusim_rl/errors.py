@@ -34,6 +34,7 @@ OUT_OF_MEMORY = (
     "failed to map segment",
     "can't start new thread",
 )
+SURE = 0.75  # likeness in `closest`
 LONGEST = 1000  # characters of a message; a longer one, such as that of a value of many thousand, loses its middle
 
 
@@ -46,10 +47,19 @@ class TaskError(ValueError):
 
 
 def closest(name: str, options: Iterable[str], similarity: float = 0.6) -> str | None:
-    """Returns the option most similar to `name`, ignoring case; None when none is so similar, from 0 to 1."""
-    by_lower = {option.lower(): option for option in options}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=similarity)
-    return by_lower[close[0]] if close else None
+    """Returns the option most similar to `name`, ignoring case; None when none is so similar, from 0 to 1.
+
+    Few mistype the first letter: with another one, or with only two letters of three, an option is to be as similar as
+    `SURE`, to contain the name, or to have its letters in another order.
+    """
+    by_lower, lower = {option.lower(): option for option in options}, name.lower()
+    for close in difflib.get_close_matches(lower, by_lower, n=3, cutoff=similarity):
+        begins = close[:1] == lower[:1] and (len(lower) > 3 or sum(map(str.__ne__, close, lower)) == 1)
+        if begins or lower in close or sorted(close) == sorted(lower):
+            return by_lower[close]
+        if difflib.SequenceMatcher(None, close, lower).ratio() >= SURE:
+            return by_lower[close]
+    return None
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

@@ -44,6 +44,13 @@ BAD_OVERRIDES = [
     ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. ppo has: horizon, learning_rate, "),
     ("~num_envs", "missing key 'num_envs'"),
     ("~task", "no task: try task=Cartpole"),
+    ("task = Ant", "cannot read 'task': no spaces around =. Try task=Ant"),
+    ("task= Ant", "cannot read 'Ant': no spaces around =. Try task=Ant"),
+    ("num_envs=8 ppo.gamma =0.9", "cannot read 'ppo.gamma': no spaces around =. Try ppo.gamma=0.9"),
+    ("sac.alpha=0.1", "sac.alpha has no effect with algo=ppo"),
+    ("algo=ppo sac.alpha=0.1", "sac.alpha has no effect with algo=ppo"),
+    ("algo=sac ppo.gamma=0.9", "ppo.gamma has no effect with algo=sac"),
+    ("task=Nope", "unknown task 'Nope'. Try -cd"),
     ("task=null", "task=null: expected a name"),
     ("+task=Ant", "'task' has a value already: write task=Ant without +"),
     ("num_envs=abc", "num_envs must be a positive int, got 'abc'"),
@@ -393,6 +400,38 @@ def test_tab_offers_no_name_that_a_shell_would_run(some_runs, monkeypatch, capsy
     offered = capsys.readouterr().out.splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9._/=+-]+ ?", word) for word in offered), offered
     assert expected in offered
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("play --vi", ["--viewer "]),
+        ("play Ant --po", ["--policy ", "--port "]),
+        ("export -", ["-h ", "--help ", "--out ", "--no-int8 ", "--trust ", "-cd ", "--config-dir "]),
+        ("clip record --sk", ["--skip "]),
+        ("doctor scaling --dev", ["--devices "]),
+        ("demo Ant --ho", ["--host "]),
+        ("list --no", ["--no-sizes "]),
+        ("nothing --", []),
+        ("play --nothing", []),
+    ],
+)
+def test_tab_offers_the_flags_of_a_tool(tmp_path, monkeypatch, capsys, typed, expected):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COMP_LINE", f"gpusim-rl {typed}")
+    cli.main(["completion", "query"])
+    offered = capsys.readouterr()
+    assert set(expected) <= set(offered.out.splitlines()) and offered.err == ""
+    assert expected or not offered.out
+
+
+@pytest.mark.parametrize("name", sorted({*cli.commands()} - {"train", "tune"}))
+def test_a_flag_that_is_none_is_refused_in_the_name_of_the_command(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpusim-rl", name])
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, *(["Ant"] if name == "demo" else []), "--no-such-flag=1"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and last.startswith(f"{name}: error: "), last
 
 
 def test_importing_the_package_imports_nothing_heavy(command):

@@ -7,7 +7,16 @@ import logging
 
 import pytest
 
-from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra, printable, say, warn
+from gpusim_rl.errors import (
+    ConfigError,
+    TaskError,
+    closest,
+    friendly_errors,
+    import_extra,
+    printable,
+    say,
+    warn,
+)
 from helpers.commands import ROOT
 
 
@@ -113,3 +122,30 @@ def test_nothing_is_printed_but_by_one_function() -> None:
                 around = [each.name for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
                 found.setdefault(str(file.relative_to(ROOT)), []).append(around[-1] if around else "<module>")
     assert {file: sorted(names) for file, names in found.items()} == RAW
+
+
+TASKS = ["Ant", "Anymal", "Cartpole", "FrankaReach", "Hopper", "Humanoid", "Pendulum", "Walker2d"]
+ALGORITHMS = ["a2c", "amp", "bc", "dqn", "impala", "ppo", "sac", "td3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "meant"),
+    [
+        *((name, TASKS, "Ant") for name in ("Antt", "ant", "nat", "Atn", "aant", "an", "Amt")),
+        *((name, TASKS, "Hopper") for name in ("Hoper", "hopper", "Hoppr", "ohpper", "opper", "Hopping", "Copper")),
+        *((name, TASKS, "Cartpole") for name in ("artpole", "Cartpol", "CartPole-v1", "catrpole")),
+        *(
+            (name, TASKS, meant)
+            for name, meant in (("Reach", "FrankaReach"), ("Walk", "Walker2d"), ("Human", "Humanoid"))
+        ),
+        *((name, ALGORITHMS, "ppo") for name in ("pop", "pp", "pppo", "ppo2", "pdo")),
+        *(
+            (name, ALGORITHMS, meant)
+            for name, meant in (("sca", "sac"), ("a3c", "a2c"), ("td4", "td3"), ("ddqn", "dqn"))
+        ),
+        *((name, TASKS, None) for name in ("Nope", "Rope", "Cat", "Dog", "Foo", "Bat", "Slope", "Door", "x", "", "My")),
+        *((name, ALGORITHMS, None) for name in ("trpo", "apo", "spo", "cem", "es", "foo", "rainbow", "x")),
+    ],
+)
+def test_a_name_is_suggested_only_where_it_may_be_meant(name, options, meant):
+    assert closest(name, options) == meant

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         say(f"{name}: {summary(cards[name])}")
         if not any(option.partition("=")[0] == "--viewer" for option in options):
             options = ["--viewer", "web", *options]
-        return load_command("play")([str(demos_dir() / name), *options])
+        return load_command("play")([str(demos_dir() / name), *options], "demo")
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

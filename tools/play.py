@@ -33,20 +33,20 @@ CLOSE_TIMEOUT_S = 10.0
 HEADLESS_ENVS, WEB_ENVS = 16, 9
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Plays until the window is closed or the steps are over."""
+def main(argv: list[str] | None = None, name: str = "play") -> int:
+    """Plays until the window is closed or the steps are over. Messages about the command line begin with the name."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
-        play(parse(argv))
+        play(parse(argv, name))
     return 0
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
     """Reads the command line."""
     from gpusim_rl.view.arguments import add_player_arguments, positive
 
-    parser = argparse.ArgumentParser(prog="play", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog=name, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", nargs="?", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument(
         "--replay", type=Path, metavar="FILE", help="in place of a run: its diverged.pt or skipped.pt, step by step"

@@ -35,7 +35,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     from gpusim_rl.settings.trust import add_trust_arguments
     from gpusim_rl.view.arguments import positive
 
-    parser = argparse.ArgumentParser(prog="publish_demo", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="publish-demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="folder to write (default: the task's among the demos)")
     parser.add_argument("--note", default="", help="limits of the policy, for its card: forward only")

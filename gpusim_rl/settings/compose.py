@@ -95,7 +95,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
             arguments, saved = continue_run(typed, check_flags(_flags_first(typed)).config_dir)
             arguments = _may_add(_flags_first(arguments))
             flags = check_flags(arguments)
-            refuse_unreadable(flags.overrides)
+            refuse_unreadable(flags.overrides, typed)
             if flags.shell_completion and (runs := _complete_checkpoint(os.environ.get("COMP_LINE", ""))) is not None:
                 sys.stdout.write("".join(f"{run}\n" for run in runs))
                 return

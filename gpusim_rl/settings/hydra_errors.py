@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,8 +45,11 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(list(arguments))
 
 
-def refuse_unreadable(overrides: Sequence[str]) -> None:
-    """Raises ConfigError where Hydra would misread an override, or fail with an error that does not name it."""
+def refuse_unreadable(overrides: Sequence[str], typed: Sequence[str] = ()) -> None:
+    """Raises ConfigError where Hydra would misread an override, or fail with an error that does not name it.
+
+    `typed` has them in the order in which they were typed, if that is another one.
+    """
     for text in overrides:
         if is_override(text) and value_of(text).strip() == "???":  # taken for none: a folder `None` for hydra.run.dir
             raise ConfigError(f"{key_of(text)}: expected a value, got ???")
@@ -53,9 +57,9 @@ def refuse_unreadable(overrides: Sequence[str]) -> None:
             [override] = OverridesParser.create().parse_overrides([text])
             value = override.value()
         except (HydraException, AssertionError, RecursionError, ValueError):  # also lists too deep, numbers too long
-            raise _unreadable(text, overrides) from None
+            raise _unreadable(text, typed or overrides) from None
         if not override.key_or_group:
-            raise _unreadable(text, overrides)
+            raise _unreadable(text, typed or overrides)
         one_group = override.key_or_group in GROUPS and not override.is_delete() and not override.is_sweep_override()
         if one_group and not all(map(_may_be_file, value if isinstance(value, list) else [value])):
             raise ConfigError(f"{text}: expected a name, e.g. task=Cartpole; see --help")
@@ -64,6 +68,9 @@ def refuse_unreadable(overrides: Sequence[str]) -> None:
 def _unreadable(text: str, overrides: Sequence[str] = ()) -> ConfigError:
     if any(other != text and other.count("[") > other.count("]") for other in overrides):  # the shell split a list
         return ConfigError(f"cannot read {text!r}: no spaces in a list, or quote it")
+    together = re.sub("\0?=\0?", "=", "\0".join(overrides)).split("\0")
+    if words := [word for word in together if word not in overrides and re.fullmatch("[^=]+=[^=]+", word)]:
+        return ConfigError(f"cannot read {text!r}: no spaces around =. Try {shlex.quote(words[0])}")
     task = closest(text, tasks())
     advice = f"Did you mean 'task={task}'?" if task else "Try num_envs=64"
     return ConfigError(f"cannot read {text!r}: expected key=value. {advice}")
@@ -138,8 +145,9 @@ def explain(
         key = match.group(1) or match.group(2)
         section = key.partition(".")[0]
         chosen = [value_of(text) for text in arguments if key_of(text) in ("algo", "algo.name")]
-        if chosen and chosen[-1] != section and section in ALGORITHMS:
-            return _no_effect(key, chosen[-1])
+        [*_, chosen] = [saved.settings["algo"]["name"] if saved else default_choice("algo"), *chosen]
+        if chosen != section and section in ALGORITHMS:
+            return _no_effect(key, chosen)
         return unknown_key(key, _all_keys(arguments, saved))
     if match := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
         key = match.group(1) or match.group(2)
