@@ -85,7 +85,7 @@ BAD_OVERRIDES = [
     ),
     (
         "algo=pppo",
-        "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, apex, dqn, fast_sac, impala, ppo, ",
+        "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, amp, apex, ",
     ),
     ("sim=mujco", "unknown sim 'mujco'. Did you mean 'mujoco'? Available: auto, "),
     ("debug=smok", "unknown debug 'smok'. Did you mean 'smoke'? Available: "),
