@@ -10,9 +10,15 @@ python train.py --help                                 the settings people chang
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import logging
 import os
-import sys
 from typing import Any
 
 from gpusim_rl.files.paths import Checkpoint

@@ -6,11 +6,13 @@ Importing the package is free: torch and the simulators load with the first name
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.public import HOME, __version__
 
+TYPE_CHECKING = False  # without `typing`: commands direct Ctrl-C before they import more than this
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpusim_rl.api import make_env, train
     from gpusim_rl.env.task import Task, TaskConfig
     from gpusim_rl.learn.algorithm import Algorithm

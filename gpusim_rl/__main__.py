@@ -1,6 +1,10 @@
 """`python -m gpusim_rl` is the command `gpusim-rl`."""
 
-from gpusim_rl.cli import main
+from gpusim_rl import interrupts
 
 if __name__ == "__main__":
+    interrupts.install()  # before imports that take time
+
+    from gpusim_rl.cli import main
+
     main()

@@ -5,6 +5,13 @@
 
 from __future__ import annotations
 
+import sys
+
+from gpusim_rl import interrupts
+
+if sys.argv[0].removesuffix(".exe").endswith("gpusim-rl"):
+    interrupts.install()  # before imports that take time
+
 import argparse
 import importlib.util
 import io
@@ -12,7 +19,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path

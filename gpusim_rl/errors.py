@@ -16,13 +16,15 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Protocol
 
+from gpusim_rl import interrupts
+from gpusim_rl.interrupts import EXIT_INTERRUPTED
+
 try:
     import resource
 except ImportError:  # Windows
     resource = None
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 # How torch, mujoco.batch, Warp, CUDA, cuBLAS, the dynamic linker and Python's threads say it, in lower case.
 OUT_OF_MEMORY = (
@@ -138,6 +140,7 @@ def friendly_errors() -> Iterator[None]:
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    interrupts.begin_work()
     try:
         yield
     except (ConfigError, TaskError) as error:
@@ -157,6 +160,8 @@ def friendly_errors() -> Iterator[None]:
         trace.stack[:] = [frame for frame in trace.stack if f"-packages{os.sep}hydra{os.sep}" not in frame.filename]
         sys.stderr.write(printable("".join(trace.format())))
         raise SystemExit(1) from None
+    finally:
+        interrupts.end_work()
 
 
 @contextmanager

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from gpusim_rl.files import paths
 from gpusim_rl.settings.checks import known_keys
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.discover import read_yaml, task_section, tasks
+from helpers.commands import ROOT, run_command
 
 HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
 
@@ -835,3 +840,37 @@ def test_every_tool_has_a_main_and_a_summary():
     for name, file in cli.commands().items():
         assert callable(cli.load_command(name)), name
         assert re.match(r'(#!.*\n)?"""[A-Z]', file.read_text()), f"{file}: needs a docstring"
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        (["train.py", "task=Cartpole"], "hydra"),
+        (["train.py", "task=Cartpole"], "torch"),
+        (["tools/record.py", "Cartpole", "--policy", "random"], "argparse"),
+        (["tools/plot.py", "Cartpole"], "textwrap"),
+        (["-m", "gpusim_rl", "list"], "argparse"),
+        (["-m", "gpusim_rl", "record", "Cartpole", "--policy", "random"], "torch"),
+    ],
+)
+@pytest.mark.parametrize("swallows", [False, True])
+def test_ctrl_c_while_a_library_is_imported_is_one_line(words, module, swallows, tmp_path):
+    """The library takes for ever, and may make another error of it."""
+    wait = "import time; print('here', flush=True); time.sleep(60)"
+    swallowed = f"try:\n    {wait}\nexcept BaseException:\n    raise ImportError('half imported') from None\n"
+    (tmp_path / f"{module}.py").write_text(swallowed if swallows else wait)
+    words = [str(ROOT / word) if word.endswith(".py") else word for word in words]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    with subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "here\n"
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == "interrupted\n"
+    assert process.returncode == 130
+
+
+def test_the_package_directs_no_signal_where_it_is_imported():
+    code = "import signal, gpusim_rl.cli as c; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    run_command(sys.executable, "-c", code, cwd=ROOT)

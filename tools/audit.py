@@ -9,9 +9,18 @@ that do are named.
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +145,4 @@ def number(value: float) -> str:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     raise SystemExit(main())

@@ -8,9 +8,18 @@ python tools/clip.py play go1_trot                          in a browser; --out 
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import shlex
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -294,6 +303,4 @@ def write(out: Path, clip: Clip) -> None:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

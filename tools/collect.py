@@ -9,11 +9,20 @@ python tools/collect.py benchmarks/scripted/trifinger.py --actor Trifinger --app
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import importlib.util
 import math
 import shlex
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -379,6 +388,4 @@ def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstra
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

@@ -10,12 +10,20 @@ python tools/new_task.py MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yam
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import math
-import os
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -1235,6 +1243,4 @@ def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

@@ -10,9 +10,17 @@ python tools/play.py --replay runs/Ant/latest/diverged.pt      how the first env
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
+import argparse
 import threading
 import time
 import warnings
@@ -259,6 +267,4 @@ def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], 
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

@@ -9,8 +9,17 @@ python tools/plot.py runs/Ant/* --key policy/kl --x time     another column, ove
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
+import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -181,6 +190,4 @@ def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCur
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

@@ -8,10 +8,19 @@ python train.py task=CartpoleCamera encoder.init_from=CartpoleCamera.encoder.pt 
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import math
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -230,6 +239,4 @@ def draw(path: Path, rows: Sequence[tuple[VAE, Tensor]], device: torch.device) -
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

@@ -6,11 +6,20 @@ python tools/publish_demo.py Ant --out my_demos/Ant           the latest Ant run
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import json
 import re
 import shutil
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -169,6 +178,4 @@ def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, 
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

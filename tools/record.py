@@ -9,9 +9,18 @@ python tools/record.py Ant --html                           a replay in 3D with 
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import shlex
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,6 +127,4 @@ def progress(steps: int):  # noqa: ANN201 (rich's own type)
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

@@ -7,9 +7,18 @@ python tools/report.py runs/*/latest --no-replay      several tasks
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import base64
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,6 +133,4 @@ def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

@@ -7,9 +7,18 @@ python tools/snapshot.py Ant --policy trained --steps 300        what the latest
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import shlex
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -87,6 +96,4 @@ def snapshot(args: argparse.Namespace) -> Path:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

@@ -7,10 +7,19 @@ python tools/transfer.py Go1Velocity --num-envs 64 --seconds 10    64 episodes e
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -391,6 +400,4 @@ def write(run_dir: Path, result: Mapping[str, Any], figure: Figure) -> None:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

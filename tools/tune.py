@@ -11,9 +11,18 @@ With Optuna the same command in several terminals, or on several machines with o
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    from gpusim_rl import interrupts
+
+    interrupts.install()  # before imports that take time
+
 import argparse
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -89,6 +98,4 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())
