@@ -18,7 +18,9 @@ from gpusim_rl.errors import ConfigError
 logger = logging.getLogger("gpusim_rl")
 
 MOST_DEATHS = 3
-"""Starts in a row after which an actor dies before it has done anything, at most."""
+"""Deaths of an actor that has never done anything, after which the run ends."""
+MOST_DEATHS_PROVEN = 20
+"""Deaths in a row, at its start, of an actor that has worked before, after which the run ends if no actor works."""
 
 NO_ANSWER = "it did not answer"
 """Last words of an actor that hung."""
@@ -138,8 +140,9 @@ class Engine(ABC):
         self._deaths[actor] += not self._works[actor]
         self._works[actor] = False
         # Nodes that come and go may take an actor several times. One that has worked can work again.
-        spared = actor in self._proven and any(self._works)
-        if self._deaths[actor] >= MOST_DEATHS and not spared:
+        proven, deaths = actor in self._proven, self._deaths[actor]
+        if deaths >= (MOST_DEATHS_PROVEN if proven else MOST_DEATHS) and not (proven and any(self._works)):
+            when = "in a row at its start, and no actor works any more" if proven else "before it had done anything"
             reason = f": {last_words}" if last_words else ""
-            raise ConfigError(f"actor {actor} died {MOST_DEATHS} times before it had done anything{reason}")
+            raise ConfigError(f"actor {actor} died {deaths} times {when}{reason}")
         return Lost(actor, silent_s)

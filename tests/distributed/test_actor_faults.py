@@ -16,7 +16,7 @@ import torch
 
 from gpusim_rl.distributed import silence
 from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout, Stepped
-from gpusim_rl.distributed.engine import MOST_DEATHS, Answer, Engine, Lost
+from gpusim_rl.distributed.engine import MOST_DEATHS, MOST_DEATHS_PROVEN, Answer, Engine, Lost
 from gpusim_rl.distributed.process_engine import ProcessEngine
 from gpusim_rl.distributed.silence import Silence
 from gpusim_rl.errors import ConfigError
@@ -141,11 +141,41 @@ def test_an_actor_that_worked_may_die_at_its_start_as_long_as_another_one_works(
         for _ in range(MOST_DEATHS + 2):
             os.kill(actor_processes("process")[-1], signal.SIGKILL)
             assert isinstance(next(answers(engine)), Lost)
-        os.kill(actor_processes("process")[0], signal.SIGKILL)  # the other one: nobody works any more
-        assert isinstance(next(answers(engine)), Lost)
-        os.kill(actor_processes("process")[0], signal.SIGKILL)
-        with pytest.raises(ConfigError, match="before it had done anything"):
-            next(answers(engine))
+        for _ in range(MOST_DEATHS + 2):  # the other one: nobody works any more, and both have worked
+            os.kill(actor_processes("process")[0], signal.SIGKILL)
+            assert isinstance(next(answers(engine)), Lost)
+
+
+class Ledger(Engine):
+    """An engine without actors: it only counts their deaths."""
+
+    start = publish = _ask_for_rollout = _ask = _get = _replace = close = lambda *args: None  # type: ignore[assignment]
+
+    def delivers(self, actor: int) -> None:
+        self._received(SentRollout(actor, (), 0, taken=None))  # type: ignore[arg-type]
+
+
+def test_only_actors_that_never_delivered_end_the_run_after_three_deaths() -> None:
+    engine = Ledger(2)
+    for _ in range(MOST_DEATHS - 1):
+        engine._died(0, "")
+    engine.delivers(0)  # from now on a machine may take it, whatever the other one does
+    for _ in range(4):
+        for _ in range(MOST_DEATHS_PROVEN):
+            engine._died(0, "")
+        engine.delivers(0)
+    engine._died(1, "")
+    engine._died(1, "")
+    with pytest.raises(ConfigError, match=r"actor 1 died 3 times before .*: no memory"):
+        engine._died(1, "no memory")
+
+
+def test_actors_that_all_die_at_their_start_end_the_run_some_time() -> None:
+    engine = Ledger(1)
+    engine.delivers(0)
+    with pytest.raises(ConfigError, match="in a row"):
+        for _ in range(MOST_DEATHS_PROVEN + 1):
+            engine._died(0, "")
 
 
 @pytest.mark.parametrize("kind", ENGINES)
