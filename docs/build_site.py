@@ -25,9 +25,18 @@ REPLAYED = 250  # control steps: 5 s
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Build the site, and print where it is."""
-    out = parse(argv).out
+    """Check the extras, and build the site."""
+    from gpusim_rl.errors import friendly_errors, import_extra
 
+    out = parse(argv).out
+    with friendly_errors():
+        for module in ("sphinx", "furo", "myst_parser", "viser", "mjviser"):  # before the minutes of work
+            import_extra(module, "docs", "build_site")
+        return build(out)
+
+
+def build(out: Path) -> int:
+    """Build the site, and print where it is; return the exit code."""
     from sphinx.cmd.build import build_main
 
     with tempfile.TemporaryDirectory() as cache:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
+import sys
 from types import FunctionType, ModuleType
 
 import pytest
 
+from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT
 
 DOCS = ROOT / "docs"
@@ -71,3 +74,23 @@ def test_what_a_page_would_load_from_elsewhere_is_found(build_site, tmp_path):
         '<a href="https://x.org">x</a><img src="y.png"><script src="//cdn.org/z.js"></script>'
     )
     assert build_site.outside_requests(tmp_path) == ['a.html loads <script src="//cdn.org/z.js']
+
+
+@pytest.mark.parametrize("module", ["sphinx", "viser", "mjviser"])
+def test_a_missing_extra_is_one_line_before_the_work(build_site, module, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(build_site, "build", lambda out: pytest.fail("it works"))
+    with pytest.raises(SystemExit) as end:
+        build_site.main(["--out", str(tmp_path)])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"needs {module}: pip install 'gpusim-rl[docs]'" in error
+
+
+def test_a_page_is_written_whole_or_not_at_all(build_site, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    build_site.write(page, "old")
+    monkeypatch.setattr(os, "fsync", lambda number: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(ConfigError):
+        build_site.write(page, "new")
+    assert page.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["page.md"]
