@@ -22,11 +22,13 @@ if __name__ == "__main__":
 import argparse
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from gpusim_rl.view.curves import SavedCurves
@@ -85,8 +87,8 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
     """Returns the picture: a line for each group of runs, and below the axes their titles and last values."""
     from matplotlib.figure import Figure
 
-    from gpusim_rl.view.curves import in_words, titles
-    from gpusim_rl.view.svg_chart import short
+    from gpusim_rl.view.curves import as_text, in_words, titles
+    from gpusim_rl.view.svg_chart import visible_range
 
     figure = Figure(layout="constrained")
     axes = figure.subplots()
@@ -96,30 +98,48 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
     rows = 0  # rows of the legend
     for runs, title in zip(groups, titles([runs[0].settings for runs in groups]), strict=True):
         settings = title.removeprefix(tasks[0]).strip() if len(tasks) == 1 else title
-        rows += draw_group(axes, runs, settings, key, X_COLUMNS[x_axis], scale, unit)
+        common = min(ends) / scale if len(groups) > 1 else None
+        rows += draw_group(axes, runs, settings, key, X_COLUMNS[x_axis], (scale, unit), common)
     rows += draw_threshold(axes, groups, key)
-    axes.set(xlabel=x_label, ylabel=in_words(key), title=as_text(", ".join(tasks)))
+    axes.set(xlabel=x_label, ylabel=in_words(key), title=", ".join(tasks))
+    axes.set_ylim(*visible_range(*axes.get_ylim()))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: short(value))
+        axis.set_major_formatter(partial(tick, axis))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     figure.set_size_inches(8, 5 + 0.2 * rows)
+    as_text(figure)
     return figure
 
 
-def as_text(label: str) -> str:
-    """Returns a label that matplotlib takes as it is: a dollar would begin a formula."""
-    return label.replace("$", r"\$")
+def tick(axis: Axis, value: float, _: object) -> str:
+    """Returns the label of a tick; one at 0 may be a rounding error beside it."""
+    from gpusim_rl.view.svg_chart import short
+
+    low, high = axis.get_view_interval()
+    return short(0.0 if abs(value) < 1e-9 * (high - low) else value)
 
 
 def draw_group(
-    axes: Axes, runs: Sequence[SavedCurves], settings: str, key: str, x_column: str, scale: float, unit: str
+    axes: Axes,
+    runs: Sequence[SavedCurves],
+    settings: str,
+    key: str,
+    x_column: str,
+    x_unit: tuple[float, str],
+    common: float | None = None,
 ) -> int:
-    """Draws the mean of runs with its spread, and thin what is before and after it; returns its rows in the legend."""
+    """Draws the mean of runs with its spread, and thin what is before and after it; returns its rows in the legend.
+
+    The legend compares groups at `common`, the x that all of them have reached, next to their own last values.
+    """
+    import numpy as np
+
     from gpusim_rl.view.curves import Curve, beyond, count, mean_and_std
     from gpusim_rl.view.svg_chart import short
 
+    scale, unit = x_unit
     curves = [Curve(curve.x / scale, curve.y) for curve in (run.curve(key, x_column) for run in runs)]
     x, mean, std = mean_and_std(curves)
     [line] = axes.plot(x, mean, linewidth=1.8)
@@ -129,6 +149,8 @@ def draw_group(
         spread = f" ± {std[-1]:,.3g}" if len(runs) > 1 else ""
         words.append(f"{mean[-1]:,.4g}{spread} at {short(x[-1], 3)} {unit}")
         axes.plot(x[-1], mean[-1], "o", color=color, markersize=4)
+        if common is not None and x[0] <= common < x[-1]:
+            words.append(f"{np.interp(common, x, mean):,.4g} at {short(common, 3)} {unit}, which all have")
     if len(runs) > 1:
         axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.2, linewidth=0)
     rests = beyond(curves, x)
@@ -139,7 +161,7 @@ def draw_group(
     elif any(rest.x[-1] > x[-1] for rest in rests):
         words.append("where the shortest ends; thin: single runs")
     label = textwrap.fill(", ".join(words), LABEL_WIDTH)
-    line.set_label(as_text(label))
+    line.set_label(f" {label}" if label.startswith("_") else label)  # matplotlib leaves out what begins with a _
     return 1 + label.count("\n")
 
 

@@ -362,6 +362,8 @@ def draw(rows: list[dict[str, Any]], title: str) -> Figure:
     """Returns the picture: a panel for each number, a row for each variant, the worst return at the top."""
     from matplotlib.figure import Figure
 
+    from gpusim_rl.view.curves import as_text
+
     plain, played = rows[0], worst_first(rows)[::-1]
     names = ["return_mean", *numbers(rows)]
     figure = Figure(layout="constrained", figsize=(3.0 + 2.4 * len(names), 1.6 + 0.25 * len(played)))
@@ -380,6 +382,7 @@ def draw(rows: list[dict[str, Any]], title: str) -> Figure:
         axes.grid(axis="x", alpha=0.3)
     words = f"{plain['episodes']:.0f} episodes each; grey: within 10 % of plain; bars: standard error of the difference"
     figure.suptitle(f"{title}: {words}", fontsize="medium")
+    as_text(figure)
     return figure
 
 

@@ -170,7 +170,8 @@ def _draw(search: Search, rows: Sequence[Mapping[str, str]]) -> bool:
         for axis, (key, allowed) in zip(of_settings, space.items(), strict=True):
             values = [float(row[key]) if "low" in allowed else row[key] for row in intervals]
             axis.plot(iterations, values, color=f"C{trial % 10}", drawstyle="steps-pre")
-    tree.set(ylabel="trial", yticks=trials, title=f"{search.cfg.study}: a line that changes its row is a copy")
+    name = search.cfg.study.replace("$", r"\$")  # no formula
+    tree.set(ylabel="trial", yticks=trials, title=f"{name}: a line that changes its row is a copy")
     score.set_ylabel("score")
     for axis, (key, allowed) in zip(of_settings, space.items(), strict=True):
         axis.set(ylabel=key, yscale="log" if allowed.get("log") else "linear")

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.writers import read_csv
 from gpusim_rl.settings.overrides import key_of
 from gpusim_rl.settings.schema import ALGORITHMS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Settings that may differ between runs of one line: they do not change what is learned on average, or are names.
 FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
@@ -188,6 +191,15 @@ def in_words(key: str) -> str:
     end = next((end for end in UNITS if name.endswith(end)), "")
     words = name.removesuffix(end).replace("_", " ")
     return WORDS.get(key) or (f"{words} [{UNITS[end]}]" if end else GROUPS.get(group, "{}").format(words))
+
+
+def as_text(figure: Figure) -> None:
+    """Make matplotlib draw all texts of a picture as they are: names of runs are no formulas of TeX."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # pyright: ignore[reportAttributeAccessIssue]
+        text.set_usetex(False)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -214,7 +214,9 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
     """Returns the tiles of a group: label, value, and a line below."""
     runs = group.runs
     best = [curve.y.max() for run in runs if len((curve := run.curve("episode/best_return", "iteration")).y)]
-    tiles = [("return", _spread(runs, "episode/return"), f"best {number(max(best))}" if best else "no episode yet")]
+    mean = _spread(runs, "episode/return")
+    few = "no episode yet" if mean == "–" else "of fewer than 100 episodes"
+    tiles = [("return", mean, f"best {number(max(best))}" if best else few)]
     verdict = ""
     if goal is not None:
         times = [seconds_to(run, goal) for run in runs]

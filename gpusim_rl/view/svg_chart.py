@@ -15,6 +15,7 @@ from gpusim_rl.view.curves import Curve, beyond, mean_and_std
 MOST = 400  # points of a line; of more, those of a bin are averaged
 COLOURS = 8
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 10, 24  # margins [px]
+TINY = 1e-12  # numbers of this size are rounding errors of 0
 SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -91,6 +92,16 @@ def short(value: float, digits: int = 6) -> str:
     return f"{value / size:.6g} {suffix}".rstrip()
 
 
+def visible_range(low: float, high: float) -> tuple[float, float]:
+    """Returns a range of y in which the rounding errors of a constant, 1e-16 say, are no curve."""
+    size = max(abs(low), abs(high))
+    if size > TINY and high - low > 1e-6 * size:
+        return low, high
+    middle = 0.5 * (low + high) if size > TINY else 0.0
+    margin = 0.1 * abs(middle) or 1.0
+    return middle - margin, middle + margin
+
+
 @dataclass(frozen=True)
 class _Frame:
     """From values to pixels: x from 0 to `right`, y from `low` to `high`."""
@@ -124,9 +135,10 @@ def _range(curves: Sequence[Curve], threshold: float | None) -> tuple[float, flo
     low = values.min() if high - values.min() < 3 * (high - low) else low
     if threshold is not None:
         low, high = min(low, threshold), max(high, threshold)
+    low, high = visible_range(low, high)
     if low > 0 and low < 0.4 * high:
         low = 0.0
-    margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    margin = 0.06 * (high - low)
     return low if low == 0.0 else low - margin, high + margin
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -261,3 +262,41 @@ def test_time_is_in_a_unit_that_fits(plot):
     figure = plot.draw([[run]], "episode/return", "time")
     assert figure.axes[0].get_xlabel() == "time of training [min]"
     assert legend(figure) == ["1 run, 5 at 90 min"]
+
+
+@pytest.mark.parametrize("name", ["$a$ and $b$", "x_1", "_private", r"\$5", "$\\frac{1}$", "100 % #1 ^2 & {x}"])
+@pytest.mark.parametrize("usetex", [False, True])
+def test_names_are_no_formulas_and_none_is_left_out(plot, tmp_path, name, usetex):
+    """TeX is not installed here: with it, a picture could not be drawn."""
+    groups = [[saved([0, 1], [0, 1], **{"task._target_": f"a.b.{name}"})], [saved([0, 1], [0, 1])]]
+    groups[0][0].columns["task/$x$"] = groups[1][0].columns["task/$x$"] = np.array([1.0, 2.0])
+    with matplotlib.rc_context({"text.usetex": usetex}):
+        figure = plot.draw(groups, "task/$x$", "env_steps")
+        figure.savefig(tmp_path / "x.png")
+    [first, second] = legend(figure)
+    assert first.strip().startswith(f"{name}, ") and second.startswith("Ant, ")
+    texts = [figure.axes[0].title, figure.axes[0].yaxis.label, *figure.legends[0].get_texts()]
+    assert not any(text.get_parse_math() or text.get_usetex() for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([1e-16, -2e-16, 3e-17], "0"),
+        ([5.0, 5.0 + 1e-15, 5.0], "5"),
+        ([500.0, 500.00003, 499.99997], "500"),
+        ([0.0, 0.0, 0.0], "0"),
+        ([-0.2, 0.1, 0.2], "0"),
+    ],
+)
+def test_rounding_errors_make_no_axis(plot, values, labels):
+    figure = plot.draw([[saved([0, 5, 10], values)]], "episode/return", "env_steps")
+    figure.canvas.draw()
+    ticks = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert labels in ticks and len(ticks) == len(set(ticks)) and not any("e-" in text for text in ticks)
+
+
+def test_groups_of_other_lengths_are_compared_where_all_have_been(plot):
+    groups = [[saved([0, 100], [0, 10], num_envs=1)], [saved([0, 400], [0, 80], num_envs=4)]]
+    first, second = legend(plot.draw(groups, "episode/return", "env_steps"))
+    assert first.endswith("10 at 100 steps") and "80 at 400 steps, 20 at 100 steps" in second

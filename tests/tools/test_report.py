@@ -308,8 +308,21 @@ def test_a_curve_without_points_is_no_chart():
     assert chart([Line(0, [empty], ["complete"])], label="a", width=640, height=300) == ""
 
 
-@pytest.mark.parametrize("values", [[5.0], [5.0, 5.0], [0.0, 0.0], [-1e9, 1.0, 2.0, 3.0]])
+@pytest.mark.parametrize(
+    "values", [[5.0], [5.0, 5.0], [0.0, 0.0], [-1e9, 1.0, 2.0, 3.0], [1e-16, -2e-16], [5.0, 5.0 + 1e-15]]
+)
 def test_a_flat_a_short_and_a_wild_curve_can_be_drawn(values):
     y = np.array(values)
     text = chart([Line(0, [curves.Curve(np.arange(len(y)) + 1.0, y)], ["failed"])], label="a", width=320, height=170)
-    assert "nan" not in text and "inf" not in text
+    assert "nan" not in text and "inf" not in text and "e-" not in text
+
+
+@pytest.mark.parametrize(
+    ("mean", "best", "below"),
+    [([20.0], [float("nan")], "of fewer than 100 episodes"), ([float("nan")], [float("nan")], "no episode yet")],
+)
+def test_a_return_before_there_are_100_episodes_is_not_called_none(mean, best, below):
+    run = run_of(mean=mean)
+    run.columns["episode/best_return"] = np.array(best)
+    group = reports.Group("", 0, [run], [reports.Ending("complete", "")], reports.Pace(None, {}, ()))
+    assert reports._group(group, None, [])["tiles"][0][2] == below
