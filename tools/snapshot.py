@@ -75,7 +75,8 @@ def snapshot(args: argparse.Namespace) -> Path:
     import_extra("PIL.Image", "video", "snapshot")  # said before the work, not after it
     with closing(open_player(args, from_yaml=True)) as player:
         from gpusim_rl.env import VecEnv
-        from gpusim_rl.view.snapshot import draw, write_png
+        from gpusim_rl.view.snapshot import add_seen, draw, write_png
+        from gpusim_rl.view.video import seen
 
         env = player.env
         if not isinstance(env, VecEnv):
@@ -87,6 +88,8 @@ def snapshot(args: argparse.Namespace) -> Path:
         sim = env.sim
         qpos = sim.qpos.cpu().numpy()
         pixels, note = draw(sim.scene, qpos, args.width, args.height, args.renderer, args.fill)
+        if env.images:
+            pixels = add_seen(pixels, seen(player))
         default = Path(f"{env.name}.png")
         path = args.out or (default if args.overwrite else free_name(default))
     if note:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import mujoco
@@ -21,6 +22,8 @@ NEAR = 2.0  # radii of the robot, within which an object belongs to the picture
 LARGE = 1.5  # radii of the robot; what is larger is what it stands on, and need not be in the picture
 FILL = 0.86  # share of the picture's width or height that the framed things take
 SMOOTH = 2  # pixels drawn for one of the picture, each way: smooth edges where OpenGL has none
+INSET = 0.4  # share of a tile's width or height, at most, for what its policy sees
+FRAME = 2  # pixels around that
 HIDDEN_GROUP = 3  # geoms of this group and above are not drawn
 
 
@@ -124,6 +127,25 @@ def draw(
     finally:
         drawn.close()
     return np.rint(large.mean(axis=(1, 3))).astype(np.uint8), note
+
+
+def add_seen(picture: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns a picture of envs with the image that each policy sees in the upper right corner of its tile.
+
+    Args:
+        picture: Picture of the envs, uint8, shape [height, width, 3].
+        images: Image of each env, uint8, shape [h, w, 3]; enlarged by whole pixels.
+    """
+    grid, picture = Grid.of(len(images), picture.shape[1], picture.shape[0]), picture.copy()
+    for tile, image in enumerate(images):
+        factor = min(grid.tile_height / image.shape[0], grid.tile_width / image.shape[1])
+        stride = max(1, math.ceil(1.0 / (INSET * factor)))  # of an image that is too large every so many pixels
+        image = image[::stride, ::stride].repeat(max(1, int(INSET * factor)), 0).repeat(max(1, int(INSET * factor)), 1)
+        framed = np.pad(image, ((FRAME, FRAME), (FRAME, FRAME), (0, 0)), constant_values=255)
+        left, top = grid.corner(tile)
+        right = left + grid.tile_width
+        picture[top : top + framed.shape[0], right - framed.shape[1] : right] = framed
+    return picture
 
 
 def write_png(path: Path, picture: np.ndarray) -> None:

@@ -264,3 +264,23 @@ def test_what_the_gallery_says_of_a_task_is_true(name):
     picture = matplotlib.image.imread(ROOT / "docs" / "images" / f"{name}.png")
     assert picture.shape == (360, 480, 3) and picture.std() > 0.05
     assert (ROOT / "docs" / "images" / f"{name}.png").stat().st_size < 61_440
+
+
+@pytest.mark.parametrize(("size", "shown"), [((36, 96), (72, 192)), ((40, 40), (120, 120)), ((900, 900), (129, 129))])
+def test_what_a_policy_sees_is_in_the_corner(size, shown):
+    picture, image = np.zeros((360, 480, 3), np.uint8), np.full((*size, 3), 90, np.uint8)
+    image[0, 0] = 200
+    drawn = snapshot.add_seen(picture, [image])
+    height, width = (int((drawn >= 90).any(axis=axes).sum()) for axes in ((1, 2), (0, 2)))
+    assert (height, width) == (shown[0] + 4, shown[1] + 4), "with a frame of 2 pixels"
+    assert drawn[2, 480 - 2 - shown[1], 0] == 200 and drawn[0, -1, 0] == 255 and not drawn[200:].any()
+    assert not picture.any()
+    two = snapshot.add_seen(picture, [image, image])
+    assert two[1, 237, 0] == two[1, 479, 0] == 255, "each in its tile"
+
+
+@pytest.mark.slow
+def test_a_task_with_a_camera_shows_its_image(tool, tmp_path):
+    tool("snapshot", "CartpoleCamera", "--width", "480", "--height", "360", "--out", tmp_path / "seen.png")
+    picture = matplotlib.image.imread(tmp_path / "seen.png")
+    assert (picture[0, -100:] == 1.0).all(), "the frame is white"
