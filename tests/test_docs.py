@@ -588,6 +588,14 @@ def anchors(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_line_ends_within_code(document):
+    """A command of two lines is copied as two."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    broken = [line for line in text.splitlines() if line.replace("``", "").count("`") % 2 and not line.startswith("|")]
+    assert broken == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     file = ROOT / document
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", file.read_text()):
