@@ -99,6 +99,8 @@ class ImageEncoder(nn.Sequential):
         try:
             with torch.no_grad():
                 out = layers(torch.zeros(1, channels, height, width)).shape
+            if size is None and out[2:].numel() == 1:
+                raise RuntimeError("one place is no position")
         except RuntimeError:
             smaller = "" if cfg.kind == "spatial" else "encoder.kind=spatial, or "
             raise ConfigError(
@@ -211,7 +213,7 @@ class FrameStack:
         if not self.num_states:
             return {group: inputs[group] for group in self._images}, ()
         stacks, states = {}, []
-        for group, before in zip(self._images, hidden, strict=True):
+        for group, before in zip(self._images, hidden[: self.num_states], strict=True):
             frames = inputs[group]
             time, steps = len(frames), range(self._older + 1)
             every = torch.cat([before.unflatten(2, frames.shape[2:]), frames])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import EnvSpec, TrainedPolicy, load_algorithm_class
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS
-from gpusim_rl.spaces import Box, SignedPermutation
+from gpusim_rl.spaces import ActionSpace, Box, SignedPermutation
 from gpusim_rl.testing.conformance import merged
 from helpers import off_policy
 from helpers.composed import algorithm_defaults
@@ -60,7 +61,17 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
 """Settings in which each one counts, by label."""
 
 
-def learner(label: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, RandomEnv]:
+def learner(
+    label: str,
+    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    groups: Mapping[str, int] = SIZES,
+    images: Mapping[str, tuple[int, int, int]] | None = None,
+    space: ActionSpace = Box(3),  # noqa: B008
+    **more: Any,
+) -> tuple[Any, RandomEnv]:
+    """An algorithm with these changes of its settings, and its envs; `more` is of the description of the envs."""
     name, base = BASES[label]
     cls: Any = load_algorithm_class(ALGORITHMS[name][0])
     defaults = algorithm_defaults(name)
@@ -74,27 +85,31 @@ def learner(label: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 
     cfg = build(ALGORITHMS[name][1], merged(defaults, known(base, defaults), changes), name)
     torch.manual_seed(0)
-    env = RandomEnv(8, SIZES if name == "amp" else {**SIZES, "policy": 5})
-    mirror = SignedPermutation(tuple(range(5)), (1.0,) * 4 + (-1.0,))
-    turned = SignedPermutation(tuple(range(3)), (1.0, 1.0, -1.0))
-    maps: Any = {"policy": mirror, "actions": turned}
-    spec = EnvSpec(8, env.obs_sizes, Box(3), 1, section=name, mirrored=lambda: (maps, 0.0))
-    teacher_of = load_algorithm_class(ALGORITHMS["a2c"][0])
-    small = merged(algorithm_defaults("a2c"), {"network": {"hidden": [8]}})
-    settings = build(ALGORITHMS["a2c"][1], small, "a2c")
-    acts = dataclasses.replace(spec, role="acts")
-    teacher: Any = teacher_of(settings, acts, device=torch.device("cpu"), seed=9, max_iterations=1).policy  # type: ignore[call-arg]
-    found = TrainedPolicy(teacher, settings, {"policy": 5}, "digest")
+    env = RandomEnv(8, groups, space.size, images=images)
+    size, actions = groups["policy"], space.size
+    mirror = SignedPermutation(list(range(size)), [-1.0] * size)
+    turned = SignedPermutation(list(range(actions)), [1.0] * (actions - 1) + [-1.0])
+    maps = {**dict.fromkeys(groups, mirror), "actions": turned}
+    of_env = {"images": env.images, "mirrored": lambda: (maps, 0.0), **more}
+    spec = EnvSpec(8, env.obs_sizes, space, 1, section=name, **of_env)
     monkeypatch.setattr(demonstrations, "load", lambda *_: (shown_in(spec, episodes=20), "digest"))
+    algorithm_of = load_algorithm_class(ALGORITHMS["a2c"][0])
+    settings = build(ALGORITHMS["a2c"][1], merged(algorithm_defaults("a2c"), {"network": {"hidden": [8]}}), "a2c")
+    alone = EnvSpec(8, {"policy": groups["policy"] or groups.get("critic", 1)}, space, 1, role="acts")
+    teacher = algorithm_of(settings, alone, device=torch.device("cpu"), seed=9, max_iterations=1).policy
+    found = TrainedPolicy(teacher, settings, alone.obs_sizes, "digest")
     spec = dataclasses.replace(spec, load_policy=lambda _: found)
     torch.manual_seed(0)
     algorithm = cls(cfg, spec, device=torch.device("cpu"), seed=0, max_iterations=100)
-    if hasattr(algorithm.policy, "head"):  # actions beyond the bound, which the first ones are far from
+    if hasattr(algorithm.policy, "head") and isinstance(
+        space, Box
+    ):  # actions beyond the bound, which the first ones are far from
         algorithm.policy.head.mean.weight.data.mul_(1000.0)
     return algorithm, env
 
 
 def run(algorithm: Any, env: RandomEnv, obs: Any, iterations: int) -> tuple[Any, Any]:
+    """Train; returns the observation to act on next, and the numbers of the last update."""
     stats = None
     for _ in range(iterations):
         obs = collect(algorithm, env, obs)
