@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,11 +19,13 @@ from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads
 from gpusim_rl.run.checkpoint import EPISODES, REPLAY, anew
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
-from gpusim_rl.run.held_objects import check_devices, devices_checked, generators_of
+from gpusim_rl.run.held_objects import check_devices, devices_checked, generators_of, unsaved
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.overlap import Divisible, overlapped_steps
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.settings.schema import RunConfig
+
+logger = logging.getLogger("gpusim_rl.run")
 
 Pause = Callable[[str], None]
 """Called between two steps of an iteration with words for what is done. It may raise: the iteration is left."""
@@ -84,6 +87,7 @@ class Collector:
             stateful=[*env.stateful, algorithm],
             collective=collective,
         )
+        self._unsaved = [unsaved(owner) for owner in env.stateful]
         self._halves: list[Algorithm] = []
         if isinstance(env, HalfBatches):
             if not isinstance(algorithm, Divisible):
@@ -115,6 +119,7 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next rollout and update depend on, but for torch's own random stream."""
+        self._warn_of_unsaved()
         return {
             "actor_columns": self._actor_columns,
             "policy": self.algorithm.policy.state_dict(),
@@ -122,6 +127,21 @@ class Collector:
             "env": self.env.state_dict(),
             "metrics": self.metrics.state_dict(),
         }
+
+    def _warn_of_unsaved(self) -> None:
+        """Warn once of what the task counts with and no checkpoint keeps."""
+        for owner, before in zip(self.env.stateful, self._unsaved, strict=False):
+            now = unsaved(owner)
+            # A new name may be a constant that the first step has set up: it counts when it changes.
+            changed = [name for name, value in now.items() if before.setdefault(name, value) != value]
+            if changed:
+                names = ", ".join(sorted(f"{type(owner).__name__}.{name}" for name in changed)[:4])
+                logger.warning(
+                    "%s changes during the training, and no checkpoint keeps it: a resumed run begins with the value of"
+                    " __init__. Try a tensor of the task, written in place",
+                    names,
+                )
+                self._unsaved = []
 
     def load_state_dict(self, state: Mapping[str, Any], *, same_envs: bool) -> None:
         """Restores `state_dict`, in place.

@@ -7,16 +7,22 @@ names neither of the two. The check looks at where tensors are, and reads no val
 
 from __future__ import annotations
 
+import itertools
+import random
 import sys
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError
 
 T = TypeVar("T")
@@ -37,6 +43,43 @@ def attributes(node: object) -> dict[str, Any]:
     """Returns the attributes of an object, in its `__dict__` and in slots."""
     slots = [name for cls in type(node).__mro__ for name in getattr(cls, "__slots__", ())]
     return {**{name: getattr(node, name) for name in slots if hasattr(node, name)}, **getattr(node, "__dict__", {})}
+
+
+def unsaved(owner: object) -> dict[str, Any]:
+    """Return what an object holds and no checkpoint keeps, by path: numbers, text, arrays, random streams.
+
+    Tensors are kept where `kept_tensors` finds them: in attributes, lists, tuples, dicts and `Stateful` objects. Of the
+    others the version is returned, which each write raises, so that nothing waits for the device.
+    """
+    found: dict[str, Any] = {}
+    own = attributes(owner)
+    seen = {id(node): node for node in (owner, own.get("cfg"), own.get("sim"))}
+    nodes: list[tuple[str, Any, bool]] = [(name, node, True) for name, node in own.items()]
+    while nodes:
+        path, node, kept = nodes.pop()
+        if isinstance(node, (int, float, complex, str, bytes, type(None), np.generic, itertools.count)):
+            found[path] = repr(node)
+        elif isinstance(node, np.ndarray):
+            found[path] = node.shape, zlib.crc32(node.tobytes())
+        elif isinstance(node, Tensor):
+            found |= {} if kept else {path: (id(node), node._version)}
+        elif isinstance(node, (random.Random, Generator)):
+            found[path] = repr(node.getstate() if isinstance(node, random.Random) else node.get_state().tolist())
+        elif isinstance(node, np.random.Generator):
+            found[path] = repr(node.bit_generator.state)
+        elif id(node) not in seen and not isinstance(node, (type, EnvRandom)):
+            seen[id(node)] = node
+            if isinstance(node, (list, tuple, set, frozenset, deque)):
+                inner, kept = dict(enumerate(node)), kept and isinstance(node, (list, tuple))
+            elif isinstance(node, Mapping):
+                inner = node
+            else:
+                ours = f"{type(node).__module__}.".startswith(ELSEWHERE) and not isinstance(node, SimpleNamespace)
+                inner, kept = {} if ours else attributes(node), isinstance(node, Stateful)
+            if isinstance(node, (Mapping, list, deque, set)):
+                found[f"{path} (length)"] = len(node)
+            nodes += [(f"{path}.{name}", item, kept) for name, item in inner.items()]
+    return found
 
 
 def check_devices(name: str, owner: object, device: torch.device) -> None:

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
-from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.stateful import Stateful, kept_tensors
+from gpusim_rl.env.stateful import kept_tensors
 from gpusim_rl.env.task import Task, load_task_class
 from gpusim_rl.env.vec_env import VecEnv
+from gpusim_rl.run.held_objects import unsaved
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings import discover
 from gpusim_rl.settings.checks import build, settings_class
@@ -288,13 +288,13 @@ class TaskConformance:
     def test_what_a_task_keeps_is_tensors_written_in_place(self, name: str) -> None:
         env = self.started_env(name, episode_length=SHORT)
         tensors = {path: value.data_ptr() for path, value in kept_tensors(vars(env.task))}
-        others = _other_values(env.task)
+        others = unsaved(env.task)
         for action in random_actions(env, 14):
             env.step(action)
         moved = {path: value.data_ptr() for path, value in kept_tensors(vars(env.task))}
         assert moved == tensors, "replaced instead of written in place"
         # A CUDA graph would freeze it, and a checkpoint forget it.
-        assert _other_values(env.task) == others, "changes from step to step, but is no tensor of the task"
+        assert unsaved(env.task) == others, "changes from step to step, but is no tensor of the task"
 
     def test_a_state_continues_bit_for_bit_in_another_environment(self, name: str) -> None:
         env, other = (self.started_env(name, episode_length=SHORT, seed=seed) for seed in (0, 9))
@@ -474,23 +474,3 @@ def same(a: Any, b: Any) -> bool:
         return a == b
     equal = a.shape == b.shape and a.dtype == b.dtype
     return equal and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _other_values(task: Task[Any]) -> dict[str, Any]:
-    """Returns what a task keeps of numbers and strings, and of tensors where no checkpoint looks for them."""
-    return {key: _value(value, task.random) for key, value in vars(task).items() if key not in ("cfg", "sim")}
-
-
-def _value(value: Any, random: EnvRandom) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_value(item, random) for item in value]
-    if isinstance(value, dict):
-        return {key: _value(item, random) for key, item in value.items()}
-    if value is random:
-        return None  # a checkpoint has it
-    if isinstance(value, Stateful):
-        return {key: _value(item, random) for key, item in vars(value).items()}
-    if hasattr(value, "__dict__") and not type(value).__module__.startswith(("gpusim_rl.sim", "torch")):
-        inside = vars(value).items()
-        return {"object": {k: v.tolist() if isinstance(v, Tensor) else _value(v, random) for k, v in inside}}
-    return value if isinstance(value, (int, float, str, bool, type(None))) else None

@@ -1,9 +1,17 @@
-"""`debug.check_device`: the first tensor on another device is named, and no tensor where it belongs."""
+"""Objects that tasks hold: tensors on another device are named, and so is what no checkpoint keeps."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gpusim_rl.tasks.cartpole import Cartpole
@@ -12,7 +20,7 @@ from torch import Tensor, nn
 from gpusim_rl.env import Stateful
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.ppo import PPO
-from gpusim_rl.run.held_objects import check_devices
+from gpusim_rl.run.held_objects import check_devices, unsaved
 from helpers.training import FaultyConfig, make_trainer
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -144,3 +152,104 @@ def test_a_counter_of_an_optimizer_may_be_on_the_host() -> None:
     optimizer.state[weight]["exp_avg"] = LOST
     with pytest.raises(ConfigError, match=r"Adam\.state\['exp_avg'\] is on meta"):
         check_devices("it", [optimizer], CPU)
+
+
+class Helper:
+    def __init__(self) -> None:
+        self.count, self.sums = 0, torch.zeros(2)
+
+
+class Owner:
+    """A task with everything that one may count with."""
+
+    def __init__(self) -> None:
+        self.cfg, self.sim, self.kept, self.level = Helper(), Helper(), torch.zeros(2), Levels()
+        self.number, self.later, self.name, self.flag = 0, None, "a", False
+        self.numbers, self.pair, self.table, self.queue = [0], (0, [0]), {"x": 0}, deque([0])
+        self.array, self.scalar, self.helper = np.zeros(2), np.float32(0), Helper()
+        self.stream, self.python, self.counter = np.random.default_rng(0), random.Random(0), itertools.count()
+        self.torch, self.plain, self.nan = torch.Generator(), SimpleNamespace(x=0), math.nan
+        self.loop = [self]
+
+
+class Levels(Stateful):
+    def __init__(self) -> None:
+        self.mean, self.value, self.inner = 0, torch.zeros(2), [torch.zeros(2)]
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "number": lambda it: setattr(it, "number", 1),
+    "later": lambda it: setattr(it, "later", 1.0),
+    "name": lambda it: setattr(it, "name", "b"),
+    "flag": lambda it: setattr(it, "flag", True),
+    "numbers.0": lambda it: it.numbers.__setitem__(0, 1),
+    "numbers (length)": lambda it: it.numbers.pop(),
+    "pair.1.0": lambda it: it.pair[1].__setitem__(0, 1),
+    "table.x": lambda it: it.table.update(x=1),
+    "queue.0": lambda it: it.queue.__setitem__(0, 1),
+    "array": lambda it: it.array.__setitem__(0, 1),
+    "scalar": lambda it: setattr(it, "scalar", np.float32(1)),
+    "helper.count": lambda it: setattr(it.helper, "count", 1),
+    "helper.sums": lambda it: it.helper.sums.add_(1.0),
+    "level.mean": lambda it: setattr(it.level, "mean", 1),
+    "stream": lambda it: it.stream.random(),
+    "python": lambda it: it.python.random(),
+    "counter": lambda it: next(it.counter),
+    "torch": lambda it: torch.rand(1, generator=it.torch),
+    "plain.x": lambda it: setattr(it.plain, "x", 1),
+}
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "a tensor": lambda it: it.kept.add_(1.0),
+    "a tensor of a part": lambda it: it.level.value.add_(1.0),
+    "a tensor in a list of a part": lambda it: it.level.inner[0].add_(1.0),
+    "settings": lambda it: setattr(it.cfg, "count", 1),
+    "the simulator": lambda it: setattr(it.sim, "count", 1),
+    "nothing": lambda it: None,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_no_checkpoint_keeps_is_found(name: str) -> None:
+    it = Owner()
+    before = unsaved(it)
+    CHANGES[name](it)
+    now = unsaved(it)
+    assert name in {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_checkpoint_keeps_is_left_out(name: str) -> None:
+    it = Owner()
+    before = unsaved(it)
+    KEPT[name](it)
+    assert unsaved(it) == before
+
+
+class Counting(Cartpole):
+    """Cartpole that counts its control steps with a Python number."""
+
+    Config = FaultyConfig
+    count = 0
+
+    def advance(self, done: Tensor) -> None:
+        self.count += 1
+
+
+class Settling(Cartpole):
+    """Cartpole that looks something up in its first control step."""
+
+    Config = FaultyConfig
+
+    def apply_action(self, action: Tensor) -> None:
+        self.limit = 400.0
+        super().apply_action(action)
+
+
+@pytest.mark.parametrize(("task", "told"), [(Counting, True), (Settling, False), ("Cartpole", False)])
+def test_a_python_number_of_a_task_is_told_of_once_at_the_first_checkpoint(
+    task: Any, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = None if isinstance(task, str) else FaultyConfig()
+    make_trainer(task, tmp_path, config, log={"checkpoint_interval": 1}).train()
+    lines = [record.message for record in caplog.records if "checkpoint" in record.message]
+    assert len(lines) == told and all("Counting.count" in line for line in lines)
