@@ -20,6 +20,7 @@ from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.hydra_errors import GROUPS, refuse_other_algorithm, refuse_other_task, unknown_choice
 from gpusim_rl.settings.overrides import OPEN_SECTIONS, quote, text_of
 from gpusim_rl.settings.saved_run import NO_YAML, continue_run
+from gpusim_rl.settings.schema import algorithm_of
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
@@ -51,7 +52,7 @@ def train(
             Gymnasium, EnvPool or Stable-Baselines3; they are closed at the end.
         config: Settings of the task; None takes them from its yaml.
         algo: Name of an algorithm that has a yaml, or a class of your own (`gpusim_rl.Algorithm`), whose settings are
-            the defaults of its `Config`; None is PPO.
+            the defaults of its `Config`, or those of the algorithm of ours that it extends; None is PPO.
         network: Class of your own in place of the perceptron (`gpusim_rl.learn.networks.Features`). It must be
             importable, so that the run can be resumed and played.
         config_dir: Folder of yours with more tasks and algorithms, as `-cd` for `train.py`.
@@ -196,8 +197,19 @@ def prepare(
         typed.append(f"algo={algo}")
     elif algo is not None:
         section = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", algo.__name__).lower()
+        base = algorithm_of(algo)
+        if overrides.get("checkpoint") is not None:
+            settings: Mapping[str, Any] = {}  # those of the run
+        elif base is None:
+            settings = dataclasses.asdict(_defaults(algo, f"algo={algo.__name__}"))
+        else:  # with the task's tuned values
+            fields = dataclasses.fields(settings_class(algo))
+            new = {
+                field.name: field.default for field in fields if field.default is not dataclasses.MISSING and field.init
+            }
+            settings = {**new, **compose([*typed, f"algo={base}"], config_dir)[base]}
         typed += [f"++algo.name={section}", f"++algo._target_={_class_path(algo, 'algo')}"]
-        typed += _lines(dataclasses.asdict(_defaults(algo, f"algo={algo.__name__}")), f"++{section}.")
+        typed += _lines(settings, f"++{section}.")
     typed += _lines(overrides)
     places = {"task": task, "algo": algo, "network": network}
     named = [(place, _class_path(cls)) for place, cls in places.items() if isinstance(cls, type)]

@@ -53,8 +53,8 @@ class BC(OnPolicy):
             self.seen, self.held_out = self._load(env)
             self._chunks = Chunks(device, chunk_samples(cfg.batch_size), compiled=env.compile)
 
-    def _make_policy(self, env: EnvSpec) -> ActorCritic:
-        policy = super()._make_policy(env)
+    def make_policy(self, env: EnvSpec) -> ActorCritic:
+        policy = super().make_policy(env)
         fixed = ("value_head",) if self.cfg.loss == "nll" else ("value_head", "head.log_std")
         for name, parameter in policy.named_parameters():
             if name.startswith(fixed):
@@ -91,7 +91,7 @@ class BC(OnPolicy):
         )
         return Sequences({"policy": obs}, action, (), None)
 
-    def _weights(self) -> dict[str, float]:
+    def loss_weights(self) -> dict[str, float]:
         return {IMITATION: 1.0}
 
     @torch.no_grad()

@@ -42,14 +42,14 @@ class Distill(OnPolicy):
         student = dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
         super().__init__(cfg, student, device=device, seed=seed, max_iterations=max_iterations)
 
-    def _make_policy(self, env: EnvSpec) -> ActorCritic:
-        policy = super()._make_policy(env)
+    def make_policy(self, env: EnvSpec) -> ActorCritic:
+        policy = super().make_policy(env)
         for name, parameter in policy.named_parameters():
             if name.startswith(("value_head", "head.log_std")):
                 parameter.requires_grad_(False)
         return policy
 
-    def _weights(self) -> dict[str, float]:
+    def loss_weights(self) -> dict[str, float]:
         return {name: 1.0 for name in self.losses}
 
     @torch.no_grad()

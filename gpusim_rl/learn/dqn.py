@@ -83,7 +83,7 @@ class DQN(OffPolicy):
         rungs = (env.first_env + torch.arange(env.num_envs, device=device))[:, None] / max(last, 1)
         self._ladder = 1.0 + cfg.epsilon_ladder * rungs
 
-    def _make_policy(self, env: EnvSpec) -> DQNPolicy:
+    def make_policy(self, env: EnvSpec) -> DQNPolicy:
         return DQNPolicy(self.cfg, env)
 
     def epsilon(self, steps: Tensor) -> Tensor:

@@ -135,14 +135,14 @@ class Impala(OnPolicy):
         torch.sub(by_step(now.log_prob, rollout.num_envs), acted, out=self._log_ratio)
         return super()._prepare()
 
-    def _advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
+    def advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
         cfg = self.cfg
         # The ratio is in the clipped loss itself.
         clips = {"clip": cfg.clip, "advantage_clip": None if cfg.loss == "clipped" else cfg.advantage_clip}
         return vtrace(self._log_ratio, *rollout, gamma=cfg.gamma, lam=cfg.gae_lambda, **clips)
 
-    def _sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
-        losses = super()._sample_losses(old, now)
+    def sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
+        losses = super().sample_losses(old, now)
         if self.cfg.loss == "clipped":
             ratio = torch.exp(now.log_prob - old.log_prob)
             losses["loss/policy"] = clipped_loss(old, ratio)

@@ -72,7 +72,7 @@ class OffPolicy(Algorithm):
     num_noise: ClassVar[int] = 0
     """Random numbers of an env and step, beside those of its action."""
     actor_losses: ClassVar[tuple[str, ...]] = ()
-    """Names of what `_actor_loss` returns, the loss first; empty without an actor."""
+    """Names of what `actor_loss` returns, the loss first; empty without an actor."""
 
     cfg: Any
     """An `OffPolicyConfig`."""
@@ -88,7 +88,7 @@ class OffPolicy(Algorithm):
         self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, env.section
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
         self.collective, self._max_steps = env.collective, max_iterations * cfg.horizon
-        self.policy = self._make_policy(env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
+        self.policy = self.make_policy(env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16, _ = choose_precision(cfg.precision, device)
         self._act_generator, self._sample_generator = (make_generator(device, seed + i) for i in (1, 2))
 
@@ -131,7 +131,7 @@ class OffPolicy(Algorithm):
         return MaskedAdamW(parameters, cfg.learning_rate, weight_decay=cfg.weight_decay, max_norm=cfg.max_grad_norm)
 
     @abstractmethod
-    def _make_policy(self, env: EnvSpec) -> QPolicy:
+    def make_policy(self, env: EnvSpec) -> QPolicy:
         """Makes the networks, float32, on the CPU."""
 
     def _load_demonstrations(self, env: EnvSpec) -> Replay | None:
@@ -182,9 +182,9 @@ class OffPolicy(Algorithm):
         # The error function makes a uniform number of a normal one.
         uniform = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale
         starts = self.steps * self.num_envs < self.cfg.learning_starts
-        return torch.where(starts, uniform, self._explore(outputs, noise))
+        return torch.where(starts, uniform, self.explore(outputs, noise))
 
-    def _explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
+    def explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """Returns actions of the actor, where there is one, with noise."""
         raise NotImplementedError
 
@@ -302,7 +302,7 @@ class OffPolicy(Algorithm):
             that is not finite.
         """
         with torch.no_grad():
-            target, expected = self._target(batch)
+            target, expected = self.targets(batch)
         policy = self.policy
         outputs = policy.critic(batch.obs[policy.critic_group], batch.action, bf16=policy.mlp_bf16)
         if policy.critic.support is None:
@@ -341,17 +341,17 @@ class OffPolicy(Algorithm):
             return each.sqrt().mean(dim=0)
         return (each.mean(dim=0) + torch.special.xlogy(target, target).sum(dim=-1)).clamp_(min=0.0)
 
-    def _next_action(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def next_action(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns actions for `next_obs`, and what is added to their value (of entropy), [batch]."""
         raise NotImplementedError
 
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns outputs of the target critics for `next_obs` and the next actions, and what is added to the value."""
-        action, bonus = self._next_action(batch)
+        action, bonus = self.next_action(batch)
         policy = self.policy
         return policy.target_critic(batch.next_obs[policy.critic_group], action, bf16=policy.mlp_bf16), bonus
 
-    def _target(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns targets of the critics, Q values [batch] or probabilities [batch, atoms], and expected returns."""
         outputs, bonus = self._next_outputs(batch)
         critic = self.policy.target_critic
@@ -372,7 +372,7 @@ class OffPolicy(Algorithm):
         target = project(probabilities, returns, critic.support)
         return target, target @ critic.support
 
-    def _q(self, batch: Batch, action: Tensor) -> Tensor:
+    def q_value(self, batch: Batch, action: Tensor) -> Tensor:
         """Returns the Q values of actions that the actor is to raise, [batch]."""
         critic, policy = self.policy.critic, self.policy
         value = critic.value(critic(batch.obs[policy.critic_group], action, bf16=policy.mlp_bf16))
@@ -384,7 +384,7 @@ class OffPolicy(Algorithm):
             return value[0]
         return value.amin(dim=0) if self.cfg.clipped else value.mean(dim=0)
 
-    def _actor_loss(self, batch: Batch) -> list[Tensor]:
+    def actor_loss(self, batch: Batch) -> list[Tensor]:
         """Returns the loss of the actor, where there is one, and numbers for the log: `actor_losses`."""
         raise NotImplementedError
 
@@ -404,7 +404,7 @@ class OffPolicy(Algorithm):
         The numbers are sums over all processes.
         """
         assert self.actor_optimizer is not None
-        numbers = self._actor_loss(batch)
+        numbers = self.actor_loss(batch)
         gradients = self.actor_optimizer.gradients(numbers[0])
         sums = self.collective.sum([*(number.detach() for number in numbers), *gradients])
         norm, bad = self._step(self.actor_optimizer, sums[len(numbers) :], waits)

@@ -80,7 +80,7 @@ class OnPolicy(Algorithm):
     ) -> None:
         self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, env.section
         self.collective, self.max_iterations = env.collective, max_iterations
-        self.policy = self._make_policy(env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
+        self.policy = self.make_policy(env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16, _ = choose_precision(cfg.precision, device)
         self._noise_generator, self._shuffle_generator = (make_generator(device, seed + i) for i in (1, 2))
 
@@ -116,7 +116,7 @@ class OnPolicy(Algorithm):
         self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=cfg.max_grad_norm, eps=1e-5)
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # minibatches, since the training began
-        weights = self._weights()
+        weights = self.loss_weights()
         self._coefficients = torch.tensor([weights.get(name, 0.0) for name in self.losses], device=device)
         self._watched = {name for name in self.losses[2:] if not weights.get(name)}  # which need no gradient
         chunk = chunk_samples(samples // self.num_minibatches) // length
@@ -125,11 +125,11 @@ class OnPolicy(Algorithm):
         if env.compile:
             self._loss = Compiled(self._chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)
 
-    def _make_policy(self, env: EnvSpec) -> ActorCritic:
+    def make_policy(self, env: EnvSpec) -> ActorCritic:
         """Makes actor and critic, float32, on the CPU."""
         return ActorCritic(self.cfg, env)
 
-    def _weights(self) -> dict[str, float]:
+    def loss_weights(self) -> dict[str, float]:
         """Returns the weights of the `losses` that are learned from."""
         cfg = self.cfg
         bounds, entropy = cfg.bounds_coef, -cfg.entropy_coef
@@ -215,8 +215,8 @@ class OnPolicy(Algorithm):
         policy, cfg, rollout = self.policy, self.cfg, self.rollout
         counts, valid = rollout.valid, rollout.valid.float()
         value, next_value = (policy.denormalize_value(x) for x in (rollout.value, self._next_value()))
-        reward = self._reward()
-        advantage, returns = self._advantages(reward, value, next_value, rollout.terminated, rollout.done, counts)
+        reward = self.learned_reward()
+        advantage, returns = self.advantages(reward, value, next_value, rollout.terminated, rollout.done, counts)
         policy.update_value_norm(returns.flatten(), counts.flatten(), self.collective)
         (mean, mean_return), (variance, return_variance) = moments(
             torch.stack([advantage, returns]), valid, self.collective
@@ -248,7 +248,7 @@ class OnPolicy(Algorithm):
         )
         return Sequences.of(rollout, inputs, samples.pack()), stats
 
-    def _reward(self) -> Tensor:
+    def learned_reward(self) -> Tensor:
         """Returns the rewards to learn from, [T, N]."""
         return self.rollout.reward * self.cfg.reward_scale
 
@@ -264,7 +264,7 @@ class OnPolicy(Algorithm):
         last_value, *final_values = self.policy.value(later_obs, hidden).unflatten(0, (-1, rollout.num_envs))
         return rollout.next_values(last_value, torch.stack(final_values))
 
-    def _advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
+    def advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
         """Returns advantages and targets of the critic, [T, N]; takes the tensors that `gae` takes."""
         return gae(*rollout, gamma=self.cfg.gamma, gae_lambda=self.cfg.gae_lambda)
 
@@ -334,9 +334,9 @@ class OnPolicy(Algorithm):
 
     def _evaluate(self, old: Samples, inputs: dict[str, Tensor], *state: Any) -> dict[str, Tensor]:
         """Returns the `losses` of each sample by name, from the policy of now; `state` is the recurrent one."""
-        return self._sample_losses(old, self.policy.evaluate(inputs, old.action, *state))
+        return self.sample_losses(old, self.policy.evaluate(inputs, old.action, *state))
 
-    def _sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
+    def sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         """Returns the `losses` of each sample by name, from the rollout and from the policy of now."""
         return {
             "loss/policy": old.cost * now.log_prob,

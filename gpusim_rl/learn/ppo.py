@@ -83,9 +83,9 @@ class PPO(OnPolicy):
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max, device)
         self._clip, self._kl = cfg.clip, self.losses.index("policy/kl")
 
-    def _weights(self) -> dict[str, float]:
+    def loss_weights(self) -> dict[str, float]:
         cfg = self.cfg
-        return {**super()._weights(), SYMMETRY_LOSS: cfg.symmetry.mirror_loss, IMITATION: cfg.imitation.weight}
+        return {**super().loss_weights(), SYMMETRY_LOSS: cfg.symmetry.mirror_loss, IMITATION: cfg.imitation.weight}
 
     def update(self) -> dict[str, Tensor]:
         """Learns from the rollout; returns numbers for the log."""
@@ -97,12 +97,12 @@ class PPO(OnPolicy):
         stats = super().update()
         return stats if self._rnd is None else stats | self._rnd.end_update(self.rollout)
 
-    def _reward(self) -> Tensor:
+    def learned_reward(self) -> Tensor:
         reward = self._task_reward()
         return reward if self._rnd is None else reward + self._rnd.reward(self.rollout) * self.cfg.reward_scale
 
     def _task_reward(self) -> Tensor:
-        return super()._reward()
+        return super().learned_reward()
 
     def _inputs(self) -> dict[str, Tensor]:
         inputs = super()._inputs()
@@ -135,17 +135,17 @@ class PPO(OnPolicy):
     def _evaluate(self, old: Samples, inputs: dict[str, Tensor], *state: Any) -> dict[str, Tensor]:
         if self._symmetry is None:
             now = self.policy.evaluate(inputs, old.action, *state)
-            losses = self._sample_losses(old, now)
+            losses = self.sample_losses(old, now)
         else:
             both = self._symmetry.with_images(old, inputs)
             now = self.policy.evaluate(both.inputs, both.old.action)
-            losses = self._symmetry.fold(self._sample_losses(both.old, now), now)
+            losses = self._symmetry.fold(self.sample_losses(both.old, now), now)
         if self.teacher is not None:
             mean = now.distribution.mode if self._symmetry is None else now.distribution.mode[:1]
             losses[IMITATION] = squared_distance(mean, inputs[LABEL]).mean(dim=-1)
         return losses
 
-    def _sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
+    def sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         clip = self.cfg.clip
         ratio = torch.exp(now.log_prob - old.log_prob)
         value_loss = squared_distance(now.value, old.target)

@@ -102,22 +102,22 @@ class SAC(OffPolicy):
         default = self.num_actions * (math.log(cfg.action_scale) - 1.0)
         self._target_entropy = default if cfg.target_entropy is None else cfg.target_entropy
 
-    def _make_policy(self, env: EnvSpec) -> SACPolicy:
+    def make_policy(self, env: EnvSpec) -> SACPolicy:
         return SACPolicy(self.cfg, env)
 
-    def _explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
+    def explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
         return self.policy.distribution(outputs).sample(noise)
 
-    def _next_action(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def next_action(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = self.policy.actor(batch.next_obs["policy"], bf16=self.policy.mlp_bf16)
         action, log_prob = self.policy.distribution(outputs).sample_with_log_prob(batch.noise[0])
         return action, -self.log_alpha.exp() * log_prob
 
-    def _actor_loss(self, batch: Batch) -> list[Tensor]:
+    def actor_loss(self, batch: Batch) -> list[Tensor]:
         outputs = self.policy.actor(batch.obs["policy"], bf16=self.policy.mlp_bf16)
         distribution = self.policy.distribution(outputs)
         action, log_prob = distribution.sample_with_log_prob(batch.noise[1])
-        q = self._q(batch, action)
+        q = self.q_value(batch, action)
         loss = (self.log_alpha.detach().exp() * log_prob - q) @ batch.weight
         if self._imitates:
             loss = loss + self._imitation(batch, distribution.mode, q)

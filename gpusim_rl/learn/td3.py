@@ -63,14 +63,14 @@ class TD3(OffPolicy):
         self.noise_scale = torch.empty(env.num_envs, 1, device=device)
         self.noise_scale.uniform_(cfg.noise_min, cfg.noise_max, generator=self._act_generator)
 
-    def _make_policy(self, env: EnvSpec) -> TD3Policy:
+    def make_policy(self, env: EnvSpec) -> TD3Policy:
         return TD3Policy(self.cfg, env)
 
     def _noisy(self, action: Tensor, noise: Tensor) -> Tensor:
         limit = self.cfg.action_scale
         return torch.add(action, noise, alpha=limit).clamp_(-limit, limit)
 
-    def _explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
+    def explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
         return self._noisy(self.policy.action(outputs), noise * self.noise_scale)
 
     def record(self, action: Tensor, step: Transition) -> None:
@@ -81,17 +81,17 @@ class TD3(OffPolicy):
         torch.where(step.done[:, None], low + (high - low) * share, self.noise_scale, out=self.noise_scale)
         super().record(action, step)
 
-    def _next_action(self, batch: Batch) -> tuple[Tensor, None]:
+    def next_action(self, batch: Batch) -> tuple[Tensor, None]:
         cfg, policy = self.cfg, self.policy
         assert policy.target_actor is not None
         action = policy.action(policy.target_actor(batch.next_obs["policy"], bf16=policy.mlp_bf16))
         noise = (batch.noise[0] * cfg.smoothing).clamp_(-cfg.smoothing_clip, cfg.smoothing_clip)
         return self._noisy(action, noise), None
 
-    def _actor_loss(self, batch: Batch) -> list[Tensor]:
+    def actor_loss(self, batch: Batch) -> list[Tensor]:
         policy = self.policy
         action = policy.action(policy.actor(batch.obs["policy"], bf16=policy.mlp_bf16))
-        q = self._q(batch, action)
+        q = self.q_value(batch, action)
         loss = -(q @ batch.weight)
         return [loss + self._imitation(batch, action, q) if self._imitates else loss]
 

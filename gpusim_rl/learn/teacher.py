@@ -29,7 +29,9 @@ def _load(env: EnvSpec, key: str, name: str, group: str) -> TrainedPolicy:
     """Loads the policy of a run, which observes this group of the envs."""
     assert env.load_policy is not None, "these envs load no policies of other runs"
     found = env.load_policy(name)
-    theirs, ours = found.obs_sizes["policy"], env.obs_sizes[group]
+    theirs, ours = found.obs_sizes["policy"], env.obs_sizes.get(group)
+    if ours is None:
+        raise ConfigError(f"{key}={name}: it observes numbers, and these envs have images alone. Try a group {group!r}")
     if theirs != ours:
         problem = f"it observes {theirs} numbers, and the group {group!r} of this task has {ours}"
         advice = "task.observations as in its config.yaml; a part that only a teacher gets has used=false"

@@ -10,8 +10,10 @@ import torch
 
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.machine.hardware import memory_available_bytes
-from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.run.run_dir import RunDir, chosen_task
 from gpusim_rl.run.run_view import RunView
+from gpusim_rl.settings.discover import tuned_sections
+from gpusim_rl.settings.schema import ALGORITHMS, algorithm_of
 
 OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME")
 
@@ -35,7 +37,10 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
         ("task", f"{run.start.task_name}, {_several(run)}{cfg.num_envs} envs, {env.summary}"),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(start.sim)),
-        ("learner", f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}{bits}"),
+        (
+            "learner",
+            f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}{bits}{_untuned(run)}",
+        ),
         *speed_up,
         *run.algorithm.describe().items(),
         ("seed", f"{start.seed}{ignored}"),
@@ -51,6 +56,18 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
         lines.append(("resumed", f"at iteration {run.iteration}{branch}{episodes}"))
     lines.append(("run", str(run_dir)))
     return lines
+
+
+def _untuned(run: RunView) -> str:
+    """Name the algorithms that the task has tuned values for, where this one is not among them; else empty."""
+    spec, task = run.start.spec, chosen_task(run.start.spec.overrides)
+    if run.start.resumed or task is None:
+        return ""
+    tuned = tuned_sections(task, spec.config_dir)
+    others = [name for name in ALGORITHMS if name in tuned]
+    if {run.cfg.algo, algorithm_of(spec.algorithm_class)} & tuned.keys() or not others:
+        return ""
+    return f"; the task has tuned values of {' and '.join(others)} only"
 
 
 def _several(run: RunView) -> str:

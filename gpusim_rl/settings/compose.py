@@ -35,7 +35,14 @@ from gpusim_rl.errors import ConfigError, friendly_errors, on_one_line, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.settings.checks import check_settings, plain
-from gpusim_rl.settings.discover import cfg_dirs, check_config_dir, plugin_cfg_dirs, read_yaml
+from gpusim_rl.settings.discover import (
+    cfg_dirs,
+    check_config_dir,
+    default_choice,
+    plugin_cfg_dirs,
+    read_yaml,
+    tuned_sections,
+)
 from gpusim_rl.settings.hydra_errors import (
     HYDRA_ERRORS,
     check_flags,
@@ -46,8 +53,10 @@ from gpusim_rl.settings.hydra_errors import (
     refuse_unreadable,
     section_of,
 )
+from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.settings.overrides import is_open, is_override, key_of, quote, value_of
 from gpusim_rl.settings.saved_run import SavedRun, continue_run
+from gpusim_rl.settings.schema import ALGORITHMS, algorithm_of
 
 VERSION_BASE = "1.3"
 SAVED = "the settings of a saved run"
@@ -195,11 +204,38 @@ def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun 
     """
     refuse_misplaced(config, arguments, TaskFolders.user)
     name = section_of(config, "algo").get("name")
+    if saved is None and isinstance(name, str):
+        _take_tuned(config, name, arguments)
     length = section_of(config, name).get("max_iterations") if isinstance(name, str) else None
     typed = {key_of(text) for text in arguments}
     if length is not None and "max_iterations" not in typed and (saved is None or f"{name}.max_iterations" in typed):
         config["max_iterations"] = length
     return config
+
+
+def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> None:
+    """Give a user's algorithm, in the section `name`, the task's tuned values of the algorithm that it extends.
+
+    What is typed, or in the task's section of that name, wins.
+    """
+    target = section_of(config, "algo").get("_target_")
+    if any(target == ours for ours, _ in ALGORITHMS.values()):
+        return
+    base = algorithm_of(load_class(target, object, "algo._target_", "gpusim_rl.learn.ppo.PPO"))
+    if base in (None, name) or not all(isinstance(config.get(section), dict) for section in (base, name)):
+        return
+    task = next((value_of(text) for text in reversed(arguments) if key_of(text) == "task"), default_choice("task"))
+    typed = [key_of(text) for text in arguments]
+
+    def take(section: dict[str, Any], tuned: dict[str, Any], own: Any, path: str) -> None:
+        for key, value in tuned.items():
+            place, mine = f"{path}.{key}", own.get(key) if isinstance(own, dict) else None
+            if isinstance(value, dict) and isinstance(section.get(key), dict):
+                take(section[key], value, mine, place)
+            elif key in section and mine is None and not any(f"{place}.".startswith(f"{word}.") for word in typed):
+                section[key] = value
+
+    take(config[name], config[base], tuned_sections(task, TaskFolders.user).get(name), name)
 
 
 def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:

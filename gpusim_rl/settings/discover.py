@@ -133,6 +133,22 @@ def task_section(file: Path) -> dict[str, Any]:
     return dict(read_yaml(file).get("task") or {})
 
 
+def tuned_sections(task: str, config_dir: str | Path | None = None) -> dict[str, Any]:
+    """Return the sections next to `task` in a task's yaml and those that it builds on: tuned values, unresolved."""
+    entries, found = tasks(config_dir, outside=True), {}
+    bases, seen = [task], set()
+    while bases:
+        entry = entries.get(bases.pop())
+        if entry is not None and entry.name not in seen and not entry.problem:
+            seen.add(entry.name)
+            content = read_yaml(entry.file)
+            bases += [base for base in content.get("defaults") or [] if isinstance(base, str)]
+            for name, section in content.items():
+                if isinstance(section, dict) and name != "task":
+                    found[name] = {**section, **found.get(name, {})}
+    return found
+
+
 def default_choice(group: str) -> str:
     """Returns the yaml of a group that is taken where none is named."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")["defaults"]

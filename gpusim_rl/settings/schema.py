@@ -771,3 +771,10 @@ ALGORITHMS: dict[str, tuple[str, type]] = {
     "dqn": ("gpusim_rl.learn.dqn.DQN", DQNConfig),
 }
 """Class and settings of our algorithms by name: they are checked before torch is imported."""
+
+
+def algorithm_of(cls: type) -> str | None:
+    """Return the name of our algorithm that a class is or extends; None for others."""
+    names = {target: name for name, (target, _) in ALGORITHMS.items()}
+    paths = (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
+    return next((names[path] for path in paths if path in names), None)

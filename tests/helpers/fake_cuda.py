@@ -326,7 +326,7 @@ def _stay(
 def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
     """Scenes have values. Policies begin on the CPU; torch cannot move all fake ones from there."""
     task, algorithm = spec.task_class, spec.algorithm_class
-    scene, make_policy = task.scene, algorithm._make_policy
+    scene, make_policy = task.scene, algorithm.make_policy
 
     def real_scene(cfg: Any) -> Any:
         with unset_fake_temporarily():
@@ -345,7 +345,7 @@ def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
         return policy
 
     patch.setattr(task, "scene", staticmethod(real_scene))
-    patch.setattr(algorithm, "_make_policy", policy_on_cuda)
+    patch.setattr(algorithm, "make_policy", policy_on_cuda)
 
 
 def _on_cuda(real: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ def test_the_reward_is_that_of_the_task_and_of_the_style() -> None:
     before, net = it.rollout.reward.clone(), it.discriminator
     style = net.reward(net(net.seen(it.style.groups["style"]))).detach()
     with torch.no_grad():
-        torch.testing.assert_close(it._reward(), 0.5 * (0.25 * before + 3.0 * style))
+        torch.testing.assert_close(it.learned_reward(), 0.5 * (0.25 * before + 3.0 * style))
     it.update()
     assert torch.equal(it.rollout.reward, before)
 
@@ -184,7 +184,7 @@ def test_new_states_are_worth_the_same_whatever_the_task_is(task_weight: float) 
         style = net.reward(net(net.seen(it.style.groups["style"])))
         of_task, of_new = task_weight * it.rollout.reward, rnd.reward(it.rollout)
         assert of_new.min() > 0.0
-        torch.testing.assert_close(it._reward(), 0.5 * (of_task + 0.5 * style + of_new))
+        torch.testing.assert_close(it.learned_reward(), 0.5 * (of_task + 0.5 * style + of_new))
 
 
 def test_the_style_that_is_logged_is_that_of_all_envs_that_did_not_diverge() -> None:
@@ -203,10 +203,10 @@ def test_the_style_that_is_logged_is_that_of_all_envs_that_did_not_diverge() -> 
     it.style.groups["style"][~valid] = 1e6
     with torch.no_grad():
         style = net.reward(net(net.seen(it.style.groups["style"])))[valid].mean()
-        it._reward()
+        it.learned_reward()
         torch.testing.assert_close(it._style_reward, style)
         it.collective = OfTwo()
-        it._reward()
+        it.learned_reward()
         torch.testing.assert_close(it._style_reward, (valid.sum() * style + 150.0) / (valid.sum() + 300.0))
 
 

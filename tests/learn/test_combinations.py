@@ -67,6 +67,7 @@ def table(label: str) -> list[tuple[str, str, str | None, int, str, str]]:
     rows = [(*row, "", "") for row in itertools.product(OBSERVED, SPACES, recurrence, (1, 3))]
     some = [*itertools.product(("numbers", "images and numbers"), ("continuous",), (*recurrence, "lstm"), (1, 3))]
     rows += [(*row, name, "") for row in some for name, it in NETWORKS.items() if has(it, defaults["network"]) == it]
+    some += [("images", "continuous", None, 1)]
     rows += [(*row, "", name) for row in some for name, it in ADDED.items() if name and has(it, defaults) == it]
     return [
         row for row in rows if (row[3] == 1 or OBSERVED[row[0]][1]) and not (row[2] == "lstm" and recurrence[1:] == ())
@@ -120,7 +121,7 @@ def test_some_combinations_train_or_are_refused_in_one_line(label: str, monkeypa
 @pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
 def test_every_combination_trains_or_is_refused_in_one_line(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all_of(label, table(label), monkeypatch) > 10
+    assert all_of(label, table(label)[:: 3 if label == "amp" else 1], monkeypatch) > 10  # AMP has PPO's networks
 
 
 @pytest.mark.parametrize("rnn", ["gru", "lstm"])

@@ -171,7 +171,7 @@ def test_targets_are_those_of_double_q_learning(double: bool) -> None:
     dqn.policy.critic.options = says(now, selector)  # type: ignore[method-assign]
     dqn.policy.target_critic.options = says(now, following)  # type: ignore[method-assign]
     batch = batch_of(torch.zeros(2, 5), torch.tensor([[0.0], [1.0]]), torch.ones(2), torch.tensor([0.0, 1.0]))
-    target, expected = dqn._target(batch)
+    target, expected = dqn.targets(batch)
     td = target - dqn.policy.critic(batch.obs["policy"], batch.action, bf16=False)[0, :, 0]
     assert torch.equal(target, expected)
     assert td.tolist() == ([0.0, 1.0] if double else [0.0, 90.0])
@@ -183,7 +183,7 @@ def test_priorities_are_the_errors(network: dict[str, Any]) -> None:
     it.train(3)
     (batch, *_) = dqn._draw(4)
     with torch.no_grad():
-        target, _ = dqn._target(batch)
+        target, _ = dqn.targets(batch)
         said = dqn.policy.critic(batch.obs["policy"], batch.action, bf16=False)
     if "atoms" in network:
         logs = said.log_softmax(dim=-1)

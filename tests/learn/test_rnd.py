@@ -47,7 +47,7 @@ def test_it_is_added_to_the_reward_that_is_learned_from_and_nowhere_else():
     it.collect()
     before = it.rollout.reward.clone()
     expected = rnd_of(it).reward(it.rollout)
-    torch.testing.assert_close(it.ppo._reward(), 0.5 * (before + expected))
+    torch.testing.assert_close(it.ppo.learned_reward(), 0.5 * (before + expected))
     it.update()
     assert torch.equal(it.rollout.reward, before)
 

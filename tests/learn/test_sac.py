@@ -70,7 +70,7 @@ def test_the_target_is_that_of_the_paper() -> None:
     it.collect()
     (batch, *_) = sac._draw(4)
     with torch.no_grad():
-        target, _ = sac._target(batch)
+        target, _ = sac.targets(batch)
         for row in range(len(target)):
             outputs = sac.policy.actor(batch.next_obs["policy"][row : row + 1], bf16=False)
             gaussian = sac.policy.distribution(outputs)

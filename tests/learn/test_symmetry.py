@@ -67,7 +67,7 @@ def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, 
     for obs, action in zip(batches, (old.action[0], image("actions", old.action[0])), strict=True):
         now = policy.evaluate({group: x[None] for group, x in policy.normalize(obs).items()}, action[None])
         means.append(now.distribution.mean[0])
-        samples.append({name: x[0] for name, x in ppo._sample_losses(old, now).items()})
+        samples.append({name: x[0] for name, x in ppo.sample_losses(old, now).items()})
     both = samples if augment else samples[:1]
     expected = {}
     for name in ("loss/policy", "loss/value", "loss/bounds"):  # means over the samples and their images

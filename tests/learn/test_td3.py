@@ -49,7 +49,7 @@ def test_targets_are_smoothed_by_clipped_noise(limit: float) -> None:
     it.train(2)
     (batch, *_) = td3._draw(4)
     with torch.no_grad():
-        noisy, bonus = td3._next_action(batch)
+        noisy, bonus = td3.next_action(batch)
         plain = td3.policy.action(td3.policy.target_actor(batch.next_obs["policy"], bf16=False))  # type: ignore[misc]
     assert bonus is None
     expected = (plain + (5.0 * batch.noise[0]).clamp(-limit, limit)).clamp(-1.0, 1.0)
@@ -77,8 +77,8 @@ def test_the_target_takes_the_whole_distribution_of_the_lower_critic(clipped: bo
     it.train(2)
     (batch, *_) = td3._draw(4)
     with torch.no_grad():
-        target, expected_return = td3._target(batch)
-        action, _ = td3._next_action(batch)
+        target, expected_return = td3.targets(batch)
+        action, _ = td3.next_action(batch)
         critic = td3.policy.target_critic
         probabilities = critic(batch.next_obs["policy"], action, bf16=False).softmax(dim=-1)
     support = critic.support

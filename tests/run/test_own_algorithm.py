@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import gpusim_rl
 from gpusim_rl.api import prepare
@@ -33,14 +34,14 @@ DOCUMENT = (ROOT / "docs" / "algorithms.md").read_text()
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files of the document, in the current folder."""
     files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", DOCUMENT, re.DOTALL)
-    ours = {"my_cfg/algo/search.yaml", "my_search.py", "my_network.py"}
+    ours = {"my_cfg/algo/search.yaml", "my_cfg/algo/calm_ppo.yaml", "my_search.py", "my_network.py", "calm.py"}
     assert {name for name, _ in files} == ours | {"balance.py"}
     for name, content in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("my_search", "my_network", "my_net"):
+    for name in ("my_search", "my_network", "my_net", "calm"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -361,3 +362,95 @@ def test_the_look_at_a_network_changes_nothing(folder: Path) -> None:
         and looked.training
         and looked.get_submodule("norm").training
     )
+
+
+# Algorithms that extend ours
+
+EQUAL = """
+from gpusim_rl.learn.dqn import DQN
+from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.learn.sac import SAC
+
+class MyPPO(PPO): pass
+class MySAC(SAC): pass
+class MyDQN(DQN): pass
+"""
+FAMILIES = {"ppo": "ppo", "sac": "actor_critic", "dqn": "off_policy"}
+SHORT: dict[str, dict[str, Any]] = {
+    "ppo": {"minibatch_size": 64, "network": {"hidden": [16]}},
+    "sac": {"horizon": 4, "batch_size": 16, "learning_starts": 16, "replay": {"capacity": 400}},
+    "dqn": {"horizon": 4, "batch_size": 16, "learning_starts": 16, "replay": {"capacity": 400}},
+}
+
+
+@pytest.fixture
+def equal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Subclasses that change nothing, with yamls of their own."""
+    monkeypatch.delitem(sys.modules, "my_equal", raising=False)
+    (folder / "my_equal.py").write_text(EQUAL)
+    for name, family in FAMILIES.items():
+        own = yaml.safe_load((ROOT / "cfg" / "algo" / f"{name}.yaml").read_text())
+        lines = {"defaults": [f"/learn/{family}@my_{name}", "_self_"], f"my_{name}": own[name]}
+        lines["algo"] = {"name": f"my_{name}", "_target_": f"my_equal.My{name.upper()}"}
+        (folder / f"my_cfg/algo/my_{name}.yaml").write_text("# @package _global_\n" + yaml.safe_dump(lines))
+    return module("my_equal")
+
+
+def prepared(task: str = "Ant", **settings: Any) -> Any:
+    return prepare(task, config_dir="my_cfg", **settings).cfg
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_algorithm_that_extends_ours_has_the_tuned_values_of_the_task(name: str, equal: ModuleType) -> None:
+    task = "Ant" if name != "dqn" else "Cartpole"
+    ours, theirs = prepared(task, algo=name), prepared(task, algo=f"my_{name}")
+    of_class = prepared(task, algo=getattr(equal, f"My{name.upper()}"))
+    assert theirs.algorithm == ours.algorithm and theirs.max_iterations == ours.max_iterations
+    assert of_class.max_iterations == ours.max_iterations
+    assert {key: getattr(of_class.algorithm, key) for key in ("network", "horizon")} == {
+        key: getattr(ours.algorithm, key) for key in ("network", "horizon")
+    }
+
+
+def test_what_is_typed_and_what_the_task_has_for_it_win_over_tuned_values(equal: ModuleType, folder: Path) -> None:
+    typed = prepared(algo="my_ppo", my_ppo={"epochs": 7, "network": {"hidden": [8]}}).algorithm
+    assert (typed.epochs, typed.network.hidden, typed.value_coef) == (7, [8], 2.0)
+    (folder / "my_cfg/task").mkdir()
+    lines = "# @package _global_\ndefaults: [Ant, _self_]\nmy_ppo: {epochs: 9}\n"
+    (folder / "my_cfg/task/MyAnt.yaml").write_text(lines)
+    own = prepared("MyAnt", algo="my_ppo").algorithm
+    assert (own.epochs, own.minibatch_size) == (9, 32768)
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_a_subclass_that_changes_nothing_gives_the_same_curve(name: str, equal: ModuleType, folder: Path) -> None:
+    rows = []
+    for algo in (name, f"my_{name}"):
+        settings: dict[str, Any] = {"algo": algo, "num_envs": 8, "max_iterations": 4, algo: SHORT[name]}
+        it = make_trainer(prepare("Ant", config_dir="my_cfg", log={"console": "quiet", "dir": algo}, **settings))
+        it.train()
+        rows.append((read_csv(the_run(folder / algo)), it.algorithm.policy.state_dict()))
+    assert rows[0][0] == rows[1][0] and differences(rows[0][1], rows[1][1]) == []
+
+
+@pytest.mark.parametrize(("algo", "told"), [("td3", True), ("search", True), ("ppo", False), ("my_ppo", False)])
+def test_the_start_of_a_run_names_tuned_values_that_only_others_have(
+    algo: str, told: bool, equal: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = {"td3": {"learning_starts": 300}}.get(algo, {})
+    spec = prepare(
+        "Ant", config_dir="my_cfg", algo=algo, num_envs=2, max_iterations=1, **({algo: small} if small else {})
+    )
+    make_trainer(spec).train()
+    [line] = [line for line in capfd.readouterr().out.splitlines() if "learner" in line]
+    assert ("ppo and sac" in line) == told
+
+
+@pytest.mark.parametrize("name", ["CalmPPO", "CalmSAC"])
+def test_the_changed_algorithms_of_the_document_train(name: str, folder: Path) -> None:
+    kind = name.removeprefix("Calm").lower()
+    settings: dict[str, Any] = {f"calm_{kind}": {**SHORT[kind], "calm": 0.5}, "num_envs": 8, "max_iterations": 2}
+    algorithm: Any = getattr(module("calm"), name)
+    it = make_trainer(prepare("Cartpole", algo=algorithm, log={"console": "quiet"}, **settings))
+    row = it.train()
+    assert it.algorithm.cfg.calm == 0.5 and (kind == "sac" or row["loss/calm"] > 0.0)  # type: ignore[union-attr]
