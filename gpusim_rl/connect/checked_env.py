@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from numbers import Real
@@ -24,6 +26,7 @@ HANGS_S = 600.0
 MOST_NUMBERS = 50
 """Numbers of an episode's end that are logged."""
 LONGEST_NAME = 60
+PR_SET_PDEATHSIG = 1
 OLDER = ". Gymnasium's interface is expected; try a wrapper for older envs, such as those of shimmy"
 WRONG = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 _STEP = "(observation, reward, terminated, truncated, info)"
@@ -46,6 +49,8 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._name, self._space = name, env.observation_space
         if maker not in (None, os.getpid()):  # Ctrl-C reaches all processes, and the training saves before it ends
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if sys.platform == "linux":  # an env that hangs must not stay behind
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env; its info is left out."""
@@ -84,11 +89,15 @@ def raised(error: Exception, name: str, call: str) -> Exception:
     if isinstance(error, multiprocessing.TimeoutError):
         return TaskError(f"{name}: an env hangs in {call}: no answer in {HANGS_S:.0f} s")
     older = any(words in str(error) for words in ("to unpack", "cannot unpack", "keyword argument 'seed'"))
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames[1:] if "-packages" not in frame.filename] or frames
+    return TaskError(f"{name}: {call} raised {described(error)}{OLDER if older else ''}")
+
+
+def described(error: Exception) -> str:
+    """Return an exception's class, first line, and the place in the user's code, or else that where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if "-packages" not in frame.filename] or frames
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    reason = f"{type(error).__name__}: {on_one_line(first_line(error))}"
-    return TaskError(f"{name}: {call} raised {reason}{place}{OLDER if older else ''}")
+    return f"{type(error).__name__}: {on_one_line(first_line(error))}{place}"
 
 
 def returned(error: Exception, name: str, call: str) -> TaskError:

@@ -297,17 +297,20 @@ class GymnasiumEnv(Environment):
     def _call(self, call: str, *args: Any, **kwargs: Any) -> Any:
         """Calls `reset` or `step` of the library; what goes wrong there is one line."""
         envs, level = self._envs, gymnasium.logger.min_level
+        self._failed = True  # until it returns, also where Ctrl-C ends it
         try:
-            if not isinstance(envs, AsyncVectorEnv):
-                return getattr(envs, call)(*args, **kwargs)
-            gymnasium.logger.min_level = gymnasium.logger.ERROR + 1  # it logs a traceback of each process
-            getattr(envs, f"{call}_async")(*args, **kwargs)
-            return getattr(envs, f"{call}_wait")(timeout=HANGS_S)
+            if isinstance(envs, AsyncVectorEnv):
+                gymnasium.logger.min_level = gymnasium.logger.ERROR + 1  # it logs a traceback of each process
+                getattr(envs, f"{call}_async")(*args, **kwargs)
+                result = getattr(envs, f"{call}_wait")(timeout=HANGS_S)
+            else:
+                result = getattr(envs, call)(*args, **kwargs)
         except Exception as error:
-            self._failed = True
             raise raised(error, self.name, f"{call}()") from error
         finally:
             gymnasium.logger.min_level = level
+        self._failed = False
+        return result
 
     def _flat(self, obs: Any, call: str) -> FlatObservation:
         """Returns the library's observations as our groups, in memory of their own."""

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from gpusim_rl.connect.checked_env import CheckedEnv, raised
+from gpusim_rl.connect.checked_env import CheckedEnv, described, raised
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line, import_extra, is_out_of_memory
 from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
@@ -197,8 +197,8 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         where = f"start in the folder of {missing}.py" if cause else "the extra of Gymnasium for it"
         advice = f". Try pip install {missing}, or {where}" if missing else ""
         plain = isinstance(error, (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError))
-        kind = "" if plain else f"{type(error).__name__}: "
-        raise ConfigError(f"env.id={name}{kwargs_text}: {kind}{first_line(error)}{advice}") from error
+        reason = first_line(error) if plain else described(error)
+        raise ConfigError(f"env.id={name}{kwargs_text}: {reason}{advice}") from error
     spec = copy(envs.spec or gymnasium.spec(name.rpartition(":")[2]))
     if typed is not None:
         spec.max_episode_steps = None if typed == -1 else typed  # Gymnasium: -1 removes the limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 
 import torch
@@ -14,6 +15,8 @@ from gpusim_rl.files.safe_open import replacing
 from gpusim_rl.learn.algorithm import Policy
 from gpusim_rl.run.console import Console, finite
 from gpusim_rl.run.run_view import RunView
+
+logger = logging.getLogger(__name__)
 
 
 @torch.no_grad()
@@ -60,6 +63,13 @@ def evaluate(
             break
         hidden = tuple(state.masked_fill(step.done[None, :, None], 0.0) for state in hidden)
         obs = step.obs
+    if cut := int((episodes - episode).clamp(min=0).sum()):
+        logger.warning(
+            "%d of %d episodes had not ended after %d steps: their returns are of what there was",
+            cut,
+            returns.numel(),
+            env.max_episode_length * episodes,
+        )
     return {
         "episodes": float(returns.numel()),
         "return_mean": float(returns.mean()),

@@ -62,7 +62,8 @@ class Trainer:
         self.run_dir: RunDir | None = None
         self.stop_signal = StopSignal()
         self.intervals = LogIntervals(collector, start.collective)
-        self._reporter = Reporter(self.intervals, start.task_name, self.stop_signal)
+        name = start.cfg.env.id or start.cfg.env._target_ or start.task_name
+        self._reporter = Reporter(self.intervals, name, self.stop_signal)
         self._evaluations: EvalSchedule | None = None
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self._others_stop = False  # another process has got a signal

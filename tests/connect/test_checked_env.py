@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -23,6 +24,7 @@ from gpusim_rl.connect.gymnasium_in import GymnasiumEnv, first_seed
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env import Environment
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.start import SEEDS_APART, evaluation_seed, resumed_seed
 from gpusim_rl.settings.schema import EnvConfig
 from helpers.training import SMALL_PPO, read_csv, the_run
@@ -149,7 +151,7 @@ def test_odd_types_are_put_right(changes: dict[str, Any]) -> None:
         (gym.spaces.Discrete(3, start=1), lambda env: np.array([max(1, env.count)]), [0, 0, 1]),
         (gym.spaces.MultiBinary(3), lambda env: [True, False, True], [1, 0, 1]),
         (gym.spaces.MultiDiscrete([2, 2]), lambda env: [1.0, 0.0], [0, 1, 1, 0]),
-        (gym.spaces.Box(0, 1, (2,), bool), lambda env: [0, 1], [0, 1]),
+        (gym.spaces.Box(0, 1, (2,), np.int8), lambda env: [0, 1], [0, 1]),
         (gym.spaces.Tuple([gym.spaces.Discrete(2), BOX]), lambda env: [1, env.filled()], [0, 1, 3, 3]),
         (gym.spaces.Dict({"a": BOX}), lambda env: {"a": env.filled(), "more": 1}, [3, 3]),
         (gym.spaces.Dict({"a": BOX, "task": gym.spaces.Text(9)}), lambda env: {"a": [3, 3], "task": "go"}, [3, 3]),
@@ -267,6 +269,29 @@ def test_success_is_a_column_and_evaluated(tmp_path: Any) -> None:
         assert result["task/is_success"] == 1.0 and result["return_mean"] == 6.0
     finally:
         del gym.registry["fake/Fake-v0"]
+
+
+def test_a_run_of_nothing_but_nan_names_the_env(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    gym.register("fake/Fake-v0", Fake, kwargs={"reward": np.nan}, max_episode_steps=9)
+    try:
+        settings = {"num_envs": 2, "log": {"console": "quiet", "dir": str(tmp_path)}, "ppo": SMALL_PPO}
+        trainer = make_trainer(prepare("Gymnasium", env={"id": "fake/Fake-v0"}, max_iterations=2, **settings))
+        with pytest.raises(TaskError, match=r"^fake/Fake-v0: 2 of 2 envs") as error:
+            trainer.train()
+        assert "physics" not in str(error.value) and "replay" not in str(error.value)
+        assert "reward of env 0" in caplog.text
+    finally:
+        del gym.registry["fake/Fake-v0"]
+
+
+def test_an_evaluation_that_no_end_comes_in_is_cut_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    env = GymnasiumEnv(SyncVectorEnv([Endless] * 2), seed=5)
+    env.max_episode_length = 6
+    policy: Any = SimpleNamespace(
+        initial_state=lambda _: (), act=lambda *_, **__: (torch.zeros(2, 1, dtype=torch.int64), ())
+    )
+    result, _ = evaluate(env, policy, env.reset())
+    assert result["length_mean"] == 7 and "2 of 2 episodes" in caplog.text
 
 
 def test_near_seeds_share_no_env() -> None:
