@@ -59,7 +59,7 @@ def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
     """
     if not isinstance(space, Dict):
         return space, []
-    kept = {key: entry for key, entry in space.items() if isinstance(entry, FIXED)}
+    kept: dict[str, Space[Any]] = {key: entry for key, entry in space.items() if isinstance(entry, FIXED)}
     return (Dict(kept), [key for key in space if key not in kept]) if kept else (space, [])
 
 

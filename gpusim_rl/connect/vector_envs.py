@@ -36,7 +36,8 @@ class _EnvPoolEnvs(VectorEnv):
         self.num_envs = int(envs.config["num_envs"])
         self.single_observation_space, self.single_action_space = envs.observation_space, envs.action_space
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
-        self.spec = EnvSpec("EnvPool-v0", max_episode_steps=envs.config.get("max_episode_steps"))
+        limit = envs.config.get("max_episode_steps")
+        self.spec = EnvSpec("EnvPool-v0", max_episode_steps=None if limit == np.iinfo(np.int32).max else limit)
         self._obs: Any = None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -158,7 +159,12 @@ def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
     if name not in env_ids:
         raise ConfigError(f"env.id={name}: EnvPool has no such env.{did_you_mean(name, env_ids)}")
     limit = {} if cfg.max_episode_steps is None else {"max_episode_steps": cfg.max_episode_steps}
-    return envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **limit, **cfg.kwargs)
+    try:
+        return envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{**cfg.kwargs, **limit})
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ConfigError(f"env.id={name} env.kwargs={dict(cfg.kwargs)}: {described(error)}") from error
 
 
 def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:

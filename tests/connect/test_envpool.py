@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
+from gpusim_rl.connect.gymnasium_in import EVALUATED_STEPS, first_seed
 from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.trainer import Trainer
 from helpers.training import SMALL_PPO, differences, read_csv, the_run
 
@@ -25,8 +27,8 @@ def trainer(folder: Path, env_id: str, **env: Any) -> Trainer:
 
 def test_episodes_end_and_begin_as_those_of_envpool(tmp_path: Path) -> None:
     ours = trainer(tmp_path, "CartPole-v1")
-    theirs = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=3)
-    np.testing.assert_array_equal(ours.obs["policy"].numpy(), theirs.reset()[0])
+    theirs = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=first_seed(3))
+    np.testing.assert_array_equal(ours.collector.obs["policy"].numpy(), theirs.reset()[0])
     ended = 0
     for t in range(60):
         action = torch.tensor([[(t + i) // 2 % 2] for i in range(8)])
@@ -42,6 +44,23 @@ def test_episodes_end_and_begin_as_those_of_envpool(tmp_path: Path) -> None:
         np.testing.assert_array_equal(step.obs["policy"].numpy(), obs)
     assert ended > 8
     ours.close()
+
+
+def test_an_env_without_a_limit_of_its_own_has_none(tmp_path: Path) -> None:
+    assert trainer(tmp_path, "Blackjack-v1").env.max_episode_length == EVALUATED_STEPS
+    assert trainer(tmp_path, "Blackjack-v1", max_episode_steps=9).env.max_episode_length == 9
+
+
+@pytest.mark.parametrize(
+    ("env", "word"),
+    [
+        ({"kwargs": {"no_such": 3}}, "no_such"),
+        ({"kwargs": {"max_episode_steps": "x"}}, "max_episode_steps"),
+    ],
+)
+def test_wrong_arguments_are_one_line(tmp_path: Path, env: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=f"CartPole-v1 .*{word}"):
+        trainer(tmp_path, "CartPole-v1", **env)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
