@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.env import Step
+from gpusim_rl.learn.collective import Collective
 from gpusim_rl.run.metrics import EpisodeWindow, Metrics
 from gpusim_rl.testing.sync_counter import SyncCounter
 
@@ -299,3 +301,43 @@ def test_what_is_taken_and_added_elsewhere_is_what_one_would_have_counted() -> N
     [(_, expected)], [(_, found)] = here.flush(None, {}), learner.flush(None, {})
     assert found == pytest.approx(expected)
     assert expected["episode/count"] and expected["episode/count"] < expected["episode/ended"]
+
+
+def test_a_name_may_appear_in_the_middle_of_a_rollout():
+    metrics = Metrics(2, CPU)
+    known, late = torch.tensor([1.0, torch.nan]), torch.tensor([torch.nan, 5.0])
+    for stats in ({"a": known}, {}, {"b": late, "a": known + 2.0}):
+        metrics.record_step(make_step(2, 1.0, stats=stats))
+    metrics.end_rollout()
+    metrics.record_step(make_step(2, 1.0))
+    metrics.end_rollout()
+    [(_, row)] = metrics.flush(None, {})
+    assert (row["task/a"], row["task/b"]) == (2.0, 5.0)
+    [(_, row)] = metrics.flush(None, {})
+    assert row["task/a"] is None and row["task/b"] is None
+
+
+class Pair(Collective):
+    """One of two processes; what the other one has is known."""
+
+    size = 2
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self.names]
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return list(tensors)
+
+
+def test_processes_that_know_other_names_add_the_same_numbers():
+    pair = Pair(["task/b", "task/a"])
+    metrics = Metrics(2, CPU, collective=pair, late_names=True)
+    metrics.record_step(make_step(2, 1.0, stats={"a": torch.ones(2), "c": torch.ones(2)}))
+    metrics.end_rollout()
+    [(_, row)] = metrics.flush(None, {})
+    order = [name for name in row if name.startswith("task/")]
+    assert order == ["task/a", "task/c", "task/b"]
+    assert (row["task/a"], row["task/b"], row["task/c"]) == (1.0, None, 1.0)
