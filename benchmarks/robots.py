@@ -6,10 +6,11 @@
 
 Every file is loaded in a process of its own. `task` is whether `new_task` writes a task of a URDF, `loads` whether a
 scene takes the file and a simulator steps it; else there is the line that a user reads. `apart` is the largest
-difference of a coordinate [m, rad or of a quaternion] from MjModel and mj_step after 50 control steps of 4 physics steps,
-with the same random controls; null where plain MuJoCo refuses the file, with its message in `plain`. For URDF, plain
-MuJoCo gets the paths of meshes and the compiler settings that a scene has; an object without joints gets a free one.
-Where a scene gives links other masses or inertias than MuJoCo (`mended`), MuJoCo gets them before the comparison.
+difference of a coordinate [m, rad or of a quaternion] from MjModel and mj_step after 50 control steps of 4 physics
+steps, with the same random controls; null where plain MuJoCo refuses the file, with its message in `plain`. For URDF,
+plain MuJoCo gets the paths of meshes and the compiler settings that a scene has; an object without joints gets a free
+one. Where a scene gives links other masses or inertias than MuJoCo (`mended`), MuJoCo gets them before the
+comparison.
 Results of other collections and simulators that robots.json has already are kept.
 """
 
@@ -150,7 +151,7 @@ def run(file: Path, simulator: str) -> dict[str, Any]:
 def write_task(file: Path, folder: str) -> bool | str:
     """Return whether `new_task` writes a task of a URDF, or the line that it prints."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-    import new_task
+    import new_task  # pyright: ignore[reportMissingImports]
 
     from gpusim_rl.errors import ConfigError, TaskError
 

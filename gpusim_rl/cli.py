@@ -90,7 +90,7 @@ def usage() -> str:
     return "\n".join([*lines, "", "gpusim-rl COMMAND --help tells more.", ""])
 
 
-def load_command(name: str) -> Callable[[list[str]], Any]:
+def load_command(name: str) -> Callable[..., Any]:
     """Returns the `main(argv)` of a script."""
     files = commands()
     file = files.get(name.replace("_", "-"))
