@@ -27,6 +27,7 @@ from gpusim_rl.distributed.tuning import Study, number_of
 from gpusim_rl.errors import ConfigError, say, warn
 from gpusim_rl.files.safe_open import lock, open_file
 from gpusim_rl.machine.hardware import available_cpus
+from gpusim_rl.run.time_share import SAVE_ALL
 
 POINTER = "checkpoint.txt"
 """File in a checkpoint of Ray Tune's: the path of ours."""
@@ -214,6 +215,8 @@ def _trainable(
                 checkpoint = [] if self._checkpoint is None else [f"checkpoint={self._checkpoint}"]
                 # The trials of a machine share its CPUs as processes of torchrun do.
                 env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}
+                if search.cfg.method == "pbt":
+                    env[SAVE_ALL] = "1"
                 self._trial_run = TrialRun(search, self._number, self.config, *checkpoint, *more, cwd=cwd, env=env)
                 self._rows = self._trial_run.rows()
             row = next(self._rows, None)

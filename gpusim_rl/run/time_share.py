@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+SAVE_ALL = "GPUSIM_RL_SAVE_ALL"
+"""Environment variable that lifts the limit for checkpoints: a search copies those of agreed iterations."""
 BURST_S = 1.0
 """Work that needs no waiting: quick checkpoints of short runs are written when they are due [s]."""
 

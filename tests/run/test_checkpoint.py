@@ -130,3 +130,16 @@ def test_the_end_is_saved_whatever_it_costs(tmp_path, monkeypatch):
         if due[-1]:
             checkpoints.save({"iteration": iteration}, None)
     assert due == [True, False, True]
+
+
+def test_a_search_has_the_checkpoints_that_it_copies(tmp_path, monkeypatch):
+    monkeypatch.setenv(time_share.SAVE_ALL, "1")
+    disk = SlowDisk(monkeypatch, 12.0)
+    checkpoints = checkpoints_in(tmp_path, every=2)
+    due = []
+    for iteration in range(1, 7):
+        disk.now_s += 0.1
+        due.append(checkpoints.due(iteration, None))
+        if due[-1]:
+            checkpoints.save({"iteration": iteration}, None)
+    assert due == [False, True] * 3
