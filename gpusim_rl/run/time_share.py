@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 SAVE_ALL = "GPUSIM_RL_SAVE_ALL"
 """Environment variable that lifts the limit for checkpoints: a search copies those of agreed iterations."""
-BURST_S = 1.0
+BURST_S = 2.0
 """Work that needs no waiting: quick checkpoints of short runs are written when they are due [s]."""
 
 

@@ -20,6 +20,7 @@ from typing import IO
 import psutil
 import pytest
 
+from gpusim_rl.run.time_share import SAVE_ALL
 from helpers.commands import ROOT, Finished
 
 TRAIN = ROOT / "train.py"
@@ -92,6 +93,7 @@ class Running:
         self._files = [tempfile.NamedTemporaryFile("r") for _ in range(2)]  # noqa: SIM115 - until it has ended
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "HYDRA"))}
         kept |= {"NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        kept[SAVE_ALL] = "1"  # a checkpoint every 3 iterations of 20 ms takes more than 5 % of the time
         request = {"argv": words, "cwd": str(cwd), "env": kept, "timeout_s": TIMEOUT_S, "announce": True}
         request |= {"stdout": self._files[0].name, "stderr": self._files[1].name}
         server.stdin.write(json.dumps(request) + "\n")
