@@ -21,7 +21,7 @@ _PLANE_CONTACTS = {
 _FREE, _BALL = mujoco.mjtJoint.mjJNT_FREE.value, mujoco.mjtJoint.mjJNT_BALL.value
 _POSES, _POSE_WORK = 64, 40_000  # random poses; fewer where poses x geoms are more
 _SETTLE_S, _STEP_WORK = 0.5, 150_000  # simulated time; less where physics steps x degrees of freedom are more
-_MARGIN = 1.25  # of what a trial needs
+_MARGIN = 1.5  # of what a trial needs
 
 
 def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:

@@ -237,6 +237,25 @@ def test_the_trial_of_a_scene_that_diverges_ends(capfd):
     assert estimate_buffers(scene.model) == (16, 16) and capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(("shape", "limited"), [("box", True), ("sphere", False)])
+def test_a_limit_of_warp_on_a_height_field_fills_no_buffer(shape, limited):
+    spec = mujoco.MjSpec()
+    heights = np.random.default_rng(0).uniform(0.0, 1.0, 51 * 51)
+    spec.add_hfield(name="hills", nrow=51, ncol=51, size=[0.5, 0.5, 0.05, 0.1], userdata=heights)
+    spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="hills")
+    body = spec.worldbody.add_body(name="plate", pos=[0, 0, 0.08])
+    body.add_freejoint()
+    kind = mujoco.mjtGeom.mjGEOM_BOX if shape == "box" else mujoco.mjtGeom.mjGEOM_SPHERE
+    body.add_geom(type=kind, size=[0.3, 0.3, 0.02] if shape == "box" else [0.05, 0, 0])
+    scene = Scene(500)
+    scene.add("hills", spec)
+    sim = make("mjwarp", scene, 2)
+    for _ in range(10):
+        sim.step(5)
+    assert sim.overflow.all() == limited
+    assert all(need <= sim.buffers[name] for name, need in sim.needs.items()), "larger ones would change nothing"
+
+
 def test_settings_that_hold_what_was_needed():
     room = {"njmax": 128, "nconmax": 16}
     assert enough(room, {"njmax": 40, "nconmax": 91}) == "sim.njmax=128 sim.nconmax=144"

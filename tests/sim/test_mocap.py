@@ -141,6 +141,13 @@ def test_the_root_of_an_articulation_may_be_one(backend):
         goal.set_state(everywhere(sim), root_pos=PLACES)
 
 
+def test_newton_says_that_it_moves_none():
+    pytest.importorskip("newton")
+    robot = pusher("newton").articulation("pusher")
+    with pytest.raises(TaskError, match="'pusher/hand' to the world; try sim=mjwarp"):
+        robot.mocap("hand")
+
+
 def test_what_cannot_be_moved_is_one_line():
     sim = pusher("mujoco")
     robot = sim.articulation("pusher")
