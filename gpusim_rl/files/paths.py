@@ -77,15 +77,16 @@ ROS_PACKAGES: dict[str, Path] = {}
 """Folders of the ROS packages that `--packages` names, for all robots of the process."""
 
 
-def package(text: str) -> tuple[str, Path]:
+def _package(text: str) -> tuple[str, Path]:
     """Parse an argument `--packages NAME=FOLDER`, and note the folder in `ROS_PACKAGES`.
 
     Raises:
-        ConfigError: The text has no such form, or there is no such folder.
+        argparse.ArgumentTypeError: The text has no such form, or there is no such folder.
     """
     name, _, folder = text.partition("=")
-    if not name or not folder or not (path := from_home(folder).resolve()).is_dir():
-        raise ConfigError(f"--packages {text}: expected NAME=FOLDER of a ROS package; the folder must exist")
+    path = Path(folder).absolute()
+    if not name or not folder or not path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected NAME=FOLDER of a ROS package that is there, got {text!r}")
     ROS_PACKAGES[name] = path
     return name, path
 
@@ -93,7 +94,7 @@ def package(text: str) -> tuple[str, Path]:
 def add_packages_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--packages`, for tools that take a robot's file."""
     words = "folder of a ROS package whose meshes a URDF names; may be repeated"
-    parser.add_argument("--packages", type=package, action="append", default=[], metavar="NAME=FOLDER", help=words)
+    parser.add_argument("--packages", type=_package, action="append", default=[], metavar="NAME=FOLDER", help=words)
 
 
 def tools_dir() -> Path:

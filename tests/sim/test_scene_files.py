@@ -779,11 +779,7 @@ def test_what_mujoco_warns_of_while_it_loads_is_one_line(tmp_path, caplog):
         ('<mujoco><asset><texture name="t" type="2d" file="pipe.png"/></asset></mujoco>', "pipe.png"),
         ('<mujoco><asset><hfield name="h" size="1 1 1 1" file="huge.png"/></asset></mujoco>', "huge.png"),
         ('<mujoco><asset><hfield name="h" size="1 1 1 1" nrow="90000" ncol="90000"/></asset></mujoco>', "hfield"),
-        (
-            '<mujoco><asset><texture name="t" type="2d" builtin="flat" width="9000"'
-            ' height="9000"/></asset></mujoco>',
-            "t",
-        ),
+        ('<mujoco><asset><texture builtin="flat" width="90000" height="90000"/></asset></mujoco>', "texture"),
         ('<mujoco><size nuser_body="100000000"/></mujoco>', "nuser_body"),
         ('<mujoco><worldbody><replicate count="9999"><replicate count="9999"><geom size="1"/></replicate></replicate>'
          "</worldbody></mujoco>", "replicate"),

@@ -1,0 +1,119 @@
+"""Tools that take a robot's file: where its meshes are, in which pose it stands, and what is drawn of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.files import paths
+from gpusim_rl.sim import Scene
+from gpusim_rl.sim.keyframe import usable
+from gpusim_rl.view.renderer import Camera, picture_model
+
+TOOLS = Path(__file__).parents[2] / "tools"
+TETRAHEDRON = "v 0 0 0\nv .2 0 0\nv 0 .2 0\nv 0 0 .2\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
+LINK = """<link name="{name}">
+<inertial><mass value="1"/><inertia ixx=".01" ixy="0" ixz="0" iyy=".01" iyz="0" izz=".01"/></inertial>
+<collision><geometry><mesh filename="package://elsewhere/{name}.obj"/></geometry></collision></link>"""
+ARM = f"""<robot name="arm">{LINK.format(name="base")}{LINK.format(name="hand")}
+<joint name="elbow" type="revolute"><parent link="base"/><child link="hand"/><axis xyz="0 1 0"/>
+<limit lower="-1" upper="1" effort="5" velocity="2"/></joint></robot>"""
+TIED = """<mujoco><worldbody>
+<body name="a"><joint name="a" range="-90 90"/><geom size="0.1"/></body>
+<body name="b" pos="1 0 0"><joint name="b" range="-90 90"/><geom size="0.1"/></body>
+</worldbody><equality><weld body1="a" body2="b"/></equality>
+<keyframe><key name="home" qpos="0.1 0.2"/></keyframe></mujoco>"""
+
+
+def tool(name: str):
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def no_packages(monkeypatch):
+    monkeypatch.setattr(paths, "ROS_PACKAGES", {})
+    monkeypatch.setattr("gpusim_rl.sim.urdf.ROS_PACKAGES", paths.ROS_PACKAGES)
+
+
+@pytest.fixture
+def arm(tmp_path: Path) -> Path:
+    """A URDF whose meshes are in another folder."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "robot").mkdir()
+    for name in ("base", "hand"):
+        (tmp_path / "there" / f"{name}.obj").write_text(TETRAHEDRON)
+    (tmp_path / "robot" / "arm.urdf").write_text(ARM)
+    return tmp_path / "robot" / "arm.urdf"
+
+
+def test_new_task_finds_meshes_and_the_task_keeps_their_folder(arm, monkeypatch):
+    new_task, root = tool("new_task"), arm.parents[1]
+    words = ["Reach", "--urdf", str(arm), "--out", str(root)]
+    with pytest.raises(TaskError, match=r"arm\.urdf: link 'base': no mesh .*--packages elsewhere=FOLDER"):
+        new_task.new_task(new_task.parse(words))
+    new_task.new_task(new_task.parse([*words, "--packages", f"elsewhere={root / 'there'}"]))
+    paths.ROS_PACKAGES.clear()
+    monkeypatch.syspath_prepend(str(root))
+    module = importlib.util.spec_from_file_location("reach", root / "my_tasks" / "reach.py")
+    assert module is not None and module.loader is not None
+    loaded = sys.modules["reach"] = importlib.util.module_from_spec(module)
+    module.loader.exec_module(loaded)
+    cfg = type("Cfg", (), {"physics_hz": 200, "stiffness": {"elbow": 1.0}, "damping": {"elbow": 0.1}})
+    assert loaded.Reach.scene(cfg).model.nmesh == 2
+
+
+def test_packages_are_found_as_ros_finds_them(arm, monkeypatch):
+    (arm.parents[1] / "ws").mkdir()
+    (arm.parents[1] / "there").rename(arm.parents[1] / "ws" / "elsewhere")
+    monkeypatch.setenv("ROS_PACKAGE_PATH", f"/nowhere:{arm.parents[1] / 'ws'}")
+    scene = Scene(100)
+    scene.add("arm", arm)
+    assert scene.model.nmesh == 2
+
+
+@pytest.mark.parametrize("text", ["elsewhere", "=x", "a=", "a=/nowhere/at/all"])
+def test_a_wrong_packages_argument_is_one_line(text, capsys):
+    with pytest.raises(SystemExit) as ending:
+        tool("new_task").parse(["Reach", "--urdf", "a.urdf", "--packages", text])
+    assert ending.value.code == 2 and "expected NAME=FOLDER" in capsys.readouterr().err
+
+
+def test_clip_takes_packages(tmp_path):
+    args = tool("clip").parse(["check", "a.npz", "arm.urdf", "--packages", f"elsewhere={tmp_path}"])
+    assert args.packages == [("elsewhere", tmp_path)] and {"elsewhere": tmp_path} == paths.ROS_PACKAGES
+
+
+def test_packages_are_for_urdf(tmp_path):
+    new_task = tool("new_task")
+    with pytest.raises(ConfigError, match="--packages is for --urdf"):
+        new_task.new_task(new_task.parse(["Reach", "--out", str(tmp_path), "--packages", f"a={tmp_path}"]))
+
+
+def test_a_home_that_does_not_fit_is_no_reason_to_refuse_a_robot(tmp_path, caplog):
+    new_task = tool("new_task")
+    (tmp_path / "tied.xml").write_text(TIED)
+    spec = mujoco.MjSpec.from_string(TIED)
+    assert not usable(spec, "home") and "breaks the tie" in caplog.text and not usable(spec, "other")
+    assert usable(mujoco.MjSpec.from_string(TIED.replace("0.1 0.2", "0 0")), "home")
+    new_task.new_task(new_task.parse(["Reach", "--mjcf", str(tmp_path / "tied.xml"), "--out", str(tmp_path)]))
+    assert "keyframe" not in (tmp_path / "my_tasks" / "reach.py").read_text()
+
+
+def test_pictures_have_the_groups_of_the_scene():
+    box = '<geom type="box" size="1 1 1" {}/>'
+    look = box.format('group="2" contype="0" conaffinity="0"')
+    scene = Scene(100)
+    xml = f'<mujoco><worldbody><body name="b"><freejoint/>{box.format("")}{look}</body></worldbody></mujoco>'
+    scene.add("r", mujoco.MjSpec.from_string(xml))
+    picture = picture_model(scene, Camera(scene, np.array([scene.model.qpos0])))
+    assert picture.geom_group.tolist() == scene.model.geom_group.tolist() == [3, 2]
