@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import multiprocessing
@@ -190,15 +191,25 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     for row in rows:
         count = found.setdefault(f"{row['collection']} {row['simulator']}", Counter())
         equal = row["apart"] is not None and row["apart"] <= TOLERANCE[row["simulator"]]
-        count.update(files=1, loads=row["loads"], task=row.get("task") is True, equal=equal)
+        count.update(files=1, loads=row["loads"], urdf="task" in row, task=row.get("task") is True, equal=equal)
         count.update(compared=row["apart"] is not None, traceback="traceback" in row)
     return {key: dict(count) for key, count in found.items()}
 
 
 def main() -> None:
     """Loads the collections."""
-    import gpusim_rl.api  # noqa: F401  # once, before the processes
     from checkout import provenance, write
+
+    for module in (
+        "gpusim_rl.api",
+        "gpusim_rl.sim.mujoco",
+        "gpusim_rl.sim.legged",
+        "trimesh",
+        "collada",
+        "scipy.spatial",
+    ):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)  # once, before the processes
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collections", nargs="+", metavar="NAME=FOLDER")

@@ -91,7 +91,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     _tidy_numbers(robot, tidied)
     for joint in robot.findall("joint"):
         axis = joint.find("axis")
-        if axis is not None and not any(map(float, axis.get("xyz", "1").split())):
+        if axis is not None and joint.get("type") != "fixed" and not any(map(float, axis.get("xyz", "1").split())):
             axis.set("xyz", "1 0 0")
             tidied.append(f"{_name(joint)}: the axis 0 0 0 is now x")
     children = [(joint.find("child"), joint.get("type")) for joint in robot.findall("joint")]
@@ -294,7 +294,7 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
         hint = f"; try --packages {package}=FOLDER; in Python packages={{{package!r}: <its folder>}}"
     else:
         rest = name.removeprefix("file://")
-        tried = [file.parent / rest]
+        tried = [file.parent / rest, *(parent / rest for parent in above[1:] if not Path(rest).is_absolute())]
         hint = "; try to put it there, or to correct its path in the file"
     if folder != file.parent:
         tried += [folder / rest, folder / Path(rest).name]
