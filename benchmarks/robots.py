@@ -226,6 +226,8 @@ def main() -> None:
         kept["robots"],
         [*kept.get("commands", []), " ".join(["python benchmarks/robots.py", *sys.argv[1:]])],
     )
+    head = {**provenance(args.out), "commands": commands}
+    head["settings"] = {"steps": STEPS, "substeps": SUBSTEPS, "tolerance": TOLERANCE}
     for item in args.collections:
         name, _, folder = item.partition("=")
         files = files_of(Path(folder), args.skip, args.jointed, args.one_per_folder)[: args.most]
@@ -236,9 +238,7 @@ def main() -> None:
                 place = {"collection": name, "file": file.relative_to(folder).as_posix(), "simulator": simulator}
                 rows.append({**place, **json.loads(json.dumps(row).replace(f"{folder}/", ""))})
                 print(json.dumps(rows[-1]), flush=True)
-            settings = {"steps": STEPS, "substeps": SUBSTEPS, "tolerance": TOLERANCE}
-            result = {**provenance(args.out), "commands": commands, "settings": settings, "counts": counts(rows)}
-            write(args.out, json.dumps({**result, "robots": rows}, indent=1) + "\n")
+                write(args.out, json.dumps({**head, "counts": counts(rows), "robots": rows}, indent=1) + "\n")
     print(json.dumps(counts(rows), indent=1))
 
 
