@@ -193,7 +193,7 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
         equal = row["apart"] is not None and row["apart"] <= TOLERANCE[row["simulator"]]
         count.update(files=1, loads=row["loads"], urdf="task" in row, task=row.get("task") is True, equal=equal)
         count.update(compared=row["apart"] is not None, traceback="traceback" in row)
-    return {key: dict(count) for key, count in found.items()}
+    return {key: {name: int(number) for name, number in count.items()} for key, count in found.items()}
 
 
 def main() -> None:
