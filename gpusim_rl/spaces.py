@@ -46,3 +46,5 @@ class SignedPermutation(NamedTuple):
 
     sources: list[int]
     signs: list[float]
+    terms: list[tuple[int, int, float]] = []  # noqa: RUF012  it is never changed
+    """Row, source and factor of what is added: numbers of the vector, each times its factor."""

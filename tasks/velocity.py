@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Levels, Parts, PerBody, Task, TaskConfig
+from gpusim_rl.env import AtSite, Levels, Parts, PerBody, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate_inverse, wrap_angle
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
@@ -513,8 +513,8 @@ class VelocityTask(Task[VelocityConfig]):
         if "mirrors" in vars(cls):
             return
         cls.mirrors = {
-            "lin_vel": "vector",
-            "ang_vel": "pseudovector",
+            "lin_vel": AtSite(cls.robot.imu, "vector", "ang_vel"),
+            "ang_vel": AtSite(cls.robot.imu, "pseudovector"),
             "gravity": "vector",
             "joint_pos": "joints",
             "joint_vel": "joints",

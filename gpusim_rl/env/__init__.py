@@ -2,13 +2,14 @@
 
 from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels, Steerable
 from gpusim_rl.env.environment import Environment, Parts, Step
-from gpusim_rl.env.mirrors import PerBody
+from gpusim_rl.env.mirrors import AtSite, PerBody
 from gpusim_rl.env.ray_sensors import RayCaster
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.env.task import Task, TaskConfig, control_steps
 from gpusim_rl.env.vec_env import VecEnv
 
 __all__ = [
+    "AtSite",
     "Commands",
     "Curriculum",
     "CurriculumConfig",

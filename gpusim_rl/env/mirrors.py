@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +39,19 @@ class PerBody(NamedTuple):
     kind: str = "scalar"
 
 
+class AtSite(NamedTuple):
+    """Kind of a part that a sensor at a site measures, in its axes: `AtSite("imu", "vector", "ang_vel")`.
+
+    A site beside the plane of symmetry has another velocity than its image, which follows from the angular velocity:
+    the part of the same group that `omega` names.
+    """
+
+    site: str
+    kind: str
+    """"vector" for a velocity, "pseudovector" for an angular velocity."""
+    omega: str = ""
+
+
 class Mirrored(NamedTuple):
     """Mirror images of what a policy gets and does."""
 
@@ -63,25 +78,37 @@ def mirrored(env: Environment) -> Mirrored:
     kinds = _Kinds(env.name, task.mirrors, image)
     maps = {}
     for group in env.obs_sizes:
-        index, signs = [], []
+        index, signs, terms = [], [], []
+        sizes = {part.name: part.size * part.history for part in env.obs_parts.get(group, ())}
+        columns = dict(zip(sizes, itertools.pairwise([0, *itertools.accumulate(sizes.values())]), strict=True))
         for part in env.obs_parts.get(group, ()):
             frame = kinds.of_part(part.name, part.size)
             for first in range(len(index), len(index) + part.size * part.history, part.size):
                 index += [first + i for i in frame.sources]
                 signs += frame.signs
+                terms += [(first + row, first + source, factor) for row, source, factor in frame.terms]
+                terms += kinds.of_omega(part.name, first, columns)
         if not signs:
             raise TaskError(f"{env.name}.observe()[{group!r}] has no named parts, so its mirror image is not known")
-        maps[group] = SignedPermutation(index, signs)
+        maps[group] = SignedPermutation(index, signs, terms)
     for group in env.images:
         if task.mirrors.get(group) != IMAGE:
             known = f"{IMAGE!r} is that of a camera in the x-z plane of the robot"
             raise TaskError(f"{env.name}.mirrors[{group!r}]: the mirror image of these images is not known; {known}")
     maps["actions"] = kinds.of_part("actions", env.num_actions)
-    for name, (index, signs) in maps.items():
-        for k, i in enumerate(index):
-            if index[i] != k or signs[i] != signs[k]:
-                raise TaskError(f"{env.name}: {name}, number {k}: the mirror image of the mirror image is another one")
+    for name, swap in maps.items():
+        twice = _matrix(swap) @ _matrix(swap)
+        for k in np.flatnonzero((np.abs(twice - np.eye(len(twice))) > 1e-6).any(axis=1)):
+            raise TaskError(f"{env.name}: {name}, number {k}: the mirror image of the mirror image is another one")
     return Mirrored(maps, image.measure())
+
+
+def _matrix(swap: SignedPermutation) -> np.ndarray:
+    matrix = np.zeros((len(swap.sources), len(swap.sources)))
+    matrix[np.arange(len(matrix)), swap.sources] = swap.signs
+    for row, source, factor in swap.terms:
+        matrix[row, source] += factor
+    return matrix
 
 
 class _Kinds:
@@ -100,6 +127,13 @@ class _Kinds:
             raise TaskError(f"{where}: the task does not say which kind of quantity it is: {known}")
         if isinstance(kind, Tensor):
             return self._scan(where, kind, size)
+        if isinstance(kind, AtSite):
+            self._check(where, size, 3)
+            matrix, _ = self._image.at_site(kind.site, kind.kind)
+            signs = SIGNS[kind.kind]
+            extra = matrix - np.diag(signs)
+            terms = [(int(i), int(k), float(extra[i, k])) for i, k in np.argwhere(extra)]
+            return SignedPermutation([0, 1, 2], signs, terms)
         if isinstance(kind, PerBody):
             index, width = self._image.among(kind.names), size // len(kind.names)
             signs = self._signs(where, kind.kind, width)
@@ -111,6 +145,19 @@ class _Kinds:
             return found
         signs = self._signs(where, kind, size)
         return SignedPermutation(list(range(size)), signs)
+
+    def of_omega(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
+        """Returns the terms of a frame from number `first` that are of the angular velocity at the same time."""
+        kind = self._kinds.get(name)
+        matrix = self._image.at_site(kind.site, kind.kind)[1] if isinstance(kind, AtSite) else np.zeros((3, 3))
+        if not matrix.any():
+            return []
+        begin, end = columns.get(kind.omega, (0, 0))
+        source = begin + first - columns[name][0]
+        if source + 3 > end:
+            problem = f"{kind.site!r} is beside the plane of symmetry, so {kind.omega!r} must be observed as long"
+            raise TaskError(f"{self._task}.mirrors[{name!r}]: {problem}")
+        return [(first + int(i), source + int(k), float(matrix[i, k])) for i, k in np.argwhere(matrix)]
 
     def _signs(self, where: str, kind: Any, size: int) -> list[float]:
         if kind not in SIGNS:

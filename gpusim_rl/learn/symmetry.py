@@ -81,8 +81,9 @@ class Symmetry:
         """
         if values.dtype == torch.uint8:
             return values.flip(-2)
-        index, signs = self._maps[name]
-        return values.index_select(-1, index) * signs
+        index, signs, terms = self._maps[name]
+        image = values.index_select(-1, index) * signs
+        return image if terms is None else image + values @ terms
 
     def images(self, policy: ActorCritic, obs: Observation) -> dict[str, Tensor]:
         """Returns the normalised mirror images of raw observations, by the names of inputs."""
@@ -113,6 +114,9 @@ class Symmetry:
         return {"symmetry": f"{', '.join(does)}; the robot differs from its image by {100 * self._asymmetry:.2g} %"}
 
 
-def _tensors(swap: SignedPermutation, device: torch.device) -> tuple[Tensor, Tensor]:
+def _tensors(swap: SignedPermutation, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
     signs = torch.tensor(swap.signs, dtype=torch.float32, device=device)
-    return torch.tensor(swap.sources, device=device), signs
+    terms = torch.zeros(len(signs), len(signs)) if swap.terms else None
+    for row, source, factor in swap.terms:
+        terms[source, row] += factor  # pyright: ignore[reportOptionalSubscript]
+    return torch.tensor(swap.sources, device=device), signs, None if terms is None else terms.to(device)

@@ -177,6 +177,31 @@ class MirrorImage:
             index.append(list(names).index(other))
         return index
 
+    def at_site(self, name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the matrices that make the image of a velocity at a site, in the site's axes.
+
+        The image is the first matrix times the velocity, plus the second one times the angular velocity there: a point
+        off the plane has another velocity than its image, by omega x r.
+
+        Args:
+            name: Site on a body that is its own image.
+            kind: "vector" or "pseudovector".
+
+        Raises:
+            TaskError: There is no such site, or it is on a body of one side.
+        """
+        site = self._scene.elements_of(self._name, "site").get(name)
+        body = None if site is None else int(self._model.site_bodyid[site])
+        if site is None or body is None or self._partners[body] != body:
+            raise TaskError(f"{self._name!r} has no site {name!r} on a body that is its own mirror image")
+        mujoco.mj_kinematics(self._model, self._data)
+        axes = self._data.xmat[self._root].reshape(3, 3).T @ self._data.site_xmat[site].reshape(3, 3)
+        pos = self._in_root(self._data.site_xpos[site])
+        turn = np.cross(np.eye(3), pos - VECTOR * pos).T  # times an angular velocity: its cross product with the offset
+        of_omega = axes.T @ turn @ np.diag(PSEUDOVECTOR) @ axes if kind == "vector" else np.zeros((3, 3))
+        flip = np.diag(VECTOR if kind == "vector" else PSEUDOVECTOR)
+        return (axes.T @ flip @ axes).round(9), of_omega.round(9)
+
     def measure(self) -> float:
         """Returns how far the model is from its mirror image: 0 where it is symmetric to the last digit.
 

@@ -19,7 +19,10 @@ LEAST = 1e-5  # a part that changes by less says nothing
 
 def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
     """Returns the mirror image of vectors [*batch, size]."""
-    return values[..., swap.sources] * values.new_tensor(swap.signs)
+    image = values[..., swap.sources] * values.new_tensor(swap.signs)
+    for row, source, factor in swap.terms:
+        image[..., row] += factor * values[..., source]
+    return image
 
 
 def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> dict[str, float | None]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import mujoco
+import numpy as np
 import pytest
 import torch
 from gpusim_rl.tasks.anymal import Anymal
 from gpusim_rl.tasks.anymal_terrain import FEET, SCAN
 
 from gpusim_rl.api import prepare
-from gpusim_rl.env import PerBody, VecEnv
+from gpusim_rl.env import AtSite, PerBody, VecEnv
 from gpusim_rl.env.mirrors import mirrored
 from gpusim_rl.errors import TaskError
-from gpusim_rl.sim import SimChoice
+from gpusim_rl.sim import Scene, SimChoice
+from gpusim_rl.sim.mirror_image import PSEUDOVECTOR, QUATERNION, VECTOR, MirrorImage
 from gpusim_rl.testing.mirror_check import WRONG, differences_by_part, image_of
 
 
@@ -145,3 +148,51 @@ def test_what_does_not_fit_is_one_line(mirrors, problem, monkeypatch):
 def test_tasks_that_have_no_image_say_why():
     with pytest.raises(TaskError, match=r"has \['franka', 'cabinet'\]: mirror images are known of one robot alone"):
         mirrored(make("FrankaCabinet"))
+
+
+@pytest.mark.parametrize("task", ["Go1Velocity", "Go2Velocity", "T1Velocity", "G1Velocity"])
+def test_the_velocity_of_a_sensor_beside_the_plane(task, monkeypatch):
+    """Go1's IMU is 6.7 cm beside it: a state and its image have velocities there that are no images of each other."""
+    env = make(task)
+    found = differences_by_part(env)
+    measured = {group: found[f"{group}/lin_vel"] or 0.0 for group in env.obs_sizes}
+    assert max(measured.values()) < 5e-3
+    if task == "Go1Velocity":
+        maps = mirrored(env).maps["policy"]
+        assert all(abs(factor) == pytest.approx(0.133, abs=2e-3) for _, _, factor in maps.terms) and maps.terms
+        values = torch.randn(3, len(maps.sources))
+        torch.testing.assert_close(image_of(image_of(values, maps), maps), values)
+        monkeypatch.setattr(type(env.task), "mirrors", {**env.task.mirrors, "lin_vel": "vector"})
+        assert (differences_by_part(env)["policy/lin_vel"] or 0.0) > 0.02
+
+
+def test_a_sensor_that_is_turned_too():
+    scene = Scene(100.0)
+    site = '<site name="imu" pos="0.1 0.2 -0.05" quat="0.8 0.3 -0.5 0.1"/>'
+    body = f'<body name="base"><freejoint/><geom type="box" size="0.3 0.2 0.1"/>{site}</body>'
+    scene.add("robot", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>"))
+    scene.add_sensor("robot", "lin_vel", "velocimeter", site="imu")
+    scene.add_sensor("robot", "ang_vel", "gyro", site="imu")
+    data, random, image = mujoco.MjData(scene.model), np.random.default_rng(0), MirrorImage(scene, "robot")
+
+    def measured(quat, velocity):
+        data.qpos[3:7], data.qvel[:] = quat, velocity
+        mujoco.mj_forward(scene.model, data)
+        return data.sensordata[:3].copy(), data.sensordata[3:].copy()
+
+    for _ in range(5):
+        quat, velocity = random.normal(size=4), random.normal(size=6)
+        quat /= np.linalg.norm(quat)
+        lin_vel, ang_vel = measured(quat, velocity)
+        expected = measured(quat * QUATERNION, velocity * np.append(VECTOR, PSEUDOVECTOR))
+        (flip, of_omega), (turn, nothing) = image.at_site("imu", "vector"), image.at_site("imu", "pseudovector")
+        np.testing.assert_allclose(flip @ lin_vel + of_omega @ ang_vel, expected[0], atol=1e-6)
+        np.testing.assert_allclose(turn @ ang_vel, expected[1], atol=1e-6)
+        assert not nothing.any()
+
+
+def test_a_sensor_beside_the_plane_without_its_angular_velocity_is_one_line(monkeypatch):
+    env = make("Go1Velocity")
+    monkeypatch.setattr(type(env.task), "mirrors", {**env.task.mirrors, "lin_vel": AtSite("imu", "vector", "spin")})
+    with pytest.raises(TaskError, match="'imu' is beside the plane of symmetry, so 'spin'"):
+        mirrored(env)

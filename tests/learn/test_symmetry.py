@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.learn.minibatch import Samples
-from gpusim_rl.learn.symmetry import IMAGE
+from gpusim_rl.learn.symmetry import IMAGE, Symmetry
+from gpusim_rl.settings.schema import SymmetryConfig
 from gpusim_rl.spaces import SignedPermutation
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import Learner, RandomEnv, ppo_config
@@ -26,7 +27,7 @@ MAPS = {
 def image(name: str, x: Tensor) -> Tensor:
     if name == "camera":
         return torch.stack([*reversed(x.unbind(dim=-2))], dim=-2)
-    index, signs = MAPS[name]
+    index, signs, _ = MAPS[name]
     return x[..., index] * torch.tensor(signs)
 
 
@@ -193,3 +194,10 @@ def test_a_run_is_resumed_exactly_and_says_what_it_does(tmp_path):
     assert differences(whole.algorithm.policy.state_dict(), rest.algorithm.policy.state_dict()) == []
     evaluation = make_trainer("Anymal", tmp_path / "d", checkpoint=str(file), test=True)
     assert "symmetry" not in evaluation.algorithm.describe()
+
+
+def test_terms_of_other_numbers_are_added():
+    swap = SignedPermutation([1, 0, 2], [1.0, 1.0, -1.0], [(0, 2, 0.5), (1, 0, -2.0)])
+    symmetry = Symmetry(SymmetryConfig(augment=True, mirror_loss=0.0), {"policy": swap}, 0.0, torch.device("cpu"))
+    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert symmetry.image("policy", values).tolist() == [[3.5, -1.0, -3.0], [8.0, -4.0, -6.0]]
