@@ -119,9 +119,8 @@ class NewtonSim(WarpSim):
     def _take_rest(self) -> None:
         """Gives the solver what Newton has otherwise, or only to the six digits of XML.
 
-        It finds principal axes of its own, maybe in another order, and other weights of bodies that only turn or only
-        slide. It sets margins to 0 for MuJoCo's CCD; MuJoCo Warp has taken them all along. Robots often start exactly
-        at a limit, and whether it acts there must not depend on the seventh digit.
+        It finds other principal axes, and other weights of bodies that only turn or only slide. It sets margins to 0
+        for MuJoCo's CCD; MuJoCo Warp has taken them all along. Robots often start exactly at a limit.
         """
         inertia = ("body_inertia", "body_iquat", "body_invweight0", "dof_invweight0", "tendon_invweight0")
         equalities = ("eq_data", "eq_solref", "eq_solimp")

@@ -16,8 +16,7 @@ _OTHER_COUNTS = re.compile(
     "ngeom|nmesh.*|npolygonmax|nbvh.*|noct"  # geoms that touch nothing are left out
     "|nC"  # entries of the mass matrix that are always 0
     "|nsensor.*"  # there are none; see `NewtonSim`
-    "|ncam|nlight|nmat|ntex.*|nskin.*"  # pictures
-    "|nkey|nuser.*|nnumeric.*|ntext.*|ntuple.*"  # what physics does not read
+    "|ncam|nlight|nmat|ntex.*|nskin.*|nkey|nuser.*|nnumeric.*|ntuple.*"  # what physics does not read
     "|nnames.*|npaths|nbuffer|narena|nconmax|njmax"  # names and memory
 )
 """Counts of `MjModel` that may differ, and why."""

@@ -35,11 +35,7 @@ _OF_PAIRS = ("solref", "solreffriction", "solimp", "gap", "friction")  # margins
 
 
 class _Solver(newton.solvers.SolverMuJoCo):
-    """Newton's solver, with the scene's rules of contact and all terms of its fixed tendons.
-
-    Newton makes one joint of several of a body, and its solver leaves that one out of tendons. The solver's own model
-    has the joints of MuJoCo, so the tendons get those.
-    """
+    """Newton's solver, with the scene's rules of contact and all terms of its fixed tendons."""
 
     def __init__(self, model: newton.Model, scene: mujoco.MjModel, **options: Any) -> None:
         self._scene = scene
@@ -80,6 +76,7 @@ class _Solver(newton.solvers.SolverMuJoCo):
                 equality.data = scene.eq_data[i]
 
     def _init_tendons(self, model: Any, spec: mujoco.MjSpec, joint_mapping: Any, *rest: Any, **named: Any) -> Any:
+        # Newton makes one joint of several of a body, and leaves that out of tendons: they get the solver's own joints.
         attributes: Any = SimpleNamespace(**vars(model.mujoco))
         if len(self._tendon_joints):
             joints = attributes.tendon_joint.numpy()  # those of the first world, which the solver reads, come first

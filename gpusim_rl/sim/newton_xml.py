@@ -39,10 +39,19 @@ def plain_xml(xml: str, model: mujoco.MjModel) -> str:
             element.attrib |= {"type": "sphere", "size": "1", "mass": "0"}
         if element.tag == "geom" and element.get("name") in paired:  # it collides, whatever its masks
             element.set("contype", "1")
-    world = root.find("worldbody")
-    assert world is not None
+    world = root.findall("worldbody")[0]
     _inline_frames(world)
+    for i, body in enumerate(world.iter("body"), 1):  # MuJoCo's: for some meshes Newton finds other inertia
+        if model.body_mass[i] > 0.0:
+            body[:] = [child for child in body if child.tag != "inertial"]
+            values = {"pos": model.body_ipos, "quat": model.body_iquat, "diaginertia": model.body_inertia}
+            values |= {"mass": model.body_mass}
+            ET.SubElement(body, "inertial", {name: _text(value[i]) for name, value in values.items()})
     return ET.tostring(root, encoding="unicode")
+
+
+def _text(values: np.ndarray) -> str:
+    return " ".join(f"{value:.17g}" for value in np.ravel(values))
 
 
 def _inline_mesh(element: ET.Element, model: mujoco.MjModel) -> None:
@@ -56,7 +65,7 @@ def _inline_mesh(element: ET.Element, model: mujoco.MjModel) -> None:
     for name in ("file", "content_type", "builtin", "params", "refpos", "refquat", "normal", "texcoord"):
         element.attrib.pop(name, None)
     element.set("scale", "1 1 1")
-    element.set("vertex", " ".join(f"{value:.9g}" for value in vertices.ravel()))
+    element.set("vertex", _text(vertices.astype(np.float32)))
     element.set("face", " ".join(map(str, faces[: mesh.facenum[0]].ravel())))
 
 
@@ -90,10 +99,8 @@ def _inline_frames(parent: ET.Element) -> None:
         for element in child:
             pos, quat = np.zeros(3), np.zeros(4)
             mujoco.mju_mulPose(pos, quat, *_pose(child), *_pose(element))
-            element.set("pos", " ".join(f"{value:.17g}" for value in pos))
-            element.set("quat", " ".join(f"{value:.17g}" for value in quat))
-            key = "childclass" if element.tag == "body" else "class"
+            element.attrib |= {"pos": _text(pos), "quat": _text(quat)}
             if inherited := child.get("childclass"):
-                element.attrib.setdefault(key, inherited)
+                element.attrib.setdefault("childclass" if element.tag == "body" else "class", inherited)
             children.append(element)
     parent[:] = children
