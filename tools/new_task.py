@@ -245,6 +245,7 @@ REACHING = {
     "reward_words": "1 - mean distance to the targets / `reach` - `action_cost` x mean squared action.",
     "start_words": "joints +-`start_noise` around the robot's pose, targets anywhere in reach. No termination.",
 }
+OBSOLETE = re.compile(r"unrecognized attribute: '(\w+)'\s*Element '(\w+)'")
 NOISE = 0.1  # rad or m, of joints at the start
 NARROW = 0.15  # rad, of a leg's joint: a file with less may mean radians where MuJoCo reads degrees
 
@@ -739,11 +740,15 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
     fixed = None if draft.free_base is None else not draft.free_base
     source: Any = draft.robot
     if draft.robot.endswith(".xml"):
-        source = read_spec(draft.robot)
+        source = read_spec(draft.robot, [])
         add_missing_materials(source)
     spec, _ = read_robot(source, None, "home" if robot.keyframe else None, fixed)
     for one, two in sorted(robot.inside):
         spec.add_exclude(bodyname1=one, bodyname2=two)
+    body_of = {geom.name: geom.parent.name for geom in spec.geoms}
+    for pair in list(spec.pairs):  # which an exclude does not reach
+        if {body_of.get(pair.geomname1), body_of.get(pair.geomname2)} in [{*each} for each in robot.inside]:
+            spec.delete(pair)
     if robot.inside:
         count = len(robot.inside)
         draft.notes.append(f"{count} pairs of the robot's bodies are in each other at the start: they do not collide")
@@ -805,7 +810,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     if arm is not None:
         spec = mujoco.MjSpec.from_string(arm)
     elif not draft.of_menagerie and draft.robot.endswith(".xml"):
-        spec = read_spec(draft.robot)
+        spec = read_spec(draft.robot, draft.notes if draft.values_of else None)
         if lacking := add_missing_materials(spec) if draft.values_of else []:
             draft.notes.append(f"{draft.robot} lacks the materials {', '.join(lacking)}: they are white here")
     if spec is not None and not 1e-6 <= spec.option.timestep <= 1.0:
@@ -884,8 +889,8 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     )
 
 
-def read_spec(file: str) -> mujoco.MjSpec:
-    """Reads an MJCF file; its error is one line."""
+def read_spec(file: str, notes: list[str] | None = None) -> mujoco.MjSpec:
+    """Reads an MJCF file; its error is one line. With `notes`, attributes that MuJoCo no longer has are left out."""
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim.robot_file import one_line
     from gpusim_rl.sim.robot_xml import read_mjcf
@@ -893,7 +898,34 @@ def read_spec(file: str) -> mujoco.MjSpec:
     try:
         return read_mjcf(Path(file))
     except ValueError as error:
-        raise TaskError(f"{file}: {one_line(error)}") from None
+        if notes is None or not OBSOLETE.search(str(error)):
+            raise TaskError(f"{file}: {one_line(error)}") from None
+        return read_old_spec(Path(file), notes)
+
+
+def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
+    """Reads an MJCF file of an older MuJoCo, and the files beside it that it includes."""
+    import mujoco
+
+    from gpusim_rl.errors import TaskError
+    from gpusim_rl.files.safe_open import read_bytes
+    from gpusim_rl.sim.robot_file import one_line
+
+    texts = {path.name: read_bytes(path) for path in sorted(file.parent.glob("*.xml"))[:100] if path.is_file()}
+    for _ in range(20):
+        try:
+            spec = mujoco.MjSpec.from_string(texts[file.name].decode(), include=texts)
+        except ValueError as error:
+            if (found := OBSOLETE.search(str(error))) is None:
+                raise TaskError(f"{file}: {one_line(error)}") from None
+            attribute, element = found.groups()
+            notes.append(f"{file}: left out {attribute!r} of <{element}>, which MuJoCo does not have")
+            pattern = rf"(<{element}\b[^>]*?)\s{attribute}\s*=\s*(\"[^\"]*\"|'[^']*')".encode()
+            texts = {name: re.sub(pattern, rb"\1", text) for name, text in texts.items()}
+        else:
+            spec.meshdir, spec.texturedir = (str(file.parent / each) for each in (spec.meshdir, spec.texturedir))
+            return spec
+    raise TaskError(f"{file}: more than 20 attributes that MuJoCo does not have")
 
 
 def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
@@ -918,10 +950,14 @@ def start_poses(
     addresses = [model.jnt_qposadr[i] for i in joints]
     random, pose, lowest = np.random.default_rng(0), data.qpos.copy(), math.inf
     inside: set[tuple[int, int]] = set()
-    for _ in range(256):
-        data.qpos[addresses] = pose[addresses] + NOISE * random.uniform(-1, 1, len(addresses))
+    limits = np.where(model.jnt_limited[joints], model.jnt_range[joints].T, [[-math.inf], [math.inf]])
+    for number in range(256):
+        noise = random.uniform(-1, 1, len(addresses))
+        corner = number >= 64  # there two bodies are deepest in each other
+        noise = NOISE * (np.sign(noise) if corner else noise)
+        data.qpos[addresses] = np.clip(pose[addresses] + noise, *limits)
         mujoco.mj_fwdPosition(model, data)
-        for i in range(model.ngeom):
+        for i in range(0 if corner else model.ngeom):
             if model.geom_bodyid[i] in bodies:
                 middle, half = model.geom_aabb[i, :3], model.geom_aabb[i, 3:]
                 turned = data.geom_xmat[i].reshape(3, 3)

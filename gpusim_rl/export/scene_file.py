@@ -18,6 +18,7 @@ DIGITS, ALL_DIGITS = 6, 17
 DC_MOTORS, DELAYS = "3.17", "3.5"
 """First versions of MuJoCo with servos that follow a torque-speed line, and with delays, as MJCF says them today."""
 _FILES = {"mesh": "mesh", "hfield": "hfield", "tex": "texture", "skin": "skin"}  # names in the model, tags in the XML
+_FOLDERS = ("meshdir", "texturedir", "assetdir")
 _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange")
 
 
@@ -53,6 +54,8 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)
             element.set("file", f"{ASSETS}/{file.name}")
+    for compiler in root.iter("compiler"):  # the files are not there any more
+        compiler.attrib = {key: value for key, value in compiler.attrib.items() if key not in _FOLDERS}
     if needs(model) != DC_MOTORS:  # of others the gains say it, and older versions do not know the word
         for element in root.iter("general"):
             element.attrib.pop("input", None)

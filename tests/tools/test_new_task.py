@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
+import mujoco
 import pytest
 import torch
 
@@ -446,6 +447,41 @@ def test_the_base_is_free_where_theirs_is(tmp_path, asset, code, free):
     assert f"the robot's base is {'free' if free else 'fixed'}" in done.stdout
     text = (tmp_path / "my_tasks" / "assets" / "written" / "written.xml").read_text()
     assert ("<freejoint" in text or 'type="free"' in text) is free
+
+
+OLD = """
+<mujoco>
+  <compiler meshdir="meshes"/>
+  <option apirate="200" timestep="0.005"/>
+  <asset><mesh name="tip" file="tip.obj"/></asset>
+  <worldbody>
+    <geom type="plane" size="1 1 1" material="grid"/>
+    <body name="base" pos="0 0 0.5"><geom name="base" size="0.1"/>
+      <body name="arm" pos="0.2 0 0"><joint name="turn" axis="0 1 0"/><geom size="0.05"/>
+        <body name="hand" pos="-0.1 0 0"><joint name="bend" axis="0 1 0"/>
+          <geom name="hand" type="mesh" mesh="tip"/>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+  <contact><pair geom1="base" geom2="hand"/></contact>
+</mujoco>
+"""
+
+
+def test_a_robot_of_an_older_mujoco_is_written_as_one_of_today(tmp_path):
+    meshes = tmp_path / "assets" / "mjcf" / "meshes"
+    meshes.mkdir(parents=True)
+    corners = ["0 0 0", "0.1 0 0", "0 0.1 0", "0 0 0.1"]
+    faces = ["1 3 2", "1 2 4", "1 4 3", "2 3 4"]
+    (meshes / "tip.obj").write_text("".join([*(f"v {each}\n" for each in corners), *(f"f {each}\n" for each in faces)]))
+    done = written(tmp_path, ISAAC, robot=OLD)
+    assert "apirate" in done.stdout and "grid" in done.stdout and "do not collide" in done.stdout
+    shutil.rmtree(tmp_path / "assets")
+    model = mujoco.MjModel.from_xml_path(str(tmp_path / "my_tasks" / "assets" / "written" / "written.xml"))
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    assert model.nmesh == 1 and data.ncon == 0
 
 
 def test_a_fixed_base_of_urdf_is_told(tmp_path):
