@@ -651,7 +651,7 @@ def read_theirs(file: Path, depth: int = 0) -> dict[str, Any]:
         text = read_bytes(file.resolve())
         check_events(text, file)
         content = resolved(OmegaConf.to_container(OmegaConf.create(text.decode())))
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, AssertionError, yaml.YAMLError, OmegaConfBaseException) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"cannot read {file}: {one_line(error)}") from None

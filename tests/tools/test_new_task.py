@@ -604,6 +604,7 @@ def test_hostile_yaml_of_theirs_is_taken_as_text_or_not(tmp_path):
         ("env:\n" + "".join(f"  k{i}: [{'1, ' * 50}]\n" for i in range(1000)), "too many"),
         ("env: " + "[" * 2000, "deeply"),
         ("env: {a: " + "1" * 10**6 * 2 + "}", "bytes"),
+        ("3\n", "cannot read"),
         ("env: !!python/object/apply:os.system [ls]\n", "tag"),
         ("env: {numEnvs: [1]}\n", "num_envs"),
         ("env: {numEnvs: 1}\nsim: {dt: 0}\n", "dt"),
