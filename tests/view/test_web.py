@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import importlib.metadata
 import io
 import os
@@ -672,7 +673,7 @@ def test_a_browser_draws_the_page_and_steers():
     with shown("Anymal") as viewer, api.sync_playwright() as playwright:
         flags = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        page = browser.new_page(viewport={"width": 800, "height": 700})
+        page = browser.new_page(viewport={"width": 800, "height": 700}, locale="en-US")
         errors, asked = [], []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: message.type == "error" and errors.append(message.text))
@@ -705,3 +706,50 @@ def test_a_browser_draws_the_page_and_steers():
     assert {url.split("/")[2] for url in asked if not url.startswith(("data:", "blob:"))} == {
         viewer.address.partition("//")[2]
     }
+
+
+class Site(http.server.BaseHTTPRequestHandler):
+    """A page of another site, on another port of this machine."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<html><body>another site</body></html>")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+OPEN = """([address, version]) => new Promise(done => {
+    const socket = new WebSocket(address.replace("http", "ws"), "viser-v" + version);
+    socket.onopen = () => done("open");
+    socket.onerror = () => done("refused");
+})"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_page_of_another_site_cannot_connect_from_a_browser():
+    api, viser = pytest.importorskip("playwright.sync_api"), pytest.importorskip("viser")
+    site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    threading.Thread(target=site.serve_forever, daemon=True).start()
+    with shown("Cartpole") as viewer, api.sync_playwright() as playwright:
+        rebound = f"--host-resolver-rules=MAP evil.com:{viewer.port} 127.0.0.1:{viewer.port}"
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", rebound])
+        page, asked = browser.new_page(), [viewer.address, viser.__version__]
+        page.goto(f"http://127.0.0.1:{site.server_port}")
+        assert page.evaluate(OPEN, asked) == "refused"
+        page.set_content(f"<iframe src='{viewer.address}'></iframe>")
+        page.wait_for_timeout(2000)
+        assert not any(frame.url.startswith(viewer.address) and frame.query_selector("#root") for frame in page.frames)
+        page.goto(f"http://evil.com:{viewer.port}")
+        assert "refused" in page.inner_text("body")
+        assert page.evaluate(OPEN, [f"http://evil.com:{viewer.port}", viser.__version__]) == "refused"
+        page.goto("about:blank")
+        assert page.evaluate(OPEN, asked) == "refused"
+        assert not viewer._server.get_clients()
+        page.goto(viewer.address)
+        assert page.evaluate(OPEN, asked) == "open"
+        browser.close()
+    site.shutdown()
