@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpusim_rl.errors import ConfigError, import_extra, warn
-from gpusim_rl.files.limits import LINE_BYTES
+from gpusim_rl.files.budgets import LINE_BYTES
 from gpusim_rl.files.safe_open import open_file
 
 MAX_TAIL = 1 << 16

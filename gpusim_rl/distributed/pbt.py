@@ -20,7 +20,7 @@ from typing import Any
 from gpusim_rl.distributed.search import Search, Space
 from gpusim_rl.errors import warn
 from gpusim_rl.files import paths
-from gpusim_rl.files.limits import LINE_BYTES, TABLE_BYTES
+from gpusim_rl.files.budgets import LINE_BYTES, TABLE_BYTES
 from gpusim_rl.files.safe_open import load_yaml, open_file, read_bytes, replacing
 
 FACTOR = (1.1, 1.5)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.files import paths
-from gpusim_rl.files.limits import METRICS_BYTES
+from gpusim_rl.files.budgets import METRICS_BYTES
 from gpusim_rl.files.safe_open import open_file, read_bytes
 from gpusim_rl.machine.child import Child
 from gpusim_rl.settings.overrides import key_of, quote

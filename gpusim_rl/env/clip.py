@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files import npz_file
-from gpusim_rl.files.limits import CLIP_BYTES
+from gpusim_rl.files.budgets import CLIP_BYTES
 
 MAX_NAMES, MAX_LETTERS = 10_000, 256
 """Most names, and letters in one: a file of 2 kB can have millions of names without letters."""

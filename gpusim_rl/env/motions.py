@@ -18,7 +18,7 @@ from gpusim_rl.env.clip import Array, Clip
 from gpusim_rl.env.robot_clip import load_for
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError, did_you_mean
-from gpusim_rl.files.limits import CLIP_BYTES, RESAMPLED_BYTES, RESAMPLED_RATIO
+from gpusim_rl.files.budgets import CLIP_BYTES, RESAMPLED_BYTES, RESAMPLED_RATIO
 from gpusim_rl.files.paths import assets_dir, from_home
 from gpusim_rl.sim import Scene
 

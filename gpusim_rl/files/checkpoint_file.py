@@ -22,7 +22,7 @@ from typing import IO, Any
 import torch
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files.limits import CHECKPOINT_VALUES
+from gpusim_rl.files.budgets import CHECKPOINT_VALUES
 from gpusim_rl.files.paths import newest_first
 from gpusim_rl.files.safe_open import open_archive, open_file, replacing
 from gpusim_rl.public import __version__

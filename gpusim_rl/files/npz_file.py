@@ -15,7 +15,7 @@ import numpy as np
 
 from gpusim_rl.errors import ConfigError, first_line
 from gpusim_rl.files import safe_open
-from gpusim_rl.files.limits import UNPACKED_BYTES, UNPACKED_RATIO
+from gpusim_rl.files.budgets import UNPACKED_BYTES, UNPACKED_RATIO
 
 BLOCK = 1 << 20
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -29,7 +29,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
 
     Args:
         path: File.
-        limit: Largest size, packed and unpacked [bytes]. Unpacked, a small file is bounded further: see limits.py.
+        limit: Largest size, packed and unpacked [bytes]. Unpacked, a small file is bounded further: see budgets.py.
         names: Names of the arrays that are read; None = all.
 
     Raises:

@@ -24,7 +24,7 @@ from typing import IO, Any, Literal
 import yaml
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files import limits
+from gpusim_rl.files import budgets
 
 DIGEST = b"# sha256 "
 """Beginning of the first line of a saved yaml; the hex digest of what follows the line is behind it."""
@@ -70,7 +70,7 @@ def lock(file: IO[bytes]) -> bool:
     return True
 
 
-def read_bytes(path: Path, limit: int = limits.SETTINGS_BYTES) -> bytes:
+def read_bytes(path: Path, limit: int = budgets.SETTINGS_BYTES) -> bytes:
     """Returns the content of a regular file of at most `limit` bytes.
 
     Raises:
@@ -86,20 +86,20 @@ def read_bytes(path: Path, limit: int = limits.SETTINGS_BYTES) -> bytes:
 
 @contextmanager
 def open_archive(file: IO[bytes]) -> Iterator[zipfile.ZipFile]:
-    """Opens a zip archive. A list of entries of more than `limits.DIRECTORY_BYTES` is a BadZipFile."""
+    """Opens a zip archive. A list of entries of more than `budgets.DIRECTORY_BYTES` is a BadZipFile."""
     with zipfile.ZipFile(_Bounded(file)) as archive:  # type: ignore[arg-type]
         archive.fp = file  # the list has been read
         yield archive
 
 
 class _Bounded:
-    """File of which zipfile cannot read more than `limits.DIRECTORY_BYTES` at once."""
+    """File of which zipfile cannot read more than `budgets.DIRECTORY_BYTES` at once."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.seek, self.tell = file, file.seek, file.tell
 
     def read(self, size: int = -1) -> bytes:
-        most = limits.DIRECTORY_BYTES
+        most = budgets.DIRECTORY_BYTES
         content = self._file.read(size if 0 <= size <= most else most + 1)
         if len(content) > most:
             raise zipfile.BadZipFile("its list of entries is too long")
@@ -152,8 +152,8 @@ def keep_damaged(path: Path) -> str:
     for count in itertools.count(1):
         copy = path.with_stem(f"{path.stem}-damaged{f'-{count}' if count > 1 else ''}")
         with open_file(path) as file:
-            if os.fstat(file.fileno()).st_size > limits.COPIED_BYTES:
-                raise ConfigError(f"{path} has more than {limits.COPIED_BYTES} bytes: it is not what a run writes")
+            if os.fstat(file.fileno()).st_size > budgets.COPIED_BYTES:
+                raise ConfigError(f"{path} has more than {budgets.COPIED_BYTES} bytes: it is not what a run writes")
             if not copy.exists():
                 with replacing(copy) as new:
                     shutil.copyfileobj(file, new)
@@ -194,7 +194,7 @@ def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) ->
     Raises:
         ConfigError: An entry is neither file nor folder, or a folder is nested too deeply.
     """
-    if depth > limits.FOLDERS:
+    if depth > budgets.FOLDERS:
         raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -273,7 +273,7 @@ def load_yaml(path: Path, content: bytes | None = None) -> Any:
 def check_events(text: bytes, path: Path) -> None:
     """Refuses aliases (a few stand for millions of values), tags (they name classes), long numbers, masses of values.
 
-    Parsing is lazy: a large text costs no more than `limits.SETTINGS_VALUES` values.
+    Parsing is lazy: a large text costs no more than `budgets.SETTINGS_VALUES` values.
     """
     depth = 0
     for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
@@ -282,11 +282,11 @@ def check_events(text: bytes, path: Path) -> None:
             raise ConfigError(f"{where}: an anchor or alias (& or *) is not read here; try the values in its place")
         if getattr(event, "tag", None) is not None:
             raise ConfigError(f"{where}: the tag {event.tag!r}: saved settings have none")
-        long = isinstance(event, yaml.ScalarEvent) and len(event.value) > limits.NUMBER_CHARACTERS
+        long = isinstance(event, yaml.ScalarEvent) and len(event.value) > budgets.NUMBER_CHARACTERS
         if long and NUMBER.fullmatch(event.value):
             raise ConfigError(f"{where}: a number of {len(event.value)} characters")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > limits.SETTINGS_DEPTH or count > limits.SETTINGS_VALUES:
+        if depth > budgets.SETTINGS_DEPTH or count > budgets.SETTINGS_VALUES:
             raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
 
 
@@ -306,7 +306,7 @@ def check_plain(value: Any, where: Path | str) -> None:
     def check(node: Any, key: str, depth: int) -> None:
         nonlocal count
         count += 1
-        if count > limits.SETTINGS_VALUES or depth > limits.SETTINGS_DEPTH:
+        if count > budgets.SETTINGS_VALUES or depth > budgets.SETTINGS_DEPTH:
             raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
         if isinstance(node, dict):
             for name, item in node.items():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import npz_file
-from gpusim_rl.files.limits import DEMONSTRATIONS_BYTES
+from gpusim_rl.files.budgets import DEMONSTRATIONS_BYTES
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.replay import Replay, Trajectory
 from gpusim_rl.spaces import MultiDiscrete

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import yaml
 
 from gpusim_rl.errors import ConfigError, first_line
-from gpusim_rl.files.limits import LINE_BYTES, METRICS_BYTES, METRICS_COLUMNS
+from gpusim_rl.files.budgets import LINE_BYTES, METRICS_BYTES, METRICS_COLUMNS
 from gpusim_rl.files.safe_open import keep_damaged, open_file, replacing
 from gpusim_rl.run.film import as_gif
 from gpusim_rl.run.run_dir import RunDir

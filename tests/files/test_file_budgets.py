@@ -18,7 +18,7 @@ import pytest
 from gpusim_rl.env import motions
 from gpusim_rl.env.clip import load
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files import limits, npz_file
+from gpusim_rl.files import budgets, npz_file
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.files.safe_open import keep_damaged, load_json, load_yaml
 from gpusim_rl.run.writers import read_csv
@@ -120,7 +120,7 @@ def hostile() -> dict[str, bytes | Callable[[Path], object]]:
         "an archive in an array.npz": packed(STORED, bomb),
         "overlapping.npz": repeated(packed(DEFLATED, npy("(262144,)") + bytes(1 << 20)), 5000),
         "many entries.npz": repeated(packed(STORED, b"", name=""), 300_000),
-        "holes.npz": sparse(b"PK\x03\x04", limits.CLIP_BYTES),
+        "holes.npz": sparse(b"PK\x03\x04", budgets.CLIP_BYTES),
         "larger holes.npz": sparse(b"PK\x03\x04", 1 << 40),
         "one line.csv": sparse(b"iteration,env_steps,time/iteration_s\n1,1,1\n", 1 << 30),
         "one header.csv": sparse(b"iteration,", 1 << 30),
@@ -221,7 +221,7 @@ def test_a_damaged_file_is_kept_whole_or_refused(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "metrics-damaged.csv").read_bytes() == content
     (tmp_path / "metrics.csv").write_bytes(content[:-1])
     assert keep_damaged(tmp_path / "metrics.csv") == "metrics-damaged-2.csv"
-    monkeypatch.setattr(limits, "COPIED_BYTES", 1000)
+    monkeypatch.setattr(budgets, "COPIED_BYTES", 1000)
     with pytest.raises(ConfigError, match="more than 1000 bytes"):
         keep_damaged(tmp_path / "metrics.csv")
 
