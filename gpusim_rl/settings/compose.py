@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import wraps
 from pathlib import Path
 from string import Template
@@ -221,7 +221,9 @@ def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> 
     target = section_of(config, "algo").get("_target_")
     if any(target == ours for ours, _ in ALGORITHMS.values()):
         return
-    base = algorithm_of(load_class(target, object, "algo._target_", "gpusim_rl.learn.ppo.PPO"))
+    base = None
+    with suppress(ConfigError):  # raised again where the class is needed
+        base = algorithm_of(load_class(target, object, "algo._target_", "gpusim_rl.learn.ppo.PPO"))
     if base in (None, name) or not all(isinstance(config.get(section), dict) for section in (base, name)):
         return
     task = next((value_of(text) for text in reversed(arguments) if key_of(text) == "task"), default_choice("task"))
