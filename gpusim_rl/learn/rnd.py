@@ -39,11 +39,12 @@ class RandomDistillation:
     """
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, group: str, device: torch.device) -> None:
-        rnd, sizes = cfg.rnd, env.obs_sizes
+        rnd, sizes = cfg.rnd, {name: size for name, size in env.obs_sizes.items() if size}
         self._cfg, self._dt, self._collective, self.group = rnd, env.dt, env.collective, rnd.group or group
         if self.group not in sizes:
             hint = did_you_mean(self.group, sizes)
-            raise ConfigError(f"{env.section}.rnd.group={self.group}: the groups are {', '.join(sizes)}.{hint}")
+            groups = ", ".join(sizes) or "none, only images"
+            raise ConfigError(f"{env.section}.rnd.group={self.group}: the groups are {groups}.{hint}")
         size = sizes[self.group]
         with device:
             pair = [nn.Sequential(net := MLP(size, rnd), nn.Linear(net.out_size, rnd.outputs)) for _ in range(2)]
