@@ -15,7 +15,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from gpusim_rl.api import prepare
 from gpusim_rl.connect import gymnasium_in
@@ -262,10 +263,16 @@ def test_success_is_a_column_and_evaluated(tmp_path: Any) -> None:
         settings = {"num_envs": 2, "seed": 3, "log": {"console": "quiet", "dir": str(tmp_path)}, "ppo": SMALL_PPO}
         env = {"id": "fake/Fake-v0"}
         trainer = make_trainer(prepare("Gymnasium", env=env, max_iterations=2, **settings))
+        assert trainer.env._seed == first_seed(3)  # type: ignore[attr-defined]
         trainer.train()
         row = read_csv(the_run(tmp_path))[-1]
         assert float(row["task/is_success"]) == 1.0 and float(row["episode/return"]) == 6.0
-        result = make_trainer(prepare("Gymnasium", env=env, test=True, checkpoint=str(the_run(tmp_path)))).evaluate()
+        again: Any = make_trainer(prepare("Gymnasium", env=env, max_iterations=3, checkpoint=str(the_run(tmp_path))))
+        assert again.env._seed == first_seed(resumed_seed(3, 2)), "the first episodes come back"
+        again.close()
+        tested: Any = make_trainer(prepare("Gymnasium", env=env, test=True, checkpoint=str(the_run(tmp_path))))
+        assert tested.env._seed == first_seed(evaluation_seed(tested.start.seed))
+        result = tested.evaluate()
         assert result["task/is_success"] == 1.0 and result["return_mean"] == 6.0
     finally:
         del gym.registry["fake/Fake-v0"]
@@ -338,6 +345,13 @@ def test_a_limit_that_only_the_library_can_keep_is_one_line() -> None:
     env.step(torch.zeros(2, 1, dtype=torch.int64))
     with pytest.raises(TaskError, match=r"^Closed: .*env\.max_episode_steps=2"):
         env.step(torch.zeros(2, 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv, DummyVecEnv])
+def test_the_limit_of_envs_in_a_vector_env_is_known(make: Any) -> None:
+    env = GymnasiumEnv(make([lambda: gym.make("CartPole-v1")] * 2), seed=5)
+    assert env.max_episode_length == 500
+    env.close()
 
 
 @pytest.mark.parametrize(
