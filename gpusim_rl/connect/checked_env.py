@@ -41,7 +41,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         maker: Id of the process that makes the envs, where each is to step in one of its own.
 
     Raises:
-        TaskError: The env raised an error, or returned something else; raised in `reset` and `step`.
+            TaskError: The env raised an error, or returned something else, in `reset` or `step`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, maker: int | None = None) -> None:
@@ -136,16 +136,11 @@ def conform(space: Space[Any], obs: Any) -> Any:
     if value.dtype != dtype:
         value = _cast(value, dtype)
     if not isinstance(space, Box):
-        least, most = (0, 2) if isinstance(space, MultiBinary) else bounds_of(space)
-        if ((value < least) | (value >= most)).any():
+        least = 0 if isinstance(space, MultiBinary) else space.start
+        count = 2 if isinstance(space, MultiBinary) else space.n if isinstance(space, Discrete) else space.nvec
+        if ((value < least) | (value >= least + count)).any():
             raise ValueError(f"the observation {value.tolist()}, which is not in {space}")
     return value
-
-
-def bounds_of(space: Discrete | MultiDiscrete) -> tuple[Any, Any]:
-    """Return the least index of a discrete space, and the first one that is too large."""
-    count = space.n if isinstance(space, Discrete) else space.nvec
-    return space.start, space.start + count
 
 
 def _cast(value: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

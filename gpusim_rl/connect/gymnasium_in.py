@@ -395,10 +395,6 @@ class GymnasiumEnv(Environment):
         self._envs.unwrapped.closed = True  # else AsyncVectorEnv closes once more as it is deleted
 
 
-FINAL_OBS = ("final_obs", "final_observation")
-"""Key of the last observations in infos, from Gymnasium 1.0 on and before."""
-
-
 def first_seed(seed: int) -> int:
     """Returns the seed of the first env, those of the others follow: far apart for seeds that are near each other.
 
@@ -412,8 +408,8 @@ _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
 
 
 def _final(infos: Mapping[Any, Any]) -> Any:
-    """Returns the last observations of the episodes that ended; None where infos have none."""
-    return next((infos[key] for key in FINAL_OBS if infos.get(key) is not None), None)
+    """Returns the last observations of episodes, by the key of Gymnasium 1.0 or before; None without."""
+    return infos.get("final_obs", infos.get("final_observation"))
 
 
 def _numbers_of_end(infos: Any, env: int) -> Iterable[tuple[str, float]]:

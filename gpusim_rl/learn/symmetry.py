@@ -119,4 +119,8 @@ def _tensors(swap: SignedPermutation, device: torch.device) -> tuple[Tensor, Ten
     terms = torch.zeros(len(signs), len(signs)) if swap.terms else None
     for row, source, factor in swap.terms:
         terms[source, row] += factor  # pyright: ignore[reportOptionalSubscript]
-    return torch.tensor(swap.sources, dtype=torch.int64, device=device), signs, None if terms is None else terms.to(device)
+    return (
+        torch.tensor(swap.sources, dtype=torch.int64, device=device),
+        signs,
+        None if terms is None else terms.to(device),
+    )

@@ -69,8 +69,7 @@ class Collector:
         collective: Collective = ALONE,
     ) -> None:
         self._cfg, self.env, self.algorithm, self.obs, self.device = cfg, env, algorithm, obs, device
-        late = not env.resumable  # another library's, which names its numbers as they appear
-        self.metrics = Metrics(cfg.num_envs, device, collective=collective, late_names=late)
+        self.metrics = Metrics(cfg.num_envs, device, collective=collective, late_names=not env.resumable)
         self.timer = PhaseTimer(device)
         choice = choose_graph(
             cfg.graph,

@@ -130,10 +130,6 @@ class Taken:
     steps: int
 
 
-def _missing(like: Tensor) -> Tensor:
-    return torch.full_like(like, torch.nan)
-
-
 class Metrics:
     """Accumulates on the device and returns one row per log interval.
 
@@ -145,7 +141,8 @@ class Metrics:
         device: Device of the learner.
         window: Episodes in the mean return.
         collective: Processes whose numbers become one row. Each has a window of its own.
-        late_names: Whether a process may know names that the others do not: they are compared before numbers are added.
+        late_names: Whether a process may know names that the others do not, as with envs of another library, which
+            name a number as it appears: names are compared before numbers are added.
     """
 
     def __init__(
@@ -183,7 +180,8 @@ class Metrics:
         if late and self._rollout:  # envs of another library may name a number as late as an episode ends
             missing = torch.full((len(late), self.num_envs), torch.nan, device=self.device)
             self._rollout = [(torch.cat([numbers, missing]), masks) for numbers, masks in self._rollout]
-        stats = [step.stats[name] if name in step.stats else _missing(step.reward) for name in self._stat_names]
+        missing = torch.full_like(step.reward, torch.nan) if len(step.stats) < len(self._stat_names) else step.reward
+        stats = [step.stats.get(name, missing) for name in self._stat_names]
         numbers = torch.stack([step.reward, *step.terms.values(), *stats])
         failed = step.diverged if step.skipped is None else step.diverged > step.skipped  # of masks: and not
         masks = torch.stack([step.done, step.incomplete, failed, step.bad_action])
