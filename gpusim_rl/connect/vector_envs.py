@@ -187,8 +187,14 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         maker = os.getpid() if cfg.vectorization == "async" else None
         kwargs["wrappers"] = [partial(CheckedEnv, name=name, maker=maker)]
         kwargs.setdefault("disable_env_checker", True)  # it warns of what CheckedEnv puts right
+    make_envs = partial(gymnasium.make_vec, name, num_envs=num_envs, vectorization_mode=cfg.vectorization)
     try:
-        envs = gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode=cfg.vectorization, **kwargs)
+        try:
+            envs = make_envs(**kwargs)
+        except ValueError as error:  # a space of somebody's own has no place in shared memory
+            if "shared_memory=False" not in str(error):
+                raise
+            envs = make_envs(**{**kwargs, "vector_kwargs": {**kwargs["vector_kwargs"], "shared_memory": False}})
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         hint = did_you_mean(name, sorted(gymnasium.registry))
         raise ConfigError(f"env.id={name}: Gymnasium has no such env.{hint}") from None

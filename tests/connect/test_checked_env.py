@@ -202,6 +202,20 @@ def test_what_is_wrong_is_one_line(changes: dict[str, Any], call: str, word: str
     assert "\n" not in str(error.value)
 
 
+class Mission(gym.Space[str]):
+    """A space that Gymnasium does not know."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mission)
+
+
+def test_processes_may_have_a_space_of_their_own() -> None:
+    space = gym.spaces.Dict({"a": BOX, "mission": Mission()})
+    env = made("async", space=space, obs=lambda env: {"a": [env.count] * 2, "mission": "go"})
+    assert episode(env)[0][-1] == {"policy": [[3, 3]] * 2}
+    env.close()
+
+
 class NoSeed(Fake):
     def reset(self) -> Any:  # type: ignore[override]
         return super().reset()
