@@ -22,6 +22,7 @@ import io
 import json
 import multiprocessing
 import queue
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -224,7 +225,7 @@ def main() -> None:
     kept = json.loads(args.out.read_text()) if args.out.is_file() else {"robots": []}
     rows, commands = (
         kept["robots"],
-        [*kept.get("commands", []), " ".join(["python benchmarks/robots.py", *sys.argv[1:]])],
+        [*kept.get("commands", []), re.sub(r"=/\S+", "=FOLDER", " ".join(["robots.py", *sys.argv[1:]]))],
     )
     head = {**provenance(args.out), "commands": commands}
     head["settings"] = {"steps": STEPS, "substeps": SUBSTEPS, "tolerance": TOLERANCE}
@@ -236,7 +237,8 @@ def main() -> None:
             for file in files:
                 row = row_of(file, simulator, args.seconds)
                 place = {"collection": name, "file": file.relative_to(folder).as_posix(), "simulator": simulator}
-                rows.append({**place, **json.loads(json.dumps(row).replace(f"{folder}/", ""))})
+                text = re.sub(r"(?<![\w./:])/[^\s\",;']+/", "", json.dumps(row))  # no paths of this machine
+                rows.append({**place, **json.loads(text)})
                 print(json.dumps(rows[-1]), flush=True)
                 write(args.out, json.dumps({**head, "counts": counts(rows), "robots": rows}, indent=1) + "\n")
     print(json.dumps(counts(rows), indent=1))

@@ -83,8 +83,8 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     compiler.attrib["discardvisual"] = "false"
 
     tidied, left_out = list[str](), list[str]()
-    for element in list(robot.iter()):
-        for child in [child for child in element if child.tag in ("axis", "origin", "inertial", "geometry", "limit")]:
+    for element in [each for owner in (*robot.iterfind("link"), *robot.iterfind("joint")) for each in owner.iter()]:
+        for child in [child for child in element if child.tag not in ("visual", "collision")]:
             if child is not element.find(child.tag):
                 element.remove(child)
                 tidied.append(f"{_name(element)}: a second <{child.tag}>")

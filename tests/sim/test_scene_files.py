@@ -625,6 +625,10 @@ def test_a_link_that_is_not_physical_gets_mass_and_inertia_and_a_line_names_it(
         (GOOD, '<limit lower="-1.57." upper="1,0"/>'),
         (GOOD, '<axis xyz="1 0 0"/><axis xyz="0 0 1"/>'),
         (GOOD, '<axis xyz="0 0 0"/>'),
+        (
+            GOOD + '<visual><geometry><box size="1 1 1"/></geometry><material name="a"/><material name="b"/></visual>',
+            "",
+        ),
         (GOOD, '<origin xyz="$(optenv WHERE 1 2 3)" rpy="0 0 0 0"/>'),
         (GOOD, '<limit effort="inf" velocity="INF"/>'),
         (GOOD + '<visual><geometry><sphere radius="0.0"/></geometry></visual>', ""),
