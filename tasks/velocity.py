@@ -125,6 +125,7 @@ class Robot:
         fixed_base: False gives a file without floating base one.
         sites: Body and place in it [m] of sites that the file lacks, by name.
         eye: Depth camera, for `task.vision=depth`.
+        packages: Folders of the ROS packages that a URDF names, by package.
 
     Raises:
         TaskError: A value is not as described here.
