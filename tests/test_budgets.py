@@ -45,7 +45,7 @@ def words_of(page: str) -> int:
 
 
 def test_the_package_does_not_grow():
-    assert lines_of(*FILES) <= 41_700
+    assert lines_of(*FILES) <= 43_300
 
 
 def test_no_package_is_more_than_a_fifth_of_it():
@@ -60,7 +60,7 @@ def test_no_package_is_more_than_a_fifth_of_it():
         (["run/trainer.py"], 330),
         (["env/vec_env.py"], 450),
         (["sim/newton.py", "sim/newton_model.py", "sim/newton_check.py", "sim/newton_xml.py"], 625),
-        (HOT_PATH, 1_740),
+        (HOT_PATH, 1_775),
     ],
     ids=["trainer", "vec_env", "newton", "hot path"],
 )

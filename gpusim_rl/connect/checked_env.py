@@ -41,7 +41,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         maker: Id of the process that makes the envs, where each is to step in one of its own.
 
     Raises:
-            TaskError: The env raised an error, or returned something else, in `reset` or `step`.
+        TaskError: The env raised an error, or returned something else, in `reset` or `step`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, maker: int | None = None) -> None:
