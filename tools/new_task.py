@@ -278,6 +278,7 @@ SECONDS = ("episode_length_s", "learn.episode_length_s")
 SECTIONS = {"name", "physics_engine", "env", "sim", "task", "defaults", "viewer"}
 NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
 LARGEST = 1e9  # of a number that is taken
+MAX_THEIRS = 50  # yamls that one of theirs is made of
 
 
 @dataclass
@@ -627,8 +628,13 @@ def leaves(values: dict[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def read_theirs(file: Path, depth: int = 0) -> dict[str, Any]:
+def read_theirs(file: Path, depth: int = 0, read: list[Path] | None = None) -> dict[str, Any]:
     """Reads a yaml of theirs with those that its `defaults` name; `${resolve_default:4096,...}` is 4096.
+
+    Args:
+        file: The yaml.
+        depth: Number of files on the way to it.
+        read: Files that were read so far.
 
     Raises:
         ConfigError: A file cannot be read, or holds more than settings have.
@@ -647,6 +653,10 @@ def read_theirs(file: Path, depth: int = 0) -> dict[str, Any]:
         default = re.match(r"\$\{resolve_default:\s*([^,}]{1,100})", value) if isinstance(value, str) else None
         return yaml.safe_load(default[1]) if default else value
 
+    read = [] if read is None else read
+    read.append(file)
+    if len(read) > MAX_THEIRS:
+        raise ConfigError(f"{read[0]}: its defaults name more than {MAX_THEIRS} files")
     try:
         text = read_bytes(file.resolve())
         check_events(text, file)
@@ -665,7 +675,7 @@ def read_theirs(file: Path, depth: int = 0) -> dict[str, Any]:
         if name == "_self_":
             merged = merge(merged, content)
         elif all(re.fullmatch(r"\w*", str(word)) for word in (group, name)) and depth < 5 and other.is_file():
-            base = read_theirs(other, depth + 1)
+            base = read_theirs(other, depth + 1, read)
             merged = merge(merged, {group: base} if group else base)
     return merged
 
@@ -908,22 +918,24 @@ def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
     import mujoco
 
     from gpusim_rl.errors import TaskError
-    from gpusim_rl.files.safe_open import read_bytes
     from gpusim_rl.sim.robot_file import one_line
+    from gpusim_rl.sim.robot_xml import check_assets, included_files
 
-    texts = {path.name: read_bytes(path) for path in sorted(file.parent.glob("*.xml"))[:100] if path.is_file()}
+    folder = file.parent.resolve()
+    texts = {os.path.relpath(path, folder): path.read_bytes() for path in included_files(file)}
     for _ in range(20):
         try:
-            spec = mujoco.MjSpec.from_string(texts[file.name].decode(), include=texts)
+            spec = mujoco.MjSpec.from_string(texts[file.resolve().name].decode(), include=texts)
+            spec.meshdir, spec.texturedir = (str(folder / each) for each in (spec.meshdir, spec.texturedir))
+            check_assets(spec)
         except ValueError as error:
             if (found := OBSOLETE.search(str(error))) is None:
                 raise TaskError(f"{file}: {one_line(error)}") from None
             attribute, element = found.groups()
             notes.append(f"{file}: left out {attribute!r} of <{element}>, which MuJoCo does not have")
-            pattern = rf"(<{element}\b[^>]*?)\s{attribute}\s*=\s*(\"[^\"]*\"|'[^']*')".encode()
+            pattern = rf"(<{element}\b[^<>]*?)\s{attribute}\s*=\s*(\"[^\"]*\"|'[^']*')".encode()
             texts = {name: re.sub(pattern, rb"\1", text) for name, text in texts.items()}
         else:
-            spec.meshdir, spec.texturedir = (str(file.parent / each) for each in (spec.meshdir, spec.texturedir))
             return spec
     raise TaskError(f"{file}: more than 20 attributes that MuJoCo does not have")
 

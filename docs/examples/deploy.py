@@ -70,7 +70,7 @@ class Robot:
         floating = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
         self.base = int(floating[0]) if len(floating) else None
         self.controls = {  # columns of data.ctrl
-            name: self.model.actuator(actuator["name"]).id
+            name: self.column(actuator["name"])
             for actuator in card["actuators"]
             for name in (actuator["name"], actuator.get("joint"))
         }
@@ -84,6 +84,16 @@ class Robot:
                 wrong.append(part["name"])
         if wrong or not self.parts:
             raise SystemExit(f"{card['task']}: only the task computes {', '.join(wrong) or 'what it observes'}")
+
+    def column(self, control: str) -> int:
+        """Column of data.ctrl: that of an actuator `a` or, where it has several controls, of its second one `a/1`."""
+        kind, (name, _, number) = mujoco.mjtObj.mjOBJ_ACTUATOR, control.rpartition("/")
+        if (actuator := mujoco.mj_name2id(self.model, kind, control)) >= 0:
+            number = 0
+        else:
+            actuator = self.model.actuator(name).id
+        first = getattr(self.model, "actuator_ctrladr", np.arange(self.model.nu))  # before MuJoCo 4 each has one
+        return int(first[actuator]) + int(number)
 
     def read(self, source: str) -> Any:
         """What a source of the card gives now; None where it is none of a robot's."""

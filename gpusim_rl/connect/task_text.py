@@ -85,7 +85,7 @@ def literal(value: Any, yaml: bool = False) -> str:
         case int():
             return repr(value)
         case float() if math.isfinite(value):
-            return repr(value)
+            return repr(float(value))  # NumPy's numbers have another repr
         case dict():
             return f"{{{', '.join(f'{literal(key, yaml)}: {literal(item, yaml)}' for key, item in value.items())}}}"
         case list() | tuple():

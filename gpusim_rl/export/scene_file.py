@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import mujoco
 import numpy as np
+import torch
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.sim.actuators import is_dc_motor
+from gpusim_rl.sim.actuators import is_dc_motor, whole_steps
 
 SCENE, ASSETS = "scene.xml", "assets"
 DIGITS, ALL_DIGITS = 6, 17
@@ -19,14 +20,14 @@ DC_MOTORS, DELAYS = "3.17", "3.5"
 """First versions of MuJoCo with servos that follow a torque-speed line, and with delays, as MJCF says them today."""
 _FILES = {"mesh": "mesh", "hfield": "hfield", "tex": "texture", "skin": "skin"}  # names in the model, tags in the XML
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
-_CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange")
+_CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
 
 
 def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
     """Writes `scene.xml` with all digits, and beside it `assets` with meshes, pictures and height fields.
 
     Args:
-        spec: The scene; it is compiled.
+        spec: The scene; it is compiled, with the delays of `whole_steps`.
         folder: Folder to write to.
 
     Returns:
@@ -35,6 +36,9 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
     Raises:
         ConfigError: A file of the scene is gone, or the XML does not compile to the same model.
     """
+    for actuator in spec.actuators:
+        if actuator.nsample and not actuator.interp:
+            actuator.delay = whole_steps(torch.tensor(actuator.delay), spec.option.timestep).item()
     model = spec.compile()
     xml, digits = _xml(spec)
     root = ElementTree.fromstring(xml)

@@ -178,7 +178,7 @@ def _delay(actuator: mujoco.MjsActuator, name: str, drive: _Drive, dt: float) ->
         raise TaskError(f"joint {name!r}: max_delay {most} s is less than delay {delay} s")
     steps, most_steps = (math.ceil(seconds / dt - 1e-6) for seconds in (delay, max(delay, most)))
     if most_steps:
-        actuator.delay = steps * dt  # `Scene.model` has `whole_steps` of it
+        actuator.delay = max(0.0, (steps - 0.5) * dt)  # as `whole_steps`
         actuator.nsample, actuator.interp = most_steps + 1, 0
 
 

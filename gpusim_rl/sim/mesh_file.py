@@ -56,6 +56,9 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
         with file.open("rb") as content:
             kind = file.suffix.lower().removeprefix(".")
             scene = trimesh.load_scene(content, file_type=kind, resolver=Resolver(str(file)), skip_materials=True)
+        copies = [scene.geometry[scene.graph[node][1]] for node in scene.graph.nodes_geometry]
+        if sum(len(part.faces) + len(part.vertices) for part in copies) > _MAX_NUMBERS:  # nodes may share a shape
+            raise ValueError(f"its nodes have more than {_MAX_NUMBERS} corners and faces")
         shape = scene.to_mesh()
         vertices, faces = metres * np.asarray(shape.vertices), np.asarray(shape.faces)
     except Exception as error:  # of any library that reads a stranger's file

@@ -102,6 +102,18 @@ def read_mjcf(file: Path) -> mujoco.MjSpec:
     """
     if not file.exists():
         raise FileNotFoundError(f"there is no file {file}")
+    included_files(file)
+    spec = mujoco.MjSpec.from_file(str(file))
+    check_assets(spec)
+    return spec
+
+
+def included_files(file: Path) -> set[Path]:
+    """Return a file and those that it includes, after a look at what their elements allocate.
+
+    Raises:
+        ValueError: See `read_mjcf`.
+    """
     waiting, seen = [file], set[Path]()
     while waiting:
         path = waiting.pop().resolve()
@@ -114,9 +126,7 @@ def read_mjcf(file: Path) -> mujoco.MjSpec:
             waiting += [folder / name for name in _included(path) for folder in (file.parent, path.parent)]
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}") from None
-    spec = mujoco.MjSpec.from_file(str(file))
-    _check_assets(spec)
-    return spec
+    return seen
 
 
 def _included(file: Path) -> list[str]:
@@ -148,7 +158,7 @@ def _integers(text: str) -> list[int]:
         return []
 
 
-def _check_assets(spec: mujoco.MjSpec) -> None:
+def check_assets(spec: mujoco.MjSpec) -> None:
     """Raise ValueError for an asset that is a pipe or the like, or whose header asks for too much memory."""
     folder, compiler = Path(spec.modelfiledir), spec.compiler
     assets = [(mesh.file, compiler.meshdir) for mesh in (*spec.meshes, *spec.hfields, *spec.skins)]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gpusim_rl.errors import TaskError
-from gpusim_rl.sim import Scene
+from gpusim_rl.sim import Scene, mesh_file
 from gpusim_rl.sim.params import find_elements
 from helpers.scenes import ARM, BALL, advance, everywhere, make, only
 
@@ -718,6 +718,18 @@ def test_a_mesh_that_is_flat_tiny_or_broken(tmp_path, kind, name, content, kept)
         assert "link 'arm'" in str(error) and name in str(error)
     else:
         assert kind == "visual" or scene.model.ngeom == 1
+
+
+def test_nodes_that_share_a_mesh_are_counted(tmp_path, monkeypatch):
+    """A small glTF file may draw one mesh ten thousand times."""
+    trimesh = pytest.importorskip("trimesh")
+    scene = trimesh.Scene()
+    for i in range(20):
+        scene.add_geometry(trimesh.creation.icosphere(1), geom_name="one", node_name=f"n{i}")
+    (tmp_path / "many.glb").write_bytes(scene.export(file_type="glb"))
+    monkeypatch.setattr(mesh_file, "_MAX_NUMBERS", 1000)
+    with pytest.raises(ValueError, match="its nodes"):
+        mesh_file.read_by_trimesh(mujoco.MjSpec().add_mesh(), tmp_path / "many.glb")
 
 
 @pytest.mark.parametrize("end", ["ply", "glb", "gltf", "dae", "stl"])

@@ -192,6 +192,36 @@ def test_the_scene_has_all_digits_and_its_files_beside_it(ant, tmp_path):
     assert needs(model) is None
 
 
+def test_delays_of_the_scene_are_those_of_the_file(tmp_path):
+    """Half a step less than whole ones, of drives and of the robot's own actuators: rounding changes nothing."""
+    (tmp_path / "arm.xml").write_text(
+        '<mujoco><worldbody><body name="a"><joint name="j"/><joint name="k" axis="1 0 0"/><geom size=".1"/></body>'
+        '</worldbody><actuator><motor name="m" joint="k" delay="0.004" nsample="3"/></actuator></mujoco>'
+    )
+    scene = Scene(500.0)
+    scene.add("arm", tmp_path / "arm.xml")
+    scene.add_actuators("arm", "j", kind="torque", delay=0.016)
+    write_scene(scene.spec.copy(), tmp_path)
+    read = mujoco.MjModel.from_xml_path(str(tmp_path / "scene.xml"))
+    assert read.actuator_delay.tolist() == pytest.approx(scene.model.actuator_delay.tolist())
+    assert sorted(read.actuator_delay * 500.0) == pytest.approx([1.5, 7.5])
+
+
+def test_a_control_of_several_has_its_own_column(deploy):
+    spec = mujoco.MjSpec()
+    body = spec.worldbody.add_body()
+    for name in "ab":
+        body.add_joint(name=name)
+        actuator = spec.add_actuator(name=f"arm/{name}", target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        if name == "a":
+            actuator.set_to_dcmotor(motorconst=[1.0, 1.0], resistance=1.0, controller=[1.0] + 5 * [0.0], ctrlspec=3)
+    body.add_geom(size=[0.1, 0.1, 0.1])
+    robot = deploy.Robot.__new__(deploy.Robot)
+    robot.model = spec.compile()
+    assert robot.model.nu == 3
+    assert [robot.column(name) for name in ("arm/a/0", "arm/a/1", "arm/b")] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("drive", "version"), [({"delay": 0.01}, "3.5"), ({"velocity_limit": 20.0}, "3.17")])
 def test_actuators_that_older_versions_lack_are_told(tmp_path, drive, version):
     scene = Scene(200.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import os
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from gpusim_rl import make_env
+from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.compose import compose
 from helpers.commands import ROOT, Finished, run_command, run_here
 
@@ -74,6 +76,8 @@ DOG = """
   <actuator><motor joint="hip" gear="10" ctrlrange="-1 1" ctrllimited="true"/></actuator>
 </mujoco>
 """
+
+pytest_plugins = ["helpers.tool_runs"]
 
 
 def quadruped() -> str:
@@ -482,6 +486,22 @@ def test_a_robot_of_an_older_mujoco_is_written_as_one_of_today(tmp_path):
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     assert model.nmesh == 1 and data.ncon == 0
+
+
+def test_an_asset_of_an_older_robot_is_no_pipe(load_tool, tmp_path):
+    meshes = tmp_path / "assets" / "mjcf" / "meshes"
+    meshes.mkdir(parents=True)
+    os.mkfifo(meshes / "tip.obj")
+    with pytest.raises(TaskError, match=r"tip\.obj"):
+        (tmp_path / "assets" / "mjcf" / "old.xml").write_text(OLD)
+        load_tool("new_task").read_spec(str(tmp_path / "assets" / "mjcf" / "old.xml"), [])
+
+
+def test_defaults_that_name_each_other_end_soon(load_tool, tmp_path):
+    file = tmp_path / "X.yaml"
+    file.write_text(f"defaults: [{', '.join(6 * ['X'])}]\nenv: {{}}\n")
+    with pytest.raises(ConfigError, match="more than 50 files"):
+        load_tool("new_task").read_theirs(file)
 
 
 def test_a_fixed_base_of_urdf_is_told(tmp_path):
