@@ -16,7 +16,7 @@ from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.checks import build_run, check_settings, settings_class
 from gpusim_rl.settings.compose import TaskFolders, compose, resolve_checkpoint
-from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.discover import tasks, tuned_sections
 from gpusim_rl.settings.hydra_errors import GROUPS, refuse_other_algorithm, refuse_other_task, unknown_choice
 from gpusim_rl.settings.overrides import OPEN_SECTIONS, quote, text_of
 from gpusim_rl.settings.saved_run import NO_YAML, continue_run
@@ -207,7 +207,9 @@ def prepare(
             new = {
                 field.name: field.default for field in fields if field.default is not dataclasses.MISSING and field.init
             }
-            settings = {**new, **compose([*typed, f"algo={base}"], config_dir)[base]}
+            tuned = tuned_sections(name, config_dir).get(base, {}) if name else {}
+            own = {key: value for key, value in new.items() if key not in tuned}
+            settings = {**compose([*typed, f"algo={base}"], config_dir)[base], **own}
         typed += [f"++algo.name={section}", f"++algo._target_={_class_path(algo, 'algo')}"]
         typed += _lines(settings, f"++{section}.")
     typed += _lines(overrides)

@@ -174,6 +174,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
 
     from gpusim_rl.env import VecEnv
     from gpusim_rl.errors import say
+    from gpusim_rl.sim.interface import put_pose
     from gpusim_rl.view.renderer import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
 
     env = player.env
@@ -181,7 +182,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
         step_alone(player, steps)
         return
     sim = env.sim
-    camera = Camera(sim.scene, sim.qpos.cpu().numpy())
+    camera = Camera(sim.scene, sim.poses.cpu().numpy())
     model = picture_model(sim.scene, camera)
     data = mujoco.MjData(model)
     dt = 1.0 / env.cfg.control_hz
@@ -203,10 +204,10 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
                 done += 1
                 if isinstance(step, str):  # of a replay
                     say(step)
-                pose = sim.qpos[0]
+                pose = sim.poses[0]
                 if pose.isfinite().all():
                     with viewer.lock():
-                        data.qpos[:] = pose.cpu().numpy()
+                        put_pose(model, data, pose.cpu().numpy())
                         mujoco.mj_forward(model, data)
             viewer.sync()
             follow()

@@ -86,8 +86,8 @@ def snapshot(args: argparse.Namespace) -> Path:
         for _ in range(args.steps):
             player.step()
         sim = env.sim
-        qpos = sim.qpos.cpu().numpy()
-        pixels, note = draw(sim.scene, qpos, args.width, args.height, args.renderer, args.fill)
+        poses = sim.poses.cpu().numpy()
+        pixels, note = draw(sim.scene, poses, args.width, args.height, args.renderer, args.fill)
         if env.images:
             pixels = add_seen(pixels, seen(player))
         default = Path(f"{env.name}.png")

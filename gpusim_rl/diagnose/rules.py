@@ -62,7 +62,6 @@ def contact_buffers(run: RunStats) -> Finding | None:
     problem = (
         f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts because a buffer was full: physics is wrong"
     )
-    used = {"njmax": run.njmax_used, "nconmax": run.nconmax_used}
     used = [1.1 if share is None else share for share in (run.njmax_used, run.nconmax_used)]  # full, if not known
     if max(used) <= 1.0:
         problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts at a limit of MuJoCo Warp itself"

@@ -234,7 +234,9 @@ class Checkpoints:
         better = self._is_better(mean_return) and age_s > BEST_INTERVAL_S
         self._numbered_due |= self._numbered(iteration)
         wanted = self._numbered_due or better or long or age_s > SAVE_INTERVAL_S
-        return iteration == self._cfg.max_iterations or (wanted and self._affordable(self.budget, "a checkpoint"))
+        agreed = self._numbered_due and SAVE_ALL in os.environ
+        affordable = wanted and (agreed or self._affordable(self.budget, "a checkpoint"))
+        return iteration == self._cfg.max_iterations or affordable
 
     def may_evaluate(self) -> bool:
         """Whether there is time now to write a checkpoint that is evaluated."""
@@ -243,7 +245,7 @@ class Checkpoints:
     def _affordable(self, budget: TimeShare, name: str) -> bool:
         """Whether there is time to write; else shows how far apart such checkpoints are, unless the user knows."""
         between_s = budget.cost_s / budget.share
-        if budget.allows or os.environ.get(SAVE_ALL):
+        if budget.allows:
             return True
         if between_s > 2.0 * self._reported_s.get(name, 0.0):
             self._reported_s[name] = between_s
@@ -258,7 +260,6 @@ class Checkpoints:
         if not self._writes:
             self.saved = state["iteration"]
             return
-        self._saved_at = time.perf_counter()
         numbered = self._numbered_due or self._numbered(state["iteration"])
         self._numbered_due = False
         try:
@@ -272,6 +273,7 @@ class Checkpoints:
                     self._save_numbered(state["iteration"])
         except OSError as error:
             self._warn(f"checkpoint NOT saved ({error}); training continues, and the next one is tried")
+        self._saved_at = time.perf_counter()
 
     def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:
         """Writes the checkpoint of a policy that is to be evaluated; returns None where it cannot be written."""

@@ -31,6 +31,8 @@ LIBRARIES = ("torch", "numpy", "mujoco", "mujoco_warp", "warp", "newton", "gymna
 ELSEWHERE = tuple(f"{name}." for name in (*sys.stdlib_module_names, *LIBRARIES, "gpusim_rl.sim", "gpusim_rl.run"))
 """Packages whose objects may hold tensors of the host. Simulators hand out tensors of their device only."""
 OF_MODULES = ("_parameters", "_buffers", "_modules")
+LARGEST_ARRAY = 64 << 20
+"""Size of an array above which `unsaved` looks at its shape alone [bytes]."""
 PLAIN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, bytes, int, float, type(None))
 
 
@@ -57,12 +59,14 @@ def unsaved(owner: object) -> dict[str, Any]:
     nodes: list[tuple[str, Any, bool]] = [(name, node, True) for name, node in own.items()]
     while nodes:
         path, node, kept = nodes.pop()
-        if isinstance(node, (int, float, complex, str, bytes, type(None), np.generic, itertools.count)):
+        if isinstance(node, int):
+            found[path] = node  # one of many digits has no repr
+        elif isinstance(node, (float, complex, str, bytes, type(None), np.generic, itertools.count)):
             found[path] = repr(node)
-        elif isinstance(node, np.ndarray):
-            found[path] = node.shape, zlib.crc32(node.tobytes())
+        elif isinstance(node, np.ndarray):  # a large one is data, such as motions, and takes long to compare
+            found[path] = node.shape, zlib.crc32(node.tobytes()) if node.nbytes <= LARGEST_ARRAY else 0
         elif isinstance(node, Tensor):
-            found |= {} if kept else {path: (id(node), node._version)}
+            found |= {} if kept else {path: (id(node), 0 if node.is_inference() else node._version)}
         elif isinstance(node, (random.Random, Generator)):
             found[path] = repr(node.getstate() if isinstance(node, random.Random) else node.get_state().tolist())
         elif isinstance(node, np.random.Generator):
@@ -76,7 +80,8 @@ def unsaved(owner: object) -> dict[str, Any]:
             else:
                 ours = f"{type(node).__module__}.".startswith(ELSEWHERE) and not isinstance(node, SimpleNamespace)
                 inner, kept = {} if ours else attributes(node), isinstance(node, Stateful)
-            if isinstance(node, (Mapping, list, deque, set)):
+            saved = kept and all(isinstance(item, Tensor) for item in inner.values())
+            if isinstance(node, (Mapping, list, deque, set)) and not saved:
                 found[f"{path} (length)"] = len(node)
             nodes += [(f"{path}.{name}", item, kept) for name, item in inner.items()]
     return found

@@ -232,9 +232,11 @@ def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> 
     def take(section: dict[str, Any], tuned: dict[str, Any], own: Any, path: str) -> None:
         for key, value in tuned.items():
             place, mine = f"{path}.{key}", own.get(key) if isinstance(own, dict) else None
+            typed_or_own = isinstance(own, dict) and key in own
+            typed_or_own |= any(f"{place}.".startswith(f"{word}.") for word in typed)
             if isinstance(value, dict) and isinstance(section.get(key), dict):
                 take(section[key], value, mine, place)
-            elif key in section and mine is None and not any(f"{place}.".startswith(f"{word}.") for word in typed):
+            elif key in section and not typed_or_own:
                 section[key] = value
 
     take(config[name], config[base], tuned_sections(task, TaskFolders.user).get(name), name)

@@ -145,7 +145,7 @@ def explain(
         key = match.group(1) or match.group(2)
         section = key.partition(".")[0]
         chosen = [value_of(text) for text in arguments if key_of(text) in ("algo", "algo.name")]
-        [*_, chosen] = [saved.settings["algo"]["name"] if saved else default_choice("algo"), *chosen]
+        [*_, chosen] = [saved.settings.get("algo", {}).get("name") if saved else default_choice("algo"), *chosen]
         if chosen != section and section in ALGORITHMS:
             return _no_effect(key, chosen)
         return unknown_key(key, _all_keys(arguments, saved))

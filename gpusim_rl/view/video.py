@@ -57,7 +57,11 @@ def video_writer(
     with writing(path) as file:
         # In a session of its own: Ctrl-C is for the recording, which then ends ffmpeg.
         process = subprocess.Popen(
-            [program, "-y", *raw, *coded, file.name], stdin=PIPE, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+            [program, "-y", *raw, *coded, f"file:{file.name}"],
+            stdin=PIPE,
+            stdout=DEVNULL,
+            stderr=PIPE,
+            start_new_session=True,
         )
         assert process.stdin is not None
         broken = True

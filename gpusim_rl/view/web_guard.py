@@ -78,7 +78,8 @@ class Guard:
         names = {*LOOPBACK, self.host.lower(), own[0]}
         names |= {socket.gethostname().lower()} if self.host in ANY else set()
         if len(hosts) != 1 or not _is_own(hosts[0], names, own[1]):
-            return f"it is at http://{'localhost' if self.host in (*LOOPBACK, *ANY) else self.host}:{own[1]}"
+            name = "localhost" if self.host in LOOPBACK else own[0] if self.host in ANY else self.host
+            return f"it is at http://{name}:{own[1]}"
         if origins not in ([], [f"http://{hosts[0]}"]):
             return "another site's page asks for it"
         # In the query, viser's page takes the address of another server, which may run code in it.

@@ -143,3 +143,16 @@ def test_a_search_has_the_checkpoints_that_it_copies(tmp_path, monkeypatch):
         if due[-1]:
             checkpoints.save({"iteration": iteration}, None)
     assert due == [False, True] * 3
+
+
+def test_a_search_lifts_the_limit_for_its_own_checkpoints_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv(time_share.SAVE_ALL, "1")
+    disk = SlowDisk(monkeypatch, 70.0)
+    checkpoints = checkpoints_in(tmp_path, every=30, warn=lambda line: None)
+    due = []
+    for iteration in range(1, 31):
+        disk.now_s += 10.0
+        due.append(checkpoints.due(iteration, None))
+        if due[-1]:
+            checkpoints.save({"iteration": iteration}, None)
+    assert sum(due) == 2 and due[-1]

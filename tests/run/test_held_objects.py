@@ -253,3 +253,15 @@ def test_a_python_number_of_a_task_is_told_of_once_at_the_first_checkpoint(
     make_trainer(task, tmp_path, config, log={"checkpoint_interval": 1}).train()
     lines = [record.message for record in caplog.records if "checkpoint" in record.message]
     assert len(lines) == told and all("Counting.count" in line for line in lines)
+
+
+def test_odd_values_end_no_training_and_tensors_that_are_kept_are_not_named() -> None:
+    with torch.inference_mode():
+        made = torch.ones(2)
+    it = SimpleNamespace(many=10**5000, extras={}, helper=SimpleNamespace(made=made), motions=np.zeros((9 << 20,)))
+    before = unsaved(it)
+    it.extras["near"] = torch.ones(2)
+    assert unsaved(it) == before
+    it.extras["count"] = 1
+    it.many += 1
+    assert {path for path, value in unsaved(it).items() if before.get(path) != value} >= {"many", "extras.count"}

@@ -422,6 +422,29 @@ def test_what_is_typed_and_what_the_task_has_for_it_win_over_tuned_values(equal:
     assert (own.epochs, own.minibatch_size) == (9, 32768)
 
 
+def test_defaults_of_a_config_of_ones_own_win_over_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "my_calm", raising=False)
+    text = """
+from dataclasses import dataclass
+from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.settings.schema import PPOConfig
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalmConfig(PPOConfig):
+    learning_rate: float = 0.0123
+    value_coef: float = 9.0
+
+class Calm(PPO):
+    Config = CalmConfig
+"""
+    (folder / "my_calm.py").write_text(text)
+    found = prepared("Ant", algo=module("my_calm").Calm).algorithm
+    assert found.learning_rate in (0.0123, prepared("Ant", algo="ppo").algorithm.learning_rate)
+    of_task = prepared("Ant", algo="ppo").algorithm
+    plain = prepared("Pendulum", algo=module("my_calm").Calm).algorithm
+    assert plain.value_coef == 9.0 and found.value_coef == of_task.value_coef, "a task's tuned values come first"
+
+
 @pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_a_subclass_that_changes_nothing_gives_the_same_curve(name: str, equal: ModuleType, folder: Path) -> None:
     rows = []
