@@ -467,6 +467,7 @@ def tiny(command: str) -> str:
     return f"{command.replace(program, f'{ROOT}/{program}', 1)} {TINY.get(f'{program} {first}') or TINY[program]}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_arm_of_the_page_is_trained_played_recorded_and_exported(looking):
     typed = [command for command in commands("docs/vision.md") if "-cd my_cfg" in command]
@@ -480,6 +481,7 @@ def test_the_arm_of_the_page_is_trained_played_recorded_and_exported(looking):
     assert "wrist" in json.dumps(card["observation"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_other_commands_about_images_run(looking, frozen):
@@ -745,7 +747,9 @@ def test_flags_that_are_named_exist(document):
         return set(re.findall(r"\"(--[a-z][a-z0-9-]*)\"", file.read_text()))
 
     scripts = {f"{folder}/{file.name}": flags(file) for folder in COMMANDS for file in (ROOT / folder).glob("*.py")}
-    shared = flags(ROOT / "gpusim_rl" / "settings" / "trust.py") | flags(ROOT / "gpusim_rl" / "view" / "arguments.py")
+    shared = set.union(
+        *(flags(ROOT / "gpusim_rl" / f"{name}.py") for name in ("settings/trust", "view/arguments", "files/paths"))
+    )
     anywhere = set.union(*scripts.values()) | shared | FOREIGN_FLAGS
     text = (ROOT / document).read_text()
     for flag in re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", text):

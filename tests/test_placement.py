@@ -531,9 +531,9 @@ def test_gradients_found_in_python_are_those_of_torch(kind: str, monkeypatch: py
     compared = 0
     grad = torch.autograd.grad
 
-    def both(*given: Any) -> tuple[Tensor, ...]:
+    def both(*given: Any, **options: bool) -> tuple[Tensor, ...]:
         nonlocal compared
-        ours, theirs = backward(*given), grad(*given)
+        ours, theirs = backward(*given, **options), grad(*given, **options)
         for mine, wanted in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, wanted)
             compared += 1

@@ -222,7 +222,7 @@ def test_observations_that_cannot_be_represented_are_one_line():
 def test_actions_go_to_the_bounds_of_the_library():
     space = SimpleNamespace(shape=(3,), low=np.array([-2.0, 0.0, -np.inf]), high=np.array([2.0, 10.0, np.inf]))
     ours, send = actions_of(space, CPU, "Theirs")
-    assert ours == Box(3)
+    assert ours == Box(3, bounds=((-2.0, 2.0), (0.0, 10.0), (-np.inf, np.inf)))
     assert send(torch.tensor([[1.0, -1.0, 5.0], [-9.0, 0.0, -5.0]])).tolist() == [[2.0, 0.0, 5.0], [-2.0, 5.0, -5.0]]
     ours, send = actions_of(SimpleNamespace(nvec=np.array([3, 2])), CPU, "Theirs")
     assert ours == MultiDiscrete((3, 2))

@@ -164,7 +164,9 @@ class _MissingKernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def backward(loss: Tensor, parameters: Sequence[Tensor], of_loss: Tensor | None = None) -> tuple[Tensor, ...]:
+def backward(
+    loss: Tensor, parameters: Sequence[Tensor], of_loss: Tensor | None = None, *, materialize_grads: bool = False
+) -> tuple[Tensor, ...]:
     """What `torch.autograd.grad` returns, found in Python: torch's own engine asks CUDA for streams."""
     order: list[Any] = []
     seen: set[Any] = set()
@@ -199,6 +201,8 @@ def backward(loss: Tensor, parameters: Sequence[Tensor], of_loss: Tensor | None 
                     if list(grad.shape) != list(wanted.shape):
                         grad = grad.sum_to_size(wanted.shape)
                     add(inner, (following, number), grad.to(wanted.dtype))
+    if materialize_grads:
+        leaves |= {parameter: torch.zeros_like(parameter) for parameter in parameters if parameter not in leaves}
     return tuple(leaves[parameter] for parameter in parameters)
 
 

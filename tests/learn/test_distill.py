@@ -252,7 +252,7 @@ def test_ppo_goes_on_from_a_student(teacher: str, tmp_path: Path) -> None:
         run(tmp_path / "c", "ppo", start_from=folder, checkpoint=str(the_run(tmp_path / "b")))
     with pytest.raises(ConfigError, match=r"start_from=.* both runs must be of ppo, amp, a2c, reinforce, .*"):
         make_trainer(prepare("Cartpole", algo="sac", task=LEFT_OUT, num_envs=2, start_from=folder))
-    with pytest.raises(ConfigError, match=r"start_from=.* is another one\. Try ppo\.network\.hidden=\[16,16\]"):
+    with pytest.raises(ConfigError, match=r"start_from=.* is another one\. Try '?ppo\.network\.hidden=\[16,16\]"):
         run(tmp_path / "c", "ppo", task=LEFT_OUT, start_from=folder, ppo={"network": {"hidden": [8]}})
 
 

@@ -54,7 +54,7 @@ def test_layers_that_learn_from_a_resume_on_are_told_of(
     label: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     it, env = learner(label, with_network("Frozen"), monkeypatch)
-    run(it, env, env.reset(), 3)
+    obs, _ = run(it, env, env.reset(), 3)
     other, _ = learner(label, with_network("HalfFrozen"), monkeypatch)
     other.policy.load_state_dict(it.policy.state_dict())
     other.load_state_dict(saved(it.state_dict()))

@@ -128,7 +128,7 @@ def test_memory_stays_where_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("final_images", [False, True])
 def test_learning_sees_what_was_acted_on(final_images: bool) -> None:
-    it = learner("sac", final_images=final_images, shapes={"left": (12, 13, 1), "right": (11, 12, 2)})
+    it = learner("sac", final_images=final_images, shapes={"left": (12, 13, 1), "right": (11, 14, 2)})
     algorithm, seen = it.algorithm, []
     encoder: Any = algorithm.policy.encoder
     hook = encoder.register_forward_pre_hook(lambda _, args: seen.append({g: x[0] for g, x in args[0].items()}))

@@ -140,6 +140,7 @@ def outcomes(lines: list[list[str]], folder: Path, *options: str, timeout_s: flo
     return Counter(found)
 
 
+@pytest.mark.slow
 def test_nasty_overrides_end_well_or_in_one_line(tmp_path):
     lines = command_lines(seed=7, n=12, tasks=("Cartpole", "Ant"))
     found = outcomes(lines, tmp_path, "quick", timeout_s=120)

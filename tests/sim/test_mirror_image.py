@@ -109,7 +109,7 @@ def test_the_asymmetry_of_a_model_is_measured():
 @pytest.mark.parametrize(("kind", "k", "name"), [("joints", 0, "neck"), ("joints", 5, "left_pitch")])
 def test_a_wrong_sign_of_a_joint_is_named(kind, k, name):
     image = image_of(biped())
-    _, signs = getattr(image, kind)
+    signs = getattr(image, kind).signs
     signs[k] = -signs[k]
     with pytest.raises(TaskError, match=rf"joint '{name}' has the sign [+-]1, .*; expected [+-]1$"):
         image.measure()

@@ -69,6 +69,7 @@ def test_bad_input_is_one_line(arguments, line, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.glob("*.pt"))
 
 
+@pytest.mark.slow
 def test_an_autoencoder_finds_what_moves():
     """A square of 2 x 2 pixels at random places of a picture that is the same else."""
     torch.manual_seed(0)

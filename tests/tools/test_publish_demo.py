@@ -81,6 +81,6 @@ def test_a_card_names_the_gpu_where_one_trained_and_needs_no_repository(runs_fol
     for device, hardware in (("cuda:0", "H100"), ("cpu", environment["cpu"]["model"])):
         environment["learner"] = {"device": device}
         (tmp_path / "env.json").write_text(json.dumps(environment))
-        load_tool("publish_demo")._write_card(tmp_path / "demo.json", state, tmp_path, result)
+        load_tool("publish_demo")._write_card(tmp_path / "demo.json", state, tmp_path, result, "")
         card = json.loads((tmp_path / "demo.json").read_text())
         assert (card["hardware"], card["commit"]) == (hardware, None)

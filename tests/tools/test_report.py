@@ -325,4 +325,4 @@ def test_a_return_before_there_are_100_episodes_is_not_called_none(mean, best, b
     run = run_of(mean=mean)
     run.columns["episode/best_return"] = np.array(best)
     group = reports.Group("", 0, [run], [reports.Ending("complete", "")], reports.Pace(None, {}, ()))
-    assert reports._group(group, None, [])["tiles"][0][2] == below
+    assert reports._group(group, None, [], None)["tiles"][0][2] == below
