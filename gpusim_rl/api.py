@@ -52,7 +52,7 @@ def train(
             Gymnasium, EnvPool or Stable-Baselines3; they are closed at the end.
         config: Settings of the task; None takes them from its yaml.
         algo: Name of an algorithm that has a yaml, or a class of your own (`gpusim_rl.Algorithm`), whose settings are
-            the defaults of its `Config`, or those of the algorithm of ours that it extends; None is PPO.
+            the defaults of its `Config`, or those of our algorithm that it extends; None is PPO.
         network: Class of your own in place of the perceptron (`gpusim_rl.learn.networks.Features`). It must be
             importable, so that the run can be resumed and played.
         config_dir: Folder of yours with more tasks and algorithms, as `-cd` for `train.py`.

@@ -223,7 +223,7 @@ def legs_of(args: argparse.Namespace, ranges: dict[str, Any]) -> list[tuple[floa
 
 
 def outside(command: dict[str, float], ranges: dict[str, Any]) -> list[str]:
-    """What of a command the training did not draw, as lines; to stand is drawn apart. A range may be unknown."""
+    """Lines about parts of a command outside the trained ranges; a range may be unknown."""
     return [
         f"command {name} {value:g} is outside of the trained range [{low:g}, {high:g}]"
         for name, value in command.items()

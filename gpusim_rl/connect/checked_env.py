@@ -81,7 +81,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def raised(error: Exception, name: str, call: str) -> Exception:
-    """Return the one-line error for an exception that a call of envs raised; errors of ours stay as they are."""
+    """Return the one-line error for an exception that a call of envs raised; our own errors pass through."""
     if isinstance(error, (ConfigError, TaskError)) or is_out_of_memory(error):
         return error
     if isinstance(error, (EOFError, ConnectionError)):

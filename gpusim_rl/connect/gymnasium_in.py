@@ -384,7 +384,7 @@ class GymnasiumEnv(Environment):
         return pictures
 
     def close(self) -> None:
-        """Ends the envs. An error of theirs is a line: what was learned is kept."""
+        """End the envs. Their errors are logged as one line: the training is kept."""
         try:
             if not self._failed:
                 self._envs.close()

@@ -127,7 +127,7 @@ def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nearly(one: Any, two: Any) -> bool:
-    """Whether two values are equal, floats by 0.02."""
+    """Compare two values, floats within 0.02."""
     return abs(one - two) <= 0.02 if isinstance(one, float) and isinstance(two, float) else one == two
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _OF_ENVPOOL = {"env_id", "players", "elapsed_step", "terminated", "TimeLimit.truncated"}
-"""What EnvPool has in every info."""
+"""Keys that EnvPool puts into every info."""
 
 
 class _EnvPoolEnvs(VectorEnv):

@@ -239,11 +239,11 @@ class Checkpoints:
         return iteration == self._cfg.max_iterations or affordable
 
     def may_evaluate(self) -> bool:
-        """Whether there is time now to write a checkpoint that is evaluated."""
+        """Return whether there is time now to write a checkpoint for evaluation."""
         return self._affordable(self.budget_evaluated, "a checkpoint for evaluation")
 
     def _affordable(self, budget: TimeShare, name: str) -> bool:
-        """Whether there is time to write; else shows how far apart such checkpoints are, unless the user knows."""
+        """Return whether there is time to write; otherwise report the new interval once."""
         between_s = budget.cost_s / budget.share
         if budget.allows:
             return True

@@ -31,7 +31,7 @@ class TimeShare:
 
     @property
     def allows(self) -> bool:
-        """Whether work may begin now."""
+        """Whether the budget allows work now."""
         self._count(time.perf_counter())
         return self._balance_s >= 0.0
 

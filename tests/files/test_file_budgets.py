@@ -1,4 +1,4 @@
-"""What reading a stranger's file may take: peak memory is measured in a process that reads hostile files only."""
+"""Memory budgets of readers: peak memory of a process that reads nothing but hostile files."""
 
 from __future__ import annotations
 
