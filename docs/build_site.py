@@ -23,6 +23,9 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 REPLAYED = 250  # control steps: 5 s
 
+NEEDED = ("sphinx", "furo", "myst_parser", "viser", "mjviser")
+"""Modules of the extra `docs`."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Check the extras, and build the site."""
@@ -30,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
     out = parse(argv).out
     with friendly_errors():
-        for module in ("sphinx", "furo", "myst_parser", "viser", "mjviser"):  # before the minutes of work
+        for module in NEEDED:  # before the minutes of work
             import_extra(module, "docs", "build_site")
         return build(out)
 
