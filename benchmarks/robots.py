@@ -82,8 +82,8 @@ def plain_model(file: Path, free: bool) -> Any:
     for mesh in root.iterfind("link/collision/geometry/mesh"):
         mesh.set("filename", str(_find(mesh.get("filename", ""), file, folder, {})))
     spec = mujoco.MjSpec.from_string(ElementTree.tostring(root, encoding="unicode"))
-    if free:
-        spec.worldbody.bodies[0].add_freejoint()
+    for body in spec.worldbody.bodies[:1] if free else ():
+        body.add_freejoint()
     return spec.compile()
 
 
