@@ -801,6 +801,17 @@ def test_the_tasks_of_the_readme_are_the_data():
     assert len(times) == len(best), "the line says that all of them reach their goals"
 
 
+def test_the_table_of_robots_is_the_data():
+    counts = json.loads((ROOT / "benchmarks" / "robots.json").read_text())["counts"]
+    page = (ROOT / "docs" / "your_robot.md").read_text()
+    for collection, name in {"bullet": "PyBullet", "erd": "example-robot-data"}.items():
+        row = counts[f"{collection} mujoco"]
+        [line] = [line for line in page.splitlines() if line.startswith(f"| {name}")]
+        numbers = [int(number) for pair in re.findall(r"(\d+) of (\d+)", line) for number in pair]
+        keys = ("task", "urdf", "loads", "files", "equal", "compared")
+        assert numbers == [row[key] for key in keys] and row["traceback"] == 0
+
+
 def test_the_numbers_of_the_gpu_are_the_data():
     parts = json.loads((ROOT / "benchmarks" / "gpu.json").read_text())["parts"]
     page, readme = (ROOT / "docs" / "gpu.md").read_text(), (ROOT / "README.md").read_text()
