@@ -50,7 +50,7 @@ def plain_xml(xml: str, model: mujoco.MjModel) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def _text(values: np.ndarray) -> str:
+def _text(values: np.ndarray | np.floating) -> str:
     return " ".join(f"{value:.17g}" for value in np.ravel(values))
 
 
