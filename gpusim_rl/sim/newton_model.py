@@ -43,7 +43,7 @@ class _Solver(newton.solvers.SolverMuJoCo):
         super().__init__(model, **options)
         self._jnt_mocap = None  # else Newton's joints place the mocap bodies in every step
 
-    def _init_pairs(self, model: Any, spec: mujoco.MjSpec, shape_mapping: Any, template_world: int) -> None:
+    def _init_pairs(self, model: Any, spec: mujoco.MjSpec, shape_mapping: Any, template_world: Any) -> None:
         """Replace Newton's masks, excludes, pairs, mocap bodies and equalities with the scene's.
 
         Newton filters contacts along its own joints, also of fixed bodies and connects. It orders equalities by type.
