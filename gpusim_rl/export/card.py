@@ -218,5 +218,5 @@ def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
     return rows
 
 
-def _range(values: np.ndarray, limited: int) -> list[float] | None:
+def _range(values: np.ndarray, limited: int | np.generic) -> list[float] | None:
     return [float(value) for value in values] if limited else None
