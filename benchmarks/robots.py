@@ -225,9 +225,10 @@ def main() -> None:
     kept = json.loads(args.out.read_text()) if args.out.is_file() else {"robots": []}
     rows, commands = (
         kept["robots"],
-        [*kept.get("commands", []), re.sub(r"=/\S+", "=FOLDER", " ".join(["robots.py", *sys.argv[1:]]))],
+        [*kept.get("commands", []), re.sub(r"(?<=[= ])/\S+", "FOLDER", " ".join(["robots.py", *sys.argv[1:]]))],
     )
     head = {**provenance(args.out), "commands": commands}
+    head["environment"] |= {"command": f"python benchmarks/{commands[-1]}"}  # without paths of this machine
     head["settings"] = {"steps": STEPS, "substeps": SUBSTEPS, "tolerance": TOLERANCE}
     for item in args.collections:
         name, _, folder = item.partition("=")
