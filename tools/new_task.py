@@ -278,7 +278,7 @@ SECONDS = ("episode_length_s", "learn.episode_length_s")
 SECTIONS = {"name", "physics_engine", "env", "sim", "task", "defaults", "viewer"}
 NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
 LARGEST = 1e9  # of a number that is taken
-MAX_THEIRS = 50  # yamls that one of theirs is made of
+MAX_THEIRS = 50  # yamls that one task's defaults may name
 
 
 @dataclass
@@ -508,7 +508,7 @@ def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: str) -> list
             raise ConfigError(f"{file} does not tell the robot's file.{hint} Try --urdf or --mjcf{ours}")
         draft.robot = str(found[0])
         if key is None:
-            draft.notes.append(f"the robot is {found[0].name}, which the code of theirs names; the yaml has none")
+            draft.notes.append(f"the robot is {found[0].name}, which IsaacGymEnvs' code names; the yaml has none")
     fixed = assets.get("fix_base_link")
     said = re.search(r"fix_base_link\s*=\s*(True|False)\b", code)
     if draft.free_base is None and not draft.robot.endswith(".xml"):

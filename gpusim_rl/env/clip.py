@@ -34,9 +34,9 @@ STILL = 1e-3
 SAME, PAUSE = 1e-6, 0.1
 """Most by which two frames of one pose differ [rad or m], and least duration of standing still [s]."""
 HOLDS, MIN_HELD = 1.2, 4
-"""Least mean of frames per pose, over at least so many poses, that is no motion of the clip's rate."""
+"""Mean frames per pose from which poses count as held, and the number of poses that this takes."""
 STRIDE, UNEVEN = 3, 1.5
-"""Every so many frames, at most, have velocities of their own, and largest factor between those and differences."""
+"""Largest spacing of frames with velocities of their own, and largest ratio of those to position differences."""
 DOCS = "docs/imitation.md#clips"
 ISAAC_LAB = {
     "joint_names": "dof_names",

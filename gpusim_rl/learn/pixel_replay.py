@@ -56,7 +56,7 @@ class PlainFrames:
         return self._memory.flatten(0, 1).index_select(0, index)
 
     def state_dict(self, fill: int, place: Int[Tensor, " k"]) -> dict[str, Tensor]:
-        """Returns the first so many slots, and the final frames at these places, row * N + env, on the host."""
+        """Return the leading slots, and the final frames at these places, row * N + env, on the host."""
         frames, final = self._memory[:fill], self._memory[self._num_steps :].flatten(0, 1)[place]
         return {"frames": frames.to("cpu", copy=True), "final": final.to("cpu", copy=True)}
 

@@ -209,7 +209,7 @@ def repeating_words(
 
 
 def _is_choice(key: str, value: str, config_dir: str | Path | None) -> bool:
-    """Returns whether an override names a yaml of a group, of ours, of an installed package or of the user's."""
+    """Return whether an override names a yaml of a group: ours, an installed package's or the user's."""
     folders = [
         paths.cfg_dir(),
         *(folder for _, folder in plugin_cfg_dirs()),

@@ -31,7 +31,7 @@ class MujocoTensors(Protocol):
     mocap_pos: Float[Tensor, "envs nmocap 3"]
     mocap_quat: Float[Tensor, "envs nmocap 4"]
     moves_mocap: bool
-    """Whether a task moves mocap bodies."""
+    """True once a task moves mocap bodies."""
     sensordata: Float[Tensor, "envs nsensordata"]
     """What the sensors read in the last physics step, if the scene has contact or effort sensors."""
 

@@ -102,7 +102,7 @@ def _check_array(name: str, prefix: str, model: mujoco.MjModel, solved: Any) -> 
     rows = collided_geoms(model) if prefix == "geom" else np.arange(len(expected))
     expected = expected[rows]
     if name in ("geom_pos", "geom_quat", "geom_aabb") and found.shape == expected.shape:
-        expected = np.where((model.geom_type[rows] < _MESH)[:, None], expected, found)  # its frame is made anew
+        expected = np.where((model.geom_type[rows] < _MESH)[:, None], expected, found)  # meshes get new frames
     if name in ("pair_geom1", "pair_geom2"):
         expected = np.searchsorted(collided_geoms(model), expected)
     if expected.shape != found.shape or not expected.size:

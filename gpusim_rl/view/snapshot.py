@@ -139,7 +139,7 @@ def add_seen(picture: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
     grid, picture = Grid.of(len(images), picture.shape[1], picture.shape[0]), picture.copy()
     for tile, image in enumerate(images):
         factor = min(grid.tile_height / image.shape[0], grid.tile_width / image.shape[1])
-        stride = max(1, math.ceil(1.0 / (INSET * factor)))  # of an image that is too large every so many pixels
+        stride = max(1, math.ceil(1.0 / (INSET * factor)))  # subsample an image that is too large
         image = image[::stride, ::stride].repeat(max(1, int(INSET * factor)), 0).repeat(max(1, int(INSET * factor)), 1)
         framed = np.pad(image, ((FRAME, FRAME), (FRAME, FRAME), (0, 0)), constant_values=255)
         left, top = grid.corner(tile)
