@@ -87,7 +87,7 @@ class MirrorImage:
         return TaskError(f"{self._name!r} has no mirror image about its x-z plane: {problem}")
 
     def _pair_bodies(self) -> dict[int, int]:
-        """Pairs children of paired bodies: by their names, else by their positions."""
+        """Pair children of paired bodies by name, else by position; a rigid part without a counterpart with itself."""
         names, pos, model = self._names, self._pos, self._model
         partners = {self._root: self._root}
         for body in names:
@@ -98,6 +98,7 @@ class MirrorImage:
             wanted, named = pos[body] * VECTOR, other_side(names[body])
             away = {i: float(np.linalg.norm(pos[i] - wanted)) for i in free}
             close = [i for i in free if away[i] <= self._reach]
+            close = close or [i for i in free if i == body != model.body_weldid[body]]  # a camera off the plane, say
             best = min(close, key=lambda i: (names[i] != named, round(away[i], 6), i != body), default=None)
             if best is None:
                 raise self._none(f"body {names[body]!r} has no counterpart at {wanted.round(3).tolist()} m")
