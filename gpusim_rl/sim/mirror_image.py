@@ -98,8 +98,9 @@ class MirrorImage:
             wanted, named = pos[body] * VECTOR, other_side(names[body])
             away = {i: float(np.linalg.norm(pos[i] - wanted)) for i in free}
             close = [i for i in free if away[i] <= self._reach]
-            close = close or [i for i in free if i == body != model.body_weldid[body]]  # a camera off the plane, say
             best = min(close, key=lambda i: (names[i] != named, round(away[i], 6), i != body), default=None)
+            if best is None and body != model.body_weldid[body]:  # a camera off the plane, say
+                best = body
             if best is None:
                 raise self._none(f"body {names[body]!r} has no counterpart at {wanted.round(3).tolist()} m")
             partners[body] = best

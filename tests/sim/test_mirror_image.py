@@ -136,7 +136,8 @@ def test_a_robot_without_a_mirror_image_is_one_line(changes, problem):
 
 def test_a_rigid_attachment_off_the_plane_is_its_own_image():
     mount = """<body name="trunk" pos="0 0 1"><body name="camera" pos="0.3 -0.1 0.2">
-        <inertial pos="0 0 0" mass="0.01" diaginertia="1e-5 1e-5 1e-5"/><body name="lens" pos="0 0.02 0"/></body>"""
+        <inertial pos="0 0 0" mass="0.01" diaginertia="1e-5 1e-5 1e-5"/><body name="lens" pos="0 0.02 0"/></body>
+        <body name="one" pos="0.1 -0.11 0"/><body name="two" pos="0.1 0.09 0"/><body name="three" pos="0.1 -0.09 0"/>"""
     image = image_of(biped().replace('<body name="trunk" pos="0 0 1">', mount))
     assert (image.bodies["camera"], image.bodies["lens"]) == ("camera", "lens")
     assert image.bodies["left_foot"] == "right_foot"
