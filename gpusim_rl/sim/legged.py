@@ -16,6 +16,9 @@ from gpusim_rl.sim.scene import Scene
 
 ARMATURE = 1.7e-4
 """Guess of an armature per largest torque [kg m^2 / N m]: that of Go1, Go2 and G1 is 1.4e-4 to 3.3e-4."""
+SAG = 0.2
+"""Error of a joint's servo under the robot's own weight for which a guessed armature suffices [rad]; Go1's is 0.22."""
+SERVO_HZ = 10.0  # natural frequency of the servos of velocity tasks
 FOOT = re.compile(r"foot|feet|toe|ankle|sole|paw|calf_?tip", re.IGNORECASE)
 TORSO = re.compile(r"torso|trunk|chest", re.IGNORECASE)
 SOLE = 0.02  # height above its lowest point within which the shapes of a foot stand on the ground [m]
@@ -156,7 +159,7 @@ class _Reader:
             feet=[self.foot(item, of_foot) for item, of_foot in shapes.items()],
             pose={self.name("joint", j): round(float(data.qpos[model.jnt_qposadr[j]]), 3) for j in self.joints},
             height=math.ceil(1000 * height) / 1000,
-            motors=self.motors(height, [self.above(self.body_of[of_foot[0]]) for of_foot in shapes.values()]),
+            motors=self.motors(height, [*shapes.values()]),
             knees=[self.name("joint", leg[1]) for leg in legs if len(leg) > 1],
             pitches=[self.name("joint", j) for leg in legs for j in (*leg[:1], *leg[2:])],
             notes=self.notes,
@@ -308,10 +311,11 @@ class _Reader:
 
     # The motors
 
-    def motors(self, height: float, legs: list[list[int]]) -> dict[str, tuple[float, float]]:
-        """Returns armature and largest torque of each joint, and notes how many were guessed."""
+    def motors(self, height: float, feet: list[list[int]]) -> dict[str, tuple[float, float]]:
+        """Return armature and largest torque of each joint, and note how many were guessed; `feet` are their shapes."""
         model, data, motors = self.model, self.data, {}
-        mujoco.mj_comPos(model, data)
+        legs, loads = [self.above(self.body_of[shapes[0]]) for shapes in feet], self.loads(feet)
+        heaviest: dict[float, float] = {}  # load of the joints with motors of one kind
         gravity = float(np.linalg.norm(model.opt.gravity))
         of_legs = 0.5 * float(model.body_subtreemass[self.root]) * gravity * height
         unknown = without = 0
@@ -323,15 +327,29 @@ class _Reader:
                 hangs = max(5.0 * float(model.body_subtreemass[body]) * gravity * lever, 0.05 * of_legs)
                 guess = of_legs if any(j in leg for leg in legs) else min(hangs, of_legs)
                 effort = float(f"{guess:.2g}")
-            armature = float(model.dof_armature[model.jnt_dofadr[j]])
+            motors[j] = float(model.dof_armature[model.jnt_dofadr[j]]), effort
+            heaviest[effort] = max(heaviest.get(effort, 0.0), loads[j])
+        for j, (armature, effort) in motors.items():
             if armature == 0.0:
-                armature, without = ARMATURE * effort, without + 1
-            motors[self.name("joint", j)] = float(f"{armature:.4g}"), float(f"{effort:.4g}")
+                stiff = heaviest[effort] / (SAG * (2.0 * math.pi * SERVO_HZ) ** 2)
+                motors[j], without = (max(ARMATURE * effort, stiff), effort), without + 1
         if unknown:
             self.notes.append(f"{unknown} joints have no largest torque in the file: guessed from what they carry")
         if without:
-            self.notes.append(f"{without} joints have no armature in the file: guessed {ARMATURE:g} x largest torque")
-        return motors
+            guess = f"{ARMATURE:g} x largest torque, or more where the servo would sag by {SAG:g} rad"
+            self.notes.append(f"{without} joints have no armature in the file: guessed {guess}")
+        return {self.name("joint", j): tuple(float(f"{x:.4g}") for x in motor) for j, motor in motors.items()}  # type: ignore[misc]
+
+    def loads(self, feet: list[list[int]]) -> dict[int, float]:
+        """Return the torque of each joint that holds the robot in the pose, feet sharing its weight equally [N m]."""
+        model, data = self.model, self.data
+        mujoco.mj_forward(model, data)
+        torque, jacobian = data.qfrc_bias.copy(), np.zeros((3, model.nv))
+        weight = float(model.body_subtreemass[self.root]) * -model.opt.gravity / len(feet)
+        for shapes in feet:
+            mujoco.mj_jac(model, data, jacobian, None, data.geom_xpos[shapes].mean(axis=0), self.body_of[shapes[0]])
+            torque -= jacobian.T @ weight
+        return {j: abs(float(torque[model.jnt_dofadr[j]])) for j in self.joints}
 
     def effort(self, joint: int) -> float | None:
         """Returns the largest torque of a joint by its actuator, or by its own limit."""

@@ -96,6 +96,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
             tidied.append(f"{_name(joint)}: the axis 0 0 0 is now x")
     children = [(joint.find("child"), joint.get("type")) for joint in robot.findall("joint")]
     moving = {child.get("link") for child, kind in children if child is not None and kind != "fixed"}
+    _empty_links(robot)
     changed = [line for link in robot.findall("link") if (line := _mend_inertia(link, link.get("name") in moving))]
     colliding, links = set[str](), dict[str, list[ElementTree.Element]]()
     names = set[str]()
@@ -110,6 +111,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
                 colliding |= {mesh.get("filename", "")} if shape.tag == "collision" else set()
     spec = mujoco.MjSpec.from_string(ElementTree.tostring(robot, encoding="unicode"))
     _mend_meshes(spec, file, links, colliding, left_out)
+    overlaps = _exclude_overlaps(spec)
     limits = {}
     for joint in robot.findall("joint"):
         limit = joint.find("limit")
@@ -117,6 +119,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
         if velocity > 0.0:  # some exporters write 0 for none
             limits[joint.get("name", "")] = velocity
     notes = {"links without a physical mass or inertia": changed, "read": tidied, "left out": left_out}
+    notes["links that overlap where all joints are 0, and do not collide"] = overlaps
     return spec, limits, [f"{file}: {kind}: {_some(lines)}" for kind, lines in notes.items() if lines]
 
 
@@ -152,6 +155,47 @@ def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
                 if numbers[:count] != words:
                     tidied.append(f"{place}: {text!r} is {' '.join(numbers[:count])}")
                 element.set(attribute, " ".join(numbers[:count]))
+
+
+def _exclude_overlaps(spec: mujoco.MjSpec) -> list[str]:
+    """Exclude the pairs of links that overlap in the reference pose from collision; return them.
+
+    A mesh collides as its convex hull, which often reaches into the link after the next. Such links would push each
+    other apart from the first step on. MoveIt's setup assistant disables the same pairs.
+    """
+    try:
+        model = spec.copy().compile()
+    except ValueError:
+        return []  # the scene says what it is
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    touching = data.contact.dist < 0.0
+    pairs = np.unique(np.sort(model.geom_bodyid[data.contact.geom[touching]], axis=1), axis=0)
+    names = [(model.body(one).name, model.body(two).name) for one, two in pairs if one]
+    for one, two in names:
+        spec.add_exclude(bodyname1=one, bodyname2=two)
+    return [f"{one} and {two}" for one, two in names]
+
+
+def _empty_links(robot: ElementTree.Element) -> None:
+    """Make links without `<inertial>` massless where a link that is fixed to them has a mass.
+
+    ROS's KDL takes no inertia of a root link: its mass is in a fixed child, and its own shapes are not to weigh again.
+    """
+    group = {link.get("name"): {link.get("name")} for link in robot.findall("link")}
+    for joint in robot.findall("joint[@type='fixed']"):
+        ends = [end.get("link") for end in (joint.find("parent"), joint.find("child")) if end is not None]
+        if len(ends) == 2 and all(end in group for end in ends):
+            joined = group[ends[0]] | group[ends[1]]
+            group.update(dict.fromkeys(joined, joined))
+    masses = {link.get("name"): link.find("inertial/mass[@value]") for link in robot.findall("link")}
+    heavy = {name for name, mass in masses.items() if mass is not None and float(mass.get("value", "")) > 0.0}
+    for link in robot.findall("link"):
+        if link.find("inertial") is None and link.find("collision") is not None and group[link.get("name")] & heavy:
+            inertial = ElementTree.SubElement(link, "inertial")
+            ElementTree.SubElement(inertial, "mass", value=f"{LEAST_MASS:g}")
+            moments = dict.fromkeys(("ixx", "iyy", "izz"), f"{LEAST_INERTIA:g}")
+            ElementTree.SubElement(inertial, "inertia", ixy="0", ixz="0", iyz="0", **moments)
 
 
 def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:

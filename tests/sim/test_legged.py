@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import mujoco
@@ -10,7 +11,7 @@ import pytest
 from gpusim_rl.errors import TaskError
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
-from gpusim_rl.sim.legged import ARMATURE, LeggedRobot, read_legged
+from gpusim_rl.sim.legged import ARMATURE, SAG, LeggedRobot, read_legged
 
 LEG = """
 <body name="{n}_thigh" pos="0.1 {y} 0">
@@ -59,6 +60,17 @@ def test_of_known_robots_it_finds_what_people_have_chosen(name, feet, height, po
         assert {foot.item for foot in found.feet} == {feet.format(leg) for leg in ("FL", "FR", "RL", "RR")}
     assert found.height == pytest.approx(height, abs=0.03)
     assert {joint: found.pose[joint] for joint in pose} == pytest.approx(pose, abs=0.1)
+
+
+def test_a_guessed_armature_holds_the_robot_up():
+    light = read(mujoco.MjSpec.from_string(BIPED))
+    heavy = read(mujoco.MjSpec.from_string(BIPED.replace('0.1 0.1 0.1" mass="5"', '0.1 0.1 0.1" mass="95"')))
+    assert heavy.motors["left_hip"] == light.motors["left_hip"]  # the file's
+    armature, effort = heavy.motors["left_knee"]
+    thigh = 0.3 * abs(math.sin(heavy.pose["left_hip"]))
+    torque = 0.5 * 9.81 * (95 + 3 + 0.5 + 2 * 1) * thigh  # of what stands above a knee, ahead of it
+    assert armature * (2 * math.pi * 10) ** 2 * SAG == pytest.approx(torque, rel=0.1)
+    assert armature > light.motors["left_knee"][0] and effort == 60.0
 
 
 def test_motors_are_the_files_and_else_guesses_that_are_told():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import struct
@@ -616,6 +617,44 @@ def test_a_link_that_is_not_physical_gets_mass_and_inertia_and_a_line_names_it(
     assert sorted(body.inertia) == pytest.approx(inertia, rel=1e-6)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == bool(word) and all(word in line and "r.urdf" in line and "arm" in line for line in lines)
+
+
+CUBE = '<collision><geometry><box size="{0} {0} {0}"/></geometry></collision>'
+
+
+@pytest.mark.parametrize(
+    ("root", "fixed", "mass"), [("", GOOD, 1.0), ("", "", 2000.0), (moments(1, 1, 1, mass=3), GOOD, 4.0)]
+)
+def test_a_link_without_inertial_weighs_nothing_where_a_link_fixed_to_it_has_a_mass(tmp_path, root, fixed, mass):
+    (tmp_path / "r.urdf").write_text(
+        f'<robot name="r"><link name="base">{root}{CUBE.format(1)}</link><link name="base_inertia">{fixed}'
+        f'{CUBE.format(1)}</link><joint name="j" type="fixed"><parent link="base"/><child link="base_inertia"/></joint>'
+        "</robot>"
+    )
+    scene = Scene(100)
+    scene.add("r", tmp_path / "r.urdf", fixed_base=False)
+    assert scene.model.body_subtreemass[1] == pytest.approx(mass, abs=1e-5)
+
+
+def test_links_that_overlap_in_the_reference_pose_do_not_collide(tmp_path, caplog):
+    links = [("a", 0.0, 0.2), ("b", 0.1, 0.02), ("c", 0.05, 0.2), ("d", 0.3, 0.2)]
+    text = "".join(f'<link name="{name}">{GOOD}{CUBE.format(size)}</link>' for name, _, size in links)
+    for (parent, *_), (child, x, _) in itertools.pairwise(links):
+        ends = f'<parent link="{parent}"/><child link="{child}"/><origin xyz="{x} 0 0"/><axis xyz="0 0 1"/>'
+        text += f'<joint name="to_{child}" type="continuous">{ends}</joint>'
+    (tmp_path / "r.urdf").write_text(f'<robot name="r">{text}</robot>')
+    scene = Scene(100)
+    scene.add("r", tmp_path / "r.urdf", fixed_base=False)
+    excluded = {frozenset((pair.bodyname1, pair.bodyname2)) for pair in scene.spec.excludes}
+    assert frozenset(("r/a", "r/c")) in excluded and not any("r/d" in pair for pair in excluded)
+    assert "a and c" in caplog.text
+    data = mujoco.MjData(scene.model)
+    mujoco.mj_forward(scene.model, data)
+    assert data.ncon == 0
+    data.qpos[-2] = np.pi  # d turns round to a
+    mujoco.mj_forward(scene.model, data)
+    pairs = {frozenset(scene.model.geom_bodyid[contact.geom].tolist()) for contact in data.contact}
+    assert pairs == {frozenset((1, 4))}
 
 
 @pytest.mark.parametrize(
