@@ -179,7 +179,7 @@ def type_of(value: Any) -> str:
     """Returns the type of a field of the class."""
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
-        kind = "float" if all(isinstance(item, int | float) and item is not True for item in items) else "Any"
+        kind = "float" if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items) else "Any"
         return f"dict[str, {kind}]" if isinstance(value, dict) else f"list[{kind}]"
     return "Any" if value is None else type(value).__name__
 

@@ -367,7 +367,9 @@ def test_from_nothing_to_an_exported_policy(tmp_path, robot):
 
 WALK_YAML = """
 name: Doggo
+mode: {export_scene: False, export_states: False}
 env:
+  sides: [False, False]
   numEnvs: ${resolve_default:256,${...num_envs}}
   numObservations: 48
   terrain: {staticFriction: 1.0, curriculum: true, proportions: [0.1, 0.9]}
@@ -411,6 +413,7 @@ def test_nested_settings_of_isaacgymenvs_act(tmp_path, monkeypatch):
     assert [task[key] for key in ("physics_hz", "control_hz", "episode_length", "reach")] == [200, 50, 600, 0.4]
     assert set(task["stiffness"].values()) == {40.0} and set(task["damping"].values()) == {1.0}
     assert task["learn"]["torque_reward_scale"] == -2e-5 and task["terrain"]["proportions"] == [0.1, 0.9]
+    assert (dict(task["mode"]), task["sides"]) == ({"export_scene": False, "export_states": False}, [False, False])
     assert task["random_command_velocity_ranges"] == {"linear_x": [-1.0, 1.0], "yaw": [-3.14, 3.14]}
     assert set(task["randomization_params"]["actor_params"]["robot"]["rigid_shape_properties"]) == {"friction"}
     ppo, network = found["ppo"], found["ppo"]["network"]
