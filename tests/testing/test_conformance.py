@@ -150,6 +150,12 @@ def test_a_scan_of_the_ground_is_no_wait_of_the_task(tmp_path, monkeypatch):
     TaskConformance().test_an_iteration_waits_for_nothing("Cartpole", tmp_path)
 
 
+def test_a_checkpoint_after_a_long_iteration_is_no_wait_of_the_task(tmp_path, monkeypatch):
+    """On a busy machine every iteration takes long."""
+    monkeypatch.setattr("gpusim_rl.run.stop_signal.LONG_S", 0.0)
+    TaskConformance().test_an_iteration_waits_for_nothing("Cartpole", tmp_path)
+
+
 # A package of its own, outside of the checkout: a task, its yaml, and a file of tests.
 TASK = """
 from gpusim_rl.tasks.cartpole import Cartpole
