@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import mujoco
 
+    from gpusim_rl.errors import ConfigError
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.legged import LeggedRobot
 
@@ -253,13 +254,21 @@ NARROW = 0.15  # rad, of a leg's joint: a file with less may mean radians where 
 PLACES = {"config": "", "config.reward_shaper": "", "network": "network.", "network.mlp": "network."}
 RENAMED = {
     "config.mixed_precision": "precision",
+    "config.seq_length": "sequence_length",  # rl_games 1.1 calls it seq_len
     "network.rnn.name": "network.rnn",
     "network.rnn.units": "network.rnn_size",
     "network.rnn.layers": "network.rnn_layers",
     "network.space.continuous.fixed_sigma": "network.state_dependent_std",
     "network.space.continuous.sigma_init.val": "network.log_std_init",
 }
-WORDS = {"identity": "constant", "None": "none", "swish": "silu", "legacy": "minibatch", "standard": "epoch"}
+WORDS = {
+    "identity": "constant",
+    "fixed": "constant",
+    "None": "none",
+    "swish": "silu",
+    "legacy": "minibatch",
+    "standard": "epoch",
+}
 """Values of theirs that have other names here."""
 NOT_TOLD = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name", "config.value_bootstrap"}
 NOT_TOLD |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo")}
@@ -274,11 +283,14 @@ COMMON = {
 }
 """Settings of every task, and where they may stand there."""
 DECIMATION = ("control_frequency_inv", "control.control_frequency_inv", "control.decimation", "control_decimation")
-SECONDS = ("episode_length_s", "learn.episode_length_s")
+SECONDS = ("episode_length_s", "learn.episode_length_s", "reset_time")
 SECTIONS = {"name", "physics_engine", "env", "sim", "task", "defaults", "viewer"}
 NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
 LARGEST = 1e9  # of a number that is taken
 MAX_THEIRS = 50  # yamls that one task's defaults may name
+MAX_CODE = 500  # py files that are searched; theirs are 80
+CLASS = re.compile(r"^class (\w+) ?(?:\(([^()]*)\))? ?:", re.MULTILINE)
+ASSET = r"""["']([\w./-]+\.(?:urdf|xml))["']"""
 
 
 @dataclass
@@ -398,6 +410,11 @@ def new_task(args: argparse.Namespace) -> list[str]:
     return [*wrote, *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
 
 
+def camel_case(name: str) -> str:
+    """Returns `joint_vel_scale` as jointVelScale."""
+    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
+
+
 def snake_case(name: str) -> str:
     """Returns `jointVelScale` as joint_vel_scale."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
@@ -426,23 +443,30 @@ def take_settings(draft: Draft, file: Path) -> None:
     theirs = read_theirs(file)
     if not isinstance(theirs.get("env"), dict):
         raise ConfigError(f"{file}: not a task of IsaacGymEnvs: it has no 'env'; try isaacgymenvs/cfg/task/Ant.yaml")
+    name = str(theirs.get("name", file.stem))
+    code = read_code(file, name)
+    for other in re.findall(r"""["']task/(\w+)\.yaml["']""", "".join(code)):  # Factory's classes read these as they run
+        if other != file.stem and (base := file.parent / f"{other}.yaml").is_file():
+            theirs = merge(read_theirs(base), theirs)
     physics, task = section(theirs, "sim"), section(theirs, "task")
-    env = snake_keys({key: value for key, value in theirs.items() if key not in SECTIONS} | theirs["env"])
-    draft.values_of, ignored = file.name, [key for key in ("viewer",) if key in theirs]
+    env = snake_keys({key: value for key, value in theirs.items() if key not in SECTIONS} | section(theirs, "env"))
+    if "num_envs" not in env:
+        draft.notes.append(f"{file.name} has no numEnvs: tasks of theirs build on it, it is none itself")
+    draft.values_of, ignored = file.name, [key for key in ("viewer",) if key in theirs or key in env]
     take_rates(draft, env, physics, str(file))
     ignored += [f"sim.{key}" for key in physics if key not in ("dt", "substeps")]
-    ignored += take_robot(draft, env, file, read_code(file, str(theirs.get("name", file.stem))))
+    ignored += take_robot(draft, env, file, code)
     ignored += take_randomization(draft, task)
     control, state = section(env, "control"), section(env, "base_init_state")
     draft.gains = {key: control[key] for key in ("stiffness", "damping") if is_number(control.get(key))}
     angles = section(env, "default_joint_angles")
     draft.pose = {str(joint): float(angle) for joint, angle in angles.items() if is_number(angle)}
     if isinstance(state.get("pos"), list) and len(state["pos"]) == 3 and is_number(state["pos"][2]):
-        draft.height = float(state["pos"][2])
+        draft.height = float(state.pop("pos")[2])
     if draft.pose:
         draft.values["default_joint_angles"] = draft.pose, "rad or m, at the start and at action 0"
     for key, value in env.items():
-        if key in ("default_joint_angles", *NOT_NEEDED) or key in taken_keys(env):
+        if key in ("default_joint_angles", "asset", "urdf_asset", "viewer", *NOT_NEEDED, *taken_paths()):
             continue
         kept = without_references(value, key, ignored)
         if is_free_field(key) and kept not in (None, {}):
@@ -451,7 +475,7 @@ def take_settings(draft: Draft, file: Path) -> None:
             ignored += [] if key in ignored else [key]
     if ignored:
         draft.notes.append(f"not taken from {file.name}: {', '.join(dict.fromkeys(ignored))}")
-    take_ppo(draft, file)
+    take_ppo(draft, file, name)
 
 
 def take_rates(draft: Draft, env: dict[str, Any], physics: dict[str, Any], file: str) -> None:
@@ -475,105 +499,230 @@ def take_rates(draft: Draft, env: dict[str, Any], physics: dict[str, Any], file:
                 draft.common[key] = positive(env, path)
                 break
     for path in SECONDS:
-        if look_up(env, path) is not None:
+        value = look_up(env, path)
+        if value is not None and not (path == "reset_time" and is_number(value) and value <= 0):  # their default is -1
             draft.common["episode_length"] = positive(env, path) * draft.common["control_hz"]
+    for above, _, leaf in (path.rpartition(".") for path in taken_paths()):  # they act, so the class needs no copy
+        section(env, above).pop(leaf, None)
     whole = ("num_envs", "episode_length")
     draft.common |= {key: max(1, round(draft.common[key])) for key in whole if key in draft.common}
 
 
-def taken_keys(env: dict[str, Any]) -> set[str]:
-    """Returns the keys of `env` that are read by name."""
-    paths = {*DECIMATION, *SECONDS, *(path for paths in COMMON.values() for path in paths)}
-    return {path for path in paths if "." not in path} | {"asset", "urdf_asset"} & env.keys()
+def taken_paths() -> set[str]:
+    """Returns the paths in `env` of the settings that every task has."""
+    return {*DECIMATION, *SECONDS, *(path for paths in COMMON.values() for path in paths)}
 
 
-def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: str) -> list[str]:
+def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -> list[str]:
     """Finds the robot's file and whether its base is free; returns the settings of assets that are not taken.
 
     Raises:
         ConfigError: The yaml does not tell the robot, or it is not among their assets.
     """
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.settings.discover import tasks
-
     assets = section(env, "asset") | section(env, "urdf_asset")
     files = {key: value for key, value in assets.items() if str(value).endswith((".urdf", ".xml"))}
     key = next((key for key in ("asset_file_name", "file", *files) if key in files), None)
-    named = [files[key]] if key is not None else re.findall(r"""["']([\w./-]+\.(?:urdf|xml))["']""", code)
+    named = [str(files[key])] if key is not None else re.findall(ASSET, "\n".join(code))
+    found = {name: path for name in named if (path := find_asset(file, name)) is not None}
+    moving = [name for name, path in found.items() if key is not None or moves(path)]  # the others are objects
     if not draft.robot:
-        found = [path for name in named if (path := find_asset(file, str(name))) is not None]
-        if not found:
-            hint = f" It names {named[0]}, which is not among their assets." if named else ""
-            ours = f", or task={file.stem}, which is here" if file.stem in tasks() else ""
-            raise ConfigError(f"{file} does not tell the robot's file.{hint} Try --urdf or --mjcf{ours}")
-        draft.robot = str(found[0])
+        if not moving:
+            raise no_robot(file, named, code)
+        draft.robot = str(found[moving[0]])
         if key is None:
-            draft.notes.append(f"the robot is {found[0].name}, which IsaacGymEnvs' code names; the yaml has none")
+            name = found[moving[0]].name
+            draft.notes.append(f"the robot is {name}, which IsaacGymEnvs' code names; the yaml has none")
     fixed = assets.get("fix_base_link")
-    said = re.search(r"fix_base_link\s*=\s*(True|False)\b", code)
     if draft.free_base is None and not draft.robot.endswith(".xml"):
-        known = isinstance(fixed, bool) or said is not None
-        bolted = fixed if isinstance(fixed, bool) else said is not None and said[1] == "True"
-        draft.free_base = not bolted
-        source = "as theirs" if known else "as IsaacGym has it where nobody says so"
-        other = "--free-base" if bolted else "--no-free-base"
-        draft.notes.append(f"the robot's base is {'fixed' if bolted else 'free'}, {source}; the other is {other}")
+        word = camel_case(key) if key is not None else (moving or named or [""])[0]
+        said = fixed if isinstance(fixed, bool) else fixed_in(code, word)
+        draft.free_base = not said
+        source = "as theirs" if said is not None else "as IsaacGym has it where nobody says so"
+        other = "--free-base" if said else "--no-free-base"
+        draft.notes.append(f"the robot's base is {'fixed' if said else 'free'}, {source}; the other is {other}")
     used = (key, "asset_root", "fix_base_link")
     return [f"asset.{name}" for name in assets if name not in used]
+
+
+def no_robot(file: Path, named: list[str], code: list[str]) -> ConfigError:
+    """Makes the error for a yaml that does not lead to a robot, with the files that may help."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.settings.discover import tasks
+
+    hint = ""
+    if named:
+        hint = f" It names {named[0]}, which is not among their assets."
+        if re.search(rf"\.write\(\s*[\"']{re.escape(named[0])}[\"']", "\n".join(code)):
+            hint += " Their code writes that file: run theirs once."
+        elif near := neighbours(file, named[0]):
+            hint += f" That folder has {', '.join(near)}."
+    ours = f", or task={file.stem}, which is here" if file.stem in tasks() else ""
+    return ConfigError(f"{file} does not tell the robot's file.{hint} Try --urdf or --mjcf{ours}")
+
+
+def neighbours(file: Path, name: str) -> list[str]:
+    """Returns up to 5 robots that are in the folder where theirs should be."""
+    found = []
+    with suppress(OSError, ValueError):  # a name that no file can have
+        for root in asset_folders(file):
+            folder = (root / name).parent.resolve()
+            if folder.is_dir() and folder.is_relative_to(root):
+                found += [path.name for path in sorted(folder.iterdir()) if path.suffix in (".urdf", ".xml")]
+    return found[:5]
+
+
+def fixed_in(code: list[str], word: str) -> bool | None:
+    """Returns what the code says of the base of a robot that it names by a word; None where it does not."""
+    said = re.compile(r"fix_base_link\s*=\s*(True|False)\b")
+    for text in sorted(code, key=lambda text: word not in text):
+        if match := said.search(text, max(0, text.find(word))) or said.search(text):
+            return match[1] == "True"
+    return None
+
+
+def moves(robot: Path) -> bool:
+    """Returns whether a robot's file has a joint that a drive could move."""
+    from gpusim_rl.files.safe_open import read_bytes
+
+    try:
+        return re.search(rb"<joint\b(?![^<>]*\stype\s*=\s*[\"'](fixed|floating|free))", read_bytes(robot)) is not None
+    except (OSError, ValueError):
+        return True  # a large file is no object
+
+
+def asset_folders(file: Path) -> list[Path]:
+    """Returns the folders that theirs may have assets in."""
+    return [folder / "assets" for folder in file.resolve().parents if (folder / "assets").is_dir()]
 
 
 def find_asset(file: Path, name: str) -> Path | None:
     """Returns a file below the folder `assets` of theirs; never one that lies elsewhere."""
     with suppress(OSError, ValueError):  # a name that no file can have
-        for root in (folder / "assets" for folder in file.resolve().parents):
-            parts = [root, *sorted(root.iterdir())] if root.is_dir() else []
-            for path in (part / each for part in parts for each in (name, Path(name).name)):
+        for root in asset_folders(file):
+            below = sorted(
+                Path(folder) / Path(name).name for folder, _, names in os.walk(root) if Path(name).name in names
+            )
+            for path in (root / name, *sorted(below, key=lambda path: not path.as_posix().endswith(f"/{name}"))):
                 if path.resolve().is_relative_to(root.resolve()) and path.is_file():
                     return path.resolve()
     return None
 
 
-def read_code(file: Path, name: str) -> str:
-    """Returns the text of their task's class, which is searched and never run."""
+def read_code(file: Path, name: str) -> list[str]:
+    """Returns the texts of a task's class and of its base classes, which are searched and never run."""
     from gpusim_rl.files.safe_open import read_bytes
 
-    source = file.resolve().parents[min(2, len(file.resolve().parents) - 1)] / "tasks" / f"{snake_case(name)}.py"
-    try:
-        return read_bytes(source).decode(errors="replace") if re.fullmatch(r"\w+", name) else ""
-    except (OSError, ValueError):
-        return ""
+    tasks, texts = file.resolve().parents[min(2, len(file.resolve().parents) - 1)] / "tasks", dict[Path, str]()
+    for path in sorted(tasks.rglob("*.py"))[:MAX_CODE]:
+        with suppress(OSError, ValueError):
+            texts[path] = read_bytes(path).decode(errors="replace")
+    classes = {match[1]: (path, match[2] or "") for path, text in texts.items() for match in CLASS.finditer(text)}
+    registry = texts.get(tasks / "__init__.py", "")
+    entry = re.search(rf"""["']{re.escape(name)}["']\s*:\s*(\w+)""", registry)
+    start = entry[1] if entry else name
+    maker = re.search(rf"^def {start}\b.*?(?=^\S|\Z)", registry, re.DOTALL | re.MULTILINE) if entry else None
+    way, found = re.findall(r"\w+", maker[0]) if maker else [start], list[Path]()
+    if not classes.keys() & {*way}:
+        found = [path for path in texts if path.stem == snake_case(name)]
+    for word in way:  # bases are appended
+        path, bases = classes.get(word, (None, ""))
+        found += [path] if path is not None and path not in found else []
+        way += [base for base in re.findall(r"\w+", bases) if base not in way]
+    return [texts[path] for path in found]
 
 
 def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
-    """Reads `task.randomize` and `randomization_params`; returns what has no counterpart."""
-    from gpusim_rl.env.properties import NOT_HERE
-
+    """Reads `task.randomize` and `randomization_params`; returns what is of other actors or settings."""
     ignored = [f"task.{key}" for key in task if key not in ("randomize", "randomization_params")]
     if isinstance(task.get("randomize"), bool):
         draft.random["randomize"] = task["randomize"]
     params = without_references(section(task, "randomization_params"), "task.randomization_params", ignored)
+    adr = section(task, "adr")
+    for key in section(adr, "params") if adr.get("use_adr") is True else ():  # it begins with other ranges
+        grown = section(adr["params"], key)
+        above, _, leaf = str(grown.get("range_path")).rpartition(".")
+        if leaf == "range" and isinstance(node := look_up(params, above), dict):
+            node[leaf] = grown.get("init_range")
     actors = section(params, "actor_params")
     ignored += [f"task.randomization_params.actor_params.{actor}" for actor in [*actors][1:]]
     for actor in [*actors][:1]:
-        sections = {key: value for key, value in section(actors, actor).items() if key not in NOT_HERE}
-        for key, properties in sections.items():
-            if isinstance(properties, dict):
-                ignored += [f"{actor}.{key}.{each}" for each in properties if each in NOT_HERE]
-                sections[key] = {each: value for each, value in properties.items() if each not in NOT_HERE}
-        params["actor_params"] = {"robot": sections}
+        params["actor_params"] = {"robot": section(actors, actor)}
     if params:
         draft.random["randomization_params"] = params
     return ignored
 
 
-def take_ppo(draft: Draft, file: Path) -> None:
-    """Reads the PPO settings beside the yaml of a task."""
+def fit_randomization(draft: Draft, scene: Scene) -> None:
+    """Leaves out what MuJoCo or the robot of a scene cannot randomise, and names it."""
+    import logging
+
+    import torch
+
+    from gpusim_rl.env.randomize import Randomizer
+    from gpusim_rl.errors import ConfigError, TaskError
+    from gpusim_rl.settings.checks import build, plain
+    from gpusim_rl.settings.compose import compose
+    from gpusim_rl.settings.schema import SimConfig
+    from gpusim_rl.sim import choose_sim, make_sim
+
+    cfg = build(SimConfig, plain(compose(["task=Cartpole"]))["sim"], "sim")
+    sim = make_sim(scene, choose_sim("mujoco", torch.device("cpu")), 1, cfg)
+
+    def possible(params: dict[str, Any]) -> bool:
+        logging.disable(logging.WARNING)  # of what has no effect, as in IsaacGym
+        try:
+            Randomizer(params, sim, num_actions=1, dt=0.01, clip_actions=1.0, seed=0)
+        except (ConfigError, TaskError):
+            return False
+        finally:
+            logging.disable(logging.NOTSET)
+        return True
+
+    params, kept, left = section(draft.random, "randomization_params"), dict[str, Any](), list[str]()
+    for path, value in pieces(params):
+        piece: Any = value
+        for key in reversed(path):
+            piece = {key: piece}
+        if possible({"latency": {"range": [0, 0]}} | piece):
+            kept = merge(kept, piece)
+        else:
+            left.append(".".join(path))
+    if left:
+        draft.notes.append(f"not randomised, for MuJoCo or the robot has none like it: {', '.join(left)}")
+    if draft.random.get("randomize") and not possible(kept):
+        draft.random["randomize"] = False
+        draft.notes.append("task.randomize is false: nothing of theirs can be randomised here")
+    if params:
+        draft.random["randomization_params"] = kept
+
+
+def pieces(params: dict[str, Any]) -> list[tuple[list[str], Any]]:
+    """Returns the single properties of a randomisation, each with its path."""
+    depths = {"sim_params": 1, "actor_params": 3}
+    found, way = list[tuple[list[str], Any]](), [([key], value) for key, value in params.items()]
+    for path, value in way:  # what is nested is appended
+        if isinstance(value, dict) and "range" not in value and len(path) <= depths.get(path[0], 0):
+            way += [([*path, key], item) for key, item in value.items()]
+        else:
+            found.append((path, value))
+    return found
+
+
+def take_ppo(draft: Draft, file: Path, name: str) -> None:
+    """Reads the PPO settings beside the yaml of a task; without any, those of the task that it extends."""
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.settings.checks import build, plain
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.settings.schema import PPOConfig
 
-    algorithm = file.parent.parent / "train" / f"{file.stem}PPO.yaml"
+    folder = file.parent.parent / "train"
+    other, algorithm = folder / f"{file.stem}.yaml", folder / f"{file.stem}PPO.yaml"
+    if not algorithm.is_file() and other.is_file():  # AntSAC
+        draft.notes.append(f"not taken: {other} is not of PPO; the settings of algo=ppo, sac and td3 are ours")
+        return
+    if not algorithm.is_file() and (of_base := folder / f"{name}PPO.yaml").is_file():
+        draft.notes.append(f"the PPO settings are those of {of_base.name}; there is no {algorithm.name}")
+        algorithm = of_base
     if not algorithm.is_file():
         draft.notes.append(f"no PPO settings of theirs: there is no {algorithm}")
         return
@@ -607,7 +756,7 @@ def take_ppo(draft: Draft, file: Path) -> None:
         if is_number(value) and 1 <= value < LARGEST:
             place[key or "checkpoint_interval"] = round(value)
     if ignored:
-        draft.notes.append(f"not taken from {algorithm.name}: {', '.join(ignored)}")
+        draft.notes.append(f"not taken from {algorithm.name}: {', '.join(shortest(ignored, given))}")
 
 
 def our_key(path: str) -> str:
@@ -618,6 +767,16 @@ def our_key(path: str) -> str:
     key = RENAMED.get(path) or f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
     ours = (above in PLACES or path in RENAMED) and not leaf.startswith("_")  # `_target_` names a class to import
     return key if ours and f"ppo.{key}" in known_keys() else ""
+
+
+def shortest(ignored: list[str], given: dict[str, Any]) -> list[str]:
+    """Returns paths of settings that are not taken; a section of which nothing is taken stands for what is in it."""
+    kept, found = [path for path in given if path not in ignored], dict[str, None]()
+    for path in ignored:
+        parts = path.split(".")
+        above = [".".join(parts[:n]) for n in range(2, len(parts))]
+        found[next((each for each in above if not any(f"{one}.".startswith(f"{each}.") for one in kept)), path)] = None
+    return [*found]
 
 
 def leaves(values: dict[str, Any], above: str = "") -> dict[str, Any]:
@@ -880,6 +1039,11 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
         and model.actuator_biasprm[a, 1] == -model.actuator_gainprm[a, 0] != 0
         for a in range(model.nactuator)
     )
+    if draft.random:
+        if gains:
+            stiffness, damping = ({name: pair[i] for name, pair in gains.items()} for i in (0, 1))
+            scene.add_actuators("robot", [*gains], kind="position", stiffness=stiffness, damping=damping)
+        fit_randomization(draft, scene)
     slides = [kinds[i] == slide for i in moving]
     ground = (mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value)
     return RobotFacts(

@@ -456,6 +456,144 @@ def test_the_base_is_free_where_theirs_is(tmp_path, asset, code, free):
     assert ("<freejoint" in text or 'type="free"' in text) is free
 
 
+REGISTRY = """
+def make_doggo(cfg, *args):
+    kinds = dict(walk=DoggoWalk)
+    return kinds[cfg["env"]["kind"]](cfg, *args)
+
+isaacgym_task_map = {"Doggo": make_doggo, "Other": Other}
+"""
+WALK_CODE = """
+class DoggoWalk(DoggoBase, Mixin):
+    def load(self):
+        self.cfg_env = compose(config_name="task/DoggoEnv.yaml")
+        bone_file = "bone.urdf"
+        bone_options.fix_base_link = False
+"""
+BASE_CODE = """
+class DoggoBase(VecTask):
+    def load(self):
+        bone_options.fix_base_link = False
+        dog_file = "doggo.urdf"
+        dog_options.fix_base_link = True
+"""
+
+
+@pytest.mark.parametrize("registry", [REGISTRY, REGISTRY.replace("make_doggo,", "DoggoWalk,")])
+def test_a_robot_is_found_in_the_classes_that_a_task_extends(tmp_path, registry):
+    """Objects have no joints; what is said of their bases does not count."""
+    texts = {"tasks/__init__.py": registry, "tasks/dogs/walk.py": WALK_CODE, "tasks/dogs/base.py": BASE_CODE}
+    texts["tasks/other.py"] = 'class Other(VecTask):\n    file = "other.urdf"\n    options.fix_base_link = False\n'
+    texts["cfg/task/DoggoEnv.yaml"] = "env: {bone_friction: 0.3, kind: swim}\nsim: {dt: 0.01}\n"
+    texts["../assets/dogs/urdf/bone.urdf"] = '<robot name="bone"><link name="bone"/></robot>'
+    for name, text in texts.items():
+        file = tmp_path / "isaacgymenvs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    yaml = "name: Doggo\nenv: {numEnvs: 8, kind: walk, resetTime: 12}\nsim: {dt: 0.02}\n"
+    done = written(tmp_path, yaml, robot=quadruped(), name="dogs/urdf/doggo.urdf")
+    assert "the robot's base is fixed, as theirs" in done.stdout
+    task = settings(tmp_path, "Written")["task"]
+    assert (task["bone_friction"], task["kind"], task["physics_hz"], task["episode_length"]) == (0.3, "walk", 50, 600)
+    model = mujoco.MjModel.from_xml_path(str(tmp_path / "my_tasks" / "assets" / "written" / "written.xml"))
+    assert model.nq == model.njnt == 8
+
+
+ODD_NOISE = """
+name: Doggo
+env: {numEnvs: 8, resetTime: -1, asset: {assetFileName: urdf/doggo.urdf}}
+task:
+  randomize: True
+  randomization_params:
+    observations: {dof_pos: {range: [0, 0.005], operation: additive, distribution: gaussian}}
+    gravity: {range: [0, 0.4], operation: additive, distribution: gaussian}
+    actor_params:
+      dog:
+        color: True
+        scale: {range: [0.95, 1.05], operation: scaling, distribution: uniform, setup_only: True}
+        tendon_properties: {damping: {range: [0.3, 3.0], operation: scaling, distribution: loguniform}}
+        dof_properties:
+          damping: {range: [0.01, 20.0], operation: scaling, distribution: loguniform}
+          stiffness: {range: [0, 20.0], operation: scaling, distribution: loguniform}
+          velocity: {range: [0.5, 2.0], operation: scaling, distribution: uniform}
+  adr:
+    use_adr: True
+    params:
+      dog_damping: {range_path: actor_params.dog.dof_properties.damping.range, init_range: [0.5, 2.0], delta: 0.01}
+      dog_odd: {range_path: [1], init_range: 3}
+      odd: 3
+"""
+
+
+@pytest.mark.parametrize("left", ["damping", ""])
+def test_a_randomisation_keeps_what_the_robot_and_mujoco_have(tmp_path, monkeypatch, left):
+    """A range that automatic randomisation grows begins as there; without anything left the task does not randomise."""
+    text = ODD_NOISE if left else re.sub(r".*(damping|color).*\n", "", ODD_NOISE)
+    done = written(tmp_path, text, robot=quadruped(), name="urdf/doggo.urdf")
+    task = settings(tmp_path, "Written")["task"]
+    assert (task["randomize"], task["episode_length"]) == (bool(left), 600)
+    params = task["randomization_params"]
+    if left:
+        robot = params["actor_params"]["robot"]
+        assert (robot["color"], robot["dof_properties"]) == (True, {"damping": robot["dof_properties"]["damping"]})
+        assert robot["dof_properties"]["damping"]["range"] == [0.5, 2.0] and "observations" not in params
+    else:
+        assert not params
+    paths = ("observations", "gravity", "robot.scale", "dof_properties.stiffness", "dof_properties.velocity")
+    assert all(path in done.stdout for path in paths)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("my_tasks.written", "my_tasks"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    env = make_env("Written", num_envs=2, device="cpu", config_dir=tmp_path / "my_cfg")
+    env.reset()
+    env.step(torch.zeros(2, 8))
+    env.close()
+
+
+def test_ppo_settings_are_those_of_the_task_that_a_yaml_extends(tmp_path):
+    train = tmp_path / "isaacgymenvs" / "cfg" / "train"
+    train.mkdir(parents=True)
+    (train / "BasePPO.yaml").write_text("params: {config: {seq_length: 8, lr_schedule: fixed, horizon_length: 20}}\n")
+    yaml = ISAAC.replace("name: Doggo", "name: Base")
+    assert "BasePPO.yaml" in written(tmp_path, yaml).stdout
+    ppo = settings(tmp_path, "Written")["ppo"]
+    assert (ppo["sequence_length"], ppo["schedule"], ppo["horizon"]) == (8, "constant", 20)
+
+
+def test_settings_of_sac_are_not_taken_for_those_of_ppo(tmp_path):
+    train = tmp_path / "isaacgymenvs" / "cfg" / "train"
+    train.mkdir(parents=True)
+    (train / "BasePPO.yaml").write_text("params: {config: {horizon_length: 20}}\n")
+    (train / "Doggo.yaml").write_text("params: {algo: {name: sac}}\n")
+    assert str(Path("train") / "Doggo.yaml") in written(tmp_path, ISAAC.replace("name: Doggo", "name: Base")).stdout
+    assert settings(tmp_path, "Written")["ppo"]["horizon"] == 24
+
+
+def test_sections_of_which_nothing_is_taken_are_named_once(load_tool):
+    given = {"network.mlp.units": [64], "network.mlp.d2rl": True, "config.player.games": 1, "config.player.render": 2}
+    ignored = ["network.mlp.d2rl", "config.player.games", "config.player.render"]
+    assert load_tool("new_task").shortest(ignored, given) == ["network.mlp.d2rl", "config.player"]
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [('ET.ElementTree(root).write("drone.xml")\nasset_file = "drone.xml"', "run theirs once"), ("", "other.xml")],
+)
+def test_a_robot_that_is_not_there_is_told_with_what_may_help(tmp_path, code, word):
+    (tmp_path / "isaacgymenvs" / "tasks").mkdir(parents=True)
+    (tmp_path / "isaacgymenvs" / "cfg" / "task").mkdir(parents=True)
+    (tmp_path / "assets" / "mjcf").mkdir(parents=True)
+    (tmp_path / "assets" / "mjcf" / "other.xml").write_text(DOG)
+    (tmp_path / "isaacgymenvs" / "tasks" / "drone.py").write_text(code)
+    asset = "" if code else ", asset: {assetFileName: mjcf/drone.xml}"
+    (tmp_path / "isaacgymenvs" / "cfg" / "task" / "Drone.yaml").write_text(f"env: {{numEnvs: 8{asset}}}\n")
+    theirs = ("--from-isaacgymenvs", "isaacgymenvs/cfg/task/Drone.yaml")
+    done = run_here(ROOT / "tools" / "new_task.py", "MyDrone", *theirs, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert word in done.stderr and "--mjcf" in done.stderr
+
+
 OLD = """
 <mujoco>
   <compiler meshdir="meshes"/>
