@@ -342,6 +342,7 @@ def test_a_robot_whose_actuator_has_two_controls(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a busy machine takes several times as long
 @pytest.mark.parametrize("robot", ["arm", "dog", "velocity"])
 def test_from_nothing_to_an_exported_policy(tmp_path, robot):
     options = []
@@ -351,13 +352,12 @@ def test_from_nothing_to_an_exported_policy(tmp_path, robot):
     done = new_task(tmp_path, "Fresh", *options)
     assert done.returncode == 0, done.stderr
     python = (sys.executable,)
-    checked = run_command(
-        *python, ROOT / "tools" / "check_task.py", "Fresh", "-cd", "my_cfg", cwd=tmp_path, check=False
-    )
-    assert checked.returncode == 0, checked.stdout
+    run_command(*python, ROOT / "tools" / "check_task.py", "Fresh", "-cd", "my_cfg", cwd=tmp_path, timeout_s=900)
     iterations = 5 if robot == "velocity" else 40
     small = ("device=cpu", "num_envs=256", f"max_iterations={iterations}", "log.console=plain", "seed=1")
-    trained = run_command(*python, ROOT / "train.py", "-cd", "my_cfg", "task=Fresh", *small, cwd=tmp_path)
+    trained = run_command(
+        *python, ROOT / "train.py", "-cd", "my_cfg", "task=Fresh", *small, cwd=tmp_path, timeout_s=600
+    )
     said = re.findall(r"\| return (-?[\d,.]+) ", trained.stdout)
     returns = [float(number.replace(",", "")) for number in said]
     assert robot == "velocity" or returns[-1] > returns[0] + 20
