@@ -6,10 +6,7 @@ They run on mjlab's own simulator, MuJoCo Warp, on CUDA or a CPU. docs/connect.m
 from __future__ import annotations
 
 import importlib
-import io
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import mujoco
@@ -136,34 +133,3 @@ def find_cfg(cfg: EnvConfig) -> tuple[Any, str]:
     if name not in registry.list_tasks():
         raise ConfigError(f"env.id={name}: mjlab has no such env.{did_you_mean(name, registry.list_tasks())}")
     return registry.load_env_cfg(name), name
-
-
-def mjcf_of(entity: Any, name: str, files: dict[str, bytes]) -> str:
-    """Adds the MJCF of an entity's configuration and its meshes to `files`; returns the path of the MJCF.
-
-    Raises:
-        ConfigError: MuJoCo cannot compile or write it.
-    """
-    spec = entity.spec_fn()
-    for editors in ("lights", "cameras", "textures", "materials", "meshes", "geoms", "collisions"):
-        for editor in getattr(entity, editors):
-            editor.edit_spec(spec)
-    for key in list(spec.keys):
-        spec.delete(key)
-    spec.modelname = name
-    archive = io.BytesIO()
-    try:
-        spec.compile()
-        mujoco.MjSpec.to_zip(spec, archive)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"cannot write the MJCF of {name!r}: {first_line(error)}") from None
-    with zipfile.ZipFile(archive) as content:
-        files |= {file: content.read(file) for file in content.namelist()}
-    # What a spec has read from the disk is not in its archive.
-    elements = [(each, spec.meshdir) for each in spec.meshes]
-    elements += [(each, spec.texturedir) for each in (*spec.textures, *spec.hfields)]
-    for element, folder in elements:
-        place = PurePosixPath(folder or "", element.file)
-        if element.file and str(place) not in files and (there := Path(spec.modelfiledir, place)).is_file():
-            files[str(place)] = there.read_bytes()
-    return f"{name}.xml"
