@@ -137,8 +137,6 @@ class Mocap:
         if self._id < 0:
             bodies = [model.body(i).name for i in np.flatnonzero(model.body_mocapid >= 0)]
             raise TaskError(f'body {self._name!r} has no mocap="true" in its file; the scene has {bodies or "none"}')
-        if sim.name == "newton":
-            raise TaskError(f"sim=newton fixes the mocap body {self._name!r} to the world; try sim=mjwarp")
         sim.uses("mocap_pos")
         sim.uses("mocap_quat")
         pos, quat = (torch.from_numpy(each[self._id]).to(sim.device) for each in mocap_start(model))

@@ -163,7 +163,7 @@ class NewtonSim(WarpSim):
         super()._follow_state()
         mirror = self._mirror
         if mirror is not None:
-            for name in ("qpos", "qvel", "ctrl", "qfrc_applied", "xfrc_applied"):
+            for name in ("qpos", "qvel", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat"):
                 getattr(mirror, name).copy_(getattr(self, name))
             mirror.wrote_state(torch.ones_like(self.diverged))
             mirror.refresh()

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.sim.articulation import Articulation
-from gpusim_rl.sim.bodies import mocap_start
 from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.cameras import Cameras
 from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
@@ -75,9 +74,6 @@ class WarpSim:
         self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
         self.moves_mocap = False
         self.mocap_pos, self.mocap_quat = self._view(data.mocap_pos), self._view(data.mocap_quat)
-        if self.mocap_pos.shape[1] != scene.model.nmocap:  # Newton's model has none
-            pos, quat = (torch.from_numpy(each).repeat(num_envs, 1, 1) for each in mocap_start(scene.model))
-            self.mocap_pos, self.mocap_quat = pos.to(device), quat.to(device)
         self._cameras = Cameras(scene, (self.qpos, self.mocap_pos, self.mocap_quat), num_threads, graphs)
         self.ctrl, self.qfrc_applied = self._view(data.ctrl), self._view(data.qfrc_applied)
         self.xfrc_applied = self._view(data.xfrc_applied)
