@@ -29,19 +29,35 @@ else:
         _ = newton.solvers.SolverMuJoCo  # is imported when it is first asked for
 
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
-_PLANE = mujoco.mjtGeom.mjGEOM_PLANE.value
+_PLANE, _MESH = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_MESH.value
 _BODY, _SITE, _OF_JOINTS = mujoco.mjtObj.mjOBJ_BODY.value, mujoco.mjtObj.mjOBJ_SITE.value, mujoco.mjtEq.mjEQ_JOINT.value
 _OF_PAIRS = ("solref", "solreffriction", "solimp", "gap", "friction")  # margins are set afterwards
 
 
 class _Solver(newton.solvers.SolverMuJoCo):
-    """Newton's solver, with the scene's rules of contact and all terms of its fixed tendons."""
+    """Newton's solver, with the scene's meshes, its rules of contact and all terms of its fixed tendons."""
 
     def __init__(self, model: newton.Model, scene: mujoco.MjModel, **options: Any) -> None:
         self._scene = scene
         self._tendon_joints = scene.wrap_objid[scene.wrap_type == mujoco.mjtWrap.mjWRAP_JOINT]
         super().__init__(model, **options)
         self._jnt_mocap = None  # else Newton's joints place the mocap bodies in every step
+        self._take_meshes()
+
+    def _take_meshes(self) -> None:
+        """Replace Newton's meshes, whose convex hulls have at most 64 points, and their frames with the scene's."""
+        scene, solved, geoms = self._scene, self.mjw_model, collided_geoms(self._scene)
+        rows = np.flatnonzero(scene.geom_type[geoms] == _MESH)
+        if self.mj_model.ngeom != len(geoms) or np.any(self.mj_model.geom_type[rows] != _MESH):
+            return  # `check_import` refuses the scene
+        for name in (name for name in dir(solved) if name.startswith(("mesh_", "nmesh", "npolygonmax"))):
+            value, theirs = getattr(scene, name), getattr(solved, name)
+            setattr(solved, name, wp.array(value, dtype=theirs.dtype) if isinstance(theirs, wp.array) else value)
+        for name in ("geom_dataid", "geom_pos", "geom_quat", "geom_size", "geom_aabb", "geom_rbound"):
+            array = getattr(solved, name)
+            values = array.numpy()
+            values[:, rows] = getattr(scene, name)[geoms[rows]].reshape(values[0, rows].shape)
+            array.assign(values)
 
     def _init_pairs(self, model: Any, spec: mujoco.MjSpec, shape_mapping: Any, template_world: Any) -> None:
         """Replace Newton's masks, excludes, pairs, mocap bodies and equalities with the scene's.

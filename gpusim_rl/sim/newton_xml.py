@@ -24,7 +24,8 @@ def plain_xml(xml: str, model: mujoco.MjModel) -> str:
     number that is not its default, and Newton takes 0 for the others.
     """
     root = ET.fromstring(xml)
-    paired = {name for pair in root.iterfind("contact/pair") for name in (pair.get("geom1"), pair.get("geom2"))}
+    used = {name for pair in root.iterfind("contact/pair") for name in (pair.get("geom1"), pair.get("geom2"))}
+    used |= {wrap.get("geom") for wrap in root.iterfind("tendon/spatial/geom")}
     for contact in root.findall("contact"):
         root.remove(contact)
     for element in root.iter():
@@ -37,7 +38,7 @@ def plain_xml(xml: str, model: mujoco.MjModel) -> str:
             _inline_heights(element, model)
         elif element.tag == "geom" and element.get("type") == "plane":
             element.attrib |= {"type": "sphere", "size": "1", "mass": "0"}
-        if element.tag == "geom" and element.get("name") in paired:  # it collides, whatever its masks
+        if element.tag == "geom" and element.get("name") in used:  # else Newton has it before those that collide
             element.set("contype", "1")
     world = root.findall("worldbody")[0]
     _inline_frames(world)

@@ -645,6 +645,41 @@ def test_another_set_of_pairs_is_refused_by_the_names_of_the_geoms():
     assert repr(first) in str(error.value) and repr(second) in str(error.value)
 
 
+def egg(mesh: str = "", count: int = 300) -> Scene:
+    """A convex mesh, another mesh that the first one guides a tendon past, and a height field."""
+    points = np.random.default_rng(0).normal(size=(count, 3))
+    points *= np.array([0.2, 0.1, 0.07]) / np.linalg.norm(points, axis=1, keepdims=True)
+    vertices = " ".join(f"{number:.5f}" for number in (points + 0.03).ravel())
+    scene = Scene(physics_hz=500)
+    scene.add(
+        "egg",
+        mujoco.MjSpec.from_string(
+            f'''<mujoco><asset><mesh name="egg" vertex="{vertices}" {mesh}/>
+            <hfield name="hills" nrow="3" ncol="4" size="1 1 0.1 0.1" elevation="0 1 2 3 1 5 2 4 4 3 2 0"/></asset>
+            <worldbody><geom name="hills" type="hfield" hfield="hills" pos="0 0 -0.3" euler="0 0 20"/>
+            <site name="top" pos="0.3 0 1"/><body name="egg" pos="0 0 0.3"><freejoint/>
+            <inertial pos="0.1 0 0" mass="1" diaginertia="0.01 0.01 0.01"/>
+            <geom name="pulley" type="cylinder" size="0.02 0.05" pos="0.2 0 0.2" contype="0" conaffinity="0"/>
+            <geom name="egg" type="mesh" mesh="egg" pos="0.1 0 0" euler="30 20 0"/><site name="eye" pos="0.3 0 0.2"/>
+            </body></worldbody><tendon><spatial name="rope" stiffness="3"><site site="top"/><geom geom="pulley"/>
+            <site site="eye"/></spatial></tendon></mujoco>'''
+        ),
+    )
+    return scene
+
+
+@pytest.mark.parametrize("mesh", ["", 'maxhullvert="20"', 'inertia="shell"', 'inertia="convex" maxhullvert="90"'])
+def test_convex_hulls_have_the_points_and_the_frame_that_mujoco_finds(mesh):
+    scene = egg(mesh)
+    solved, ours = make("newton", scene, 2)._solver.mjw_model, scene.model
+    assert ours.mesh_graph[0] == (20 if "20" in mesh else 90 if "90" in mesh else 300)
+    for name in ("mesh_graph", "mesh_vert", "mesh_polyvert", "mesh_polynormal", "mesh_polymap"):
+        np.testing.assert_allclose(getattr(solved, name).numpy(), getattr(ours, name), rtol=1e-6, err_msg=name)
+    for name in ("geom_type", "geom_dataid", "geom_pos", "geom_quat", "geom_aabb", "geom_size", "geom_rbound"):
+        found = getattr(solved, name).numpy().reshape(-1, *getattr(ours, name).shape)
+        np.testing.assert_allclose(found[-1], getattr(ours, name), atol=2e-6, rtol=1e-5, err_msg=name)
+
+
 def random_robot(seed: int) -> str:
     """Trees on fixed, free, hinged and mocap bodies, with any masks, pairs, excludes, connects and welds."""
     draw = random.Random(seed)
