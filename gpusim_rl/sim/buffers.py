@@ -42,10 +42,7 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     candidate pairs that share their buffer, are pooled over all worlds.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
-    wants, accepts = model.geom_contype, model.geom_conaffinity
-    body = model.body_weldid[model.geom_bodyid]
-    touch = ((wants[:, None] & accepts) | (wants & accepts[:, None])) != 0
-    touch &= body[:, None] != body
+    touch = may_touch(model)
     is_plane, is_hfield = model.geom_type == plane, model.geom_type == hfield
     most = np.array([_PLANE_CONTACTS.get(kind, 4) for kind in model.geom_type.tolist()])
     ground = int((touch[is_plane] * most).sum() + 4 * (touch[is_hfield] * most).sum())
@@ -84,7 +81,7 @@ def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
     model, random = copy.copy(model), np.random.default_rng(0)
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value | mujoco.mjtDisableBit.mjDSBL_SENSOR.value
     data = mujoco.MjData(model)
-    pairs = np.argwhere(np.triu(touch & _unrelated(model)))
+    pairs = np.argwhere(np.triu(touch))
     most = [0, 0]
 
     def count(*, candidates: bool) -> None:
@@ -120,17 +117,17 @@ def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
     return most[0], most[1]
 
 
-def _unrelated(model: mujoco.MjModel) -> np.ndarray:
-    """Return the mask of pairs of geoms that MuJoCo does not exclude for their bodies."""
+def may_touch(model: mujoco.MjModel) -> np.ndarray:
+    """Return the mask of pairs of geoms that may touch by MuJoCo's rules, without those of `<pair>`: [ngeom, ngeom]."""
     body = model.geom_bodyid
-    weld, parent = model.body_weldid[body], model.body_weldid[model.body_parentid[model.body_weldid[body]]]
-    if model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT:
-        mask = np.ones((len(body), len(body)), dtype=bool)
-    else:
-        below = (weld[:, None] == parent) & (weld[:, None] != 0)
-        mask = ~(below | below.T)
-    signatures = np.sort(np.stack(np.broadcast_arrays(body[:, None], body)), axis=0)
-    return mask & ~np.isin((signatures[0] << 16) + signatures[1], model.exclude_signature)
+    weld = model.body_weldid[body]
+    still, parent = model.body_dofnum[weld] == 0, model.body_weldid[model.body_parentid[weld]]
+    child = (weld[:, None] == parent) & (weld != 0) & (weld[:, None] != 0)
+    child &= not model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
+    wants = (model.geom_contype[:, None] & model.geom_conaffinity) != 0
+    apart = (weld[:, None] == weld) | (still[:, None] & still) | child | child.T
+    apart |= np.isin(np.minimum.outer(body, body) * 65536 + np.maximum.outer(body, body), model.exclude_signature)
+    return (wants | wants.T) & ~apart
 
 
 def _near(model: mujoco.MjModel, data: mujoco.MjData, pairs: np.ndarray) -> int:

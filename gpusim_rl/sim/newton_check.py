@@ -9,6 +9,7 @@ import mujoco
 import numpy as np
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim.buffers import may_touch
 from gpusim_rl.sim.newton_model import collided_geoms, lacks_option
 from gpusim_rl.sim.scene import Scene
 
@@ -81,16 +82,9 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
 def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
     """Compares the pairs of geoms that the solver looks at with those that may touch by MuJoCo's rules."""
     geoms = collided_geoms(model)
-    body, wants = model.geom_bodyid[geoms], model.geom_contype[geoms, None] & model.geom_conaffinity[geoms]
-    weld = model.body_weldid[body]
-    still, parent = model.body_dofnum[weld] == 0, model.body_weldid[model.body_parentid[weld]]
-    child = (weld[:, None] == parent) & (weld != 0) & (weld[:, None] != 0)
-    child &= not model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
-    apart = (weld[:, None] == weld) | (still[:, None] & still) | child | child.T
-    apart |= np.isin(np.minimum.outer(body, body) * 65536 + np.maximum.outer(body, body), model.exclude_signature)
-    touch, found = ((wants | wants.T) != 0) & ~apart, np.zeros_like(apart)
-    first, second = np.searchsorted(geoms, [model.pair_geom1, model.pair_geom2])
+    touch, (first, second) = may_touch(model), (model.pair_geom1, model.pair_geom2)
     touch[first, second] = touch[second, first] = True
+    touch, found = touch[np.ix_(geoms, geoms)], np.zeros((len(geoms), len(geoms)), dtype=bool)
     found[tuple(solved.nxn_geom_pair_filtered.numpy().reshape(-1, 2).T)] = True
     for a, b in np.argwhere(np.triu(touch != (found | found.T), 1)):
         names = " and ".join(repr(model.geom(geoms[i]).name) for i in (a, b))
