@@ -119,10 +119,11 @@ class NewtonSim(WarpSim):
     def _take_rest(self) -> None:
         """Gives the solver what Newton has otherwise, or only to the six digits of XML.
 
-        It finds other principal axes, and other weights of bodies that only turn or only slide. It sets margins to 0
-        for MuJoCo's CCD; MuJoCo Warp has taken them all along. Robots often start exactly at a limit.
+        It finds other principal axes, other centres of massless bodies, and other weights of bodies that only turn or
+        only slide. It sets margins to 0 for MuJoCo's CCD; MuJoCo Warp has taken them all along. Robots often start
+        exactly at a limit.
         """
-        inertia = ("body_inertia", "body_iquat", "body_invweight0", "dof_invweight0", "tendon_invweight0")
+        inertia = ("body_ipos", "body_inertia", "body_iquat", "body_invweight0", "dof_invweight0", "tendon_invweight0")
         equalities = ("eq_data", "eq_solref", "eq_solimp")
         for name in (*inertia, *equalities, "jnt_range", "geom_size", "geom_margin", "pair_margin"):
             values = getattr(self.scene.model, name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mujoco
@@ -23,14 +25,14 @@ _OTHER_COUNTS = re.compile(
 """Counts of `MjModel` that may differ, and why."""
 
 _KINDS = {"body": "body", "jnt": "joint", "dof": "joint", "qpos": "joint", "tendon": "tendon", "wrap": "tendon"}
-_KINDS |= {"eq": "equality", "pair": "pair", "exclude": "exclude", "actuator": "actuator", "geom": "geom"}
+_KINDS |= {"eq": "equality"} | {name: name for name in ("pair", "exclude", "actuator", "geom", "site")}
 """What the compared arrays of `MjModel` belong to, by their prefix."""
 
 _OTHER_ARRAYS = re.compile(
-    r"\w+_(user|group|rgba|matid|width|plugin|\w*adr|sameframe|simple\w*)"  # pictures, numbering
+    r"\w+_(user|group|rgba|matid|width|plugin|sameframe|simple\w*|(geom|bvh|M)adr)|tendon_adr"  # pictures, numbering
     r"|\w+_(invweight0|acc0|M0|length0?|lengthrange|subtreemass)"  # they follow from the others
     r"|body_(geomnum|bvhnum|margin)"  # geoms that touch nothing are left out
-    r"|geom_(size|dataid|rbound)"  # of shapes, whose boxes are compared
+    r"|geom_(size|dataid|rbound)|site_(type|size)"  # of shapes, whose boxes are compared; of sensors
     r"|body_(inertia|iquat)|(geom|pair)_margin|eq_(data|solref|solimp)"  # see `NewtonSim._take_rest`
     r"|\w+_actfrclimited"  # there is a limit that is never reached
     r"|actuator_ctrlspec"  # of DC motors, which are refused
@@ -40,7 +42,7 @@ _OTHER_ARRAYS = re.compile(
 _FIRST = {"dof": "jnt_dofadr", "qpos": "jnt_qposadr", "wrap": "tendon_adr"}
 """Where the first of an element is, if it has several."""
 
-_MESH = mujoco.mjtGeom.mjGEOM_MESH.value
+_MESH, _HFIELD = mujoco.mjtGeom.mjGEOM_MESH.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
 _NO_LIMIT = 1e5  # where there is none, Newton has one above this
 
 
@@ -63,7 +65,7 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
     for name in dir(model):
         prefix = name.split("_")[0].removesuffix("0")
         if prefix in _KINDS and isinstance(getattr(model, name), np.ndarray) and not _OTHER_ARRAYS.fullmatch(name):
-            _check_array(name, prefix, model, solved)
+            _check_array(name, prefix, model, solver)
     counts = [name for name in dir(model) if name[0] == "n" and isinstance(getattr(model, name), int)]
     counts = [name for name in counts if not _OTHER_COUNTS.fullmatch(name)]
     pairs = {name: (getattr(solved, name), getattr(model, name)) for name in counts}
@@ -72,6 +74,7 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
     for name, (found, expected) in pairs.items():
         if found != expected:
             raise _differs("this scene", f"{name} = {found}, expected {expected}")
+    _check_shapes(model, solver)
     _check_contacts(model, solver.mjw_model)
     of_settings = ("timestep", "iterations", "ls_iterations")
     for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
@@ -91,12 +94,48 @@ def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
         raise _differs(f"the geoms {names}", f"contact = {found[a, b]}, expected {touch[a, b]}")
 
 
-def _check_array(name: str, prefix: str, model: mujoco.MjModel, solved: Any) -> None:
-    expected, found = (np.array(getattr(each, name), dtype=float) for each in (model, solved))
+def _array(solver: Any, name: str) -> np.ndarray:
+    """Returns an array as the solver steps with it; of the first env, where each has its own."""
+    compiled, array = getattr(solver.mj_model, name), getattr(solver.mjw_model, name, None)
+    if array is None or isinstance(array, int | float):
+        return compiled
+    values = array.numpy()
+    return values[0] if values.ndim > compiled.ndim else values
+
+
+def _check_shapes(model: mujoco.MjModel, solver: Any) -> None:
+    """Compares meshes and height fields, each of which has its own frame, in the frames of their bodies."""
+    for row, i in enumerate(collided_geoms(model)):
+        if model.geom_type[i] in (_MESH, _HFIELD):
+            expected, found = _points(partial(getattr, model), i), _points(partial(_array, solver), row)
+            if found.shape != expected.shape or np.abs(found - expected).max() > 1e-5 * np.abs(expected).max():
+                raise _differs(f"the geom {model.geom(i).name or int(i)!r}", "another shape or place")
+
+
+def _points(read: Callable[[str], np.ndarray], geom: int) -> np.ndarray:
+    """Returns the points of a mesh's convex hull, or of a height field [m]: [points, 3]."""
+    i, turn = read("geom_dataid")[geom], np.zeros(9)
+    mujoco.mju_quat2Mat(turn, read("geom_quat")[geom].astype(np.float64))
+    if read("geom_type")[geom] == _MESH:
+        graph = read("mesh_graph")[read("mesh_graphadr")[i] :]  # first the numbers of vertices and faces
+        points = read("mesh_vert")[read("mesh_vertadr")[i] + graph[2 + graph[0] :][: graph[0]]]
+    else:
+        (x, y, z, _), rows, columns = read("hfield_size")[i], read("hfield_nrow")[i], read("hfield_ncol")[i]
+        y, x = np.mgrid[-y : y : rows * 1j, -x : x : columns * 1j]
+        z = z * read("hfield_data")[read("hfield_adr")[i] :][: x.size]
+        points = np.stack([x.ravel(), y.ravel(), z], axis=1)
+    return points @ turn.reshape(3, 3).T + read("geom_pos")[geom]
+
+
+def _check_array(name: str, prefix: str, model: mujoco.MjModel, solver: Any) -> None:
+    expected, found = (np.array(each, dtype=float) for each in (getattr(model, name), _array(solver, name)))
     rows = collided_geoms(model) if prefix == "geom" else np.arange(len(expected))
     expected = expected[rows]
+    found = found.reshape(expected.shape) if found.size == expected.size else found
     if name in ("geom_pos", "geom_quat", "geom_aabb") and found.shape == expected.shape:
-        expected = np.where((model.geom_type[rows] < _MESH)[:, None], expected, found)  # meshes get new frames
+        expected = np.where((model.geom_type[rows] < _MESH)[:, None], expected, found)  # see `_check_shapes`
+    if name == "body_ipos" and found.shape == expected.shape:
+        expected = np.where(model.body_mass[:, None] > 0.0, expected, found)  # see `NewtonSim._take_rest`
     if name in ("pair_geom1", "pair_geom2"):
         expected = np.searchsorted(collided_geoms(model), expected)
     if expected.shape != found.shape or not expected.size:
@@ -105,10 +144,11 @@ def _check_array(name: str, prefix: str, model: mujoco.MjModel, solved: Any) -> 
     if name.endswith("quat"):  # the other sign is the same orientation
         found *= np.where((found * expected).sum(axis=1, keepdims=True) < 0.0, -1.0, 1.0)
     if name.endswith("range"):
-        for each, values in ((model, expected), (solved, found)):
+        for each, values in ((model, expected), (solver.mj_model, found)):
             limited = getattr(each, name.replace("range", "limited")) != 0
             values[~limited | (np.abs(values) > _NO_LIMIT).all(axis=1)] = 0.0
-    wrong = np.flatnonzero(~np.isclose(found, expected, rtol=1e-3, atol=1e-6).all(axis=1))
+    rtol = 1e-3 if getattr(model, name).dtype.kind == "f" else 0.0
+    wrong = np.flatnonzero(~np.isclose(found, expected, rtol=rtol, atol=1e-6).all(axis=1))
     if len(wrong):
         row = int(wrong[0])
         owner = int(rows[row])

@@ -680,6 +680,77 @@ def test_convex_hulls_have_the_points_and_the_frame_that_mujoco_finds(mesh):
         np.testing.assert_allclose(found[-1], getattr(ours, name), atol=2e-6, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("mesh", {"count": 299}), ("hull", {"mesh": 'maxhullvert="100"'}), ("hills", {}), ("turned", {})],
+)
+def test_another_shape_is_refused_by_the_name_of_the_geom(name, change):
+    check = importlib.import_module("gpusim_rl.sim.newton_check")
+    scene, other = egg(), egg(**change)
+    solver = make("newton", scene, 1)._solver
+    check.check_import(scene, solver, 1)
+    if name == "hills":
+        other.spec.hfields[0].userdata = np.array([*range(11), 0.0]) / 10.0
+    if name == "turned":
+        other.spec.geom("egg/egg").alt.euler[0] += 0.01
+    with pytest.raises(ConfigError) as error:
+        check.check_import(other, solver, 1)
+    assert f"the geom 'egg/{'hills' if name == 'hills' else 'egg'}' with" in str(error.value)
+
+
+MACHINE = """
+<mujoco>
+  <worldbody>
+    <geom name="floor" type="plane" size="1 1 1"/><site name="base" pos="0 0 2"/>
+    <body name="slider" pos="0 0 1">
+      <joint name="slider" type="slide" axis="1 0 0" range="-1 1" actuatorfrcrange="-9 9"/>
+      <geom name="slider" type="box" size="0.1 0.1 0.1" pos="0.01 0 0"/><site name="eye" pos="0.1 0 0"/>
+      <body name="arm" pos="0.3 0 0"><joint name="arm" axis="0 1 0" damping="0.1" armature="0.1" frictionloss="0.1"/>
+        <geom name="arm" type="capsule" size="0.04 0.1" gap="0.01" margin="0.02"/></body></body>
+    <body name="free" pos="1 0 1"><freejoint/><geom name="free" size="0.1"/></body>
+    <body name="hand" mocap="true" pos="1 1 1"><geom name="hand" size="0.05"/></body>
+  </worldbody>
+  <contact><pair geom1="free" geom2="arm"/><exclude body1="free" body2="slider"/></contact>
+  <equality><weld body1="hand" body2="free"/><joint joint1="arm" joint2="slider" active="false"/></equality>
+  <tendon>
+    <fixed name="cord" actuatorfrcrange="-9 9"><joint joint="arm" coef="1"/><joint joint="slider" coef="2"/></fixed>
+    <spatial name="rope" limited="true" range="0 3"><site site="base"/><site site="eye"/></spatial></tendon>
+  <actuator><position name="arm" joint="arm" kp="3" ctrlrange="-1 1" forcerange="-5 5"/>
+    <general name="cord" tendon="cord" dyntype="filter" dynprm="0.1" gainprm="2" actrange="-1 2"/></actuator>
+</mujoco>
+"""
+
+
+def test_every_array_that_the_solver_steps_with_is_compared():
+    check = importlib.import_module("gpusim_rl.sim.newton_check")
+    scene = Scene(physics_hz=500)
+    scene.add("machine", mujoco.MjSpec.from_string(MACHINE))
+    solver = make("newton", scene, 1)._solver
+    ours, solved = scene.model, solver.mjw_model
+    check.check_import(scene, solver, 1)
+    kinds = ["body", "jnt", "dof", "qpos", "geom", "site", "tendon", "wrap", "eq", "pair", "exclude", "actuator"]
+    passed = set()
+    for name in dir(ours):
+        array = getattr(solved, name, None)
+        if name.split("_")[0].removesuffix("0") not in kinds or not hasattr(array, "numpy") or not array.size:
+            continue
+        values = array.numpy() + 1
+        solver.mjw_model = Changed(solved, **{name: SimpleNamespace(numpy=lambda values=values: values)})
+        try:
+            check.check_import(scene, solver, 1)
+            passed.add(name)
+        except ConfigError as error:
+            assert name in str(error) or name in ("geom_pos", "geom_quat")
+        solver.mjw_model = solved
+    copied = "body_inertia body_iquat body_invweight0 dof_invweight0 tendon_invweight0 eq_data eq_solref eq_solimp"
+    copied += " geom_size geom_margin pair_margin"  # by `NewtonSim._take_rest`, as jnt_range
+    numbering = "body_geomadr body_geomnum geom_dataid dof_Madr body_simple tendon_adr"
+    others = "site_type site_size actuator_ctrlspec jnt_actfrclimited tendon_actfrclimited"  # see `_OTHER_ARRAYS`
+    follow = "body_subtreemass tendon_length0 geom_rbound actuator_acc0 dof_length actuator_lengthrange"
+    pictures = "geom_group geom_matid geom_rgba"
+    assert passed - set(f"{copied} {numbering} {others} {follow} {pictures}".split()) == set()
+
+
 def random_robot(seed: int) -> str:
     """Trees on fixed, free, hinged and mocap bodies, with any masks, pairs, excludes, connects and welds."""
     draw = random.Random(seed)
