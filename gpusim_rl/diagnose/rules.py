@@ -64,7 +64,7 @@ def contact_buffers(run: RunStats) -> Finding | None:
     used = [1.1 if share is None else share for share in (run.njmax_used, run.nconmax_used)]  # full, if not known
     if max(used) <= 1.0:
         problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts at a limit of MuJoCo Warp itself"
-        return Finding(1.0, problem, hint="larger cells of height fields, or spheres and capsules instead of meshes")
+        return Finding(1.0, problem, hint="spheres and capsules instead of boxes and meshes, or other cells")
     if run.njmax and run.nconmax:
         room = {"njmax": run.njmax, "nconmax": run.nconmax}
         needs = {name: share * size for share, (name, size) in zip(used, room.items(), strict=True)}

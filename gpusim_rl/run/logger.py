@@ -57,8 +57,8 @@ NEARLY = 0.8
 
 WARP_LIMIT = (
     "{envs:.0f} envs dropped contacts at a limit of MuJoCo Warp itself, which no setting changes: a geom has at most 50"
-    " candidates on a height field, and convex shapes may be too fine. Try larger cells (resolution of the terrain), or"
-    " spheres and capsules in place of boxes and meshes; sim=mujoco has no such limit"
+    " candidates on a height field, and convex shapes may be too fine. Try spheres and capsules in place of boxes and"
+    " meshes, or another size of the cells (resolution of the terrain; docs/gpu.md has measurements)"
 )
 """Warning at the first row with dropped contacts although no buffer was full."""
 
