@@ -216,9 +216,5 @@ def velocity_source(values: Mapping[str, Any], joints: int, feet: int, **words: 
         ("contact_force", 3 * feet, "sign(f) log(1 + abs(f)) of the forces on feet, world", "log(1 + N)"),
     ]
     return Template(VELOCITY).substitute(
-        words,
-        actions=joints,
-        table=table(seen),
-        critic_table=table([*seen, *of_feet]),
-        values="\n".join(lines),
+        words, actions=joints, table=table(seen), critic_table=table([*seen, *of_feet]), values="\n".join(lines)
     )

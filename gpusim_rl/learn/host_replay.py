@@ -11,13 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpusim_rl.learn.algorithm import (
-    EnvSpec,
-    RecordedTensor,
-    make_generator,
-    recorded_steps,
-    restore_generator,
-)
+from gpusim_rl.learn.algorithm import EnvSpec, RecordedTensor, make_generator, recorded_steps, restore_generator
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions
 
 CPU = torch.device("cpu")

@@ -14,14 +14,7 @@ from torch.nn import functional
 
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.learn import demonstrations
-from gpusim_rl.learn.algorithm import (
-    Algorithm,
-    EnvSpec,
-    Observation,
-    Transition,
-    make_generator,
-    restore_generator,
-)
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation, Transition, make_generator, restore_generator
 from gpusim_rl.learn.choose_replay import describe_replay, make_replay
 from gpusim_rl.learn.encoders import random_shift
 from gpusim_rl.learn.host_replay import HostReplay

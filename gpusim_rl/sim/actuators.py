@@ -23,12 +23,7 @@ RESISTANCE, STIFFNESS, DAMPING = 0, 4, 6
 
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 INPUT = {"position": 1, "velocity": 2, "torque": 4, "dc_motor": 8}  # mjtCtrlInput, of MuJoCo's DC motor
-_NEEDS = {
-    "position": ("stiffness",),
-    "velocity": ("damping",),
-    "torque": (),
-    "dc_motor": ("velocity_limit",),
-}
+_NEEDS = {"position": ("stiffness",), "velocity": ("damping",), "torque": (), "dc_motor": ("velocity_limit",)}
 _REFUSES = {
     "position": (),
     "velocity": ("stiffness",),

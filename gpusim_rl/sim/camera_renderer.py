@@ -78,11 +78,7 @@ class CameraRenderer:
     """
 
     def __init__(
-        self,
-        scene: Scene,
-        state: tuple[Tensor, Tensor, Tensor],
-        num_threads: int | None,
-        graphs: WarpGraphs | None,
+        self, scene: Scene, state: tuple[Tensor, Tensor, Tensor], num_threads: int | None, graphs: WarpGraphs | None
     ) -> None:
         qpos = state[0]
         self._state, self._device, self._num_envs = state, qpos.device, len(qpos)
@@ -256,12 +252,7 @@ class CameraRenderer:
         return draw
 
     def _frame(
-        self,
-        cameras: list[SceneCamera],
-        model: mjw.Model,
-        data: mjw.Data,
-        whole: mjw.RenderContext,
-        worlds: slice,
+        self, cameras: list[SceneCamera], model: mjw.Model, data: mjw.Data, whole: mjw.RenderContext, worlds: slice
     ) -> Callable[[], None]:
         """Returns a function that draws some cameras in some of the worlds."""
         context = _part(whole, worlds, "rgb_data", "aa_accum", "depth_data", "seg_data")

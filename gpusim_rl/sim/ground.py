@@ -76,11 +76,7 @@ def add_heights(
         userdata=((heights.T - low) / relief).ravel(),
     )
     spec.worldbody.add_geom(
-        name=name,
-        type=mujoco.mjtGeom.mjGEOM_HFIELD,
-        hfieldname=name,
-        pos=[pos[0], pos[1], pos[2] + low],
-        **surface,
+        name=name, type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname=name, pos=[pos[0], pos[1], pos[2] + low], **surface
     )
     return surface
 
