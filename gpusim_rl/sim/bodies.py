@@ -47,6 +47,10 @@ class MujocoTensors(Protocol):
         """Says that qpos or qvel of these worlds were written."""
         ...
 
+    def wrote_mocap(self, where: Bool[Tensor, " envs"]) -> None:
+        """Report that mocap_pos or mocap_quat of these worlds were written."""
+        ...
+
     def uses(self, field: str) -> None:
         """Says that an input (qfrc_applied, xfrc_applied, mocap_pos, mocap_quat) is written from now on."""
         ...
@@ -169,7 +173,7 @@ class Mocap:
             if value is not None:
                 check_shape(f"mocap {self._name!r}: {name}", value, (self._sim.num_envs, target.shape[1]))
                 write_where(where[:, None], value, target)
-        self._sim.wrote_state(where)
+        self._sim.wrote_mocap(where)
 
 
 class Contacts:

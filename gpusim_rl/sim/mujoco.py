@@ -117,6 +117,7 @@ class MujocoSim:
         # worlds whose state was written since the last refresh or step
         self._written = np.ones(num_envs, dtype=bool)
         self._written_mask = torch.from_numpy(self._written)
+        self._moved_mask = torch.zeros(num_envs, dtype=torch.bool)  # worlds whose mocap bodies alone were moved since
         self._reset = np.zeros(num_envs, dtype=bool)  # the mask of the last reset, where numpy can read it
         self._reset_mask = torch.from_numpy(self._reset)
         self.diverged = torch.zeros(num_envs, dtype=torch.bool)
@@ -214,7 +215,7 @@ class MujocoSim:
         groups: Sequence[int],
     ) -> Float[Tensor, "envs rays"]:
         """Casts rays; their two tensors go through the memory, [2, num_envs, num_rays, 3]."""
-        self._write_states(np.flatnonzero(self._written))
+        self._write_states()
         torch.stack([origin, direction], out=torch.from_numpy(memory))
         distance, _ = self._batch.ray(*memory, np.array(groups, np.uint8))
         return torch.from_numpy(distance).float()
@@ -228,6 +229,9 @@ class MujocoSim:
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
         self._written_mask |= where
+
+    def wrote_mocap(self, where: Bool[Tensor, " envs"]) -> None:
+        self._moved_mask |= where  # to write the state too would round it to float32
 
     @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
@@ -249,8 +253,9 @@ class MujocoSim:
     @_float32_may_overflow
     def step(self, substeps: int) -> None:
         self._derive_constants()
-        self._write_states(np.flatnonzero(self._written))
+        self._write_states()
         self._written[:] = False
+        self._moved_mask.zero_()
         for target, source in self._inputs:
             np.copyto(target, source)
         if self._waiting:  # in the first step of an episode its first control fills the delays
@@ -292,23 +297,24 @@ class MujocoSim:
     @_float32_may_overflow
     def refresh(self) -> None:
         self._derive_constants()
-        ids = np.flatnonzero(self._written)
+        ids = np.flatnonzero(self._written_mask | self._moved_mask)
         if not (ids.size and self._derived):
             return  # what was written waits for the next step
-        self._write_states(ids)
+        self._write_states()
         self._forward(ids)
         for source, target in self._derived:
             target[ids] = source[ids]
         self._written[:] = False
+        self._moved_mask.zero_()
 
     def draw(self) -> None:
         self._cameras.draw()
 
-    def _write_states(self, ids: np.ndarray) -> None:
-        if ids.size:
-            self._leading[ids] = self._mirror[ids]
-            for target, source in self._mocap:
-                target[ids] = source[ids]
+    def _write_states(self) -> None:
+        if self._written.any():
+            self._leading[self._written] = self._mirror[self._written]
+        for target, source in self._mocap:
+            np.copyto(target, source)
 
     def _saved(self) -> dict[str, Tensor]:
         """Returns all that a checkpoint has beside the parameters, as views."""
@@ -316,6 +322,7 @@ class MujocoSim:
             "state": torch.from_numpy(self._state),
             "mirror": torch.from_numpy(self._mirror),
             "written": self._written_mask,
+            **({"moved": self._moved_mask} if self.moves_mocap else {}),
             "diverged": self.diverged,
             "warning": torch.from_numpy(self._batch.warning),
             "ctrl": self.ctrl,

@@ -173,6 +173,8 @@ class WarpSim:
         if self._written_on_host is not None:  # else `refresh` does not ask
             self._written |= where
 
+    wrote_mocap = wrote_state
+
     @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
         return not_finite(getattr(self, field) for field in self._used)

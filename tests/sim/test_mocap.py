@@ -58,6 +58,25 @@ def test_a_weld_to_a_mocap_body_drags_an_object_as_in_mujoco(backend):
     assert (cube.root_pos - PLACES).norm(dim=1).max() < 0.15 and (cube.root_pos[1] - PLACES[0]).norm() > 0.3
 
 
+def test_moving_it_in_each_step_leaves_the_state_as_plain_mujoco_has_it():
+    """The state is float64 in MuJoCo; a moved body must not round it to the float32 that a task reads."""
+    sim = pusher("mujoco")
+    hand = sim.articulation("pusher").mocap("hand")
+    sim.articulation("pusher").bodies(["arm"])  # so that `refresh` writes too
+    model, data = sim.scene.model, mujoco.MjData(sim.scene.model)
+    data.qpos[:], data.mocap_pos[:], data.mocap_quat[:] = sim.qpos[0], sim.mocap_pos[0], sim.mocap_quat[0]
+    for k in range(200):
+        pos = torch.tensor([0.5 + 0.3 * np.sin(0.05 * k), 0.1, 0.7 + 0.2 * np.cos(0.03 * k)])
+        turn = torch.nn.functional.normalize(torch.tensor([1.0, 0.001 * k, 1.0, 0.0]), dim=0)
+        hand.set(everywhere(sim), pos=pos.float().expand(3, 3), quat=turn.expand(3, 4))
+        sim.refresh()
+        sim.step(2)
+        data.mocap_pos[1], data.mocap_quat[1] = pos.float(), turn
+        mujoco.mj_step(model, data, 2)
+    np.testing.assert_array_equal(sim.qpos, np.tile(data.qpos.astype(np.float32), (3, 1)))
+    np.testing.assert_array_equal(sim.qvel, np.tile(data.qvel.astype(np.float32), (3, 1)))
+
+
 def test_each_world_has_its_own_and_a_reset_restores_it(backend):
     sim = pusher(backend)
     robot = sim.articulation("pusher")
