@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gpusim_rl.env.nan_guard import state_keys
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.stateful import kept_tensors, restore_state, saved_state
+from gpusim_rl.env.stateful import kept_tensors
 from gpusim_rl.env.task import ResetFromConfig, Task
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.sim import Sim
 
 
@@ -92,11 +92,28 @@ class ReachedStates:
             tensors[name].copy_(torch.where(mask, ring.index_select(0, place), tensors[name]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the kept states and the random streams."""
-        return saved_state(self, self._random)
+        """Return the kept states, without rows that were never written, and the random streams. Reads their number."""
+        tensors = {name: value[: self._filled()].clone() for name, value in self._rings().items()}
+        return {"tensors": {**tensors, "total": self.total.clone()}, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`; states of another capacity are forgotten."""
-        shapes = {name: value.shape for name, value in kept_tensors(vars(self))}
-        if shapes == {name: value.shape for name, value in state["tensors"].items()}:
-            restore_state(self, self._random, state)
+        """Restore `state_dict`; states of another capacity or task are forgotten, with a warning."""
+        self._random.load_state_dict(state["random"])
+        tensors, rings = dict(state["tensors"]), self._rings()
+        self.total.copy_(tensors.pop("total"))
+        rows = self._filled()
+        sizes = {rows, self._cfg.capacity + 1}  # the latter in older checkpoints, where all rows are
+        if tensors.keys() != rings.keys() or any(
+            len(x) not in sizes or x.shape[1:] != rings[name].shape[1:] for name, x in tensors.items()
+        ):
+            self.total.zero_()
+            warn("the reached states were kept with other settings of the task, and are collected again")
+            return
+        for name, value in tensors.items():
+            rings[name][: len(value)].copy_(value)
+
+    def _rings(self) -> dict[str, Tensor]:
+        return dict(kept_tensors({"_states": self._states, "_tensors": self._tensors}))
+
+    def _filled(self) -> int:
+        return min(int(self.total), self._cfg.capacity)

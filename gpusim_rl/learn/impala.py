@@ -149,8 +149,8 @@ class Impala(OnPolicy):
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what all on-policy algorithms have, and the ring."""
-        ring = [memory.clone() for memory in self._ring]
+        """Returns what all on-policy algorithms have, and the rollouts in the ring."""
+        ring = [memory[self._versions > -torch.inf] for memory in self._ring]
         return {**super().state_dict(), "ring": ring, "versions": self._versions.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -158,9 +158,11 @@ class Impala(OnPolicy):
         super().load_state_dict(state)
         if not self._ages or len(state["versions"]) != self._ages:  # actors need no ring; after them it is empty
             return
-        pairs = list(zip([*self._ring, self._versions], [*state["ring"], state["versions"]], strict=True))
-        if any(ring.shape != saved.shape for ring, saved in pairs):
+        pairs = list(zip(self._ring, state["ring"], strict=True))
+        if any(ring.shape[1:] != saved.shape[1:] for ring, saved in pairs):
             warn("earlier rollouts have sequences of another length, and are not learned from")
             return
+        self._versions.copy_(state["versions"])
+        filled = self._versions > -torch.inf
         for ring, saved in pairs:
-            ring.copy_(saved)
+            ring[filled] = saved[filled.to(saved.device)] if len(saved) == self._ages else saved.to(ring.device)

@@ -24,6 +24,28 @@ def test_without_delay_it_is_a2c_with_whole_returns() -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_a_checkpoint_has_the_rollouts_that_are_there_and_no_more() -> None:
+    def made() -> Impala:
+        torch.manual_seed(0)
+        it = make_on_policy("impala", env, delay=7)
+        assert isinstance(it, Impala)
+        return it
+
+    env = RandomEnv(8, {"policy": 5})
+    first = made()
+    for _ in range(2):
+        collect(first, env)
+        first.update()
+    state = first.state_dict()
+    assert {len(ring) for ring in state["ring"]} == {2}
+    again, older = made(), made()
+    again.load_state_dict(state)
+    older.load_state_dict({**state, "ring": [ring.clone() for ring in first._ring]})  # all rows, as once
+    for it in (again, older):
+        assert torch.equal(it._versions, first._versions)
+        assert all(torch.equal(*pair) for pair in zip(it._ring, first._ring, strict=True))
+
+
 @pytest.mark.parametrize(("max_policy_lag", "dropped"), [(8, 0), (1, 2)])
 def test_envs_are_behind_by_a_schedule(max_policy_lag: int, dropped: int) -> None:
     env = RandomEnv(6)
