@@ -56,7 +56,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Reset the env; its info is left out."""
         try:
             result = self.env.reset(seed=seed, options=options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise raised(error, self._name, "reset()") from error
         try:
             [obs, _] = _items(result, 2, "(observation, info)")
@@ -68,7 +68,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Step the env; the info has the numbers of an episode's end, and nothing else."""
         try:
             result = self.env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise raised(error, self._name, "step()") from error
         try:
             obs, reward, terminated, truncated, info = _items(result, 5, _STEP)
@@ -80,7 +80,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise returned(error, self._name, "step()") from error
 
 
-def raised(error: Exception, name: str, call: str) -> Exception:
+def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException:
     """Return the one-line error for an exception that a call of envs raised; our own errors pass through."""
     if isinstance(error, (ConfigError, TaskError)) or is_out_of_memory(error):
         return error
@@ -92,7 +92,7 @@ def raised(error: Exception, name: str, call: str) -> Exception:
     return TaskError(f"{name}: {call} raised {described(error)}{OLDER if older else ''}")
 
 
-def described(error: Exception) -> str:
+def described(error: Exception | SystemExit) -> str:
     """Return an exception's class, first line, and the place in the user's code, or else that where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if "-packages" not in frame.filename] or frames
@@ -166,7 +166,10 @@ def _number(value: Any, what: str) -> float:
 
 
 def _flag(value: Any, what: str) -> bool:
-    return bool(value) if isinstance(value, (bool, np.bool_)) else bool(_number(value, what))
+    number = value if isinstance(value, (bool, np.bool_)) else _number(value, what)
+    if number not in (0, 1):
+        raise ValueError(f"{what} {number}, expected True or False")
+    return bool(number)
 
 
 def numbers_of(info: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -46,8 +46,12 @@ logger = logging.getLogger(__name__)
 Array = np.ndarray
 EVALUATED_STEPS = 10_000
 """Length of an evaluation of envs without a time limit [control steps]."""
+REPEATED_ENDS = 10
+"""Episodes after which last observations that equal the next first ones are reported."""
 FlatObservation = dict[str, Array]
 """Observation groups by name: float32 [num_envs, size], or uint8 [num_envs, height, width, channels]."""
+
+_float32_may_overflow = np.errstate(over="ignore", invalid="ignore")  # what overflows is infinite, and reported
 
 
 class GymnasiumEnv(Environment):
@@ -72,7 +76,7 @@ class GymnasiumEnv(Environment):
         self, envs: Any, *, seed: int, name: str = "", max_episode_steps: int | None = None, first: int = 0
     ) -> None:
         self.name = name or type(envs).__name__
-        self._envs = adapt(envs, self.name)
+        self._given, self._envs = envs, adapt(envs, self.name)
         self._observed = self._envs.single_observation_space
         self._seed = seed
         self._first = first
@@ -120,7 +124,8 @@ class GymnasiumEnv(Environment):
         self._resetting = np.zeros(self.num_envs, dtype=bool)  # envs whose next step is a reset
         self._steps = np.zeros(self.num_envs, dtype=np.int64)  # of the episodes under way
         self._stat_names: dict[str, None] = {}
-        self._warned = self._failed = False
+        self._warned = self._failed = self._moved = False  # moved: an observation has changed
+        self._repeated_ends: int | None = 0  # last observations that equal the next first ones; None: not all do
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
@@ -173,6 +178,7 @@ class GymnasiumEnv(Environment):
         self._steps[:] = 0
         obs = self._flat(self._call("reset", seed=self._seed)[0], "reset()")
         self._require_finite(obs, np.ones(self.num_envs, dtype=bool))
+        self._first_row = {group: value[:1].copy() for group, value in obs.items()}
         return _tensors(obs)
 
     def step(self, action: Tensor) -> Step:
@@ -248,7 +254,25 @@ class GymnasiumEnv(Environment):
                 row = concatenate(self._observed, [last], create_empty_array(self._observed, 1))
                 for group, value in self._groups_of(row, 1).items():
                     final_obs[group][env] = value[0]
+        if self._same_step and self._repeated_ends is not None:
+            self._check_ends(obs, final_obs, begun)
         return final_obs
+
+    def _check_ends(self, obs: FlatObservation, final_obs: FlatObservation, begun: Array) -> None:
+        """Warn where each last observation is the first of the next episode: the envs may have overwritten it."""
+        differ = any((value[begun] != final_obs[group][begun]).any() for group, value in obs.items())
+        ends = None if differ else (self._repeated_ends or 0) + int(begun.sum())
+        self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())
+        if ends is not None and ends >= REPEATED_ENDS and self._moved:
+            logger.warning(
+                "%s: each last observation of %d episodes equals the first one of the next: a reset seems to overwrite"
+                " it, and time limits are valued wrongly. Try a copy of the observation in step() of the env, or"
+                " AutoresetMode.DISABLED",
+                self.name,
+                ends,
+            )
+            ends = None
+        self._repeated_ends = ends
 
     def _end_at_limit(self, ended: Array, truncated: Array) -> None:
         """Truncates the episodes that have come to the time limit of the user, where the library does not."""
@@ -317,6 +341,7 @@ class GymnasiumEnv(Environment):
         with self._space_errors(call):
             return self._groups_of(obs, self.num_envs)
 
+    @_float32_may_overflow
     def _groups_of(self, obs: Any, num_envs: int) -> FlatObservation:
         groups = obs if self._grouped else {"policy": obs}
         flat = {group: flatten(space, groups[group], num_envs) for group, space in self._groups.items()}
@@ -334,6 +359,7 @@ class GymnasiumEnv(Environment):
         except WRONG as error:
             raise returned(error, self.name, call) from None
 
+    @_float32_may_overflow
     def _column(self, values: Any, kind: str, dtype: Any) -> Array:
         """Returns one number for each env, as a step gave them."""
         column = np.asarray(values)
@@ -392,7 +418,8 @@ class GymnasiumEnv(Environment):
             logger.warning("%s", raised(error, self.name, "close()"))
         for process in getattr(self._envs.unwrapped, "processes", ()) if self._failed else ():
             process.kill()
-        self._envs.unwrapped.closed = True  # else AsyncVectorEnv closes once more as it is deleted
+        for envs in (self._envs.unwrapped, getattr(self._given, "unwrapped", self._given)):
+            envs.closed = True  # else AsyncVectorEnv closes once more as it is deleted
 
 
 def first_seed(seed: int) -> int:

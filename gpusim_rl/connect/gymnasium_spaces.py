@@ -162,7 +162,8 @@ def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callab
         low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
         bounded = np.isfinite(low) & np.isfinite(high)
         all_bounded = bool(bounded.all())
-        middle, half = np.where(bounded, (low + high) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
+        with np.errstate(invalid="ignore", over="ignore"):
+            middle, half = np.where(bounded, (low + high) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
 
         def to_box(action: np.ndarray) -> np.ndarray:
             limited = np.minimum(np.maximum(action, -1.0), 1.0)  # np.clip takes ten times as long for few numbers

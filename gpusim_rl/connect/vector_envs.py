@@ -95,7 +95,8 @@ def adapt(envs: Any, name: str) -> VectorEnv:
     if _is_envpool(envs):  # a VectorEnv of Gymnasium too, but with the spaces of one env
         return _EnvPoolEnvs(envs)
     if isinstance(envs, VectorEnv):
-        if type(envs) is SyncVectorEnv:
+        if type(envs) is SyncVectorEnv:  # a copy: the user's own stays as it is
+            envs = copy(envs)
             envs.envs = [env if isinstance(env, CheckedEnv) else CheckedEnv(env, name) for env in envs.envs]
         return envs
     if hasattr(envs, "step_wait") and hasattr(envs, "env_method"):
@@ -224,6 +225,6 @@ def _with_rows(obs: Any, env_ids: np.ndarray, rows: Any) -> Any:
         return {key: _with_rows(value, env_ids, rows[key]) for key, value in obs.items()}
     if isinstance(obs, tuple):
         return tuple(_with_rows(value, env_ids, item) for value, item in zip(obs, rows, strict=True))
-    copy = np.array(obs)
-    copy[env_ids] = rows
-    return copy
+    value = np.array(obs)
+    value[env_ids] = rows
+    return value

@@ -22,6 +22,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.connect import gymnasium_in
 from gpusim_rl.connect.checked_env import LONGEST_NAME, MOST_NUMBERS, numbers_of
 from gpusim_rl.connect.gymnasium_in import GymnasiumEnv, first_seed
+from gpusim_rl.connect.gymnasium_spaces import actions_of
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env import Environment
 from gpusim_rl.errors import ConfigError, TaskError
@@ -187,6 +188,9 @@ def test_spaces_of_numbers_are_flattened(space: gym.Space, obs: Any, flat: list[
         ({"reward": {"a": 1.0}}, "step()", "dict"),
         ({"flag": lambda end: None}, "step()", "terminated"),
         ({"flag": lambda end: "no"}, "step()", "terminated"),
+        ({"flag": lambda end: np.nan}, "step()", "terminated nan"),
+        ({"flag": lambda end: 2}, "step()", "terminated 2"),
+        ({"reward": fail(SystemExit)}, "step()", "SystemExit"),
         ({"step": (np.zeros(2), 0.0, False, {})}, "step()", "values.*older"),
         ({"step": None}, "step()", "NoneType.*older"),
         ({"reset": np.zeros(2, np.float32)}, "reset()", "ndarray.*older"),
@@ -402,6 +406,63 @@ def test_arguments_that_are_none_are_one_line(kwargs: dict[str, Any], limit: int
         env.reset()
         env.step(torch.zeros(1, 1))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_float32_are_one_line_and_no_warning_of_numpy(caplog: pytest.LogCaptureFixture) -> None:
+    for changes in (
+        {"reward": 1e300},
+        {"obs": from_step(np.full(2, 1e300)), "space": gym.spaces.Box(-9, 9, (2,), float)},
+    ):
+        env = made(**changes)
+        env.reset()
+        assert env.step(torch.zeros(2, 1, dtype=torch.int64)).diverged.all()
+    actions_of(gym.spaces.Box(-np.inf, np.inf, (1,), np.float32), "any")
+    assert len([record for record in caplog.records if "NaN" in record.getMessage()]) == 2
+
+
+def test_envs_of_a_script_are_left_as_they_are() -> None:
+    envs = SyncVectorEnv([lambda: Fake(info={"is_success": True})] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    before = list(envs.envs)
+    env = GymnasiumEnv(envs, seed=5, max_episode_steps=9)
+    episode(env)
+    assert all(one is other for one, other in zip(envs.envs, before, strict=True))
+    envs.reset(seed=1)
+    *_, infos = [envs.step(np.zeros(2, np.int64)) for _ in range(LENGTH)][-1]
+    assert infos["final_info"]["is_success"].tolist() == [True, True]
+    env.close()
+    assert envs.closed
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind", "lines"),
+    [
+        (Fake.filled, "plain", 0),
+        (Fake.filled, "wrapped", 1),
+        (Fake.filled, "sb3", 1),
+        (Fake.filled, "async", 1),
+        (lambda env: np.full(2, env.count, np.float32), "wrapped", 0),
+        (np.zeros(2, np.float32), "wrapped", 0),
+    ],
+)
+def test_last_observations_that_a_reset_overwrites_are_copied_or_reported(
+    obs: Any, kind: str, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fakes: Any = [lambda: Fake(obs=obs)] * 2
+    if kind == "sb3":
+        envs: Any = DummyVecEnv(fakes)
+    elif kind == "async":
+        envs = AsyncVectorEnv(fakes, autoreset_mode=AutoresetMode.SAME_STEP)
+    else:
+        envs = SyncVectorEnv(fakes, autoreset_mode=AutoresetMode.SAME_STEP)
+        envs = envs if kind == "plain" else gym.vector.VectorWrapper(envs)
+    env = GymnasiumEnv(envs, seed=5, max_episode_steps=9)
+    for _ in range(12):
+        last, *_ = episode(env)
+    assert sum("overwrite" in record.getMessage() for record in caplog.records) == lines
+    if not lines and callable(obs):
+        assert last[-1] == {"policy": [[3, 3]] * 2}
+    env.close()
 
 
 class Old(SyncVectorEnv):
