@@ -143,16 +143,16 @@ def friendly_errors() -> Iterator[None]:
     interrupts.begin_work()
     try:
         yield
-    except (ConfigError, TaskError) as error:
-        text = str(error)
-        if len(text) > LONGEST:
-            text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
-        say(f"error: {text}", file=sys.stderr)
-        raise SystemExit(EXIT_USER_ERROR) from None
-    except KeyboardInterrupt:
-        say("interrupted", file=sys.stderr)
-        raise SystemExit(EXIT_INTERRUPTED) from None
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if _is_interrupt(error):
+            say("interrupted", file=sys.stderr)
+            raise SystemExit(EXIT_INTERRUPTED) from None
+        if isinstance(error, (ConfigError, TaskError)):
+            text = str(error)
+            if len(text) > LONGEST:
+                text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+            say(f"error: {text}", file=sys.stderr)
+            raise SystemExit(EXIT_USER_ERROR) from None
         if is_out_of_memory(error):
             say(f"error: out of memory ({first_line(error)}); {_memory_advice()}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from None
@@ -162,6 +162,11 @@ def friendly_errors() -> Iterator[None]:
         raise SystemExit(1) from None
     finally:
         interrupts.end_work()
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Return whether an error is Ctrl-C, or came of it: a library's cleanup, OmegaConf's for example, may fail then."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or _is_interrupt(error.__context__))
 
 
 @contextmanager

@@ -34,6 +34,18 @@ def test_user_errors_are_one_line_and_exit_2(error, capsys):
     assert capsys.readouterr().err == "error: no such thing\n"
 
 
+@pytest.mark.parametrize("error", [ConfigError("half composed"), ValueError("half composed"), None])
+def test_an_error_that_ctrl_c_has_led_to_is_ctrl_c(error, capsys):
+    with pytest.raises(SystemExit) as info, friendly_errors():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            if error is not None:  # as OmegaConf raises where it puts back what it had swapped
+                raise error
+    assert info.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_a_message_with_a_long_value_keeps_both_ends(capsys):
     with pytest.raises(SystemExit), friendly_errors():
         raise ConfigError(f"seed must be an int, got {'1' * 100_000}. Try 1")
