@@ -101,6 +101,7 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
         encoder = spec.cfg.encoder
         has_own = not encoder.freeze or encoder_of(spec) != encoder.init_from  # in the policy, or in the run folder
         fixed = ["experiment"] * spec.checkpoint.continues + ["encoder.init_from"] * has_own
+        fixed.append("task.randomize_episode_start")  # of which the checkpoint has the result
         for line in structural_difference(known, spec.config, fixed):
             warn(f"{line}; a new one has no effect at a resume")
     return state, digest

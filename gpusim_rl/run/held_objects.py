@@ -55,7 +55,7 @@ def unsaved(owner: object) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     own = attributes(owner)
-    seen = {id(node): node for node in (owner, own.get("cfg"), own.get("sim"))}
+    seen = {id(node): node for node in (owner, *(own.get(name) for name in ("cfg", "sim", "_task")))}
     nodes: list[tuple[str, Any, bool]] = [(name, node, True) for name, node in own.items()]
     while nodes:
         path, node, kept = nodes.pop()
