@@ -89,6 +89,8 @@ def publish(args: argparse.Namespace) -> Path:
         _write_card(new / "demo.json", state, run, after, args.note)
         shutil.rmtree(out, ignore_errors=True)
         new.rename(out)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return out

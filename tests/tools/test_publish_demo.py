@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -42,6 +44,20 @@ def test_a_demo_plays_as_its_run(tool_here, runs_folder, tmp_path):
         rewards.append(float(re.findall(r"mean reward (\S+)", said)[-1]))
     assert rewards[1] != 0
     assert abs(rewards[0] - rewards[1]) <= 0.02 * abs(rewards[1])
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(runs_folder, tmp_path, monkeypatch, load_tool):
+    monkeypatch.chdir(runs_folder)
+    publish_demo = load_tool("publish_demo")
+
+    def full(folder: Path, state: object) -> None:
+        folder.mkdir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(publish_demo, "_write", full)
+    with pytest.raises(ConfigError, match=r"cannot write .*No space left"):
+        publish_demo.publish(publish_demo.parse(["Cartpole", "--out", str(tmp_path / "Cartpole")]))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_demo_that_plays_otherwise_is_not_kept(runs_folder, tmp_path, monkeypatch, load_tool):
