@@ -47,6 +47,8 @@ class WebScene:
         self._data = mujoco.MjData(self._model)
         self._pos = np.zeros((sim.num_envs, self._model.nbody, 3))
         self._mat = np.tile(np.eye(3), (sim.num_envs, self._model.nbody, 1, 1))
+        self._moved = np.flatnonzero(self._model.body_mocapid >= 0)  # bodies, in the order of `mocap_pos`
+        self._moved_quat = np.zeros((sim.num_envs, len(self._moved), 4))
         self._scene = mjviser.ViserMujocoScene(server, self._model, sim.num_envs)
         self._scene._tracked_body_id = 0  # the world, whose place `draw` gives: where the camera looks
         self._places = self._side_by_side(qpos[0])
@@ -152,9 +154,11 @@ class WebScene:
                 put_pose(model, data, qpos[env])
                 self._pos[env] = data.xpos + self._around[env]
                 self._mat[env] = data.xmat.reshape(-1, 3, 3)
+                self._moved_quat[env] = data.xquat[self._moved]
         if self.following or self._retarget:
             self._target = self._camera.follow(self._env, self._pos[self._env, self._camera.body])
             self._retarget = False
         self._pos[:, 0] = self._target
         qvel, ctrl = sim.qvel.cpu().numpy(), sim.ctrl.cpu().numpy()
-        self._scene.update_from_arrays(self._pos, self._mat, qpos=qpos, qvel=qvel, ctrl=ctrl)
+        moved = self._pos[:, self._moved], self._moved_quat
+        self._scene.update_from_arrays(self._pos, self._mat, *moved, qpos=qpos[:, : model.nq], qvel=qvel, ctrl=ctrl)
