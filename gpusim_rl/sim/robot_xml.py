@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import math
+import re
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,30 +26,42 @@ MAX_CELLS = 20_000_000
 MAX_USERS = 1000
 """Elements that have the numbers of `<size nuser_...>` each."""
 _SIZED = {"hfield": [("nrow", "ncol")], "texture": [("width", "height")], "numeric": [("size",)]}
+_ENCODINGS = re.compile(r"(utf|iso-|windows-|cp|gb|big5|shift_jis|euc-|koi8|(us-)?ascii)", re.IGNORECASE)
+_LFS = b"version https://git-lfs.github.com"
 _HEAD = 100_000  # bytes in which a file's first element begins
 _REPLICATED = ("replicate", "composite", "flexcomp")
 
 
 def regular_file(path: Path, limit: int = MAX_ASSET_BYTES) -> None:
-    """Raise ValueError for a path that exists and is no regular file (a pipe blocks), or is larger than the limit."""
+    """Raise ValueError for a path that is no regular file (a pipe blocks), too large, or a Git LFS pointer."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file. Try a copy of its content")
     if path.is_file() and path.stat().st_size > limit:
         raise ValueError(f"{path} has {path.stat().st_size >> 20} MB, expected at most {limit >> 20} MB")
+    if path.is_file() and path.stat().st_size < 1000 and path.read_bytes().startswith(_LFS):
+        raise ValueError(f"{path} is a Git LFS pointer, not the file. Try: git lfs pull")
 
 
 def read_content(file: Path) -> bytes:
-    """Return the bytes of an XML file without what other readers skip around it: blanks, and text before the prolog.
+    """Return an XML file as UTF-8 without its prolog, and without what other readers skip before and after it.
+
+    A file that is not in the encoding of its prolog is UTF-8, or has a character for each byte.
 
     Raises:
         ValueError: It is not a regular file, or too large.
         OSError: It cannot be read.
     """
     regular_file(file, MAX_XML_BYTES)
-    content = file.read_bytes()
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16: its zeros are no padding
-        return content
-    return content[max(content.find(b"<?xml "), 0) :].strip(b"\0 \t\r\n")
+    content, text = file.read_bytes(), ""
+    named = re.search(rb"<\?xml [^>]*encoding *= *[\"']([\w-]+)", content[:_HEAD])
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    declared = "utf-16" if content.startswith(marks) else named[1].decode() if named else ""
+    for encoding in (declared if _ENCODINGS.match(declared) else "utf-8", "utf-8", "latin-1"):
+        with suppress(UnicodeDecodeError, LookupError):
+            text = content.decode(encoding)
+            break
+    text = text[max(text.find("<?xml "), 0) :].strip("\ufeff\0 \t\r\n")
+    return (text.partition("?>")[2] if text.startswith("<?xml ") else text).encode()
 
 
 def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Callable[[str], object]) -> None:
@@ -104,6 +118,9 @@ def read_mjcf(file: Path) -> mujoco.MjSpec:
         raise FileNotFoundError(f"there is no file {file}")
     included_files(file)
     spec = mujoco.MjSpec.from_file(str(file))
+    if spec.strippath:  # `attach` would lose it
+        for asset in (*spec.meshes, *spec.hfields, *spec.skins, *spec.textures):
+            asset.file = asset.file.replace("\\", "/").rpartition("/")[2]
     check_assets(spec)
     return spec
 
@@ -160,12 +177,14 @@ def _integers(text: str) -> list[int]:
 
 def check_assets(spec: mujoco.MjSpec) -> None:
     """Raise ValueError for an asset that is a pipe or the like, or whose header asks for too much memory."""
-    folder, compiler = Path(spec.modelfiledir), spec.compiler
+    folder, compiler, missing = Path(spec.modelfiledir), spec.compiler, list[str]()
     assets = [(mesh.file, compiler.meshdir) for mesh in (*spec.meshes, *spec.hfields, *spec.skins)]
     for texture in spec.textures:
         assets += [(name, compiler.texturedir) for name in (texture.file, *texture.cubefiles)]
     for name, place in assets:
-        for path in {folder / place / name, folder / name} if name else ():
+        paths = {folder / place / name, folder / name} if name else ()
+        missing += [name] if paths and not any(path.exists() for path in paths) else []
+        for path in paths:
             regular_file(path)
             if path.suffix.lower() == ".png" and path.is_file():
                 with path.open("rb") as file:
@@ -173,3 +192,11 @@ def check_assets(spec: mujoco.MjSpec) -> None:
                 width, height = struct.unpack(">II", head[16:24]) if len(head) == 24 else (0, 0)
                 if width * height > MAX_CELLS:
                     raise ValueError(f"{path}: has {width} x {height} pixels, expected at most {MAX_CELLS}")
+    try:
+        if missing:
+            spec.copy().compile()  # a file of an attached model is elsewhere
+    except ValueError as error:
+        meshes = [mesh.name for mesh in spec.meshes if mesh.file in missing]
+        users = [f" of body {geom.parent.name!r}" for geom in spec.geoms if geom.meshname in meshes][:1]
+        where = f"looked in {folder / compiler.meshdir}. Try to put it there, or to correct its path or `meshdir`"
+        raise ValueError(f"{' '.join(str(error).split())}{''.join(users)}; {where}") from None

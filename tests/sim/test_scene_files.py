@@ -488,6 +488,52 @@ def test_meshes_are_found(package, names):
     assert scene.model.geom_contype.tolist() == [1, 0, 0]
 
 
+@pytest.mark.parametrize("name", ["my_robot.urdf", "my_robot.xml", "collision/base.stl"])
+def test_a_pointer_of_git_lfs_is_one_line(package, name):
+    (package / "my_robot.urdf").write_text(MESHES.format(stl="collision/base.stl", obj="visual/base.obj"))
+    (package / "my_robot.xml").write_text(MJCF_MESH.format(file="base.stl"))
+    (package / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000000\n")
+    file = package / (name if "robot" in name else "my_robot.urdf")
+    with pytest.raises(TaskError, match="git lfs pull"):
+        Scene(100).add("robot", file)
+
+
+MJCF_MESH = """
+<mujoco>
+  <compiler meshdir="collision"/>
+  <asset><mesh name="m" file="{file}"/></asset>
+  <worldbody><body name="base"><geom type="mesh" mesh="m"/></body></worldbody>
+</mujoco>
+"""
+
+
+def test_mjcf_that_strips_the_paths_of_its_meshes(package):
+    text = MJCF_MESH.format(file="C:\\cad\\parts/base.stl").replace("<compiler", '<compiler strippath="true"')
+    (package / "r.xml").write_text(text)
+    scene = Scene(100)
+    scene.add("robot", package / "r.xml")
+    assert sizes(scene) == pytest.approx([0.2], rel=1e-5)
+
+
+def test_a_missing_mesh_of_mjcf_is_a_line_that_names_file_body_and_folder(package):
+    (package / "r.xml").write_text(MJCF_MESH.format(file="bas.stl"))
+    with pytest.raises(TaskError) as error:
+        Scene(100).add("robot", package / "r.xml")
+    words = (f"{package}/r.xml", "collision/bas.stl", "'base'", f"{package}/collision", "meshdir")
+    assert [word for word in words if word not in str(error.value)] == [] and "\n" not in str(error.value)
+
+
+def test_an_mjcf_whose_attached_model_has_a_mesh_folder_of_its_own(package):
+    (package / "r.xml").write_text(MJCF_MESH.format(file="base.stl"))
+    (package / "urdf" / "all.xml").write_text(
+        '<mujoco><asset><model name="r" file="../r.xml"/></asset><worldbody><body name="b"><geom size="1"/>'
+        '<attach model="r" body="base" prefix="r_"/></body></worldbody></mujoco>'
+    )
+    scene = Scene(100)
+    scene.add("robot", package / "urdf" / "all.xml")
+    assert sizes(scene) == pytest.approx([0.2], rel=1e-5)
+
+
 def test_a_collada_mesh_is_read_with_its_unit(package):
     pytest.importorskip("collada")
     pytest.importorskip("trimesh")
@@ -685,6 +731,19 @@ def test_sloppy_files_that_others_open_are_read(tmp_path, arm, joint):
         assert model.jnt_actfrclimited[0] == 0
     if "axis" in joint:
         assert model.jnt_axis[0].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("declared", ["utf-8", "gbk", "shift_jis", "klingon", "punycode"])
+@pytest.mark.parametrize(("name", "encoding"), [("Schlüssel", "latin-1"), ("肩", "gbk"), ("肩", "utf-8")])
+def test_a_robot_in_another_encoding_than_its_prolog_says_is_read(tmp_path, declared, name, encoding):
+    text = f'<?xml version="1.0" encoding="{declared}"?>' + ONE_JOINT.format(GOOD, "continuous", "")
+    (tmp_path / "r.urdf").write_bytes(text.replace('"arm"', f'"{name}"').encode(encoding))
+    scene = Scene(100)
+    scene.add("r", tmp_path / "r.urdf")
+    bodies = scene.elements_of("r", "body")
+    assert len(bodies) == 2
+    if declared == encoding or (encoding, declared) in {("latin-1", "klingon"), ("utf-8", "klingon")}:
+        assert name in bodies
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "iso-8859-1"])
