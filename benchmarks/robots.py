@@ -80,7 +80,7 @@ def plain_model(file: Path, free: bool) -> Any:
     compiler.attrib = {**bounds, **compiler.attrib, "strippath": "false", "fusestatic": "false"}
     compiler.set("discardvisual", "true")
     for mesh in root.iterfind("link/collision/geometry/mesh"):
-        mesh.set("filename", str(_find(mesh.get("filename", ""), file, folder, {})))
+        mesh.set("filename", str(_find(mesh.get("filename", ""), file, folder, {}, [])))
     spec = mujoco.MjSpec.from_string(ElementTree.tostring(root, encoding="unicode"))
     for body in spec.worldbody.bodies[:1] if free else ():
         body.add_freejoint()

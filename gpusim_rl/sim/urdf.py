@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -25,6 +26,7 @@ _SHOWN = 3  # paths in a message
 _LINKS_SHOWN = 12  # links in a line
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _DEFAULT = re.compile(r"\$\(optenv\s+\w+\s*([^)]*)\)")  # of an environment variable, in files of xacro and roslaunch
+_FIND = re.compile(r"^(?:file:/*)?\$\(find\s+([^)\s]+)\s*\)/*")  # roslaunch's folder of a package
 _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
 _NUMBERS = {
     "origin": {"xyz": 3, "rpy": 3},
@@ -51,13 +53,10 @@ def is_urdf(file: Path) -> bool:
 def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.MjSpec, dict[str, float], list[str]]:
     """Read a robot with MuJoCo's reader: every link becomes a body, with its visual and its collision shapes.
 
-    MuJoCo reads limits of position and effort, damping, friction, inertias, and `<mimic>`, which becomes a constraint.
-    Links on fixed joints stay bodies. A `<mujoco><compiler .../></mujoco>` of the file holds, but for the settings that
-    say where meshes are, and those that remove links and shapes.
+    A `<mujoco><compiler .../></mujoco>` of the file holds, except for settings of meshes and of removed shapes.
 
     Returns:
-        The spec, the velocity limits of joints [rad/s or m/s], which MuJoCo does not know, and a line for each kind of
-        change that made the file fit.
+        The spec, the velocity limits of joints [rad/s or m/s], and a line for each kind of change.
 
     Raises:
         TaskError: A mesh or its package is not there, or cannot be read.
@@ -68,6 +67,12 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
         robot = parse(content)
     except ValueError as error:
         raise ValueError(template if b"<xacro:" in _COMMENT.sub(b"", content) else str(error)) from None
+    notes: dict[str, list[str]] = {"links without a physical mass or inertia": [], "read": [], "left out": []}
+    changed, tidied, left_out = notes.values()
+    for shape in (*robot.iterfind("link/visual"), *robot.iterfind("link/collision")):
+        for child in [child for child in shape if child.tag.startswith("xacro:")]:  # xacro had no such macro
+            left_out.append(f"<{child.tag}>")
+            shape.remove(child)
     if any(element.tag.startswith("xacro:") for element in robot.iter()):
         raise ValueError(template)
     for element in list(robot):
@@ -82,26 +87,31 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     compiler.attrib = {**bounds, **compiler.attrib, "strippath": "false", "fusestatic": "false"}
     compiler.attrib["discardvisual"] = "false"
 
-    tidied, left_out = list[str](), list[str]()
-    for element in [each for owner in (*robot.iterfind("link"), *robot.iterfind("joint")) for each in owner.iter()]:
+    owners = (*robot.iterfind("link"), *robot.iterfind("joint"))
+    for owner, element in [(one, element) for one in owners for element in one.iter()]:
         for child in [child for child in element if child.tag not in ("visual", "collision")]:
             if child is not element.find(child.tag):
                 element.remove(child)
-                tidied.append(f"{_name(element)}: a second <{child.tag}>")
+                tidied.append(f"{_name(owner)}: a second <{child.tag}>")
     _tidy_numbers(robot, tidied)
     for joint in robot.findall("joint"):
-        axis = joint.find("axis")
-        if axis is not None and joint.get("type") != "fixed" and not any(map(float, axis.get("xyz", "1").split())):
+        axis, mimic = joint.find("axis"), joint.find("mimic")
+        if axis is not None and joint.get("type") == "fixed":
+            joint.remove(axis)
+        elif axis is not None and math.hypot(*map(float, axis.get("xyz", "0").split())) < 1e-10:
+            tidied.append(f"{_name(joint)}: the axis {axis.get('xyz', '')} is now x")
             axis.set("xyz", "1 0 0")
-            tidied.append(f"{_name(joint)}: the axis 0 0 0 is now x")
+        if mimic is not None and mimic.get("joint", joint.get("name")) == joint.get("name"):
+            joint.remove(mimic)
+            left_out.append(f"{_name(joint)}: <mimic> without another joint")
     children = [(joint.find("child"), joint.get("type")) for joint in robot.findall("joint")]
     moving = {child.get("link") for child, kind in children if child is not None and kind != "fixed"}
     _empty_links(robot)
-    changed = [line for link in robot.findall("link") if (line := _mend_inertia(link, link.get("name") in moving))]
+    changed += filter(None, (_mend_inertia(link, link.get("name") in moving) for link in robot.findall("link")))
     colliding, links = set[str](), dict[str, list[ElementTree.Element]]()
     names = set[str]()
     for link in robot.findall("link"):
-        _check_shapes(link, file, folder, packages, left_out)
+        _check_shapes(link, file, folder, packages, notes)
         for shape in (*link.findall("visual"), *link.findall("collision")):
             if (name := shape.get("name")) is not None and name in names:
                 del shape.attrib["name"]  # MuJoCo would print a line and leave it out
@@ -109,18 +119,33 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
             if (mesh := shape.find("geometry/mesh")) is not None:
                 links.setdefault(mesh.get("filename", ""), []).append(link)
                 colliding |= {mesh.get("filename", "")} if shape.tag == "collision" else set()
-    spec = mujoco.MjSpec.from_string(ElementTree.tostring(robot, encoding="unicode"))
+    spec = _read(robot)
     _mend_meshes(spec, file, links, colliding, left_out)
-    overlaps = _exclude_overlaps(spec)
     limits = {}
     for joint in robot.findall("joint"):
         limit = joint.find("limit")
         velocity = math.nan if limit is None else float(limit.get("velocity", "nan"))
         if velocity > 0.0:  # some exporters write 0 for none
             limits[joint.get("name", "")] = velocity
-    notes = {"links without a physical mass or inertia": changed, "read": tidied, "left out": left_out}
-    notes["links that overlap where all joints are 0, and do not collide"] = overlaps
+    notes["links that overlap where all joints are 0, and do not collide"] = _exclude_overlaps(spec)
     return spec, limits, [f"{file}: {kind}: {_some(lines)}" for kind, lines in notes.items() if lines]
+
+
+def _read(robot: ElementTree.Element) -> mujoco.MjSpec:
+    """Read a robot with MuJoCo; raise ValueError with the name of the link or joint that is wrong."""
+    robot.text = "\n"
+    for element in robot:
+        element.tail = "\n"  # MuJoCo says in which line an element is
+    try:
+        return mujoco.MjSpec.from_string(ElementTree.tostring(robot, encoding="unicode"))
+    except ValueError as error:
+        message = " ".join(str(error).split()).removeprefix("XML Error: ")
+        if (found := re.search(r" Element '\w+', line (\d+)$", message)) and 2 <= int(found[1]) <= len(robot) + 1:
+            message = f"{_name(robot[int(found[1]) - 2])}: {message[: found.start()]}"
+        message = message.rstrip(": ").replace("URDF body not found", "the joints above it make a circle")
+        if "repeated" in message:
+            message += f" {Counter(link.get('name') for link in robot.findall('link')).most_common(1)[0][0]!r}"
+        raise ValueError(message) from None
 
 
 def _name(element: ElementTree.Element) -> str:
@@ -147,14 +172,21 @@ def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
                     continue
                 matches = [_NUMBER.match(word) for word in words]
                 numbers = [match.group() for match in matches if match is not None]
-                if attribute == "scale" and len(numbers) == 1:
-                    numbers *= 3
-                few = len(numbers) < min(count, len(words)) or not math.isfinite(sum(map(float, numbers)))
-                if few or len(numbers) < count:
-                    raise ValueError(f"{place}: expected {count} numbers, got {text!r}")
+                numbers *= 3 if attribute == "scale" and len(numbers) == 1 else 1
+                numbers += ["1"] if attribute == "rgba" and len(numbers) == 3 else []
+                few = len(numbers) < count or not math.isfinite(sum(map(float, numbers)))
+                if not words or (attribute == "rgba" and few):
+                    tidied.append(f"{place}: {text!r} is left out")
+                    del element.attrib[attribute]
+                    continue
+                if few:
+                    raise ValueError(f"{place}: expected {count} number{'s' * (count > 1)}, got {text!r}")
                 if numbers[:count] != words:
                     tidied.append(f"{place}: {text!r} is {' '.join(numbers[:count])}")
                 element.set(attribute, " ".join(numbers[:count]))
+        for material in owner.iter("material"):
+            for color in [color for color in material.findall("color") if color.get("rgba") is None]:
+                material.remove(color)
 
 
 def _exclude_overlaps(spec: mujoco.MjSpec) -> list[str]:
@@ -204,13 +236,14 @@ def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
     MuJoCo's `balanceinertia` acts on the rest: A + B < C becomes the mean of the three.
     """
     inertial, name = link.find("inertial"), link.get("name", "")
-    if inertial is None:
-        bare = link.find("collision") is None and moves
-        return f"{name} mass 0 -> {LEAST_MASS:g} kg" if bare else ""
-    mass, inertia = inertial.find("mass"), inertial.find("inertia")
-    if mass is None or mass.get("value") is None:
-        link.remove(inertial)  # MuJoCo weighs its collision shapes
-        return f"{name} no mass -> of its collision shapes as water" if link.find("collision") is not None else ""
+    mass = None if inertial is None else inertial.find("mass")
+    if inertial is None or mass is None or mass.get("value") is None:
+        if inertial is not None:
+            link.remove(inertial)  # MuJoCo weighs its collision shapes
+        if link.find("collision") is None:
+            return f"{name} mass 0 -> {LEAST_MASS:g} kg" if moves else ""
+        return "" if inertial is None else f"{name} no mass -> of its collision shapes as water"
+    inertia = inertial.find("inertia")
     given = float(mass.get("value", ""))
     inertia = ElementTree.SubElement(inertial, "inertia") if inertia is None else inertia
     keys = ("ixx", "ixy", "ixz", "iyy", "iyz", "izz")
@@ -239,7 +272,7 @@ def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
 
 
 def _check_shapes(
-    link: ElementTree.Element, file: Path, folder: Path, packages: Mapping[str, str | Path], left_out: list[str]
+    link: ElementTree.Element, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: dict[str, list[str]]
 ) -> None:
     """Find the meshes of a link, and remove shapes that are empty.
 
@@ -261,7 +294,7 @@ def _check_shapes(
             reason = ""
         if not reason and kind is not None and kind.tag == "mesh":
             try:
-                path = _find(kind.get("filename", ""), file, folder, packages)
+                path = _find(kind.get("filename", ""), file, folder, packages, notes["read"])
                 regular_file(path)
                 kind.set("filename", str(path))
             except (TaskError, ValueError) as error:
@@ -269,9 +302,11 @@ def _check_shapes(
                     text = str(error).removeprefix(f"{file.name}: ")
                     raise TaskError(f"{file.name}: link {name!r}: {text}") from None
                 reason = str(error).removeprefix(f"{file.name}: ")
+                if any("no mesh" in line for line in notes["left out"]):
+                    reason = reason.partition("; looked for ")[0]
         if reason:
             link.remove(shape)
-            left_out.append(f"{shape.tag} of {name}: {reason}")
+            notes["left out"].append(f"{shape.tag} of {name}: {reason}")
 
 
 def _mend_meshes(
@@ -285,6 +320,7 @@ def _mend_meshes(
 
     Raises:
         TaskError: A mesh that collides, or the only shape of a link, cannot be read.
+        ValueError: MuJoCo does not compile the robot.
     """
     paths = {mesh.name: mesh.file for mesh in spec.meshes}
     broken = dict[str, str]()
@@ -300,7 +336,7 @@ def _mend_meshes(
             return
     except ValueError as error:
         if not re.search(r"mesh|vert|face|decoder|volume|STL|OBJ|normal", str(error)):
-            return  # the scene says what it is
+            raise
     for mesh in spec.meshes:
         path = paths[mesh.name]
         try:
@@ -321,30 +357,39 @@ def _mend_meshes(
         spec.delete(spec.mesh(name))
 
 
-def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path]) -> Path:
-    """Returns the path of a mesh; raises TaskError where it is not there."""
+def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: list[str]) -> Path:
+    """Return the path of a mesh, with a note where its package or folder has another name.
+
+    Raises:
+        TaskError: The mesh is not there.
+    """
     packages = {**ROS_PACKAGES, **packages}
-    file, above = file.resolve(), [file.resolve().parent, *file.resolve().parents[1:]]
+    above = [*file.resolve().parents]
+    name = _FIND.sub(r"package://\1/", name.strip().replace("\\", "/"))
     scheme = next((scheme for scheme in PACKAGE_SCHEMES if name.startswith(scheme)), None)
-    hint = ""
-    if scheme:
-        package, _, rest = name.removeprefix(scheme).partition("/")
-        if package in packages:
-            tried = [Path(packages[package]).expanduser() / rest]
-        else:
+    package, _, rest = name.removeprefix(scheme or "").partition("/")
+    if scheme and package in packages:
+        tried, guesses = [Path(packages[package]).expanduser() / rest.lstrip("/")], []
+    else:
+        rest = rest.lstrip("/") if scheme else re.sub(r"^file:(//)?", "", name)
+        parts = [part for part in Path(rest).parts if part not in ("/", "..")]
+        guesses = [parent / Path(*parts[i:]) for i in range(len(parts) - 1) for parent in above]
+        guesses.append(folder / Path(rest).name)  # as MuJoCo
+        if scheme:
             named = [parent / rest for parent in above if parent.name == package]
             above[-1:] = [Path(place) for place in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if place]
             tried = [*named, *(parent / package / rest for parent in above)]
-        hint = f"; try --packages {package}=FOLDER; in Python packages={{{package!r}: <its folder>}}"
-    else:
-        rest = name.removeprefix("file://")
-        tried = [file.parent / rest, *(parent / rest for parent in above[1:] if not Path(rest).is_absolute())]
-        hint = "; try to put it there, or to correct its path in the file"
+        else:
+            tried = [file.parent / rest, *(parent / rest for parent in above[1:] if not Path(rest).is_absolute())]
     if folder != file.parent:
         tried += [folder / rest, folder / Path(rest).name]
-    for path in tried:
+    for path in (*tried, *guesses):
         if path.is_file():
+            if path not in tried:
+                notes.append(f"mesh {name} is {path}")
             return path.resolve()
+    hint = f"--packages {package}=FOLDER; in Python packages={{{package!r}: <its folder>}}"
+    hint = hint if scheme else "to put it there, or to correct its path in the file"
     places = list(dict.fromkeys(str(path) for path in tried))
     more = f" and in {len(places) - _SHOWN} folders above" if len(places) > _SHOWN else ""
-    raise TaskError(f"{file.name}: no mesh {name!r}; looked for {', '.join(places[:_SHOWN])}{more}{hint}")
+    raise TaskError(f"{file.name}: no mesh {name!r}; looked for {', '.join(places[:_SHOWN])}{more}; try {hint}")

@@ -488,6 +488,41 @@ def test_meshes_are_found(package, names):
     assert scene.model.geom_contype.tolist() == [1, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("prefix", "notes"),
+    [
+        ("package://other/", 1),  # the package has another name than its folder
+        ("package://somewhere/else/my_robot/", 1),
+        ("package://my_robot//", 0),
+        ("file:{}/", 0),
+        ("$(find my_robot)/", 0),
+        ("file://$(find other)/", 1),
+        (" ../", 0),
+        ("..\\", 0),
+        ("C:\\robots\\", 1),
+        ("/home/nobody/robots/", 1),
+    ],
+)
+def test_meshes_are_found_by_the_end_of_their_path(package, caplog, prefix, notes):
+    prefix = prefix.format(package)
+    text = MESHES.format(stl=f"{prefix}collision/base.stl", obj=f"{prefix}visual/base.obj")
+    (package / "urdf" / "r.urdf").write_text(text)
+    scene = Scene(100)
+    scene.add("robot", package / "urdf" / "r.urdf")
+    assert sizes(scene) == pytest.approx([0.2, 0.1, 0.4], rel=1e-5)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == notes and all(f"{package}/collision/base.stl" in line for line in lines)
+
+
+def test_a_mesh_lies_beside_the_file_as_for_mujoco(package):
+    text = MESHES.format(stl="package://other/meshes/base.stl", obj="package://other/visual/base.obj")
+    (package / "urdf" / "r.urdf").write_text(text)
+    (package / "collision" / "base.stl").rename(package / "urdf" / "base.stl")
+    scene = Scene(100)
+    scene.add("robot", package / "urdf" / "r.urdf")
+    assert sizes(scene) == pytest.approx([0.2, 0.1, 0.4], rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["my_robot.urdf", "my_robot.xml", "collision/base.stl"])
 def test_a_pointer_of_git_lfs_is_one_line(package, name):
     (package / "my_robot.urdf").write_text(MESHES.format(stl="collision/base.stl", obj="visual/base.obj"))
@@ -574,11 +609,11 @@ def test_collada_without_its_reader_is_one_line(package, monkeypatch, caplog):
     ("change", "packages", "line"),
     [
         (
-            ("my_robot", "other"),
+            ("my_robot/collision", "other/nowhere"),
             None,
-            r"r.urdf: link 'base': no mesh 'package://other/collision/base.stl'; looked for \S*urdf/other/",
+            r"r.urdf: link 'base': no mesh 'package://other/nowhere/base.stl'; looked for \S*urdf/other/",
         ),
-        (("my_robot", "other"), None, r"try --packages other=FOLDER; in Python packages=\{'other': "),
+        (("my_robot/collision", "other/nowhere"), None, r"try --packages other=FOLDER; in Python packages=\{'other': "),
         (("x", "x"), {"my_robot": "/nowhere"}, "looked for /nowhere/collision/base.stl; try --packages my_robot="),
         (
             ("base.stl", "bas.stl"),
@@ -615,6 +650,9 @@ def test_arguments_that_do_not_fit_the_file_are_one_line(xml, arguments, line):
 # -- URDF files as robots' makers publish them --------------------------------------------------
 
 GOOD = '<inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz="0" izz="1"/></inertial>'
+BOX = '<geometry><box size="0.1 0.1 0.1"/></geometry>'
+COLOURED = BOX + '<material name="m">{}</material>'
+COLOURS = ['<color rgba=""/>', '<color rgba="1 0 0"/>', '<color rgba="red"/>', '<color rgb="1 0 0"/>']
 ONE_JOINT = (
     '<robot name="r"><link name="base">' + GOOD + '</link><link name="arm">{}</link>'
     '<joint name="j" type="{}"><parent link="base"/><child link="arm"/>{}</joint></robot>'
@@ -710,6 +748,14 @@ def test_links_that_overlap_in_the_reference_pose_do_not_collide(tmp_path, caplo
         (GOOD, '<limit lower="-1.57." upper="1,0"/>'),
         (GOOD, '<axis xyz="1 0 0"/><axis xyz="0 0 1"/>'),
         (GOOD, '<axis xyz="0 0 0"/>'),
+        (GOOD, "<axis/>"),
+        (GOOD, '<axis xyz=""/>'),
+        (GOOD, '<axis xyz="0 1e-16 0"/>'),
+        (GOOD, '<origin xyz="" rpy=""/>'),
+        (GOOD, "<mimic/>"),
+        (GOOD, '<mimic joint="j"/>'),
+        *((f"{GOOD}<visual>{COLOURED.format(color)}</visual>", "") for color in COLOURS),
+        (f"{GOOD}<visual>{COLOURED.format('')}<xacro:grey/></visual>", ""),
         (
             GOOD + '<visual><geometry><box size="1 1 1"/></geometry><material name="a"/><material name="b"/></visual>',
             "",
@@ -731,6 +777,13 @@ def test_sloppy_files_that_others_open_are_read(tmp_path, arm, joint):
         assert model.jnt_actfrclimited[0] == 0
     if "axis" in joint:
         assert model.jnt_axis[0].tolist() == [1, 0, 0]
+
+
+def test_the_line_of_looks_that_are_left_out_has_the_folders_once(tmp_path, caplog):
+    looks = [f'<visual><geometry><mesh filename="package://p/{name}.stl"/></geometry></visual>' for name in "abcd"]
+    add_urdf(tmp_path, f"{GOOD}{''.join(looks)}<collision>{BOX}</collision>")
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.count("package://p/") == 4 and line.count("looked for") == line.count("--packages p=FOLDER") == 1
 
 
 @pytest.mark.parametrize("declared", ["utf-8", "gbk", "shift_jis", "klingon", "punycode"])
@@ -773,6 +826,21 @@ def test_text_around_the_document_is_skipped(tmp_path, around):
         ("<a>" * 5000 + "</a>" * 5000, "", "nested deeper than"),
         (GOOD + "<xacro:if/>", "", "xacro template"),
         (
+            GOOD + "</link><link name='c'>",
+            "</joint><joint name='k' type='screw'><parent link='arm'/><child link='c'/>",
+            "joint 'k'",
+        ),
+        (GOOD, "</joint><joint name='k' type='fixed'><parent link='arm'/><child link='no'/>", "joint 'k'"),
+        (GOOD, "</joint><joint name='k' type='fixed'><parent link='arm'/><child link='base'/>", "circle"),
+        (GOOD, "</joint><joint name='k' type='fixed'><parent link='base'/><child link='arm'/>", "joint 'k'"),
+        (GOOD + "</link><link name='arm'>", "", "repeated.*'arm'"),
+        (
+            GOOD + "</link><link name='b'>" + GOOD + "</link><joint name='k' type='floating'><parent link='arm'/>"
+            "<child link='b'/></joint><link name='c'>",
+            "",
+            r"r\.urdf.*free joint.*'b'",
+        ),
+        (
             GOOD + '<collision><geometry><mesh filename="a.stl"/></geometry></collision>',
             "",
             "link 'arm': no mesh 'a.st",
@@ -786,7 +854,6 @@ def test_a_urdf_that_nobody_can_read_is_one_line(tmp_path, arm, joint, line):
     assert "\n" not in str(error.value) and "r.urdf" in str(error.value)
 
 
-BOX = '<geometry><box size="0.1 0.1 0.1"/></geometry>'
 TILE = "v 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nf 1 2 3\nf 1 3 4\n"
 
 
