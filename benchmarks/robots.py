@@ -144,7 +144,10 @@ def run(file: Path, simulator: str) -> dict[str, Any]:
             mujoco.mj_step(plain, data, SUBSTEPS)
     qpos = sim.qpos[0].double().numpy()
     row["loads"] = bool(np.isfinite(qpos).all())
-    if data is not None:
+    if not row["loads"]:
+        too = ", in plain MuJoCo too" if data is not None and any(each.number for each in data.warning) else ""
+        row["line"] = f"the state diverges{too}"
+    elif data is not None:
         row["apart"] = float(f"{np.abs(qpos - data.qpos).max():.2g}")
     return row
 

@@ -804,7 +804,8 @@ def test_the_tasks_of_the_readme_are_the_data():
 def test_the_table_of_robots_is_the_data():
     counts = json.loads((ROOT / "benchmarks" / "robots.json").read_text())["counts"]
     page = (ROOT / "docs" / "your_robot.md").read_text()
-    for collection, name in {"bullet": "PyBullet", "erd": "example-robot-data"}.items():
+    names = {"bullet": "PyBullet", "erd": "example-robot-data", "unitree": "unitree_ros", "igenvs": "IsaacGymEnvs"}
+    for collection, name in {**names, "ros2ctl": "mujoco_ros2_control_menagerie"}.items():
         row = counts[f"{collection} mujoco"]
         [line] = [line for line in page.splitlines() if line.startswith(f"| {name}")]
         numbers = [int(number) for pair in re.findall(r"(\d+) of (\d+)", line) for number in pair]
