@@ -36,3 +36,13 @@ DIRECTORY_BYTES = 8 << 20
 """Size of the list of entries of an archive: some 100,000 entries, for which Python needs some 100 MB."""
 CHECKPOINT_VALUES = 1_000_000
 """Values in a checkpoint; those of a large task are some 1,000. Its tensors have no more than its size."""
+XML_BYTES, XML_DEPTH, XML_ELEMENTS = 32 << 20, 200, 100_000
+"""Size of a robot's XML, its nesting and its elements; the largest of 1,384 real files has 4,133."""
+XML_FILES, XML_COPIES = 200, 100_000
+"""Files that a robot's XML includes, and copies that `<replicate>`, `<composite>` and `<flexcomp>` make, multiplied."""
+ASSET_BYTES, MESH_BYTES = 256 << 20, 64 << 20
+"""Size of a mesh, a texture or a height field; of a mesh that trimesh reads."""
+ASSET_NUMBERS = 20_000_000
+"""Numbers in one height field, texture or custom field; 80 MB as float32."""
+ROBOT_BYTES = 2 << 30
+"""Memory for reading a robot or compiling its scene, whatever its files ask for; ToddlerBot's 65 MB take 1.3 GB."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,11 +10,10 @@ import mujoco
 import numpy as np
 
 from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.files import budgets
 from gpusim_rl.sim.robot_xml import regular_file
 
 MUJOCO_READS = (".stl", ".obj", ".msh")
-_MAX_BYTES = 64 << 20
-_MAX_NUMBERS = 20_000_000
 _THIN = 1e-3  # least half size of the box that stands for a flat collision mesh [m]
 
 
@@ -34,7 +32,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
         from trimesh.resolvers import FilePathResolver
     except ConfigError as error:
         raise ValueError(str(error)) from None
-    regular_file(file, _MAX_BYTES)
+    regular_file(file, budgets.MESH_BYTES)
 
     class Resolver(FilePathResolver):
         """Buffers of glTF; no materials and no pictures, which nobody draws."""
@@ -43,7 +41,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
             path = file.parent / name
             if path.suffix.lower() != ".bin" or not path.is_file():
                 raise ValueError(f"no buffer {name!r}")
-            regular_file(path, _MAX_BYTES)
+            regular_file(path, budgets.MESH_BYTES)
             return path.read_bytes()
 
     try:
@@ -51,14 +49,9 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
         if file.suffix.lower() == ".dae":
             unit = ElementTree.parse(file).getroot().find("{*}asset/{*}unit")
             metres = 1.0 if unit is None else float(unit.get("meter", 1.0))
-        elif file.suffix.lower() in (".glb", ".gltf"):
-            _check_gltf(file)
         with file.open("rb") as content:
             kind = file.suffix.lower().removeprefix(".")
             scene = trimesh.load_scene(content, file_type=kind, resolver=Resolver(str(file)), skip_materials=True)
-        copies = [scene.geometry[scene.graph[node][1]] for node in scene.graph.nodes_geometry]
-        if sum(len(part.faces) + len(part.vertices) for part in copies) > _MAX_NUMBERS:  # nodes may share a shape
-            raise ValueError(f"its nodes have more than {_MAX_NUMBERS} corners and faces")
         shape = scene.to_mesh()
         vertices, faces = metres * np.asarray(shape.vertices), np.asarray(shape.faces)
     except Exception as error:  # of any library that reads a stranger's file
@@ -66,16 +59,6 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
     if not len(faces) or not np.isfinite(vertices).all():
         raise ValueError("the mesh has no faces, or corners that are not finite")
     mesh.file, mesh.uservert, mesh.userface = "", vertices.ravel(), faces.ravel()
-
-
-def _check_gltf(file: Path) -> None:
-    """Raise ValueError where a file's accessors ask for more numbers than a mesh of a robot has."""
-    content = file.read_bytes()
-    if content[:4] == b"glTF":
-        content = content[20 : 20 + int.from_bytes(content[12:16], "little")]
-    accessors = json.loads(content).get("accessors", [])
-    if sum(accessor.get("count", 0) for accessor in accessors) > _MAX_NUMBERS:
-        raise ValueError(f"its accessors have more than {_MAX_NUMBERS} elements")
 
 
 def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:

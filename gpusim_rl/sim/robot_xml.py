@@ -3,36 +3,56 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import math
 import re
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.parsers import expat
 
 import mujoco
 
-MAX_XML_BYTES = 32 << 20
-MAX_ASSET_BYTES = 256 << 20
-MAX_DEPTH = 200
-MAX_ELEMENTS = 500_000
-MAX_FILES = 200
-MAX_REPLICAS = 100_000
-"""Copies that `<replicate>`, `<composite>` and `<flexcomp>` make, nested ones multiplied."""
-MAX_CELLS = 20_000_000
-"""Numbers in one height field, texture or custom field; 80 MB as float32."""
-MAX_USERS = 1000
-"""Elements that have the numbers of `<size nuser_...>` each."""
+from gpusim_rl.files import budgets
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 _SIZED = {"hfield": [("nrow", "ncol")], "texture": [("width", "height")], "numeric": [("size",)]}
+_USERS = 1000  # elements that have the numbers of `<size nuser_...>` each
 _ENCODINGS = re.compile(r"(utf|iso-|windows-|cp|gb|big5|shift_jis|euc-|koi8|(us-)?ascii)", re.IGNORECASE)
 _LFS = b"version https://git-lfs.github.com"
 _HEAD = 100_000  # bytes in which a file's first element begins
 _REPLICATED = ("replicate", "composite", "flexcomp")
 
 
-def regular_file(path: Path, limit: int = MAX_ASSET_BYTES) -> None:
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Raise ValueError where the block takes more than `budgets.ROBOT_BYTES`, whatever a robot's file asks for."""
+    statm = Path("/proc/self/statm")
+    if resource is None or not statm.exists():  # macOS and Windows have no such limit
+        yield
+        return
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        used = int(statm.read_text().split()[5]) * resource.getpagesize()
+        bounds = [limit for limit in (*limits, used + budgets.ROBOT_BYTES) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), limits[1]))
+        yield
+    except (MemoryError, RuntimeError, ValueError) as error:
+        failed = "allocate memory" in str(error) or "unknown exception" in str(error).lower()  # MuJoCo's words
+        if not (failed or isinstance(error, MemoryError)):
+            raise
+        raise ValueError(f"reading it takes more than {budgets.ROBOT_BYTES >> 20} MB of memory") from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
     """Raise ValueError for a path that is no regular file (a pipe blocks), too large, or a Git LFS pointer."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file. Try a copy of its content")
@@ -51,7 +71,7 @@ def read_content(file: Path) -> bytes:
         ValueError: It is not a regular file, or too large.
         OSError: It cannot be read.
     """
-    regular_file(file, MAX_XML_BYTES)
+    regular_file(file, budgets.XML_BYTES)
     content, text = file.read_bytes(), ""
     named = re.search(rb"<\?xml [^>]*encoding *= *[\"']([\w-]+)", content[:_HEAD])
     marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -75,17 +95,20 @@ def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Ca
     def opened(tag: str, attributes: dict[str, str]) -> None:
         nonlocal depth, count
         depth, count = depth + 1, count + 1
-        if depth > MAX_DEPTH or count > MAX_ELEMENTS:
-            limit = f"nested deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"more than {MAX_ELEMENTS}"
+        if depth > budgets.XML_DEPTH or count > budgets.XML_ELEMENTS:
+            limit = f"nested {depth} deep" if depth > budgets.XML_DEPTH else f"more than {budgets.XML_ELEMENTS}"
             raise ValueError(f"XML: line {parser.CurrentLineNumber}: elements are {limit}")
         start(tag, attributes)
+
+    def entity(name: str, *_: object) -> None:
+        raise ValueError(f"XML: the entity {name[:40]!r}: robots' readers know none. Try its text in its place")
 
     def closed(tag: str) -> None:
         nonlocal depth
         depth -= 1
         end(tag)
 
-    parser.StartElementHandler, parser.EndElementHandler = opened, closed
+    parser.StartElementHandler, parser.EndElementHandler, parser.EntityDeclHandler = opened, closed, entity
     try:
         parser.Parse(content, True)
     except (expat.ExpatError, LookupError) as error:
@@ -131,36 +154,43 @@ def included_files(file: Path) -> set[Path]:
     Raises:
         ValueError: See `read_mjcf`.
     """
-    waiting, seen = [file], set[Path]()
+    waiting, seen, meshes, places = [file], set[Path](), set[str](), {""}
     while waiting:
         path = waiting.pop().resolve()
         if path in seen or not path.exists():  # MuJoCo says which one is missing
             continue
         seen.add(path)
-        if len(seen) > MAX_FILES:
-            raise ValueError(f"it includes more than {MAX_FILES} files")
+        if len(seen) > budgets.XML_FILES:
+            raise ValueError(f"it includes more than {budgets.XML_FILES} files")
         try:
-            waiting += [folder / name for name in _included(path) for folder in (file.parent, path.parent)]
+            included = _included(path, meshes, places)
+            waiting += [folder / name for name in included for folder in (file.parent, path.parent)]
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}") from None
+    if len(meshes) * len(places) > budgets.XML_FILES:
+        raise ValueError(f"<flexcomp>: {len(meshes)} meshes in {len(places)} folders, expected fewer")
+    for name, place in itertools.product(meshes, places):  # MuJoCo reads them before `check_assets`
+        regular_file(file.parent / place / name)
     return seen
 
 
-def _included(file: Path) -> list[str]:
-    """Return the files that a file includes, after a look at what its elements allocate."""
+def _included(file: Path, meshes: set[str], places: set[str]) -> list[str]:
+    """Return the files that a file includes; add the meshes of its `<flexcomp>`, and its folders of meshes."""
     included, copies = list[str](), [1]
 
     def start(tag: str, attributes: dict[str, str]) -> None:
+        meshes.update([attributes["file"]] if tag == "flexcomp" and "file" in attributes else [])
+        places.update(attributes[key] for key in ("meshdir", "assetdir") if tag == "compiler" and key in attributes)
         if tag in ("include", "model") and (name := attributes.get("file")):
             included.append(name)
         made = math.prod(_integers(attributes.get("count", "1"))) if tag in _REPLICATED else 1
         copies.append(copies[-1] * max(made, 1))
-        if copies[-1] > MAX_REPLICAS:
-            raise ValueError(f"<{tag}>: makes {copies[-1]} copies, expected at most {MAX_REPLICAS}")
+        if copies[-1] > budgets.XML_COPIES:
+            raise ValueError(f"<{tag}>: makes {copies[-1]} copies, expected at most {budgets.XML_COPIES}")
         per_element = [(name,) for name in attributes if name.startswith(("nuser", "nkey"))] if tag == "size" else []
         for names in per_element or _SIZED.get(tag, ()):
             numbers = [number for name in names for number in _integers(attributes.get(name, ""))[:1]]
-            if math.prod(numbers) * (MAX_USERS if per_element else 1) > MAX_CELLS:
+            if math.prod(numbers) * (_USERS if per_element else 1) > budgets.ASSET_NUMBERS:
                 raise ValueError(f"<{tag}>: {' x '.join(names)} is {math.prod(numbers)}; it allocates too many numbers")
 
     walk(read_content(file), start, lambda tag: copies.pop())
@@ -168,9 +198,9 @@ def _included(file: Path) -> list[str]:
 
 
 def _integers(text: str) -> list[int]:
-    """Return the whole numbers of an attribute; MuJoCo says what is wrong with others."""
+    """Return the first three whole numbers of an attribute; MuJoCo says what is wrong with others."""
     try:
-        return [int(float(word)) for word in text.split()]
+        return [min(int(float(word)), 1 << 40) for word in text.split(None, 3)[:3]]
     except (ValueError, OverflowError):
         return []
 
@@ -190,8 +220,8 @@ def check_assets(spec: mujoco.MjSpec) -> None:
                 with path.open("rb") as file:
                     head = file.read(24)
                 width, height = struct.unpack(">II", head[16:24]) if len(head) == 24 else (0, 0)
-                if width * height > MAX_CELLS:
-                    raise ValueError(f"{path}: has {width} x {height} pixels, expected at most {MAX_CELLS}")
+                if width * height > budgets.ASSET_NUMBERS:
+                    raise ValueError(f"{path}: has {width} x {height} pixels, expected at most {budgets.ASSET_NUMBERS}")
     try:
         if missing:
             spec.copy().compile()  # a file of an attached model is elsewhere

@@ -24,6 +24,7 @@ from gpusim_rl.sim.robot_file import (
     read_robot,
     references,
 )
+from gpusim_rl.sim.robot_xml import bounded_memory
 from gpusim_rl.sim.scene_sensors import add_sensor
 from gpusim_rl.sim.terrain import Terrain
 
@@ -240,7 +241,7 @@ class Scene:
             raise TaskError(f"{label}: the scene already has a {name!r}; names must be unique")
         from_menagerie = isinstance(robot, str) and robot.startswith(menagerie.PREFIX)
         try:
-            with mujoco_warnings(label):
+            with mujoco_warnings(label), bounded_memory():
                 spec, velocity_limits = read_robot(robot, packages, keyframe, fixed_base)
         except TaskError as error:
             raise error if from_menagerie else TaskError(f"{label}: {error}") from None
@@ -564,7 +565,7 @@ class Scene:
         """
         if self._model is None:
             try:
-                with mujoco_warnings("Scene"):
+                with mujoco_warnings("Scene"), bounded_memory():
                     self._model = actuators.with_whole_steps(self.spec.compile())
                 hide_collision_shapes(self._model)
             except ValueError as error:

@@ -27,7 +27,6 @@ _LINKS_SHOWN = 12  # links in a line
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _DEFAULT = re.compile(r"\$\(optenv\s+\w+\s*([^)]*)\)")  # of an environment variable, in files of xacro and roslaunch
 _FIND = re.compile(r"^(?:file:/*)?\$\(find\s+([^)\s]+)\s*\)/*")  # roslaunch's folder of a package
-_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
 _NUMBERS = {
     "origin": {"xyz": 3, "rpy": 3},
     "axis": {"xyz": 3},
@@ -66,7 +65,8 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     try:
         robot = parse(content)
     except ValueError as error:
-        raise ValueError(template if b"<xacro:" in _COMMENT.sub(b"", content) else str(error)) from None
+        outside = (part.rpartition(b"-->")[2] for part in content.split(b"<!--"))  # of comments
+        raise ValueError(template if any(b"<xacro:" in part for part in outside) else str(error)) from None
     notes: dict[str, list[str]] = {"links without a physical mass or inertia": [], "read": [], "left out": []}
     changed, tidied, left_out = notes.values()
     for shape in (*robot.iterfind("link/visual"), *robot.iterfind("link/collision")):
@@ -75,9 +75,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
             shape.remove(child)
     if any(element.tag.startswith("xacro:") for element in robot.iter()):
         raise ValueError(template)
-    for element in list(robot):
-        if element.tag not in ("link", "joint", "material", "mujoco"):
-            robot.remove(element)
+    robot[:] = [element for element in robot if element.tag in ("link", "joint", "material", "mujoco")]
     settings = robot.find("mujoco")
     settings = ElementTree.SubElement(robot, "mujoco") if settings is None else settings
     compiler = settings.find("compiler")
@@ -89,10 +87,10 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
 
     owners = (*robot.iterfind("link"), *robot.iterfind("joint"))
     for owner, element in [(one, element) for one in owners for element in one.iter()]:
-        for child in [child for child in element if child.tag not in ("visual", "collision")]:
-            if child is not element.find(child.tag):
-                element.remove(child)
-                tidied.append(f"{_name(owner)}: a second <{child.tag}>")
+        first = {child.tag: child for child in reversed(element) if child.tag not in ("visual", "collision")}
+        second = dict.fromkeys(child for child in element if first.get(child.tag, child) is not child)
+        tidied += [f"{_name(owner)}: a second <{child.tag}>" for child in second]
+        element[:] = [child for child in element if child not in second]
     _tidy_numbers(robot, tidied)
     for joint in robot.findall("joint"):
         axis, mimic = joint.find("axis"), joint.find("mimic")
@@ -165,8 +163,10 @@ def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
             for attribute, count in _NUMBERS.get(element.tag, {}).items():
                 if (text := element.get(attribute)) is None:
                     continue
-                words = [word for word in re.split(r"[\s,]+", _DEFAULT.sub(r"\1", text)) if word]
                 place = f"{_name(owner)}: {attribute} of <{element.tag}>"
+                if len(text) > 1000:  # patterns and lists of more take minutes and gigabytes
+                    raise ValueError(f"{place}: expected {count} numbers, got {len(text)} characters")
+                words = [word for word in re.split(r"[\s,]+", _DEFAULT.sub(r"\1", text)) if word]
                 if element.tag == "limit" and words and words[0].lstrip("+-").lower() in ("inf", "infinity"):
                     del element.attrib[attribute]  # no limit
                     continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import resource
 import struct
 import sys
 import zlib
@@ -17,7 +18,8 @@ import pytest
 import torch
 
 from gpusim_rl.errors import TaskError
-from gpusim_rl.sim import Scene, mesh_file
+from gpusim_rl.files import budgets
+from gpusim_rl.sim import Scene
 from gpusim_rl.sim.params import find_elements
 from helpers.scenes import ARM, BALL, advance, everywhere, make, only
 
@@ -823,7 +825,7 @@ def test_text_around_the_document_is_skipped(tmp_path, around):
         (GOOD, '<origin xyz="a b c"/>', "expected 3 numbers"),
         (GOOD, '<origin xyz="1e999 0 0"/>', "expected 3 numbers"),
         (moments(1, 1, 1).replace('ixx="1"', 'ixx="nan"'), "", r"link 'arm': ixx of <inertia>"),
-        ("<a>" * 5000 + "</a>" * 5000, "", "nested deeper than"),
+        ("<a>" * 5000 + "</a>" * 5000, "", "nested 201 deep"),
         (GOOD + "<xacro:if/>", "", "xacro template"),
         (
             GOOD + "</link><link name='c'>",
@@ -885,16 +887,17 @@ def test_a_mesh_that_is_flat_tiny_or_broken(tmp_path, kind, name, content, kept)
         assert kind == "visual" or scene.model.ngeom == 1
 
 
-def test_nodes_that_share_a_mesh_are_counted(tmp_path, monkeypatch):
+def test_nodes_that_share_a_mesh_take_bounded_memory(tmp_path, monkeypatch):
     """A small glTF file may draw one mesh ten thousand times."""
     trimesh = pytest.importorskip("trimesh")
-    scene = trimesh.Scene()
-    for i in range(20):
-        scene.add_geometry(trimesh.creation.icosphere(1), geom_name="one", node_name=f"n{i}")
+    scene, ball = trimesh.Scene(), trimesh.creation.icosphere(5)
+    scene.add_geometry(ball, geom_name="one")
+    for i in range(500):
+        scene.graph.update(f"n{i}", geometry="one")
     (tmp_path / "many.glb").write_bytes(scene.export(file_type="glb"))
-    monkeypatch.setattr(mesh_file, "_MAX_NUMBERS", 1000)
-    with pytest.raises(ValueError, match="its nodes"):
-        mesh_file.read_by_trimesh(mujoco.MjSpec().add_mesh(), tmp_path / "many.glb")
+    monkeypatch.setattr(budgets, "ROBOT_BYTES", 100 << 20)
+    with pytest.raises(TaskError, match=r"many\.glb: cannot read"):
+        add_urdf(tmp_path, f'{GOOD}<collision><geometry><mesh filename="many.glb"/></geometry></collision>')
 
 
 @pytest.mark.parametrize("end", ["ply", "glb", "gltf", "dae", "stl"])
@@ -958,25 +961,79 @@ def test_what_mujoco_warns_of_while_it_loads_is_one_line(tmp_path, caplog):
         ('<mujoco><include file="m.xml"/></mujoco>', "m.xml"),
         ('<mujoco><asset><mesh name="m" file="pipe.stl"/></asset></mujoco>', "pipe.stl"),
         ('<mujoco><asset><texture name="t" type="2d" file="pipe.png"/></asset></mujoco>', "pipe.png"),
-        ('<mujoco><asset><hfield name="h" size="1 1 1 1" file="huge.png"/></asset></mujoco>', "huge.png"),
-        ('<mujoco><asset><hfield name="h" size="1 1 1 1" nrow="90000" ncol="90000"/></asset></mujoco>', "hfield"),
         ('<mujoco><asset><texture builtin="flat" width="90000" height="90000"/></asset></mujoco>', "texture"),
         ('<mujoco><size nuser_body="100000000"/></mujoco>', "nuser_body"),
         ('<mujoco><worldbody><replicate count="9999"><replicate count="9999"><geom size="1"/></replicate></replicate>'
          "</worldbody></mujoco>", "replicate"),
         ("<mujoco><worldbody>" + "<body>" * 9999 + "</body>" * 9999 + "</worldbody></mujoco>", "nested"),
+        (f'<mujoco><worldbody><replicate count="{"1e300 " * 400_000}"/></worldbody></mujoco>', "replicate"),
+        ('<mujoco><worldbody><flexcomp name="f" type="mesh" file="pipe.stl"/></worldbody></mujoco>', "pipe.stl"),
+        ('<mujoco><compiler meshdir="sub"/><worldbody><flexcomp name="f" type="mesh" file="pipe"/></worldbody>'
+         "</mujoco>", "pipe"),
+        ('<!DOCTYPE a [<!ENTITY a "a">]><mujoco model="&a;"/>', "entity"),
+        # Each of these sizes is one that MuJoCo allocates without a limit of its own.
+        ('<mujoco><asset><mesh name="m" builtin="plate" params="20000 20000"/></asset></mujoco>', "256 MB"),
+        ('<mujoco><asset><hfield name="h" size="1 1 1 1" nrow="90000" ncol="90000"/></asset></mujoco>', "hfield"),
     ],
 )  # fmt: skip
-def test_a_strangers_mjcf_takes_neither_memory_nor_time(tmp_path, xml, word):
+def test_a_strangers_mjcf_takes_neither_memory_nor_time(tmp_path, monkeypatch, xml, word):
+    monkeypatch.setattr(budgets, "ROBOT_BYTES", 256 << 20)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.xml").write_text('<mujoco><include file="pipe"/></mujoco>')
     for name in ("pipe", "pipe.stl", "pipe.png", "sub/pipe"):
         os.mkfifo(tmp_path / name)
-    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 90000, 90000))
     (tmp_path / "m.xml").write_text(xml)
     with pytest.raises(TaskError, match=word) as error:
         Scene(100).add("r", tmp_path / "m.xml")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        '<asset><texture name="t" type="cube" builtin="flat" width="20000"/></asset>',
+        "<asset>" + '<texture type="2d" builtin="flat" width="4000" height="4000" name="{}"/>' * 40 + "</asset>",
+        '<asset><hfield name="h" size="1 1 1 1" file="huge.png"/></asset>',
+        '<sensor><user dim="200000000"/></sensor>',
+        '<sensor><contact geom1="g" num="200000000"/></sensor>',
+        '<actuator><general joint="j" dyntype="user" actdim="200000000"/></actuator>',
+    ],
+    ids=["cube", "textures", "picture", "sensor", "contacts", "actuator"],
+)
+def test_what_a_strangers_mjcf_makes_mujoco_allocate_is_bounded(tmp_path, monkeypatch, xml):
+    monkeypatch.setattr(budgets, "ROBOT_BYTES", 256 << 20)
+    body = '<worldbody><body><joint name="j"/><geom name="g" size="0.1"/></body></worldbody>'
+    (tmp_path / "m.xml").write_text(f"<mujoco>{xml.format(*range(40))}{body}</mujoco>")
+    head = struct.pack(">I4sIIBBBBB", 13, b"IHDR", 40000, 40000, 8, 0, 0, 0, 0)
+    parts = ((b"IDAT", zlib.compress(bytes(10))), (b"IEND", b""))
+    chunks = [
+        struct.pack(">I4s", len(data), kind) + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    ]
+    content = b"\x89PNG\r\n\x1a\n" + head + struct.pack(">I", zlib.crc32(head[4:])) + b"".join(chunks)
+    (tmp_path / "huge.png").write_bytes(content)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    scene = Scene(100)
+    scene.add("r", tmp_path / "m.xml")
+    with pytest.raises(TaskError, match=r"256 MB|huge\.png"):
+        _ = scene.model
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("inner", "word"),
+    [
+        ("<!--" * 200_000, "XML"),
+        (f'<link name="l"><visual><origin xyz="$(optenv {"a" * 200_000}"/></visual></link>', "200009 characters"),
+        ('<link name="l">' + "<visual/>" * 200_000 + "</link>", "elements"),
+    ],
+    ids=["comments", "default", "elements"],
+)
+def test_a_strangers_urdf_takes_no_time(tmp_path, inner, word):
+    (tmp_path / "r.urdf").write_text(f'<robot name="r">{inner}</robot>')
+    with pytest.raises(TaskError, match=word) as error:
+        Scene(100).add("r", tmp_path / "r.urdf")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1000
 
 
 def test_a_pipe_is_no_robot(tmp_path):
