@@ -70,11 +70,14 @@ class Motor:
     scale: float
 
     @classmethod
-    def tuned(cls, armature: float, effort: float) -> Motor:
-        """Returns a motor whose servo is an overdamped second-order system of 10 Hz, as those of mjlab's robots."""
+    def tuned(cls, armature: float, effort: float, scale: float | None = None) -> Motor:
+        """Return a motor whose servo is an overdamped second-order system of 10 Hz, as those of mjlab's robots.
+
+        Without a `scale` [rad], an action of 1 asks for a quarter of the largest torque.
+        """
         omega = 2.0 * math.pi * SERVO_HZ
         stiffness, damping = armature * omega**2, 2.0 * DAMPING_RATIO * armature * omega
-        scale = ACTION_SHARE * effort / stiffness
+        scale = ACTION_SHARE * effort / stiffness if scale is None else scale
         return cls(armature=armature, effort=effort, stiffness=stiffness, damping=damping, scale=scale)
 
 

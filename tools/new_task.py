@@ -1374,7 +1374,8 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         sites["imu"] = literal((robot.root, (0.0, 0.0, 0.0)))
     pose = {joint: value for joint, value in robot.pose.items() if value}
     motors = {
-        joint: f"Motor.tuned(armature={literal(armature)}, effort={literal(effort)})"
+        joint: f"Motor.tuned(armature={literal(armature)}, effort={literal(effort)}"
+        + (f", scale={literal(robot.scales[joint])})" if joint in robot.scales else ")")
         for joint, (armature, effort) in robot.motors.items()
     }
     widths = dict.fromkeys(robot.pitches, (0.05, 0.3, 0.5) if biped else (0.05, 0.3, 0.3))

@@ -19,6 +19,8 @@ ARMATURE = 1.7e-4
 SAG = 0.2
 """Error of a joint's servo under the robot's own weight for which a guessed armature suffices [rad]; Go1's is 0.22."""
 SERVO_HZ = 10.0  # natural frequency of the servos of velocity tasks
+SCALE = 0.3
+"""Action scale of joints whose armature was guessed from a load [rad]; Go1's is 0.31."""
 FOOT = re.compile(r"foot|feet|toe|ankle|sole|paw|calf_?tip", re.IGNORECASE)
 TORSO = re.compile(r"torso|trunk|chest", re.IGNORECASE)
 SOLE = 0.02  # height above its lowest point within which the shapes of a foot stand on the ground [m]
@@ -58,6 +60,7 @@ class LeggedRobot:
         pose: Joint positions of the pose in which it stands [rad].
         height: Height of the root in it [m].
         motors: Armature [kg m^2] and largest torque [N m] of each joint.
+        scales: Action scale of joints whose armature was guessed from a load [rad].
         knees: Knees, or what bends a leg most.
         pitches: Other joints of legs that turn about the robot's y axis.
         notes: What was guessed, a line each.
@@ -70,6 +73,7 @@ class LeggedRobot:
     pose: dict[str, float]
     height: float
     motors: dict[str, tuple[float, float]]
+    scales: dict[str, float]
     knees: list[str]
     pitches: list[str]
     notes: list[str]
@@ -107,6 +111,7 @@ class _Reader:
         self.model = model = scene.model
         self.prefix, self.bodies = scene.prefix(name), scene.bodies_of(name)
         self.data, self.notes = mujoco.MjData(model), list[str]()
+        self.scales = dict[str, float]()
         self.body_of: list[int] = model.geom_bodyid.tolist()
         of_root = [j for j in range(model.njnt) if model.jnt_bodyid[j] in self.bodies[:1]]
         if not of_root or model.jnt_type[of_root[0]] != mujoco.mjtJoint.mjJNT_FREE:
@@ -160,6 +165,7 @@ class _Reader:
             pose={self.name("joint", j): round(float(data.qpos[model.jnt_qposadr[j]]), 3) for j in self.joints},
             height=math.ceil(1000 * height) / 1000,
             motors=self.motors(height, [*shapes.values()]),
+            scales=self.scales,
             knees=[self.name("joint", leg[1]) for leg in legs if len(leg) > 1],
             pitches=[self.name("joint", j) for leg in legs for j in (*leg[:1], *leg[2:])],
             notes=self.notes,
@@ -333,6 +339,8 @@ class _Reader:
             if armature == 0.0:
                 stiff = heaviest[effort] / (SAG * (2.0 * math.pi * SERVO_HZ) ** 2)
                 motors[j], without = (max(ARMATURE * effort, stiff), effort), without + 1
+                if stiff > ARMATURE * effort:  # a quarter of the largest torque would hardly move it
+                    self.scales[self.name("joint", j)] = SCALE
         if unknown:
             self.notes.append(f"{unknown} joints have no largest torque in the file: guessed from what they carry")
         if without:

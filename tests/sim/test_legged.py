@@ -71,6 +71,7 @@ def test_a_guessed_armature_holds_the_robot_up():
     torque = 0.5 * 9.81 * (95 + 3 + 0.5 + 2 * 1) * thigh  # of what stands above a knee, ahead of it
     assert armature * (2 * math.pi * 10) ** 2 * SAG == pytest.approx(torque, rel=0.1)
     assert armature > light.motors["left_knee"][0] and effort == 60.0
+    assert heavy.scales.keys() >= {"left_knee"} and "left_hip" not in heavy.scales and not light.scales
 
 
 def test_motors_are_the_files_and_else_guesses_that_are_told():

@@ -1013,8 +1013,8 @@ def test_what_a_strangers_mjcf_makes_mujoco_allocate_is_bounded(tmp_path, monkey
     (tmp_path / "huge.png").write_bytes(content)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     scene = Scene(100)
-    scene.add("r", tmp_path / "m.xml")
     with pytest.raises(TaskError, match=r"256 MB|huge\.png"):
+        scene.add("r", tmp_path / "m.xml")
         _ = scene.model
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
