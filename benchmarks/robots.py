@@ -8,8 +8,8 @@ Every file is loaded in a process of its own. `task` is whether `new_task` write
 scene takes the file and a simulator steps it; else there is the line that a user reads. `apart` is the largest
 difference of a coordinate [m, rad or of a quaternion] from MjModel and mj_step after 50 control steps of 4 physics
 steps, with the same random controls; null where plain MuJoCo refuses the file, with its message in `plain`. For URDF,
-plain MuJoCo gets the paths of meshes and the compiler settings that a scene has; an object without joints gets a free
-one. Where a scene gives links other masses or inertias than MuJoCo (`mended`), MuJoCo gets them before the comparison.
+plain MuJoCo gets the paths of meshes, the compiler settings and the pairs without contact that a scene has; an object
+without joints gets a free one. Where a scene gives links other masses or inertias than MuJoCo (`mended`), MuJoCo gets them before the comparison.
 Results of other collections and simulators that robots.json has already are kept.
 """
 
@@ -26,6 +26,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -61,8 +62,8 @@ def files_of(folder: Path, skip: str, jointed: bool, one_per_folder: bool) -> li
     return found
 
 
-def plain_model(file: Path, free: bool) -> Any:
-    """Return the model that MuJoCo makes of a file without this package's readers."""
+def plain_model(file: Path, free: bool, excludes: Sequence[tuple[str, str]] = ()) -> Any:
+    """Return the model that MuJoCo makes of a file without this package's readers; `excludes` are pairs of links."""
     import mujoco
 
     from gpusim_rl.sim.robot_xml import root_tag
@@ -84,6 +85,8 @@ def plain_model(file: Path, free: bool) -> Any:
     spec = mujoco.MjSpec.from_string(ElementTree.tostring(root, encoding="unicode"))
     for body in spec.worldbody.bodies[:1] if free else ():
         body.add_freejoint()
+    for one, two in excludes:
+        spec.add_exclude(bodyname1=one, bodyname2=two)
     return spec.compile()
 
 
@@ -123,6 +126,9 @@ def run(file: Path, simulator: str) -> dict[str, Any]:
     except (ConfigError, TaskError) as error:
         return row | {"line": one_line(error)}
     model, random = scene.model, np.random.default_rng(0)
+    pairs = [(one.bodyname1.split("/")[-1], one.bodyname2.split("/")[-1]) for one in scene.spec.excludes]
+    if plain is not None and pairs and file.suffix == ".urdf":
+        plain = plain_model(file, free, pairs)
     data = None
     if plain is not None and plain.nq == model.nq and plain.nu == model.nu:
         plain.opt.timestep = model.opt.timestep
