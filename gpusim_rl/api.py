@@ -92,7 +92,7 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
         known["num_envs"] = int(count)
     spec = prepare(task, **{**known, **settings})
     cfg = spec.cfg
-    made = [key for key in ("id", "_target_", "kwargs", "cfg", "physics", "overlap") if getattr(cfg.env, key)]
+    made = [key for key in ("id", "_target_", "kwargs", "cfg", "physics") if getattr(cfg.env, key)]
     elsewhere = {"actors": cfg.actors.engine, "eval.interval": cfg.eval.interval}
     for key in [*(f"env.{key}" for key in made), *(key for key, value in elsewhere.items() if value)]:
         raise ConfigError(
@@ -174,7 +174,7 @@ def _spec(
     name = cfg.env.id or cfg.env._target_
     if name is not None and issubclass(task_class, Task):
         raise ConfigError(f"env={name} has no effect with task {task_class.__name__}. Try task=Gymnasium")
-    key = next((key for key in ("overlap", "kwargs", "cfg", "physics") if getattr(cfg.env, key)), None)
+    key = next((key for key in ("kwargs", "cfg", "physics") if getattr(cfg.env, key)), None)
     if key is not None and issubclass(task_class, Task):
         raise ConfigError(f"env.{key} has no effect with task {task_class.__name__}. Try task=Gymnasium")
     return RunSpec(cfg, task_class, algorithm_class, dict(config), list(overrides), checkpoint, TaskFolders.user)

@@ -38,7 +38,6 @@ from gpusim_rl.connect.gymnasium_spaces import (
 from gpusim_rl.connect.library_config import LibraryConfig
 from gpusim_rl.connect.vector_envs import adapt, make, time_limit_of
 from gpusim_rl.env.environment import Environment, Observation, Step
-from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.settings.schema import EnvConfig
 
 logger = logging.getLogger(__name__)
@@ -62,7 +61,6 @@ class GymnasiumEnv(Environment):
         seed: Seed of the first reset.
         name: Name of the envs in messages.
         max_episode_steps: Time limit [control steps]; None if the envs tell it.
-        first: Number of the first env in messages.
 
     Raises:
         ConfigError: Something in them cannot be represented; the message says what.
@@ -72,14 +70,11 @@ class GymnasiumEnv(Environment):
     library = "Gymnasium"
     resumable, final_images = False, True
 
-    def __init__(
-        self, envs: Any, *, seed: int, name: str = "", max_episode_steps: int | None = None, first: int = 0
-    ) -> None:
+    def __init__(self, envs: Any, *, seed: int, name: str = "", max_episode_steps: int | None = None) -> None:
         self.name = name or type(envs).__name__
         self._given, self._envs = envs, adapt(envs, self.name)
         self._observed = self._envs.single_observation_space
         self._seed = seed
-        self._first = first
         self.device = torch.device("cpu")
         self.num_envs = self._envs.num_envs
         self._limit = max_episode_steps
@@ -129,7 +124,7 @@ class GymnasiumEnv(Environment):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
-        """Makes the envs that the settings name, on the CPU; with `env.overlap` in two halves.
+        """Makes the envs that the settings name, on the CPU.
 
         Raises:
             ConfigError: There are no such envs, their package is missing, or they cannot be represented.
@@ -137,36 +132,18 @@ class GymnasiumEnv(Environment):
         if cfg.cfg or cfg.physics is not None:
             key = "cfg" if cfg.cfg else "physics"
             raise ConfigError(f"env.{key} has no effect with task=Gymnasium. Try env.kwargs, or task=IsaacLab")
-        if not cfg.overlap:
-            return cls._make(cfg, num_envs, seed)
-        if num_envs % 2:
-            raise ConfigError(
-                f"env.overlap=true steps two halves: num_envs must be even, got {num_envs}; try {num_envs + 1}"
-            )
-        half, halves = num_envs // 2, list[GymnasiumEnv]()
-        try:
-            for first in (0, half):
-                halves.append(cls._make(cfg, half, seed, first))
-        except ConfigError as error:
-            for env in halves:
-                env.close()
-            raise ConfigError(f"env.overlap=true makes two halves, of {half} envs each: {error}") from None
-        return HalfBatches(*halves)
+        seed = first_seed(seed)
+        envs, name = make(cfg, num_envs, seed)
+        env = cls(envs, seed=seed, name=name, max_episode_steps=cfg.max_episode_steps)
+        if env.num_envs != num_envs:
+            env.close()
+            raise ConfigError(f"{name} made {env.num_envs} envs, but num_envs={num_envs}; try num_envs={env.num_envs}")
+        return env
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> GymnasiumEnv:
         """Returns vector envs that a script of the user has made as ours."""
         return cls(envs, seed=first_seed(seed), max_episode_steps=cfg.max_episode_steps)
-
-    @classmethod
-    def _make(cls, cfg: EnvConfig, num_envs: int, seed: int, first: int = 0) -> GymnasiumEnv:
-        seed = first_seed(seed) + first
-        envs, name = make(cfg, num_envs, seed)
-        env = cls(envs, seed=seed, name=name, max_episode_steps=cfg.max_episode_steps, first=first)
-        if env.num_envs != num_envs:
-            env.close()
-            raise ConfigError(f"{name} made {env.num_envs} envs, but num_envs={num_envs}; try num_envs={env.num_envs}")
-        return env
 
     def reset(self) -> Observation:
         """Begins an episode in every env.
@@ -374,10 +351,8 @@ class GymnasiumEnv(Environment):
         """Stops where a new episode begins with a number that is not finite: nothing could be done about it."""
         bad = ~_finite(obs) & where
         if bad.any():
-            raise TaskError(
-                f"{self.name}: reset() returned an observation that is not finite"
-                f" (env {self._first + int(bad.argmax())})"
-            )
+            env = int(bad.argmax())
+            raise TaskError(f"{self.name}: reset() returned an observation that is not finite (env {env})")
 
     def _warn_once(self, env: int, obs: FlatObservation, reward: Array) -> None:
         """Names the numbers of an env that are not finite, the first time there are any."""
@@ -392,7 +367,7 @@ class GymnasiumEnv(Environment):
             " sim/diverged, and a new episode begins; this is told once",
             self.name,
             " and ".join(bad),
-            self._first + env,
+            env,
         )
 
     def render(self) -> list[Array]:

@@ -47,7 +47,7 @@ def quietly(library: str) -> Iterator[None]:
 
 def refuse_gymnasiums(cfg: EnvConfig, library: str) -> None:
     """Stops where a setting of `env` is changed that means nothing to envs which are stepped as tensors."""
-    for key, default in {"vectorization": "sync", "overlap": False, "max_episode_steps": None}.items():
+    for key, default in {"vectorization": "sync", "max_episode_steps": None}.items():
         if getattr(cfg, key) != default:
             raise ConfigError(f"env.{key} has no effect on envs of {library}. Try without it, or env.cfg.<field>")
 

@@ -148,9 +148,6 @@ def _make_by_function(name: str, cfg: EnvConfig, num_envs: int) -> Any:
         envs = make_envs(num_envs=num_envs, **cfg.kwargs)
     except Exception as error:
         raise raised(error, f"env._target_={name}", "the function") from error
-    if cfg.overlap and _is_envpool(envs):  # the function set its seed, and is called for each half
-        envs.close()
-        raise ConfigError("both would begin with the same seed. Try env.id and env.vectorization=envpool")
     return envs
 
 

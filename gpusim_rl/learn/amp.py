@@ -6,7 +6,6 @@ The task observes two groups of numbers beside its own: `style`, features of how
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -155,12 +154,6 @@ class StyleRecord:
         for name, memory in self.groups.items():
             memory[t].copy_((step.final_obs if name == STYLE else step.obs)[name])
 
-    def view(self, envs: slice) -> StyleRecord:
-        """Returns the record of some envs, in the memory of this one."""
-        half = copy.copy(self)
-        half.groups = {name: memory[:, envs] for name, memory in self.groups.items()}
-        return half
-
     def recorded(self, steps: int) -> list[RecordedTensor]:
         """Returns the features of the last control steps."""
         axes = "step", "env", "column"
@@ -221,12 +214,6 @@ class AMP(PPO):
         """Writes the step into the rollout, and its features into their record."""
         self.style.write(self._t, step)
         super().record(action, step)
-
-    def view(self, envs: slice) -> AMP:
-        """Returns the algorithm for some of the envs, in the memory of this one."""
-        half: Any = super().view(envs)
-        half.style = self.style.view(envs)
-        return half
 
     def update(self) -> dict[str, Tensor]:
         """Learns from the rollout; returns numbers for the log."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -54,12 +53,6 @@ class ActionNoise:
         anew = 1.0 / torch.tensor(cfg.steps, device=device)
         self._keep, self._mix = 1.0 - anew, (1.0 - (1.0 - anew).square()).sqrt()
         self._below = torch.special.ndtri(anew)  # a standard normal number is, with probability 1 / steps
-
-    def view(self, envs: slice) -> ActionNoise:
-        """Returns the noise of some envs, in the memory of this one."""
-        half = copy.copy(self)
-        half._of_rollout, half.now, half._ended = self._of_rollout[:, envs], self.now[envs], self._ended[envs]
-        return half
 
     def begin_rollout(self, draw: Callable[[Tensor], object]) -> None:
         """Draws the numbers of all steps at once, by a function that fills a tensor."""

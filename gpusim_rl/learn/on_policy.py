@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -171,14 +170,6 @@ class OnPolicy(Algorithm):
         self.noise.begin_episodes()
         if self.teacher is not None:
             self.teacher.begin_episodes()
-
-    def view(self, envs: slice) -> OnPolicy:
-        """Returns the algorithm for some of the envs, in the memory of this one: `gpusim_rl.run.overlap.Divisible`."""
-        half = copy.copy(self)
-        half.rollout, half.noise = self.rollout.view(envs), self.noise.view(envs)
-        half.hidden, half.is_first = tuple(state[:, envs] for state in self.hidden), self.is_first[envs]
-        half.teacher = None if self.teacher is None else self.teacher.view(envs)
-        return half
 
     # Learning
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -109,17 +107,6 @@ class Rollout:
         self.final_obs = {group: later[1:] for group, later in self.later_obs.items()}
         self.last_hidden = tuple(later[0] for later in self.later_hidden)
         self.final_hidden = tuple(later[1:] for later in self.later_hidden)
-
-    def view(self, envs: slice) -> Rollout:
-        """Returns the rollout of some envs, in the memory of this one."""
-        half = copy.copy(self)
-        half.obs, half.later_obs = ({g: x[:, envs] for g, x in y.items()} for y in (self.obs, self.later_obs))
-        half.hidden, half.later_hidden = (tuple(x[:, :, envs] for x in y) for y in (self.hidden, self.later_hidden))
-        half._drawn, half._begins = self._drawn[:, envs], self._begins[envs]
-        half._numbers, half._masks = self._numbers[:, :, envs], self._masks[:, :, envs]
-        half.num_envs = len(half._begins)
-        half._name_views()
-        return half
 
     def memory(self) -> list[tuple[Tensor, int]]:
         """Returns all tensors, and the dimension of the environments in each."""

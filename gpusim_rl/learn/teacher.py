@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shlex
 from typing import Any
 
@@ -88,12 +87,6 @@ class Teacher:
         self.actions[t].copy_(action if self._limit is None else action.clamp(-self._limit, self._limit))
         for state, new in zip(self.hidden, hidden, strict=True):
             state.copy_(new.masked_fill(done[None, :, None], 0.0))
-
-    def view(self, envs: slice) -> Teacher:
-        """Returns the teacher of some envs, in the memory of this one."""
-        half = copy.copy(self)
-        half.actions, half.hidden = self.actions[:, envs], tuple(state[:, envs] for state in self.hidden)
-        return half
 
     def begin_episodes(self) -> None:
         """Forgets all episodes."""

@@ -23,7 +23,7 @@ from gpusim_rl.files.safe_open import open_file, replacing
 from gpusim_rl.run.run_dir import encoder_of
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.time_share import SAVE_ALL, TimeShare
-from gpusim_rl.settings.older_run import add_new_settings
+from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
@@ -93,7 +93,7 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     keys = settings.policy_structure if spec.cfg.test else settings.structure
     keys = ["algo", *([] if spec.cfg.test else ["num_envs"]), *(f"{spec.cfg.algo}.{key}" for key in keys)]
     known = copy.deepcopy(state["config"])
-    add_new_settings(known)
+    upgrade_settings(known)
     different = structural_difference(known, spec.config, keys)
     if different:
         raise ConfigError(f"checkpoint {file} does not fit this configuration: {'; '.join(different)}")

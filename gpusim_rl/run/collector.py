@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Environment, Step
 from gpusim_rl.env.device_env import moved
-from gpusim_rl.env.half_batches import HalfBatches
-from gpusim_rl.errors import ConfigError, warn
+from gpusim_rl.errors import warn
 from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads
@@ -21,7 +20,6 @@ from gpusim_rl.run.checkpoint import EPISODES, REPLAY, anew
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
 from gpusim_rl.run.held_objects import check_devices, devices_checked, generators_of, unsaved
 from gpusim_rl.run.metrics import Metrics, Row
-from gpusim_rl.run.overlap import Divisible, overlapped_steps
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.settings.schema import RunConfig
 
@@ -45,9 +43,6 @@ class Collector:
         obs: First observations to act on, on the learner's device, shape [num_envs, size] each.
         device: Device of the learner.
         collective: Processes that learn together.
-
-    Raises:
-        ConfigError: The envs step in halves, and the algorithm cannot act for half of them.
 
     Attributes:
         obs: Observations to act on next. The tensors are never replaced, because a CUDA graph uses their addresses.
@@ -87,12 +82,6 @@ class Collector:
             collective=collective,
         )
         self._unsaved = [unsaved(owner) for owner in env.stateful]
-        self._halves: list[Algorithm] = []
-        if isinstance(env, HalfBatches):
-            if not isinstance(algorithm, Divisible):
-                problem = f"algo={cfg.algo} cannot act for half of the envs"
-                raise ConfigError(f"env.overlap=true: {problem}. Try env.overlap=false")
-            self._halves = [algorithm.view(rows) for rows in env.rows]
 
     def collect(self, pause: Pause = no_pause) -> None:
         """Acts for `horizon` control steps in all envs; the algorithm records them.
@@ -205,9 +194,6 @@ class Collector:
 
     def _control_steps(self) -> Iterator[Step]:
         """Those of a rollout; the algorithm has recorded each, and `obs` is what it acts on next."""
-        if isinstance(self.env, HalfBatches):
-            yield from overlapped_steps(self.env, self._halves, self.obs, self.device, self.timer)
-            return
         for _ in range(self.algorithm.horizon):
             action, step = self.graphs.run("step", self.control_step)
             with self.timer("policy"):

@@ -148,10 +148,9 @@ class Evaluation:
         set_deterministic(cfg.torch_deterministic)
         self.env: Environment
         if issubclass(task_class, Environment):
-            together = dataclasses.replace(cfg.env, overlap=False)
             try:
                 self.env = task_class.from_settings(
-                    together, num_envs=cfg.eval.num_envs, seed=evaluation_seed(cfg.eval.seed), device=self._device
+                    cfg.env, num_envs=cfg.eval.num_envs, seed=evaluation_seed(cfg.eval.seed), device=self._device
                 )
             except ConfigError as error:
                 raise ConfigError(f"eval.num_envs={cfg.eval.num_envs}: {error}") from None

@@ -14,10 +14,9 @@ import torch
 
 from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.env.encoded_env import EncodedEnv
-from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.env.mirrors import mirrored
 from gpusim_rl.env.observations import number_names
-from gpusim_rl.errors import ConfigError, import_extra, one_line_if_out_of_memory, warn
+from gpusim_rl.errors import import_extra, one_line_if_out_of_memory, warn
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.learn.pretrained import begin_from_pretrained, load_frozen
@@ -181,9 +180,8 @@ def make_env(start: RunStart) -> Environment:
     if start.spec.envs is not None:
         return start.spec.envs
     if issubclass(task_class, Environment):
-        env_cfg = dataclasses.replace(cfg.env, overlap=False) if cfg.test else cfg.env
         seed = evaluation_seed(start.process_seed) if cfg.test else resumed_seed(start.process_seed, start.iteration)
-        return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=seed, device=start.device)
+        return task_class.from_settings(cfg.env, num_envs=cfg.num_envs, seed=seed, device=start.device)
     if cfg.test:  # whole episodes only
         task_cfg = task_cfg.whole_episodes()
     sim = make_sim(task_class.scene(task_cfg), start.sim, cfg.num_envs, cfg.sim)
@@ -204,8 +202,6 @@ def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environme
     cfg, name = spec.cfg.encoder, encoder_of(spec)
     if not cfg.freeze or name is None:
         return env
-    if isinstance(env, HalfBatches):
-        raise ConfigError("encoder.freeze=true: the envs are encoded together. Try env.overlap=false")
     return EncodedEnv(env, partial(load_frozen, name, device=device), cfg.frames)
 
 

@@ -1,4 +1,4 @@
-"""Settings that a run does not have, because they came after it: they take today's defaults."""
+"""Upgrade of an older run's settings: new ones take today's defaults, removed ones are dropped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from gpusim_rl.files import paths
 from gpusim_rl.settings.discover import read_yaml
 
 
-def add_new_settings(settings: dict[str, Any]) -> None:
-    """Adds to the settings of a run what our yaml of its algorithm, its simulator and its envs has had since."""
+def upgrade_settings(settings: dict[str, Any]) -> None:
+    """Add what our yaml of the run's algorithm, simulator and envs has had since; drop what it has no more."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")
     _add_missing(settings, {"encoder": defaults["encoder"]})
     if isinstance(settings.get("env"), dict):
+        settings["env"].pop("overlap", None)  # changed the speed alone
         _add_missing(settings["env"], defaults["env"])
     for group in ("algo", "sim"):
         section = settings.get(group)

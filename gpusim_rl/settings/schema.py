@@ -612,7 +612,6 @@ class EnvConfig:
     kwargs: dict[str, Any]
     vectorization: Literal["sync", "async", "vector_entry_point", "envpool"]
     max_episode_steps: Count | None
-    overlap: bool
     cfg: dict[str, Any]
     physics: str | None
 

@@ -17,7 +17,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import check_plain
 from gpusim_rl.settings.discover import check_config_dir, plugin_cfg_dirs, read_yaml
-from gpusim_rl.settings.older_run import add_new_settings
+from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.overrides import text_of
 from gpusim_rl.settings.schema import OF_ONE_CALL, OF_THE_MACHINE
 
@@ -68,7 +68,7 @@ def check_saved_settings(
             raise ConfigError(f"{where}: {key}={value} {problem}. If you trust it, {_advice(', or -cd <its yaml>')}")
         raise ConfigError(f"{where}: {key}={value!r} may lead out of the folder. If you trust it, {_advice()}")
     settings = copy.deepcopy(settings)
-    add_new_settings(settings)
+    upgrade_settings(settings)
     for _, node, leaf, default in _of_a_call(settings, OF_ONE_CALL + OF_THE_MACHINE):
         node[leaf] = default
     return settings

@@ -110,7 +110,7 @@ class Player:
             if sim is not None:
                 raise ConfigError(f"--sim={sim} has no effect on envs of another library")
             drawn = {} if render_mode is None else {"render_mode": render_mode}
-            env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn}, overlap=False)
+            env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn})
             env: Environment = spec.task_class.from_settings(
                 env_cfg, num_envs=num_envs, seed=evaluation_seed(spec.cfg.seed), device=torch.device("cpu")
             )

@@ -98,10 +98,10 @@ def of_id(name: str, num_envs: int = 2, **changes: Any) -> Environment:
     return GymnasiumEnv.from_settings(cfg, num_envs=num_envs, seed=5, device=torch.device("cpu"))
 
 
-def made(vectorization: str = "sync", limit: int | None = 9, overlap: bool = False, **changes: Any) -> Environment:
+def made(vectorization: str = "sync", limit: int | None = 9, **changes: Any) -> Environment:
     gym.register("fake/Fake-v0", Fake, kwargs=changes)
     try:
-        return of_id("fake/Fake-v0", vectorization=vectorization, max_episode_steps=limit, overlap=overlap)
+        return of_id("fake/Fake-v0", vectorization=vectorization, max_episode_steps=limit)
     finally:
         del gym.registry["fake/Fake-v0"]
 
@@ -258,12 +258,10 @@ def test_the_numbers_of_an_info_are_those_that_can_be_averaged() -> None:
     assert len(many) <= MOST_NUMBERS and max(map(len, many)) <= LONGEST_NAME
 
 
-@pytest.mark.parametrize("kind", ["sync", "async", "next step", "same step", "overlap"])
+@pytest.mark.parametrize("kind", ["sync", "async", "next step", "same step"])
 def test_the_end_of_an_episode_is_logged(kind: str) -> None:
     if kind in ("sync", "async"):
         env = made(kind, info=report)
-    elif kind == "overlap":
-        env = made(overlap=True, info=report)
     else:
         mode = AutoresetMode.SAME_STEP if kind == "same step" else AutoresetMode.NEXT_STEP
         env = GymnasiumEnv(SyncVectorEnv([lambda: Fake(info=report)] * 2, autoreset_mode=mode), seed=5)

@@ -320,8 +320,8 @@ def test_wrong_settings_are_one_line(
 def test_settings_of_envs_need_the_task_gymnasium() -> None:
     with pytest.raises(ConfigError, match=r"env=CartPole-v1 has no effect with task Ant\. Try task=Gymnasium"):
         prepare("Ant", env={"id": "CartPole-v1"})
-    with pytest.raises(ConfigError, match=r"env\.overlap has no effect with task Ant\. Try task=Gymnasium"):
-        prepare("Ant", env={"overlap": True})
+    with pytest.raises(ConfigError, match=r"env\.kwargs has no effect with task Ant\. Try task=Gymnasium"):
+        prepare("Ant", env={"kwargs": {"x": 1}})
     with pytest.raises(ConfigError, match="sim and sim_device have no effect"):
         trainer_of("unused", sim={"name": "mujoco"})
     with pytest.raises(ConfigError, match=r"task\.randomize must be"):

@@ -143,7 +143,7 @@ def words() -> None:
     assert line(id=GO1.replace("Unitree", "Unitre")).endswith(f"mjlab has no such env. Did you mean {GO1!r}?")
     assert line(id=GO1, physics="physx").startswith("env.physics has no effect on envs of mjlab")
     assert line(id=GO1, cfg={"episode_length": 1}).endswith("no such field. Did you mean 'episode_length_s'?")
-    assert line(id=GO1, overlap=True).startswith("env.overlap has no effect on envs of mjlab")
+    assert line(id=GO1, vectorization="async").startswith("env.vectorization has no effect on envs of mjlab")
     assert line().startswith("task=MjLab needs env.id or env._target_")
     assert "nothing_there" in line(_target_="mjlab_checks.nothing_there")
     assert line(_target_="os.getcwd") == "env._target_=os.getcwd returns a str, expected a ManagerBasedRlEnvCfg"

@@ -10,14 +10,14 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.files.checkpoint_file import load, save
 from gpusim_rl.files.safe_open import dump_yaml
-from gpusim_rl.settings.older_run import add_new_settings
+from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.view.player import Player
 from helpers.composed import algorithm_defaults
 from helpers.training import make_trainer as small_trainer
 from helpers.training import the_run
 
 
-def test_a_run_takes_todays_defaults_for_what_it_does_not_have(tmp_path: Path) -> None:
+def test_a_run_takes_todays_defaults_and_drops_what_was_removed(tmp_path: Path) -> None:
     small_trainer("Cartpole", tmp_path).train()
     run = the_run(tmp_path)
     file = run / "checkpoints" / "last.pt"
@@ -25,6 +25,7 @@ def test_a_run_takes_todays_defaults_for_what_it_does_not_have(tmp_path: Path) -
     config = state["config"]
     del config["ppo"]["imitation"], config["ppo"]["network"]["activation"], config["sim"]["cone"]
     del config["env"]["cfg"], config["env"]["physics"]
+    config["env"]["overlap"] = True
     (run / "config.yaml").write_bytes(dump_yaml(config))
     save(file, {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})
     log = {"dir": str(tmp_path / "new"), "console": "quiet"}
@@ -39,9 +40,9 @@ def test_a_run_takes_todays_defaults_for_what_it_does_not_have(tmp_path: Path) -
 def test_defaults_are_those_of_the_composed_yaml() -> None:
     for name in ("ppo", "amp", "impala", "sac", "dqn", "distill"):
         settings: dict[str, Any] = {"algo": {"name": name}, name: {}}
-        add_new_settings(settings)
+        upgrade_settings(settings)
         assert settings[name] == algorithm_defaults(name)
     settings = {"algo": {"name": "../ppo"}, "sim": {"name": "newton", "graph": False}}
-    add_new_settings(settings)
+    upgrade_settings(settings)
     assert settings["algo"] == {"name": "../ppo"} and settings["sim"]["persistent"] == "auto"
     assert settings["sim"]["name"] == "newton" and settings["sim"]["graph"] is False
