@@ -45,11 +45,9 @@ def main() -> None:
     from gpusim_rl.files import checkpoint_file
     from gpusim_rl.files.provenance import describe_environment, git_state
     from gpusim_rl.run.run_dir import RunDir
-    from gpusim_rl.run.writers import CsvWriter
 
     spent: dict[str, list[float]] = {}
     timed(checkpoint_file, "_digest", spent)
-    timed(CsvWriter, "_note_written", spent)
     timed(RunDir, "_lock", spent)
 
     with scratch_training(OVERRIDES) as (trainer, log):

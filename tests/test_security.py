@@ -446,8 +446,6 @@ OF_ANOTHER_TYPE: dict[str, tuple[dict[str, Any], str]] = {
     "large seed": ({"seed": 2**64}, "seed is .*, out of range"),
     "time": ({"elapsed_s": float("nan")}, "elapsed_s is nan"),
     "best return": ({"best_return": "x"}, "best_return is a str, expected float or int or NoneType"),
-    "metrics": ({"metrics_csv": 5}, "metrics_csv is a int, expected dict or NoneType"),
-    "part of metrics": ({"metrics_csv": {"columns": 5, "iteration": 1, "sha256": ""}}, "columns is a int"),
     "command line": ({"overrides": [5]}, "overrides holds something else than text"),
 }
 

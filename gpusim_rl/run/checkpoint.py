@@ -46,7 +46,6 @@ TRAINING: Types = {
     "elapsed_s": (float, int),
     "overrides": (list,),
     "torch_rng": (Tensor,),
-    "metrics_csv": (dict, type(None)),
     "actor_columns": (int, type(None)),
 }
 """Content of a checkpoint: `Trainer.state_dict` and `Logger.state_dict`."""
@@ -58,7 +57,6 @@ DIVERGENCE: Types = {
     "action": (Tensor,),
 }
 """Content of `diverged.pt` that a replay reads."""
-METRICS_CSV: Types = {"columns": (list,), "iteration": (int,), "sha256": (str,)}
 REPLAY = ("replay", "priorities")
 """Entries of an algorithm's state that belong to the envs in which they were recorded."""
 EPISODES = "episodes"
@@ -117,8 +115,6 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
     for name, value in state.get("policy", {}).items():
         if isinstance(value, Tensor) and not value.isfinite().all():
             raise ConfigError(f"{file}: the policy ({name}) is NaN or infinite. Try another checkpoint of the run")
-    if state.get("metrics_csv") is not None:
-        check_types(state["metrics_csv"], METRICS_CSV, METRICS_CSV, f"{file}: metrics_csv is not what a training saves")
     return state
 
 

@@ -31,7 +31,7 @@ from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Wri
 from gpusim_rl.settings.trust import strange_values, words_of_call
 from gpusim_rl.sim.buffers import enough
 
-OF_LOGGER = ("wandb_id", "metrics_csv", "best_evaluation")
+OF_LOGGER = ("wandb_id", "best_evaluation")
 """Entries of a checkpoint that are the logger's: `Logger.state_dict`."""
 
 DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"
@@ -99,8 +99,9 @@ class Logger:
         warn = self.console.warn
         self.checkpoints = Checkpoints(cfg, run_dir.checkpoints, resumed_at, best, warn, writes=not silent)
         self._wandb_id = earlier.get("wandb_id") or secrets.token_hex(4)
-        self._csv = CsvWriter(run_dir.metrics_csv, resumed_at, digest=earlier.get("metrics_csv"), warn=warn)
-        writers: list[Writer] = [] if silent else [self._csv]
+        rows_until = run.iteration if earlier else 0
+        csv = CsvWriter(run_dir.metrics_csv, rows_until, interval=cfg.log.interval, warn=warn)
+        writers: list[Writer] = [] if silent else [csv]
         if cfg.log.tensorboard and not silent:
             writers.append(TensorboardWriter(run_dir.path / "tensorboard", resumed_at))
         if cfg.wandb_activate and not silent:
@@ -214,7 +215,6 @@ class Logger:
         """Returns the state for the logger of the run's next start."""
         return {
             "wandb_id": self._wandb_id,
-            "metrics_csv": self._csv.digest(),
             "best_evaluation": self.checkpoints.best_evaluation,
         }
 

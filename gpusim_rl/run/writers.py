@@ -6,7 +6,6 @@ A writer that fails (full disk, dead network) is reported, and training continue
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
 import os
@@ -15,7 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -154,21 +153,9 @@ class CsvContent:
     rows: CsvRows
     damaged: int | None
 
-    @property
-    def iteration(self) -> int:
-        """Iteration of the last row; 0 without rows."""
-        return int(self.rows[-1][0]) if self.rows else 0
 
-    def sha256(self, expected: Mapping[str, Any]) -> str:
-        """SHA-256 of the columns and rows that `CsvWriter.digest` knew, which returned `expected`."""
-        width, rows = len(expected["columns"]), self.rows.until(expected["iteration"])
-        lines = itertools.chain([self.columns[:width]], (row[:width] for row in rows)) if width else []
-        late = any(cell for row in rows for cell in row[width:])  # a late column is empty in earlier rows
-        return "" if late else hashlib.sha256(_csv_lines(lines)).hexdigest()
-
-
-def read_csv(path: Path, columns: Sequence[str] = ()) -> CsvContent:
-    """Reads a metrics.csv that may be damaged, the header too: `columns` are the known names of the first ones.
+def read_csv(path: Path) -> CsvContent:
+    """Read a metrics.csv up to its first damaged line.
 
     What follows the last newline is an incomplete row, and left out. Errors are those of `open_file`.
 
@@ -181,10 +168,9 @@ def read_csv(path: Path, columns: Sequence[str] = ()) -> CsvContent:
         first = file.readline(LINE_BYTES).decode(errors="replace")
         first = first.rstrip("\r\n") if first.endswith("\n") else ""
         try:
-            header = next(csv.reader([first]), [])
+            names = next(csv.reader([first]), [])
         except csv.Error:
-            header = []
-        names = header if header[: len(columns)] == [*columns] else [*columns]
+            names = []
         known = names[:1] == ["iteration"] and len(set(names)) == len(names) <= METRICS_COLUMNS
         if not known or not all(name.isprintable() for name in names):
             return CsvContent([], CsvRows(), 1 if first else None)
@@ -221,35 +207,26 @@ class CsvWriter(Writer):
 
     Args:
         path: File to write.
-        resumed_at: Iteration of the checkpoint that the run continues from. Later rows are dropped, because the run
-            makes them again. None for a new file.
-        digest: Return value of `digest` when the checkpoint was saved; None where it is not known.
-        warn: Function that shows one line to the user, where the file was damaged, changed or deleted.
+        resumed_at: Iteration of the checkpoint that the run continues from; 0 for a new run. Later rows are dropped,
+            because the run makes them again.
+        interval: Iterations between two rows.
+        warn: Function that shows one line to the user, where rows are lost.
     """
 
     name = "metrics.csv"
     retries = True
 
     def __init__(
-        self,
-        path: Path,
-        resumed_at: int | None = None,
-        *,
-        digest: Mapping[str, Any] | None = None,
-        warn: Callable[[str], None] = lambda _: None,
+        self, path: Path, resumed_at: int = 0, *, interval: int = 1, warn: Callable[[str], None] = lambda _: None
     ) -> None:
-        self._path = path
-        self._cut_at, self._expected = resumed_at, digest  # None, and unused, once the file is cut back
-        self._warn = warn
+        self._path, self._interval, self._warn = path, interval, warn
+        self._cut_at: int | None = resumed_at  # None once the file is cut
         self._columns: list[str] = []  # as in the file
-        self._iteration = 0  # of the last row in the file
-        self._size, self._sha256 = 0, hashlib.sha256()  # of the file
         self._waiting: list[Row] = []  # not yet in the file
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Cuts the file of a resumed run back to its checkpoint."""
-        if self._cut_at is not None:
-            self._flush()
+        """Cut the file of a resumed run back to its checkpoint."""
+        self._flush()
 
     def write(self, iteration: int, row: Row) -> None:
         """Appends a row, with those that could not be written before."""
@@ -258,82 +235,57 @@ class CsvWriter(Writer):
 
     def close(self, exit_code: int) -> None:
         """Writes what is still waiting."""
-        if self._waiting:
-            self._flush()
-
-    def digest(self) -> dict[str, Any]:
-        """Columns, iteration of the last row and SHA-256 of what this writer has put into the file."""
-        return {"columns": self._columns, "iteration": self._iteration, "sha256": self._sha256.hexdigest()}
+        self._flush()
 
     def _flush(self) -> None:
-        columns = set(self._columns)
-        known = all(columns.issuperset(row) for row in self._waiting)
-        if not (known and self._cut_at is None and self._append(self._lines(self._columns))):
-            self._rewrite()
+        if self._cut_at is not None:
+            self._cut(self._cut_at)
+            self._cut_at = None
+        columns = list(dict.fromkeys(itertools.chain(self._columns, *self._waiting)))
+        if self._columns and columns != self._columns and self._path.exists():
+            self._widen(columns)
+        self._columns = columns
+        if self._waiting:
+            self._append(_csv_lines([_csv_text(row.get(name)) for name in columns] for row in self._waiting))
         self._waiting.clear()
 
-    def _append(self, lines: bytes) -> bool:
-        """Appends lines; returns False, and does not, where the file is not as long as this writer has left it."""
+    def _cut(self, iteration: int) -> None:
+        """Drop the rows after an iteration, and those behind damage; a file that has lost rows is kept in a copy."""
+        there, notice = self._path.exists(), ""
+        content = read_csv(self._path) if there else CsvContent([], CsvRows(), None)
+        rows = content.rows.until(iteration)
+        last = int(rows[-1][0]) if rows else 0
+        if last <= iteration - self._interval:
+            notice = f"metrics.csv: its rows after iteration {last} are lost"
+        if there:
+            if notice:
+                notice += f". The file as it was is {keep_damaged(self._path)}"
+            with replacing(self._path) as file:
+                file.write(_csv_lines([content.columns, *rows]) if content.columns else b"")
+        self._columns = content.columns
+        if notice:
+            self._warn(notice)
+
+    def _widen(self, columns: Sequence[str]) -> None:
+        """Add columns that came late, empty in the rows there are."""
+        empty = b"," * (len(columns) - len(self._columns)) + b"\n"
+        with open_file(self._path) as old, replacing(self._path) as new:
+            new.write(_csv_lines([columns]))
+            old.readline()
+            for line in old:
+                new.write(line.rstrip(b"\r\n") + empty)
+
+    def _append(self, lines: bytes) -> None:
+        """Append lines, in a new file behind the header; where the disk is full, the file stays as it was."""
         with open_file(self._path, "ab", buffering=0) as file:
             size = file.tell()
-            if size != self._size:
-                return False
+            rest = memoryview(lines if size else _csv_lines([self._columns]) + lines)
             try:
-                rest = memoryview(lines)
                 while rest:  # a disk about to be full takes a part, and then raises
                     rest = rest[file.write(rest) :]
             except OSError:
                 file.truncate(size)
                 raise
-        self._note_written(lines)
-        return True
-
-    def _rewrite(self) -> None:
-        expected = self._expected if self._cut_at is not None else self.digest() if self._columns else None
-        old, notice = self._read(expected)
-        named = (name for row in self._waiting for name in row)
-        columns = list(dict.fromkeys([*(old.columns or ["iteration"]), *named]))
-        empty = [""] * (len(columns) - len(old.columns or ["iteration"]))
-        rows = itertools.chain([columns], ([*row, *empty] for row in old.rows))
-        text = _csv_lines(rows) + self._lines(columns)
-        with replacing(self._path) as file:
-            file.write(text)
-        self._columns, self._cut_at = columns, None
-        self._size, self._sha256, self._iteration = 0, hashlib.sha256(), old.iteration
-        self._note_written(text)
-        if notice:
-            self._warn(notice)
-
-    def _note_written(self, text: bytes) -> None:
-        self._size += len(text)
-        self._sha256.update(text)
-        if self._waiting:
-            self._iteration = int(self._waiting[-1]["iteration"] or 0)
-
-    def _read(self, expected: Mapping[str, Any] | None) -> tuple[CsvContent, str]:
-        """Content up to the checkpoint, and a warning where rows are lost or changed; a damaged file is kept."""
-        columns = expected["columns"] if expected else []
-        written = self._path.exists() and self._path.stat().st_size > 0
-        content = read_csv(self._path, columns) if written else CsvContent(columns, CsvRows(), None)
-        if (until := self._cut_at) is not None:
-            content = replace(content, rows=content.rows.until(until))
-        if expected is None:
-            last = self._cut_at if content.damaged is not None else None
-        elif content.sha256(expected) == expected["sha256"]:
-            return content, ""
-        else:
-            last = expected["iteration"]
-            if last and not written:
-                return content, f"metrics.csv is gone or empty: its rows up to iteration {last} are lost"
-        if last is not None and content.iteration < last:
-            lost = f"its rows after iteration {content.iteration} are lost"
-            return content, f"metrics.csv is damaged: {lost}. The file as it was is {keep_damaged(self._path)}"
-        changed = "metrics.csv was changed after it was written; the rows that can be read are kept"
-        return content, "" if expected is None else changed
-
-    def _lines(self, columns: Sequence[str]) -> bytes:
-        """The waiting rows as text."""
-        return _csv_lines([_csv_text(row.get(name)) for name in columns] for row in self._waiting)
 
 
 class TensorboardWriter(Writer):

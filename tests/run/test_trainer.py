@@ -48,7 +48,7 @@ from helpers.training import (
 META = torch.device("meta")
 
 # What two runs of the same training may differ in.
-OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides", "/metrics_csv")
+OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides")
 
 
 def stop_at(trainer: Trainer, iteration: int, number: int = signal.SIGTERM) -> None:

@@ -109,17 +109,16 @@ def test_csv_of_a_run_that_died_before_its_first_row_starts_afresh(tmp_path, con
     assert path.read_text() == "iteration,a\n1,1.0\n"
 
 
-def written(path: Path, rows: int = 8) -> dict:
-    """A file of a run with these rows; the digest that its checkpoint holds."""
-    writer = CsvWriter(path)
-    write_rows(writer, range(1, rows + 1))
-    return writer.digest()
+def written(path: Path, rows: int = 8) -> bytes:
+    """A file of a run with these rows; its content."""
+    write_rows(CsvWriter(path), range(1, rows + 1))
+    return path.read_bytes()
 
 
-def resumed(path: Path, at: int, digest: dict | None) -> tuple[list[int], list[str]]:
+def resumed(path: Path, at: int, interval: int = 1) -> tuple[list[int], list[str]]:
     """What is left of a file when a run continues from a checkpoint, and the warnings."""
     warnings: list[str] = []
-    writers = Writers([CsvWriter(path, at, digest=digest, warn=warnings.append)], warnings.append)
+    writers = Writers([CsvWriter(path, at, interval=interval, warn=warnings.append)], warnings.append)
     writers.start({})
     writers.write(at + 1, ROW)
     assert all("\n" not in line for line in warnings)
@@ -130,137 +129,98 @@ def resumed(path: Path, at: int, digest: dict | None) -> tuple[list[int], list[s
 
 def test_csv_that_is_something_else_is_kept_beside_the_new_one(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,return\n1,2\n")
-    kept, (warning,) = resumed(tmp_path / "metrics.csv", 1, None)
+    kept, (warning,) = resumed(tmp_path / "metrics.csv", 1)
     assert kept == [] and "The file as it was is metrics-damaged.csv" in warning
     assert (tmp_path / "metrics-damaged.csv").read_text() == "step,return\n1,2\n"
 
 
-LINES = "its rows after iteration {} are lost"
-CHANGED = "the rows that can be read are kept"
+LOST = "after iteration {} are lost"
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["digest", "no digest"])
 @pytest.mark.parametrize(
-    ("old", "new", "kept", "words"),
+    ("old", "new", "kept"),
     [
-        (b"\n6,64,", b"\n6,6\xff,", 5, LINES.format(5)),
-        (b"\n6,64,", b"\n6,\0\0,", 5, LINES.format(5)),
-        (b"\n6,64,", b"\n6,64,64,", 5, LINES.format(5)),
-        (b"\n6,64,", b"\n\n6,64,", 5, LINES.format(5)),
-        (b"\n6,64,", b'\n"6,64,', 5, LINES.format(5)),
-        (b"\n6,64,", b"\n96,64,", 5, LINES.format(5)),
-        (b"\n6,64,", b"\n4,64,", 5, LINES.format(5)),
-        (b"\n6,64,", b"\n6,64" + b"9" * 200_000 + b",", 5, LINES.format(5)),
-        (b"\n6,64,", b"\n6,six,", 5, LINES.format(5)),
-        (b"\n2,64,", b"\n-2,64,", 1, LINES.format(1)),
-        (b"\n6,64,", b"\n6,65,", 8, CHANGED),  # it still looks like a row
-        (b"\n", b"\r\n", 8, ""),  # an editor on Windows: nothing is lost
+        (b"\n6,64,", b"\n6,6\xff,", 5),
+        (b"\n6,64,", b"\n6,\0\0,", 5),
+        (b"\n6,64,", b"\n6,64,64,", 5),
+        (b"\n6,64,", b"\n\n6,64,", 5),
+        (b"\n6,64,", b'\n"6,64,', 5),
+        (b"\n6,64,", b"\n96,64,", 5),
+        (b"\n6,64,", b"\n4,64,", 5),
+        (b"\n6,64,", b"\n6,64" + b"9" * 200_000 + b",", 5),
+        (b"\n6,64,", b"\n6,six,", 5),
+        (b"\n2,64,", b"\n-2,64,", 1),
+        (b"iteration,", b"it\xff,", 0),
+        (b"iteration,", b"", 0),
+        (b"\n", b"\r\n", 8),  # an editor on Windows: nothing is lost
     ],
 )
-def test_csv_that_was_damaged_is_cut_to_its_last_good_row(tmp_path, old, new, kept, words, known):
+def test_csv_that_was_damaged_is_cut_to_its_last_good_row_and_kept_in_a_copy(tmp_path, old, new, kept):
     path = tmp_path / "metrics.csv"
-    digest = written(path)
-    damaged = path.read_bytes().replace(old, new)
+    damaged = written(path).replace(old, new)
     path.write_bytes(damaged)
-    numbers, warnings = resumed(path, 8, digest if known else None)
-    if words == CHANGED and not known:
-        words = ""  # nothing tells
+    numbers, warnings = resumed(path, 8)
     assert numbers == list(range(1, kept + 1))
-    assert len(warnings) == bool(words) and words in "".join(warnings)
     backup = tmp_path / "metrics-damaged.csv"
-    assert backup.exists() == ("damaged" in "".join(warnings))
-    assert not backup.exists() or backup.read_bytes() == damaged
+    if kept == 8:
+        assert warnings == [] and not backup.exists()
+    else:
+        (warning,) = warnings
+        assert LOST.format(kept) in warning and backup.read_bytes() == damaged
 
 
-@pytest.mark.parametrize("header", [b"iteration", b"episode/return", b"reward/late", b"iteration,env_steps"])
-def test_csv_whose_header_was_damaged_gets_it_back_from_the_checkpoint(tmp_path, header):
-    path = tmp_path / "metrics.csv"
-    digest = written(path)
-    before = path.read_bytes()
-    path.write_bytes(before.replace(header, b"\xff\xfe", 1))
-    CsvWriter(path, 8, digest=digest).start({})
-    assert path.read_bytes() == before
+def test_csv_that_was_deleted_is_missed(tmp_path):
+    kept, (warning,) = resumed(tmp_path / "metrics.csv", 9)
+    assert kept == [] and LOST.format(0) in warning
 
 
-def test_csv_without_header_or_checkpoint_that_knows_it_begins_anew(tmp_path):
-    path = tmp_path / "metrics.csv"
-    written(path)
-    rows = path.read_bytes().partition(b"\n")[2]
-    path.write_bytes(rows)
-    for count in (1, 2):
-        kept, (warning,) = resumed(path, 8, None)
-        assert kept == [] and LINES.format(0) in warning
-        path.write_bytes(rows[count:])
-    assert sorted(file.name for file in tmp_path.glob("*damaged*")) == ["metrics-damaged-2.csv", "metrics-damaged.csv"]
-
-
-@pytest.mark.parametrize("empty", [True, False])
-def test_csv_that_was_deleted_is_missed(tmp_path, empty):
-    path = tmp_path / "metrics.csv"
-    digest = written(path)
-    path.unlink()
-    if empty:
-        path.write_bytes(b"")
-    kept, (warning,) = resumed(path, 9, digest)
-    assert kept == [] and warning == "metrics.csv is gone or empty: its rows up to iteration 8 are lost"
-
-
-def test_csv_of_which_nothing_was_written_is_not_missed(tmp_path):
-    assert resumed(tmp_path / "metrics.csv", 1, CsvWriter(tmp_path / "metrics.csv").digest()) == ([], [])
+@pytest.mark.parametrize(("at", "lost"), [(9, False), (10, True)])
+def test_csv_with_a_row_in_some_iterations_only_misses_no_others(tmp_path, at, lost):
+    """With `log.interval=5` the last row before iteration 9 is that of 5."""
+    CsvWriter(tmp_path / "metrics.csv").write(5, ROW)
+    kept, warnings = resumed(tmp_path / "metrics.csv", at, interval=5)
+    assert kept == [5] and len(warnings) == lost
 
 
 def test_csv_with_rows_and_columns_after_the_checkpoint_is_not_called_damaged(tmp_path):
     path = tmp_path / "metrics.csv"
-    writer = CsvWriter(path)
-    write_rows(writer, range(1, 4))
-    digest = writer.digest()  # a column comes in the fourth row
-    write_rows(writer, range(4, 9))
+    written(path)
     with path.open("ab") as file:
         file.write(b"9,\0\xff\n10,64")  # a machine that lost its power
-    assert resumed(path, 3, digest) == ([1, 2, 3], [])
+    assert resumed(path, 3) == ([1, 2, 3], [])
 
 
 def test_csv_that_loses_its_last_rows_is_missed_them(tmp_path):
     path = tmp_path / "metrics.csv"
-    digest = written(path)
-    path.write_bytes(path.read_bytes()[:-20])
-    kept, (warning,) = resumed(path, 8, digest)
-    assert kept == list(range(1, 8)) and LINES.format(7) in warning
+    path.write_bytes(written(path)[:-20])
+    kept, (warning,) = resumed(path, 8)
+    assert kept == list(range(1, 8)) and LOST.format(7) in warning
 
 
-def test_csv_that_is_damaged_or_deleted_while_the_run_writes_it(tmp_path):
-    path, warnings = tmp_path / "metrics.csv", []
-    writer = CsvWriter(path, warn=warnings.append)
-    write_rows(writer, range(1, 6))
-    path.write_bytes(path.read_bytes().replace(b"\n3,", b"\n3\xff,"))
-    write_rows(writer, range(6, 7))
-    assert [int(row["iteration"]) for row in read(path)] == [1, 2, 6]
-    path.unlink()
-    write_rows(writer, range(7, 9))
-    assert [int(row["iteration"]) for row in read(path)] == [7, 8]
-    assert [LINES.format(2) in warnings[0], "is gone or empty: its rows up to" in warnings[1]] == [
-        True,
-        True,
-    ]
-    assert len(warnings) == 2
+def test_csv_that_is_deleted_while_the_run_writes_it_begins_with_a_header(tmp_path):
+    path = tmp_path / "metrics.csv"
+    writer = CsvWriter(path)
+    for iteration, row in ((3, ROW), (4, {**ROW, "late": 1.0})):
+        write_rows(writer, range(iteration - 2, iteration))
+        path.unlink()
+        writer.write(iteration, row)
+        assert [row["iteration"] for row in read(path)] == [str(iteration)]
 
 
-def test_csv_survives_any_damage_and_notices_it(tmp_path):
-    """Bytes of all kinds, anywhere: rows before them stay, and a change of a number is told."""
+def test_csv_survives_any_damage(tmp_path):
+    """Bytes of all kinds, anywhere: rows before them stay, and a row that is lost is told."""
     path, chance = tmp_path / "metrics.csv", random.Random(0)
-    digest = written(path)
-    whole = path.read_bytes()
+    whole = written(path)
     for _ in range(300):
         data = bytearray(whole)
         begin = chance.randrange(len(data))
         junk = bytes(chance.choice((0, 10, 13, 34, 44, 49, 57, 255, chance.randrange(256))) for _ in range(3))
         data[begin : begin + chance.randrange(9)] = junk[: chance.randrange(4)]
         path.write_bytes(data)
-        kept, warnings = resumed(path, 8, digest)
+        kept, warnings = resumed(path, 8)
         lines_before = whole[:begin].count(b"\n")
         assert kept[: max(0, lines_before - 1)] == list(range(1, max(1, lines_before)))
-        rows = path.read_bytes().rpartition(b"9,64")[0]
-        assert (rows == whole) == (not warnings), (bytes(data), warnings)
+        assert (kept[-1:] == [8]) == (not warnings), (bytes(data), warnings)
         for backup in tmp_path.glob("*damaged*"):
             backup.unlink()
 
@@ -275,7 +235,7 @@ def test_csv_on_a_full_disk_keeps_rows_warns_once_and_catches_up(tmp_path):
     with disk_full_after(size + 5):  # room for a part of a row
         writers.write(2, ROW)
         writers.write(3, {**ROW, "new": 1.0})
-        assert path.stat().st_size == size, "half a row was left"
+        assert [row["iteration"] for row in read(path)] == ["1"] and path.read_bytes().endswith(b"\n")
         assert len(warnings) == 1 and "kept in memory" in warnings[0]
     writers.write(4, ROW)
     assert [row["iteration"] for row in read(path)] == ["1", "2", "3", "4"]
