@@ -1,6 +1,5 @@
-"""Make, record, check and play motion clips: how a robot moves, frame by frame, in a file.
+"""Record, check and play motion clips: how a robot moves, frame by frame, in a file.
 
-python tools/clip.py make go1_trot                          a motion of ours, by inverse kinematics
 python tools/clip.py record Go1Velocity --seconds 4 --command 0.6 0 0      what a trained policy does
 python tools/clip.py check walk.npz g1                      whether a file is a clip, and fits a robot or a task
 python tools/clip.py play go1_trot                          in a browser; --out trot.mp4 or trot.html writes a file
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from gpusim_rl.sim import Articulation
     from gpusim_rl.view.player import Player
 
-NAMES = ("go1_trot", "g1_crouch", "g1_bow", "g1_turn")
-
 
 def main(argv: list[str] | None = None) -> int:
     """Does what the first word says."""
@@ -43,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     with friendly_errors():
         args = parse(argv)
         limit_openmp_spin()  # before torch is imported
-        {"make": make, "record": record, "check": check, "play": play}[args.what](args)
+        {"record": record, "check": check, "play": play}[args.what](args)
     return 0
 
 
@@ -55,8 +52,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="clip", description=(__doc__ or "").partition("\n")[0])
     words = parser.add_subparsers(dest="what", required=True)
-    makes = words.add_parser("make", help="a motion of ours, by inverse kinematics")
-    makes.add_argument("name", choices=NAMES)
     records = words.add_parser("record", help="what a trained policy does, without exploration")
     records.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     records.add_argument("--seconds", type=float, default=4.0, help="duration (default: 4)")
@@ -73,23 +68,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     plays.add_argument("--host", help="address to serve on (default: 127.0.0.1, for this machine alone)")
     plays.add_argument("--port", type=int, help="port (default: the first free one from 8080 on)")
     plays.add_argument("--steps", type=int, help="frames (default: the clip in a file, no end in a browser)")
-    for each in (makes, records, plays):
+    for each in (records, plays):
         each.add_argument("--out", type=Path, help="npz to write" if each is not plays else "mp4 or html to write")
-    for each in (makes, records):
-        each.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    records.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     add_picture_arguments(plays, width=1280, height=720)
     add_trust_arguments(records)
     for each in (checks, plays):
         each.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
     return parser.parse_args(argv)
-
-
-def make(args: argparse.Namespace) -> None:
-    """Makes a motion of ours."""
-    from gpusim_rl.env.made_clips import MAKERS
-
-    out = target(args, f"{args.name}.npz")
-    write(out, MAKERS[args.name]())
 
 
 def record(args: argparse.Namespace) -> None:

@@ -115,7 +115,7 @@ def load(path: Path) -> Clip:
 def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str] | None) -> tuple[Clip, bool]:
     """As `load`, with names for a file without them, such as mjlab's; returns too whether it is one of Isaac Lab."""
     if not os.path.isfile(path):  # False where a name is too long
-        raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip make")
+        raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip record")
     ours = {field.name: field.name for field in fields(Clip)}
     found, _ = npz_file.load(path.resolve(), CLIP_BYTES, {*ours, *ISAAC_LAB.values()})
     of_isaac_lab = "dof_positions" in found

@@ -1,4 +1,4 @@
-"""The command `clip`: makes, records, checks and plays motion clips."""
+"""The command `clip`: records, checks and plays motion clips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from gpusim_rl.env.clip import load, save
-from gpusim_rl.env.made_clips import MAKERS
 from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.env.robot_clip import load_for, positions, scene_of
 from gpusim_rl.errors import ConfigError
@@ -38,11 +37,6 @@ def clip(tmp_path: Path):
         return done
 
     return run
-
-
-def test_the_command_knows_all_motions(load_tool):
-    assert tuple(MAKERS) == load_tool("clip").NAMES
-    assert {file.stem for file in MOTIONS.glob("*.npz")} >= set(MAKERS)
 
 
 def test_what_a_policy_does_becomes_a_clip(clip, tmp_path):

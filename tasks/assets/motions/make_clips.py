@@ -1,4 +1,6 @@
-"""Motion clips of our own, by foot placement or keyframes, and inverse kinematics; `gpusim-rl clip make` writes them.
+"""Make the motion clips in this folder, by foot placement or keyframes, and inverse kinematics (mink).
+
+    python tasks/assets/motions/make_clips.py [NAME ...]
 
 Nothing here knows forces: feet that stand do not move, what is between keyframes is smooth, and the velocities are
 central differences. The last frame is the first one of the next repetition.
@@ -7,16 +9,20 @@ central differences. The last frame is the first one of the next repetition.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 
 import mujoco
 import numpy as np
 
-from gpusim_rl.env.clip import Clip
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[3])  # the checkout that this file is in
+
+from gpusim_rl.env.clip import Clip, save
 from gpusim_rl.env.robot_clip import from_states, scene_of
-from gpusim_rl.errors import import_extra
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
 
@@ -181,9 +187,6 @@ def clip_of(scene: Scene, frames: Sequence[tuple[dict[str, Target], np.ndarray]]
     """Returns the clip whose frames meet their targets, and else are near to their postures, [nq].
 
     The first and the last frame are left out: velocities are differences of their neighbours.
-
-    Raises:
-        ConfigError: The library for inverse kinematics is missing.
     """
     model = scene.model
     qpos = np.stack(list(solve(model, frames)))
@@ -198,7 +201,8 @@ def clip_of(scene: Scene, frames: Sequence[tuple[dict[str, Target], np.ndarray]]
 
 def solve(model: mujoco.MjModel, frames: Sequence[tuple[dict[str, Target], np.ndarray]]) -> Iterator[np.ndarray]:
     """Gives the positions of each frame, [nq], by Gauss-Newton steps within the limits of the joints."""
-    mink = import_extra("mink", "motion", "clip make")
+    import mink
+
     limits, rest = [mink.ConfigurationLimit(model)], mink.PostureTask(model, cost=1e-3)
     configuration, tasks = mink.Configuration(model, frames[0][1]), {}
 
@@ -235,4 +239,8 @@ MAKERS: dict[str, Callable[[], Clip]] = {
     "g1_bow": partial(g1_poses, BOW),
     "g1_turn": partial(g1_poses, TURN),
 }
-"""What `gpusim-rl clip make` makes, by its name."""
+"""Functions that make a clip, by its name."""
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or MAKERS:
+        save(Path(__file__).with_name(f"{name}.npz"), MAKERS[name]())
