@@ -42,33 +42,6 @@ OF_THE_MACHINE = (
 )
 """Settings of a call that its next one is told to type again. These and those above do not travel with a run folder: a
 resume has the defaults, or what is typed. All others travel."""
-TRAVELS = (
-    "task._target_",  # code: imported where it is trusted, settings/trust.py
-    "algo._target_",  # likewise
-    "*.network._target_",  # likewise
-    "*.network.encoder._target_",  # likewise
-    "env._target_",  # likewise
-    "env.id",  # name of envs that an installed package has registered
-    "env.kwargs",  # arguments of those: settings/trust.py
-    "env.cfg",  # likewise, fields
-    "env.physics",  # name of one of their presets
-    "task.robot",  # a model, which MuJoCo reads: docs/security.md
-    "encoder.init_from",  # weights, which are read as a checkpoint is
-    "task.clips",  # names and paths of motion clips, which are read as data
-    "task.must_not_touch",  # names of its bodies
-    "task.*.columns",  # names of kinds of ground
-    "task.*weights",  # names of reward terms
-    "task.command.stages",  # names of axes
-    "task.randomization_params",  # names of its parts, and numbers
-    "task.observations",  # likewise
-    "*.rnd.group",  # name of an observation group
-    "wandb_project",  # names on a server, without effect where the call does not say wandb_activate=true
-    "wandb_entity",
-    "wandb_group",
-    "wandb_name",
-    "wandb_tags",
-)
-"""Settings that may hold any text, and travel all the same."""
 
 
 @dataclass(frozen=True)
