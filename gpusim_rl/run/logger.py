@@ -7,12 +7,11 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 import yaml
 
 from gpusim_rl.errors import ConfigError
@@ -308,18 +307,14 @@ def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
 
 
 def _torchrun() -> tuple[str, str]:
-    """Returns torchrun with the flags that it was started with here, and what to add where it was on several nodes."""
-    flags = [f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')}"]
-    with suppress(psutil.Error, ValueError):  # another program has started this process
-        words = psutil.Process(os.getppid()).cmdline()
-        names = [Path(word).name.removesuffix(".run") for word in words[: words.index(sys.argv[0])]]
-        flags = words[1 + max(names.index(name) for name in ("torchrun", "torch.distributed") if name in names) :]
-        flags = flags[: flags.index(sys.argv[0])]
-    nodes = ""
-    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-        rank = any(flag.replace("_", "-").startswith("--node-rank") for flag in flags)
-        nodes = "  on every node" + ", with its own --node-rank" * rank
-    return shlex.join(["torchrun", *flags]), nodes
+    """Return a torchrun command for as many processes and nodes as here, and what to add if there are several nodes."""
+    env, more = os.environ, ""
+    flags = [f"--nproc-per-node={env.get('LOCAL_WORLD_SIZE', '1')}"]
+    if (nodes := env.get("GROUP_WORLD_SIZE", "1")) != "1":
+        address = [f"--master-addr={env.get('MASTER_ADDR')}", f"--master-port={env.get('MASTER_PORT')}"]
+        flags = [f"--nnodes={nodes}", f"--node-rank={env.get('GROUP_RANK')}", *address, *flags]
+        more = "  on every node, with its own --node-rank"
+    return shlex.join(["torchrun", *flags]), more
 
 
 def command(tool: str) -> str:
