@@ -1,9 +1,8 @@
 """Measure physics, environment, rollout and training, and other libraries' trainers on the same environment.
 
-python benchmarks/bench.py task=Ant num_envs=[256,1024,4096]           writes benchmarks/Ant/bench.json, .md and .png
-python benchmarks/bench.py task=Ant num_envs=4096 --baselines none     ours alone
-python benchmarks/bench.py --gymnasium num_envs=[64,256,1024]          CPU physics beside EnvPool and Gymnasium, Ant-v5
-python benchmarks/bench.py learn [TASK ...] [--minutes 10]             does every task learn? Continues what was stopped
+python benchmarks/bench.py task=Ant num_envs=[256,1024,4096]         writes bench.json, .md and .png to throughput/Ant
+python benchmarks/bench.py task=Ant num_envs=4096 --baselines none   ours alone
+python benchmarks/bench.py learn [TASK ...] [--minutes 10]           does every task learn? Continues what was stopped
 
 Every case is a process of its own, and every case is measured once in each round, so that ratios do not depend on what
 else the machine does. For one env count all of them are alive at once: their memory adds up.
@@ -35,13 +34,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkout import ROOT, process_environment, provenance, write
+from measuring.checkout import ROOT, process_environment, provenance, write
 
 if TYPE_CHECKING:
-    from learning import Goal, Outcome
+    from learn.learning import Goal, Outcome
     from throughput.harness import Case
-
-GYMNASIUM_TASK = "Ant-v5"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,8 +69,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         default="same,fastest",
         help="same: the work of our PPO; fastest: the library's fastest documented mode",
     )
-    add("--gymnasium", action="store_true", help="instead: CPU physics on Gymnasium's Ant-v5, EnvPool and Gymnasium")
-    add("--out", type=Path, help="folder to write to (default: benchmarks/<task>)")
+    add("--out", type=Path, help="folder to write to (default: benchmarks/throughput/<task>)")
     add("--no-plot", action="store_true", help="write no picture")
     return parser.parse_intermixed_args(argv)
 
@@ -87,11 +83,11 @@ def bench(args: argparse.Namespace, command: str) -> None:
     if min(args.rounds, args.seconds, args.warm_up) <= 0:
         raise ConfigError("--rounds, --seconds and --warm-up must be positive")
     counts, overrides = env_counts(args.overrides)
-    about = of_gymnasium(overrides) if args.gymnasium else of_task(args, overrides, counts)
+    about = of_task(args, overrides, counts)
     default_counts = about.pop("default_counts")
     counts = counts or default_counts
     cases = about.pop("cases")
-    out: Path = args.out or Path("benchmarks") / about["task"]
+    out: Path = args.out or Path("benchmarks") / "throughput" / about["task"]
     rounds = Rounds(args.rounds, args.seconds, args.warm_up)
     known = {"schema": SCHEMA, "command": command, **provenance(out), **about, "rounds": dataclasses.asdict(rounds)}
     report: dict[str, Any] = known
@@ -134,8 +130,8 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
     add(
         "--out",
         type=Path,
-        default=Path("benchmarks"),
-        help="folder of the results, and of learn.yaml where it is not this one's (default: benchmarks)",
+        default=Path("benchmarks") / "learn",
+        help="folder of the results, and of learn.yaml where it is not this one's (default: benchmarks/learn)",
     )
     add("--runs", type=Path, default=Path("runs"), help="folder of run folders (default: runs)")
     add("--table", action="store_true", help="train nothing: read again what the runs wrote, and tell it")
@@ -152,8 +148,8 @@ def learn(args: argparse.Namespace) -> int:
     """
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
-    import learning
     from gpusim_rl.errors import EXIT_INTERRUPTED, ConfigError, TaskError
+    from learn import learning
 
     if args.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {args.jobs}")
@@ -161,7 +157,7 @@ def learn(args: argparse.Namespace) -> int:
         raise ConfigError(f"--minutes must be positive, got {args.minutes:g}")
     goals_file: Path = args.out / "learn.yaml"
     if not goals_file.is_file():
-        goals_file = ROOT / "benchmarks" / "learn.yaml"
+        goals_file = ROOT / "benchmarks" / "learn" / "learn.yaml"
     goals = learning.read_goals(goals_file)
     asked = list(dict.fromkeys(args.tasks)) or list(goals)
     if unknown := [task for task in asked if task not in goals]:
@@ -267,7 +263,7 @@ def begin(goal: Goal, seed: int, known: Outcome | None) -> Outcome:
 
     Of an older outcome it is not known whether the task's own settings were others; it is taken as it is.
     """
-    from learning import Outcome
+    from learn.learning import Outcome
 
     overrides, settings = list(goal.overrides), settings_hash(goal)
     if known is None or known.overrides != overrides or known.settings not in ("", settings):
@@ -285,7 +281,7 @@ def measured(known: Outcome, goal: Goal | None) -> Outcome:
         known: It is not changed.
         goal: None where the task has none any more: its threshold stays.
     """
-    from learning import hold_against, measure_run
+    from learn.learning import hold_against, measure_run
 
     outcome = dataclasses.replace(known, stats=dict(known.stats))
     threshold, stat = (known.threshold, known.stat) if goal is None else goal.judged
@@ -327,7 +323,7 @@ def random_return(goal: Goal) -> float:
     from omegaconf import OmegaConf
 
     from gpusim_rl import make_env
-    from learning import random_return as measure
+    from learn.learning import random_return as measure
 
     ours = ["num_envs=64", "device=cpu", "task.randomize_episode_start=false"]
     settings: Any = OmegaConf.to_container(OmegaConf.from_dotlist([*goal.overrides, *ours]))
@@ -395,25 +391,6 @@ def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence
         "horizon": cfg.algorithm.horizon,
         "cases": cases,
         "default_counts": [cfg.num_envs],
-    }
-
-
-def of_gymnasium(overrides: Sequence[str]) -> dict[str, Any]:
-    """What is measured with --gymnasium."""
-    from gpusim_rl.errors import ConfigError, import_extra
-    from throughput.baselines import ENVIRONMENTS
-    from throughput.harness import ant_v5_cases
-
-    if overrides:
-        raise ConfigError(f"--gymnasium measures {GYMNASIUM_TASK} and takes only num_envs=, got {' '.join(overrides)}")
-    for module in (*ENVIRONMENTS, "imageio"):  # without imageio, gymnasium has no MuJoCo
-        import_extra(module, "bench", "--gymnasium")
-    return {
-        "task": GYMNASIUM_TASK,
-        "overrides": [],
-        "sim": "Gymnasium's ant.xml: Runge-Kutta, 5 steps of 0.01 s for a control step",
-        "cases": ant_v5_cases,
-        "default_counts": [64, 256, 1024],
     }
 
 

@@ -13,7 +13,7 @@ from gpusim_rl.files import paths
 
 @dataclass(frozen=True)
 class Learned:
-    """The best result that the learning benchmarks have of a task; `benchmarks/learning.py` makes it of their data."""
+    """Best result of a task in the learning benchmark, as `benchmarks/learn/learning.py` sums it up."""
 
     # The threshold and the time to it, `3,000 in 4 min`, with the number of seeds where not all of several reached it;
     # the end of the training where half of them or more did not, `4,158 of 5,000 in 15 min`.

@@ -48,6 +48,13 @@ def test_the_package_does_not_grow():
     assert lines_of(*FILES) <= 43_384
 
 
+def test_benchmarks_are_instruments_in_folders():
+    """A script that answers one question is not kept: its json names the commit."""
+    folder = ROOT / "benchmarks"
+    assert lines_of(*folder.rglob("*.py")) <= 8_500
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {"README.md", "bench.py"}
+
+
 def test_no_package_is_more_than_a_fifth_of_it():
     lines = Counter({path.name: lines_of(*path.rglob("*.py")) for path in PACKAGE.iterdir() if path.is_dir()})
     [(largest, number)] = lines.most_common(1)

@@ -25,7 +25,6 @@ import torch
 import yaml
 
 import gpusim_rl
-import learning
 from gpusim_rl.api import prepare
 from gpusim_rl.env import TaskConfig, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
@@ -38,6 +37,7 @@ from gpusim_rl.settings.discover import read_yaml, tasks
 from gpusim_rl.settings.schema import ALGORITHMS, RunConfig
 from gpusim_rl.sim import Scene, SimChoice
 from helpers.commands import ROOT, Finished, run_command
+from learn import learning
 from reliability import record
 
 pytest_plugins = ["helpers.tool_runs"]
@@ -699,7 +699,7 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
 
 
 # Of other projects, of the reader, what a command writes, or options of Hydra and nsys.
-FOREIGN_PATHS = ("my_", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reacher", "benchmarks/gpu.json")
+FOREIGN_PATHS = ("my_", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reacher", "benchmarks/gpu/gpu.json")
 FOREIGN_FLAGS = {
     "--head",
     "--block",
@@ -719,7 +719,7 @@ FOREIGN_FLAGS = {
     "--capture-range-end",
     "--report",
 }
-COMMANDS = ("tools", "benchmarks", "docs", "docs/examples", "tests/helpers")
+COMMANDS = ("tools", "benchmarks", "benchmarks/*", "docs", "docs/examples", "tests/helpers")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -746,7 +746,8 @@ def test_flags_that_are_named_exist(document):
     def flags(file: Path) -> set[str]:
         return set(re.findall(r"\"(--[a-z][a-z0-9-]*)\"", file.read_text()))
 
-    scripts = {f"{folder}/{file.name}": flags(file) for folder in COMMANDS for file in (ROOT / folder).glob("*.py")}
+    files = [file for folder in COMMANDS for file in ROOT.glob(f"{folder}/*.py")]
+    scripts = {file.relative_to(ROOT).as_posix(): flags(file) for file in files}
     shared = set.union(
         *(flags(ROOT / "gpusim_rl" / f"{name}.py") for name in ("settings/trust", "view/arguments", "files/paths"))
     )
@@ -754,7 +755,8 @@ def test_flags_that_are_named_exist(document):
     text = (ROOT / document).read_text()
     for flag in re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", text):
         assert flag in anywhere, flag
-    for script, rest in re.findall(r"python3? ((?:tools|benchmarks|docs|tests/helpers)/\w+\.py)([^`#\n]*)", text):
+    with_words = r"python3? ((?:tools|benchmarks(?:/\w+)?|docs|tests/helpers)/\w+\.py)([^`#\n]*)"
+    for script, rest in re.findall(with_words, text):
         for flag in re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", rest):
             assert flag in scripts[script] | shared, f"{script} {flag}"
 
@@ -789,7 +791,7 @@ def test_the_readme_begins_with_the_two_commands():
 def test_the_tasks_of_the_readme_are_the_data():
     text = (ROOT / "README.md").read_text()
     best, advice = learned(), "try python benchmarks/bench.py learn --table"
-    assert best == learning.results(ROOT / "benchmarks" / "tasks.json"), advice
+    assert best == learning.results(ROOT / "benchmarks" / "learn" / "tasks.json"), advice
     assert learning.fill(text, learning.front_page(best), "tasks") == text, advice
     assert best.keys() <= tasks().keys()
     times = [entry.seconds for entry in best.values() if entry.seconds is not None]
@@ -802,7 +804,7 @@ def test_the_tasks_of_the_readme_are_the_data():
 
 
 def test_the_table_of_robots_is_the_data():
-    counts = json.loads((ROOT / "benchmarks" / "robots.json").read_text())["counts"]
+    counts = json.loads((ROOT / "benchmarks" / "robots" / "robots.json").read_text())["counts"]
     page = (ROOT / "docs" / "your_robot.md").read_text()
     names = {"bullet": "PyBullet", "erd": "example-robot-data", "unitree": "unitree_ros", "igenvs": "IsaacGymEnvs"}
     for collection, name in {**names, "ros2ctl": "mujoco_ros2_control_menagerie"}.items():
@@ -814,7 +816,7 @@ def test_the_table_of_robots_is_the_data():
 
 
 def test_the_numbers_of_the_gpu_are_the_data():
-    parts = json.loads((ROOT / "benchmarks" / "gpu.json").read_text())["parts"]
+    parts = json.loads((ROOT / "benchmarks" / "gpu" / "gpu.json").read_text())["parts"]
     page, readme = (ROOT / "docs" / "gpu.md").read_text(), (ROOT / "README.md").read_text()
     [case] = parts["bench"]["env_counts"]
     millions = case["training_env_steps_per_s"] / 1e6

@@ -161,7 +161,7 @@ def test_the_sdist_holds_what_the_wheel_is_made_of_and_the_documents(wheel):
         *documents,
         *("train.py", "pyproject.toml", "PKG-INFO"),
     }
-    assert [name for name in files if name.startswith("benchmarks/")] == ["benchmarks/best.json"]
+    assert [name for name in files if name.startswith("benchmarks/")] == ["benchmarks/learn/best.json"]
     assert [name for name, size in files.items() if size > 2**20 or "__pycache__" in name] == []
 
 

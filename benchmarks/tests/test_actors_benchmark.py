@@ -7,14 +7,15 @@ import sys
 
 import pytest
 
-import actors
-from checkout import provenance
+from measuring.checkout import provenance
+from parallel import actors
 
 pytest.importorskip("gymnasium")
 
 
 def section(tmp_path, rows):
-    return {**provenance(tmp_path), "command": "python benchmarks/actors.py", "what": "A step sleeps.", "rows": rows}
+    command = "python benchmarks/parallel/actors.py"
+    return {**provenance(tmp_path), "command": command, "what": "A step sleeps.", "rows": rows}
 
 
 def speed(kind, count, steps_per_s, efficiency):
@@ -75,9 +76,10 @@ def test_a_section_replaces_itself_and_keeps_the_others(tmp_path, monkeypatch):
     actors.note("copies", actors.parse(["copies", "--out", str(file)]), [{"ms": 3}])
     found = json.loads(file.read_text())
     assert found["rows"] == [1] and found["copies"]["rows"] == [{"ms": 3}]
-    assert found["copies"]["command"] == "python benchmarks/actors.py copies" and "torch" in str(found["copies"])
+    assert found["copies"]["command"] == "python benchmarks/parallel/actors.py copies"
+    assert "torch" in str(found["copies"])
 
 
 def test_the_page_is_that_of_the_data():
-    file = actors.ROOT / "benchmarks" / "scale.json"
+    file = actors.ROOT / "benchmarks" / "parallel" / "scale.json"
     assert file.with_suffix(".md").read_text() == actors.markdown(json.loads(file.read_text()))

@@ -1,4 +1,4 @@
-"""`benchmarks/audit_baselines.py` as a user runs it."""
+"""`benchmarks/throughput/audit_baselines.py` as a user runs it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-import audit_baselines
 from helpers.commands import ROOT, run_command
+from throughput import audit_baselines
 
 SMALL = ("device=cpu", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64", "ppo.network.hidden=[16,16]")
 
@@ -16,7 +16,8 @@ SMALL = ("device=cpu", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64", 
 def test_another_library_stands_beside_ours_and_its_lines_are_named(tmp_path):
     pytest.importorskip("rsl_rl")
     arguments = ("task=Cartpole", *SMALL, "--iterations", "1", "--baselines", "rsl_rl", "--json", "audit.json")
-    done = run_command(sys.executable, ROOT / "benchmarks" / "audit_baselines.py", *arguments, cwd=tmp_path)
+    script = ROOT / "benchmarks" / "throughput" / "audit_baselines.py"
+    done = run_command(sys.executable, script, *arguments, cwd=tmp_path)
     report = json.loads((tmp_path / "audit.json").read_text())
     baseline = report["baselines"]["rsl_rl"]
     assert {"version", "settings", "phases", "locations"} <= set(baseline)

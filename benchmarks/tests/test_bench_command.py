@@ -27,14 +27,14 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     baselines = ("--baselines", "rsl_rl" if HAS_RSL_RL else "none", "--modes", "same")
     done = run_command(sys.executable, BENCH, *SMALL, "num_envs=[8]", *baselines, cwd=folder, timeout_s=280)
-    return done, json.loads((folder / "benchmarks" / "Cartpole" / "bench.json").read_text()), folder
+    return done, json.loads((folder / "benchmarks" / "throughput" / "Cartpole" / "bench.json").read_text()), folder
 
 
 def test_one_command_leaves_json_page_and_picture(measured):
     done, result, folder = measured
-    there = folder / "benchmarks" / "Cartpole"
+    there = folder / "benchmarks" / "throughput" / "Cartpole"
     assert done.stdout.endswith(
-        "benchmarks/Cartpole/bench.json, benchmarks/Cartpole/bench.md, benchmarks/Cartpole/bench.png\n"
+        ", ".join(f"benchmarks/throughput/Cartpole/bench.{ending}" for ending in ("json", "md", "png")) + "\n"
     )
     assert (there / "bench.png").read_bytes().startswith(b"\x89PNG")
     page = (there / "bench.md").read_text()
@@ -120,7 +120,7 @@ def test_an_interrupted_bench_keeps_what_it_has_and_leaves_no_process(tmp_path):
     arguments = ["task=Cartpole", "num_envs=[4,8]", "--rounds", "1000000", "--baselines", "none"]
     command = [sys.executable, "-c", DRIVER, BENCH, Path(__file__).with_name("fake_worker.py"), *arguments]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
-        file = tmp_path / "benchmarks" / "Cartpole" / "bench.json"
+        file = tmp_path / "benchmarks" / "throughput" / "Cartpole" / "bench.json"
         for _ in range(1200):
             if file.exists() or running.poll() is not None:
                 break
@@ -147,7 +147,6 @@ def test_an_interrupted_bench_keeps_what_it_has_and_leaves_no_process(tmp_path):
         (["--baselines", "rsl"], "unknown baseline 'rsl'. Did you mean 'rsl_rl'?"),
         (["--baselines", "none", "--modes", "slow"], "--modes must be of same, fastest, got slow"),
         (["--rounds", "0"], "--rounds, --seconds and --warm-up must be positive"),
-        (["--gymnasium", "task=Ant"], "--gymnasium measures Ant-v5 and takes only num_envs=, got task=Ant"),
     ],
 )
 def test_bad_input_is_one_line(capsys, arguments, line):

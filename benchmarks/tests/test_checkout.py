@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from checkout import ROOT, process_environment, provenance, write
 from gpusim_rl.errors import ConfigError
+from measuring.checkout import ROOT, process_environment, provenance, write
 
 
 def test_nothing_that_is_installed_imports_a_benchmark():
-    programs = {path.stem for path in (ROOT / "benchmarks").iterdir() if path.suffix == ".py"} | {"throughput"}
-    assert {"bench", "checkout", "learning"} < programs
+    folders = {path.name for path in (ROOT / "benchmarks").iterdir() if path.is_dir() and [*path.glob("*.py")]}
+    assert {"measuring", "learn", "throughput", "gpu"} < folders
+    programs = {"bench", *folders}
     for folder in ("gpusim_rl", "tools", "tasks"):
         for file in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu_check.py`: run for real with tiny sizes on the CPU, and with parts that go wrong."""
+"""`benchmarks/gpu/gpu_check.py`: run for real with tiny sizes on the CPU, and with parts that go wrong."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ import pytest
 import torch
 import warp as wp
 
-import gpu_check
-import gpu_probe
-from gpu_targets import Part
+from gpu import gpu_check, gpu_probe
+from gpu.gpu_targets import Part
 from gpusim_rl.run.collector import Collector
 from gpusim_rl.settings.compose import compose
 from helpers.commands import ROOT, Finished, run_command
 
-GPU_CHECK = ROOT / "benchmarks" / "gpu_check.py"
+GPU_CHECK = ROOT / "benchmarks" / "gpu" / "gpu_check.py"
 NO_CUDA = not torch.cuda.is_available()
 
 
@@ -41,7 +40,7 @@ def ran(tmp_path_factory) -> tuple[Finished, dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("gpu_check")
     command = (sys.executable, GPU_CHECK, "--device", "cpu", "--return=-1e9", "seed=1")
     done = run_command(*command, "task.episode_length=3", cwd=folder, check=False, timeout_s=280)
-    return done, json.loads((folder / "benchmarks" / "gpu.json").read_text()), folder
+    return done, json.loads((folder / "benchmarks" / "gpu" / "gpu.json").read_text()), folder
 
 
 @pytest.mark.slow
@@ -50,11 +49,12 @@ def test_all_parts_run_and_the_json_tells_all(ran):
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(report["parts"]) == ["probe", "bench", "learn", "tests", "audit"]
     assert {name: part["status"] for name, part in report["parts"].items()} == dict.fromkeys(report["parts"], "ok")
-    assert done.stdout.splitlines()[-1] == "benchmarks/gpu.json"
+    assert done.stdout.splitlines()[-1] == "benchmarks/gpu/gpu.json"
     assert [path.name for path in folder.iterdir()] == ["benchmarks"], "no run folder stays"
     about = {"schema", "command", "git", "environment", "device", "quick", "budget_s", "seconds", "results", "ok"}
     assert about < set(report)
-    assert report["command"].startswith("python benchmarks/gpu_check.py --device cpu ") and report["device"] == "cpu"
+    assert report["command"].startswith("python benchmarks/gpu/gpu_check.py --device cpu ")
+    assert report["device"] == "cpu"
     assert report["environment"]["versions"]["torch"] and report["environment"]["cpu"]["available"]
     assert str(folder) not in json.dumps(report)
 
@@ -187,16 +187,6 @@ def test_what_a_part_left_may_be_broken(tmp_path, monkeypatch):
     assert part["status"] == "failed" and part["error"].startswith("JSONDecodeError: ")
 
 
-def test_an_audit_that_breaks_is_no_audit_that_finds_something(tmp_path, monkeypatch):
-    """Both end with exit code 1; only one of them writes its json."""
-    monkeypatch.setattr(gpu_check, "tool", lambda name: [sys.executable, "-c", "raise RuntimeError('CUDA error: 700')"])
-    out = tmp_path / "gpu.json"
-    assert gpu_check.main(["--device", "cpu", "--parts", "audit", "--out", str(out)]) == 1
-    part = json.loads(out.read_text())["parts"]["audit"]
-    assert part["status"] == "failed" and part["error"] == "RuntimeError: CUDA error: 700 (exit code 1)"
-    assert part["tail"][0].startswith("Traceback")
-
-
 def test_when_the_budget_is_spent_parts_are_skipped(tmp_path):
     out = tmp_path / "gpu.json"
     assert gpu_check.main(["--device", "cpu", "--budget-s", "0.001", "--out", str(out)]) == 1
@@ -213,7 +203,7 @@ FACTS = """
 import json, os, sys, time
 from pathlib import Path
 sys.path[:0] = {path!r}
-import gpu_probe
+from gpu import gpu_probe
 diary = Path({diary!r})
 
 def fact(name, action="pass"):
@@ -278,20 +268,6 @@ def test_a_probe_that_is_resumed_finds_what_is_missing_and_what_failed(probe, mo
         assert begun == "b c d " and again["status"] == "ok" and list(again["facts"]) == ["a", "b", "c", "d"]
 
 
-def test_a_probe_that_does_not_start_ends(probe, monkeypatch, tmp_path):
-    args = gpu_check.parse(["--device", "cpu", "ppo.horizn=3"])
-    args.plan = gpu_check.TINY
-    monkeypatch.setattr(gpu_check, "run_process", lambda *_: gpu_check.Ended(2, 1.0, False, "error: no ppo.horizn\n"))
-    part = gpu_check.run_probe(gpu_check.Job(args, tmp_path, 60.0, {}, lambda part: None))
-    assert part == {
-        "status": "failed",
-        "error": "error: no ppo.horizn (exit code 2)",
-        "tail": ["error: no ppo.horizn"],
-        "facts": {},
-        "missing": [],
-    }
-
-
 @pytest.mark.skipif(not NO_CUDA, reason="there is a CUDA device")
 def test_the_probe_says_in_one_line_that_there_is_no_cuda(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -299,19 +275,6 @@ def test_the_probe_says_in_one_line_that_there_is_no_cuda(tmp_path, capsys):
     assert stopped.value.code == 2 and not list(tmp_path.iterdir())
     errors = capsys.readouterr().err
     assert errors.startswith("error: --device cuda: found 0 CUDA devices") and errors.count("\n") == 1
-
-
-def test_the_probe_tells_what_went_wrong_first():
-    try:
-        try:
-            raise RuntimeError("an operation is not permitted")
-        finally:
-            raise RuntimeError("the capture cannot be ended")
-    except RuntimeError as error:
-        found = gpu_probe.describe_error(error)
-    assert found["error"] == "RuntimeError: an operation is not permitted"
-    [where] = found["where"]
-    assert where.startswith("test_gpu_check.py:")
 
 
 def test_the_probe_tells_versions_outside_of_the_range(monkeypatch):
@@ -358,13 +321,6 @@ def test_the_facts_of_cuda_begin_with_the_cheap_and_decisive_ones():
     ]
     modes = {name.partition("=")[2] for name in names if name.startswith("training, graph=")}
     assert modes == {"rollout", "split", "step", "off"}
-
-
-def test_the_folder_of_compiled_kernels_is_the_one_that_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("WARP_CACHE_PATH", str(tmp_path / "kernels"))
-    code = "import warp; warp.init(); print(warp.config.kernel_cache_dir)"
-    ended = gpu_check.run_process([sys.executable, "-c", code], 60.0)
-    assert ended.output.splitlines()[-1].startswith(str(tmp_path / "kernels"))
 
 
 @pytest.fixture
@@ -443,8 +399,8 @@ def test_a_report_is_completed_by_further_runs(tmp_path, monkeypatch, benches):
         ({"git": {"sha": "0", "dirty": False}}, "is of another git: it has {'sha': '0', 'dirty': False}, now "),
         ({"overrides": ["compile=learner"]}, "is of another overrides: it has ['compile=learner'], now []"),
         ({"environment": {"gpu": {"devices": [{"name": "Giant"}]}}}, "is of Giant, this is "),
-        ({"parts": 3}, "is not from benchmarks/gpu_check.py"),
-        (None, "is not from benchmarks/gpu_check.py"),
+        ({"parts": 3}, "is not from benchmarks/gpu/gpu_check.py"),
+        (None, "is not from benchmarks/gpu/gpu_check.py"),
     ],
 )
 def test_only_what_belongs_together_is_put_together(tmp_path, monkeypatch, capsys, change, line):
@@ -460,28 +416,6 @@ def test_only_what_belongs_together_is_put_together(tmp_path, monkeypatch, capsy
     errors = capsys.readouterr().err
     assert stopped.value.code == 2 and errors.count("error: ") == 1 and line in errors
     assert out.read_text() == before
-
-
-def test_nothing_of_a_process_stays(tmp_path):
-    """A child of a part that ignores the interrupt is ended with it."""
-    file = tmp_path / "pid"
-    code = (
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import signal, time; "
-        "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(1000)'])\n"
-        f"open({str(file)!r}, 'w').write(str(child.pid))\n"
-        "time.sleep(1000)\n"
-    )
-    written = lambda: file.is_file() and file.read_text() != ""  # noqa: E731
-    ended = gpu_check.run_process([sys.executable, "-c", code], 60.0, written)
-    assert ended.code == 0 and not ended.timed_out
-    pid = int(file.read_text())
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("the child lives")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -605,17 +539,6 @@ def test_rows_are_read_while_they_are_written(tmp_path):
 
 
 # Bad input
-
-
-def test_packages_that_are_missing_are_told_before_anything_is_started(monkeypatch, capsys):
-    find = gpu_check.importlib.util.find_spec
-    monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: None if name == "jaxtyping" else find(name))
-    with pytest.raises(SystemExit) as stopped:
-        gpu_check.main(["--device", "cpu"])
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == (
-        "error: cannot find jaxtyping: try pip install -e ., or add their folder to PYTHONPATH\n"
-    )
 
 
 @pytest.mark.parametrize(

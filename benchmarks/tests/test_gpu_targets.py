@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import gpu_targets
+from gpu import gpu_targets
 
 PROBE = "facts of the probe as they should be"
 COUNTS = (256, 1024, 4096, 16384, 65536)

@@ -240,23 +240,6 @@ def test_where_graphs_hold_the_step_the_trainers_own_is_the_difference_to_it():
     assert found[TRAINING]["trainer_us"] is None and found["skrl, same"]["trainer_us_over_ours"] is None
 
 
-def test_the_environment_is_compared_to_those_of_other_libraries():
-    rows = harness.with_ratios(
-        [
-            row("env step", "env", [80.0, 60.0, 60.0]),
-            row("EnvPool, sync", "envpool", [40.0, 40.0, 40.0]),
-            row("EnvPool, async", "envpool", [50.0, 50.0, 50.0]),
-            row("Gymnasium, async", "gymnasium", [10.0, 10.0, 10.0]),
-        ]
-    )
-    summary = harness.summary(rows)
-    assert summary["fastest_envpool"] == "EnvPool, async"
-    assert summary["env_step_over_envpool"] == 1.2
-    assert summary["env_step_over_envpool_range"] == [1.2, 1.6]
-    assert summary["env_step_over_gymnasium"] == 6.0
-    assert "training_over_physics" not in summary
-
-
 def test_nothing_measured_is_no_key():
     assert harness.summary([row("+ training", "training", [None])]) == {}
 

@@ -14,7 +14,7 @@ import pytest
 
 import bench
 from helpers.commands import ROOT, run_command
-from learning import Goal
+from learn.learning import Goal
 
 BENCH = ROOT / "benchmarks" / "bench.py"
 
@@ -31,7 +31,7 @@ Pendulum: {{threshold: 700}}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("learn")
-    (folder / "benchmarks").mkdir()
+    (folder / "benchmarks" / "learn").mkdir(parents=True)
     (folder / "docs").mkdir()
     (folder / "docs" / "benchmarks.md").write_text(
         "# Mine\n\n<!-- learn -->\nnothing yet\n<!-- /learn -->\n\nThe end.\n"
@@ -40,12 +40,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 def learn(folder: Path, *arguments: str, threshold: float = 60.0, minutes: float = 1.0, check: bool = True):
-    (folder / "benchmarks" / "learn.yaml").write_text(GOALS.format(threshold=threshold, minutes=minutes))
+    (folder / "benchmarks" / "learn" / "learn.yaml").write_text(GOALS.format(threshold=threshold, minutes=minutes))
     return run_command(sys.executable, BENCH, "learn", *arguments, cwd=folder, check=check)
 
 
 def outcomes(folder: Path) -> list[dict]:
-    return json.loads((folder / "benchmarks" / "tasks.json").read_text())["outcomes"]
+    return json.loads((folder / "benchmarks" / "learn" / "tasks.json").read_text())["outcomes"]
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_a_training_stops_by_time_continues_and_stops_at_the_threshold(folder):
     row = next(line for line in done.stdout.splitlines() if line.startswith("| `Cartpole`"))
     assert f"{row}\n\n1 seed of each task." in page and "nothing yet" not in page
     assert "`Cartpole` `device=cpu num_envs=64 ppo.minibatch_size=1024`.\n<!-- /learn -->\n\nThe end.\n" in page
-    assert (folder / "benchmarks" / "tasks.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "benchmarks" / "learn" / "tasks.png").read_bytes().startswith(b"\x89PNG")
 
     # What has been reached is not trained again.
     learn(folder, "Cartpole", threshold=threshold)
@@ -127,7 +127,7 @@ def test_ctrl_c_stops_what_runs_begins_nothing_more_and_keeps_what_was_trained(f
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("Cartpol",), "error: no goal for Cartpol in benchmarks/learn.yaml; it has Cartpole, Pendulum"),
+        (("Cartpol",), "error: no goal for Cartpol in benchmarks/learn/learn.yaml; it has Cartpole, Pendulum"),
         (("Cartpole", "--seeds", "a"), "error: --seeds must be ints such as 1,2,3, got a"),
         (("Cartpole", "--jobs", "0"), "error: --jobs must be at least 1, got 0"),
         (("Cartpole", "--minutes", "-1"), "error: --minutes must be positive, got -1"),
@@ -139,7 +139,7 @@ def test_bad_input_is_one_line(folder, arguments, message):
 
 
 def test_a_training_that_fails_is_told_and_the_others_continue(folder):
-    goals = folder / "benchmarks" / "learn.yaml"
+    goals = folder / "benchmarks" / "learn" / "learn.yaml"
     goals.write_text(
         "Cartpole: {threshold: 10, overrides: [device=cpu, num_env=3]}\n"
         "Nothing: {threshold: 1}\n"

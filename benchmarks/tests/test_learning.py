@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -15,11 +14,10 @@ from typing import Any
 import matplotlib.figure
 import pytest
 
-import learning
-from gpusim_rl.api import make_env
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
-from learning import (
+from learn import learning
+from learn.learning import (
     POINTS,
     Goal,
     Outcome,
@@ -29,7 +27,6 @@ from learning import (
     hardware,
     hold_against,
     measure_run,
-    random_return,
     read_goals,
     read_outcomes,
     table,
@@ -88,18 +85,6 @@ def test_a_mean_of_few_episodes_is_no_record_reaches_nothing_and_is_not_drawn(tm
     assert (found.final_return, found.episodes, found.best_return, found.curve) == (120.0, 7.0, None, [])
     assert "| 120 (7 episodes) |" in table([found], {})[2]
     draw([found], matplotlib.figure)
-
-
-@pytest.mark.parametrize(("staggered", "full"), [(True, [400.0]), (False, [300.0, 400.0])])
-def test_older_rows_tell_at_least_how_many_episodes_there_were(tmp_path, staggered, full):
-    # 12 envs, of which each may have one episode that is not whole; 3 diverged.
-    lines = ["iteration,env_steps,time/elapsed_s,episode/return,episode/ended,sim/diverged"]
-    ended = [(12, 0), (80, 3), (11, 0), (12, 0)]
-    lines += [f"{i},{i},{i},{100.0 * i},{n},{bad}" for i, (n, bad) in enumerate(ended, start=1)]
-    (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "config.yaml").write_text(f"num_envs: 12\ntask: {{randomize_episode_start: {staggered}}}\n")
-    found = measure_run(outcome(), tmp_path)
-    assert [point[2] for point in found.curve] == full and found.episodes == 100
 
 
 def test_a_new_threshold_holds_although_the_rows_are_gone():
@@ -244,14 +229,6 @@ def test_a_threshold_of_a_number_of_the_task_is_told_with_its_name():
     draw([short], matplotlib.figure)
 
 
-def test_a_sentence_tells_whether_it_was_reached():
-    assert describe(outcome(env_steps=2e6)) == "Ant seed 1: no episode ended, below 100, after 2.0 M steps"
-    text = describe(outcome(final_return=5.0, random_return=6.0))
-    assert text.endswith("return 5, below 100, after 0.0 M steps; not learned in this time: random actions get 6")
-    text = describe(outcome(reached=True, env_steps_to_threshold=1e6, seconds_to_threshold=9.0, final_return=105.0))
-    assert text == "Ant seed 1: 100 after 1.0 M steps, 9 s; return 105"
-
-
 def test_only_what_is_between_the_marks_is_replaced():
     text = "before\n<!-- learn -->\nold\n<!-- /learn -->\nafter\n"
     assert fill(text, ["a", "b"]) == "before\n<!-- learn -->\na\nb\n<!-- /learn -->\nafter\n"
@@ -282,22 +259,11 @@ def test_wrong_goals_are_one_line(tmp_path, text, message):
     assert "\n" not in str(error.value)
 
 
-def test_random_actions_are_worse_than_doing_nothing_on_a_cartpole():
-    env = make_env("Cartpole", num_envs=32, device="cpu", task={"randomize_episode_start": False})
-    value = random_return(env)
-    assert -2.0 < value < 100.0 and value == random_return_again()
-
-
-def random_return_again() -> float:
-    env = make_env("Cartpole", num_envs=32, device="cpu", task={"randomize_episode_start": False})
-    return random_return(env)
-
-
 def test_the_page_shows_the_committed_data():
     root = paths.checkout()
     assert root is not None
-    goals = read_goals(root / "benchmarks" / "learn.yaml")
-    outcomes = read_outcomes(root / "benchmarks" / "tasks.json")
+    goals = read_goals(root / "benchmarks" / "learn" / "learn.yaml")
+    outcomes = read_outcomes(root / "benchmarks" / "learn" / "tasks.json")
     page = (root / "docs" / "benchmarks.md").read_text()
     assert "<!-- learn -->" in page and fill(page, table(outcomes, goals)) == page
     for found in outcomes:
@@ -447,9 +413,3 @@ def test_a_training_continued_elsewhere_tells_both_machines(train, tmp_path):
     (run / "env.json").write_text(json.dumps({**here, "earlier": [there, here]}))
     environment = learning._environment(run)
     assert environment == {**here, "earlier": [there]} and hardware(environment) == "4 CPU cores, then 1 CPU core"
-
-
-def test_outcomes_of_the_first_schema_are_read(tmp_path):
-    entry = {k: v for k, v in dataclasses.asdict(outcome()).items() if k not in ("settings", "episodes")}
-    (tmp_path / "tasks.json").write_text(json.dumps({"schema": 1, "outcomes": [entry]}))
-    assert read_outcomes(tmp_path / "tasks.json") == [outcome()]

@@ -7,9 +7,8 @@ import copy
 import numpy as np
 import pytest
 
-import mjlab_models
-import mjlab_parity
-from mjlab_parity import CASES
+from parity import mjlab_models, mjlab_parity
+from parity.mjlab_parity import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learning import median_time, results
+from learn.learning import median_time, results
 
 
 def write(folder: Path, *times: float | None, **judged: Any) -> Path:

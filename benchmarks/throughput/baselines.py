@@ -35,9 +35,6 @@ from gpusim_rl.settings.schema import PPOConfig, RunConfig
 
 MODES: tuple[str, ...] = ("same", "fastest")
 
-ENVIRONMENTS: tuple[str, ...] = ("envpool", "gymnasium")
-"""Compared to our CPU physics; names of modules and of packages."""
-
 Around = Callable[[str], AbstractContextManager[Any]]
 
 

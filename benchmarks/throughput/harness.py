@@ -18,7 +18,7 @@ from typing import Any
 
 from gpusim_rl.machine.child import Child
 from gpusim_rl.machine.hardware import has_compiler
-from throughput.baselines import BASELINES, ENVIRONMENTS
+from throughput.baselines import BASELINES
 
 SCHEMA = 3
 """Version of the json."""
@@ -44,8 +44,8 @@ class Case:
 
     Attributes:
         name: As the table shows it.
-        spec: What `throughput.worker` needs to build it; `kind` is physics, env, policy, training, baseline,
-            envpool or gymnasium.
+        spec: What `throughput.worker` needs to build it; `kind` is physics, env, policy, training or
+            baseline.
     """
 
     name: str
@@ -105,19 +105,6 @@ def equal_work(case: Case) -> Case:
     """Our training with a trunk for the policy and one for the value, as a baseline has them that cannot share one."""
     overrides = [*case.spec["overrides"], "ppo.network.separate=true"]
     return Case(f"{case.name}{SEPARATE}", {**case.spec, "overrides": overrides})
-
-
-def ant_v5_cases(num_envs: int) -> list[Case]:
-    """CPU physics on Gymnasium's Ant-v5: ours, EnvPool's and Gymnasium's own."""
-    base = {"num_envs": num_envs, "gymnasium": True}
-    ours = [*_bare_mujoco(base), Case("env step", {**base, "kind": "env"})]
-    batches = {"sync": num_envs, "async": max(1, num_envs // 2)}
-    theirs = [
-        Case(f"EnvPool, {api}", {**base, "kind": "envpool", "batch_size": batch})
-        for api, batch in batches.items()
-        if api == "sync" or num_envs % 2 == 0
-    ]
-    return [*ours, *theirs, Case("Gymnasium, async", {**base, "kind": "gymnasium"})]
 
 
 # Measuring
@@ -361,11 +348,10 @@ def with_ratios(results: list[Result]) -> list[Result]:
     for row in results:
         row["over_physics"] = ratio(row, bare)
         row["ours"] = row["ours_over_this"] = row["trainer_us_over_ours"] = None
-        if row["kind"] == "baseline":
-            trunk = row["settings"].get("trunk")
-            ours = trainings.get((trunk, row["mode"])) or trainings.get((trunk, "same"))
-        else:
-            ours = env if row["kind"] in ENVIRONMENTS else None
+        if row["kind"] != "baseline":
+            continue
+        trunk = row["settings"].get("trunk")
+        ours = trainings.get((trunk, row["mode"])) or trainings.get((trunk, "same"))
         if ours is not None:
             row["ours"], row["ours_over_this"] = ours["name"], ratio(ours, row)
             row["trainer_us_over_ours"] = ratio(row, ours, "trainer_us_rounds")
@@ -402,20 +388,17 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
             add(f"{key}_over_physics", ratio(row, bare))
             if key == "training":
                 add("trainer_us", row["trainer_us"])
-    for kind, key in (("baseline", "training_over_fastest_baseline"), ("envpool", "env_step_over_envpool")):
-        compared = [row for row in results if row["kind"] == kind and row["ours_over_this"]]
-        # The one that ours leads by least: trunks differ, so that it need not be the one with the most steps.
-        nearest = min(compared, key=lambda row: row["ours_over_this"]["median"], default=None)
-        if nearest is not None:
-            add(key, nearest["ours_over_this"])
-            result[f"fastest_{kind}"] = nearest["name"]
+    compared = [row for row in results if row["kind"] == "baseline" and row["ours_over_this"]]
+    # The one that ours leads by least: trunks differ, so that it need not be the one with the most steps.
+    nearest = min(compared, key=lambda row: row["ours_over_this"]["median"], default=None)
+    if nearest is not None:
+        add("training_over_fastest_baseline", nearest["ours_over_this"])
+        result["fastest_baseline"] = nearest["name"]
     compared = [row for row in results if row["kind"] == "baseline" and row["trainer_us_over_ours"]]
     leanest = min(compared, key=lambda row: row["trainer_us_over_ours"]["median"], default=None)
     if leanest is not None:
         add("baseline_trainer_us_over_ours", leanest["trainer_us_over_ours"])
         result["leanest_baseline"] = leanest["name"]
-    gymnasium = fastest(results, "gymnasium")
-    add("env_step_over_gymnasium", None if gymnasium is None else gymnasium["ours_over_this"])
     return result
 
 
@@ -549,7 +532,7 @@ def draw(report: Mapping[str, Any], figures: Any) -> Any:
         if not points:
             continue
         kind = next(row["kind"] for part in report["env_counts"] for row in part["cases"] if row["name"] == name)
-        style = "--s" if kind in ("baseline", *ENVIRONMENTS) else "-o"
+        style = "--s" if kind == "baseline" else "-o"
         x = [num_envs for num_envs, _ in points]
         speed = [values["median"] for _, values in points]
         spread = [[v["median"] - v["min"] for _, v in points], [v["max"] - v["median"] for _, v in points]]

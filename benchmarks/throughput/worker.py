@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.machine.hardware import available_cpus, limit_openmp_spin, tune_malloc
+from gpusim_rl.machine.hardware import limit_openmp_spin, tune_malloc
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +39,6 @@ ACTION_SETS = 16
 
 SETTLING_STEPS = 60
 """Control steps of bare physics before anything is measured: the robots reach the ground."""
-
-EXTERNAL_HORIZON = 16
-"""Control steps of an iteration where there is no learner that has a horizon."""
 
 
 @dataclass
@@ -199,19 +196,15 @@ def _driver_memory(device: torch.device) -> int | None:
 
 
 def _build(spec: dict[str, Any]) -> AbstractContextManager[Workload]:
-    kind, num_envs = spec["kind"], spec["num_envs"]
-    if kind == "envpool":
-        return _envpool(num_envs, batch_size=spec["batch_size"])
-    if kind == "gymnasium":
-        return _gymnasium(num_envs)
+    kind = spec["kind"]
     from gpusim_rl.api import scratch_training
 
     if kind in ("policy", "training"):
         return _trainer(scratch_training(spec["overrides"]), learns=kind == "training")
     from gpusim_rl.machine.torch_threads import use_available_cpus
 
-    scenario = _ant_v5(num_envs) if spec.get("gymnasium") else _scenario(spec["overrides"])
-    use_available_cpus(scenario.batch_rows)  # as our trainer does, whoever uses them
+    scenario = _scenario(spec["overrides"])
+    use_available_cpus(scenario.cfg.algorithm.batch_rows(scenario.num_envs))  # as our trainer does, whoever uses them
     if kind == "physics":
         return _bare_physics(scenario, spec.get("persistent", "auto"))
     if kind == "env":
@@ -233,19 +226,13 @@ class _Scenario:
     num_envs: int
     sim: SimConfig
     choice: SimChoice
-    horizon: int
-    cfg: RunConfig | None = None
-    rl_device: torch.device | None = None
-
-    @property
-    def batch_rows(self) -> int | None:
-        """`PPOConfig.batch_rows`, where there is a learner."""
-        return None if self.cfg is None else self.cfg.algorithm.batch_rows(self.num_envs)
+    cfg: RunConfig
+    rl_device: torch.device
 
     def make_env(self) -> VecEnv:
         from gpusim_rl.env import VecEnv
 
-        seed = 0 if self.cfg is None else max(0, self.cfg.seed)
+        seed = max(0, self.cfg.seed)
         return VecEnv.make(
             self.task_class, self.task, num_envs=self.num_envs, choice=self.choice, sim=self.sim, seed=seed
         )
@@ -261,30 +248,7 @@ def _scenario(overrides: list[str]) -> _Scenario:
     cfg = spec.cfg
     assert issubclass(spec.task_class, Task)
     rl_device, choice = choose_devices(cfg)
-    return _Scenario(spec.task_class, cfg.task, cfg.num_envs, cfg.sim, choice, cfg.algorithm.horizon, cfg, rl_device)
-
-
-def _ant_v5(num_envs: int) -> _Scenario:
-    import torch
-
-    from gpusim_rl.settings.schema import SimConfig
-    from gpusim_rl.sim import choose_sim
-    from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
-
-    sim = SimConfig(
-        name="mujoco",
-        num_threads=None,
-        njmax=None,
-        nconmax=None,
-        integrator=None,
-        cone=None,
-        iterations=None,
-        ls_iterations=None,
-        graph=True,
-        persistent="auto",
-    )
-    choice = choose_sim("mujoco", torch.device("cpu"))
-    return _Scenario(GymnasiumAnt, ANT_V5, num_envs, sim, choice, EXTERNAL_HORIZON)
+    return _Scenario(spec.task_class, cfg.task, cfg.num_envs, cfg.sim, choice, cfg, rl_device)
 
 
 @contextmanager
@@ -313,7 +277,8 @@ def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Workload]:
             sim.step(scenario.task.decimation)
 
     settings = _of_sim(sim, scenario.choice) | {"persistent": persistent, "decimation": scenario.task.decimation}
-    horizon, env_steps = scenario.horizon, scenario.horizon * scenario.num_envs
+    horizon = scenario.cfg.algorithm.horizon
+    env_steps = horizon * scenario.num_envs
     graphs = _graphs(sim.device)
     with graphs.stream():
         steps(SETTLING_STEPS)
@@ -328,15 +293,15 @@ def _env_step(scenario: _Scenario) -> Iterator[Workload]:
     """The environment without a policy: task, resets and time limit, with actions made beforehand."""
     env = scenario.make_env()
     env.reset()
-    limit = env.cfg.clip_actions
+    limit, horizon = env.cfg.clip_actions, scenario.cfg.algorithm.horizon
     actions = limit * (2.0 * _random(env.num_envs, env.num_actions, env.device) - 1.0)
 
     def steps() -> None:
-        for i in range(scenario.horizon):
+        for i in range(horizon):
             env.step(actions[i % ACTION_SETS])
 
     settings = _of_sim(env.sim, scenario.choice) | {"persistent": scenario.sim.persistent}
-    env_steps = scenario.horizon * scenario.num_envs
+    env_steps = horizon * scenario.num_envs
     graphs = _graphs(env.device, env.task)
     phases = _time("simulate", env.sim) if env.device.type == "cpu" else None
     with graphs.stream():
@@ -418,7 +383,6 @@ def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
     from gpusim_rl.run.timing import PhaseTimer
     from throughput.baselines import make_baseline
 
-    assert scenario.cfg is not None and scenario.rl_device is not None
     device = scenario.rl_device
     bf16, _ = choose_precision(scenario.cfg.algorithm.precision, device)
     env = scenario.make_env()
@@ -429,57 +393,6 @@ def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
     settings = {"version": baseline.version, **_of_sim(env.sim, scenario.choice), **baseline.settings}
     yield Workload(baseline.iterate, baseline.env_steps_per_iteration, settings, device, phases, in_env=in_env)
     baseline.close()
-    env.close()
-
-
-@contextmanager
-def _envpool(num_envs: int, *, batch_size: int) -> Iterator[Workload]:
-    """EnvPool's Ant-v5; asynchronous where a batch is smaller than the number of envs."""
-    import envpool  # type: ignore[import-not-found]
-    import numpy as np
-
-    threads = available_cpus()
-    env = envpool.make_gymnasium("Ant-v5", num_envs=num_envs, batch_size=batch_size, num_threads=threads, seed=0)
-    actions = np.random.default_rng(0).uniform(-1.0, 1.0, (ACTION_SETS, num_envs, 8))
-    calls = EXTERNAL_HORIZON * num_envs // batch_size
-
-    def step_all() -> None:
-        for i in range(calls):
-            env.step(actions[i % ACTION_SETS])
-
-    def send_and_receive() -> None:
-        for i in range(calls):
-            *_, info = env.recv()
-            env.send(actions[i % ACTION_SETS, :batch_size], info["env_id"])
-
-    if batch_size == num_envs:
-        env.reset()
-        iterate = step_all
-    else:
-        env.async_reset()
-        iterate = send_and_receive
-    settings = {"version": envpool.__version__, "threads": threads, "batch_size": batch_size, "frame_skip": 5}
-    yield Workload(iterate, calls * batch_size, settings)
-    env.close()
-
-
-@contextmanager
-def _gymnasium(num_envs: int) -> Iterator[Workload]:
-    """Gymnasium's asynchronous vector environment: a process for each env."""
-    import gymnasium
-    import numpy as np
-
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))  # two pipes for each env
-    env = gymnasium.make_vec("Ant-v5", num_envs=num_envs, vectorization_mode="async")
-    env.reset(seed=0)
-    actions = np.random.default_rng(0).uniform(-1.0, 1.0, (ACTION_SETS, num_envs, 8)).astype(np.float32)
-
-    def iterate() -> None:
-        for i in range(EXTERNAL_HORIZON):
-            env.step(actions[i % ACTION_SETS])
-
-    yield Workload(iterate, EXTERNAL_HORIZON * num_envs, {"version": gymnasium.__version__, "processes": num_envs})
     env.close()
 
 

@@ -109,7 +109,7 @@ def demos_dir() -> Path:
 
 def learning_file() -> Path:
     """Returns the file with the best result of each of our tasks; `benchmarks/bench.py learn` writes it."""
-    return _shipped("benchmarks") / "best.json"
+    return _shipped("benchmarks") / "learn" / "best.json"
 
 
 def train_file() -> Path:

@@ -35,7 +35,7 @@ class Chunks:
 
     On the CPU an operation on a whole minibatch streams every activation through memory and ends with a barrier between
     threads. Here each thread takes chunks of its own, whose activations stay in its caches
-    (benchmarks/update_chunks.json has what it saves). Sums are taken in the order of the chunks, so the result does not
+    (benchmarks/updates/update_chunks.json). Sums are taken in the order of the chunks, so the result does not
     depend on which thread was faster, or on how many there are, up to MOST_WORKERS.
 
     On other devices there is one chunk. A `compiled` function is compiled in its first calls, for each shape of a chunk

@@ -21,7 +21,7 @@ BLOCK = 8
 """Successive frames that are compressed together. More make it smaller, and slower to sample."""
 
 RATIO = 3
-"""How much smaller compression makes rendered frames: benchmarks/pixel_replay.json."""
+"""How much smaller compression makes rendered frames: benchmarks/updates/pixel_replay.json."""
 
 _PLACES = ""  # group of a memory that has the places of frames in the stead of images
 _OBJECT_BYTES = 41  # of an object in a list, beside its content
@@ -176,7 +176,7 @@ class PixelReplay(Replay):
     of an iteration can be drawn at once, and one after the other is read.
 
     With `compress` the frames are in the memory of the host, as differences under LZ4: smaller, and slower to sample
-    (benchmarks/pixel_replay.json). Without, nothing is read on the host.
+    (benchmarks/updates/pixel_replay.json). Without, nothing is read on the host.
 
     Args:
         num_steps: T; more than `n_step`, and with `compress` a multiple of `BLOCK`.

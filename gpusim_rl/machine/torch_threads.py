@@ -15,11 +15,11 @@ SMALL_ROWS = 8192
 
 With fewer rows, another thread saves no time. It can even cost time: where idle OpenMP threads spin (torch was imported
 before `limit_openmp_spin`), they take CPU time from the physics. For 256 ants that is a sixth of a control step
-(benchmarks/rollout_threads.json).
+(benchmarks/updates/rollout_threads.json).
 """
 
 ROWS_PER_THREAD = 1024
-"""Rows of a matrix that keep a thread busy in an update and in the trainer's rollout (benchmarks/few_rows.json)."""
+"""Rows of a matrix that keep a thread busy, in updates and rollouts (benchmarks/updates/few_rows.json)."""
 
 
 @contextmanager

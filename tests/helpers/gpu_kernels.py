@@ -138,7 +138,7 @@ def _make_sim(task: str, num_envs: int) -> tuple[MjwarpSim, int]:
 
 
 SOLVER_TURNS = 8
-"""Turns that a loop of the solver takes: the slowest of the worlds decides (benchmarks/solver.json has 4 to 10)."""
+"""Turns that a loop of the solver takes: the slowest world decides (benchmarks/physics/solver.json: 4 to 10)."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "benchmarks" / "reliability.json"
+DATA = ROOT / "benchmarks" / "reliability" / "reliability.json"
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->"
 VARIABLE = "GPUSIM_RL_RELIABILITY"
@@ -48,7 +48,7 @@ def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
         others = [other for other in data["rows"] if other["fault"] != fault]
         environment = {key: value for key, value in describe_environment().items() if key != "command"}
         data = {
-            "command": f"{VARIABLE}=benchmarks/reliability.json pytest -m slow tests/reliability",
+            "command": f"{VARIABLE}=benchmarks/reliability/reliability.json pytest -m slow tests/reliability",
             "git": git,
             "environment": environment,
             "rows": sorted([*others, row], key=lambda one: one["fault"].lower()),

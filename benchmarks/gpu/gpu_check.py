@@ -1,0 +1,602 @@
+"""Check on a CUDA device what cannot be checked without one, and compare it with the targets.
+
+python benchmarks/gpu/gpu_check.py                       all but more_tests, within nine minutes; writes gpu.json
+python benchmarks/gpu/gpu_check.py --quick               small sizes: does it work?
+python benchmarks/gpu/gpu_check.py --parts learn,bench   only these
+python benchmarks/gpu/gpu_check.py --resume              what the json does not have yet
+python benchmarks/gpu/gpu_check.py --device cpu          tiny sizes, where there is no GPU; judges nothing
+
+    probe       facts about versions, captures, physics and each graph mode (benchmarks/gpu/gpu_probe.py)
+    bench       speeds at 4096 envs (benchmarks/bench.py)
+    learn       a training (train.py), timed until the mean return of its episodes reaches the one that is asked for
+    tests       tests/gpu, the decisive ones
+    audit       what a steady iteration copies and waits for, and how busy it keeps the device (tools/audit.py)
+    more_tests  the other tests of tests/gpu; they take long, and run only where --parts names them
+
+Each part is a process of its own with a time limit: one that fails takes no other with it, and the json is written
+after every part, every fact and every number of envs. Exit code 0: all ran, all targets are met; 1: something failed or
+missed; 2: bad input, or no CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
+
+from gpu.gpu_targets import PARTS, RETURN, Part, check_targets, describe, read_audit
+from gpusim_rl.machine.child import Child
+from measuring.checkout import ROOT, process_environment, provenance, require_device, write
+
+SCHEMA = 4
+MODULES = ["torch", "numpy", "mujoco", "mujoco_warp", "warp", "hydra", "yaml", "rich", "psutil", "pynvml", "jaxtyping"]
+
+SHARE = {"probe": 0.27, "bench": 0.23, "learn": 0.15, "tests": 0.2, "audit": 0.15, "more_tests": 1.0}
+"""Of the time that is left: a part may take its share of that of all parts that are still to run."""
+
+ONLY_NAMED = ("more_tests",)
+"""Parts that run only where `--parts` names them."""
+
+FACT_SHARE = 0.7
+"""Of the time that is left to the probe: what one fact may take, so that one that hangs leaves some to the others."""
+
+LEAST_S = 5.0
+"""With less time left than this no part is started."""
+
+ENDING_S = 15.0
+"""Time to end after an interrupt."""
+
+OUTCOMES = ("passed", "failed", "skipped", "xfailed")
+"""Of a test."""
+
+TAIL = 15  # lines of what a part printed, kept where it failed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes.
+
+    Attributes:
+        num_envs: Envs of all parts but tests; the bench is judged at this number.
+        env_counts: Numbers of envs that are measured.
+        rounds: Of the bench.
+        seconds: Of each case in a round [s].
+        warm_up: Iterations before the first round.
+        overrides: For all parts.
+        max_iterations: Of the training.
+    """
+
+    num_envs: int
+    env_counts: tuple[int, ...]
+    rounds: int
+    seconds: float
+    warm_up: int
+    overrides: tuple[str, ...] = ()
+    max_iterations: int = 5000
+
+
+FULL = Plan(4096, (4096,), rounds=3, seconds=1.5, warm_up=6)
+QUICK = Plan(256, (256,), rounds=2, seconds=0.3, warm_up=4, max_iterations=50)
+TINY = Plan(
+    8,
+    (8,),
+    rounds=1,
+    seconds=0.01,
+    warm_up=1,
+    overrides=("ppo.horizon=4", "ppo.minibatch_size=32", "ppo.network.hidden=[16,16]", "ppo.precision=fp32"),
+    max_iterations=3,
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the parts, prints the results and returns the exit code."""
+    from gpusim_rl.errors import friendly_errors
+
+    arguments = sys.argv[1:] if argv is None else argv
+    began = time.monotonic()
+    with friendly_errors():
+        args = parse(arguments)
+        check_input(args)
+        report = check(args, shlex.join(["python", "benchmarks/gpu/gpu_check.py", *arguments]), began)
+    return 0 if report["ok"] else 1
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="key=value", help="for all parts but tests, as for train.py")
+    add("--parts", help=f"of {', '.join(PARTS)} (default: all but {', '.join(ONLY_NAMED)})")
+    add("--device", default="cuda", help="cuda, cuda:<index>; cpu runs tiny sizes (default: cuda)")
+    add("--quick", action="store_true", help="small sizes, which are not held against targets that depend on size")
+    add(
+        "--baselines",
+        nargs="?",
+        const="all",
+        default="none",
+        metavar="NAMES",
+        help="bench other libraries too, in their fastest mode",
+    )
+    add("--env-counts", metavar="N,N", help="numbers of envs to bench (default: 4096)")
+    add("--return", dest="wanted", type=float, default=RETURN, help=f"to train until (default: {RETURN:g})")
+    add(
+        "--resume",
+        action="store_true",
+        help="keep what the json has; run parts that are missing, failed, or in --parts",
+    )
+    add("--budget-s", type=float, default=520.0, help="time for all of it [s] (default: 520)")
+    add("--out", type=Path, default=Path("benchmarks") / "gpu" / "gpu.json", help="default: benchmarks/gpu/gpu.json")
+    return parser.parse_intermixed_args(argv)
+
+
+def check_input(args: argparse.Namespace) -> None:
+    """Stops before anything is started.
+
+    Raises:
+        ConfigError: An option is wrong, or there is no such device.
+    """
+    from gpusim_rl.errors import ConfigError, did_you_mean
+
+    missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    if missing:  # once, not in every part
+        raise ConfigError(f"cannot find {', '.join(missing)}: try pip install -e ., or add their folder to PYTHONPATH")
+    args.parts = None if args.parts is None else [name for name in args.parts.split(",") if name]
+    for name in args.parts or ():
+        if name not in PARTS:
+            raise ConfigError(f"unknown part {name!r}.{did_you_mean(name, PARTS)} Available: {', '.join(PARTS)}")
+    if args.budget_s <= 0:
+        raise ConfigError(f"--budget-s must be positive, got {args.budget_s:g}")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
+        raise ConfigError(f"--device must be cuda, cuda:<index> or cpu, got {args.device}")
+    for text in args.overrides:
+        if text.partition("=")[0] in ("task", "num_envs", "device") or "=" not in text:
+            raise ConfigError(f"{text}: task and sizes are given; see --device, --env-counts, --quick")
+    plan = TINY if args.device == "cpu" else QUICK if args.quick else FULL
+    args.plan = plan
+    if args.env_counts is not None:
+        if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", args.env_counts):
+            raise ConfigError(f"--env-counts must be positive ints, got {args.env_counts}; try 256,4096")
+        counts = dict.fromkeys(int(text) for text in args.env_counts.split(","))
+        args.plan = Plan(**{**vars(plan), "env_counts": tuple(counts)})
+    require_device(args.device)
+
+
+def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any]:
+    """Runs one part after the other; what is known is on disk after each.
+
+    Args:
+        args: From `parse` and `check_input`.
+        command: The command line.
+        began: When it all began, on `time.monotonic` [s].
+    """
+    on_cuda = args.device != "cpu"
+    report: dict[str, Any] = {
+        "schema": SCHEMA,
+        "command": command,
+        **provenance(args.out.parent),
+        "device": args.device,
+        "quick": args.quick,
+        "overrides": args.overrides,
+        "wanted": args.wanted,
+        "budget_s": args.budget_s,
+        "env_counts": list(args.plan.env_counts),
+        "parts": {},
+    }
+    if args.resume and args.out.is_file():
+        report |= known(args.out, report)
+    parts: dict[str, Part] = report["parts"]
+    todo = [name for name in PARTS if name in (args.parts or ())]
+    if args.parts is None:
+        todo = [name for name in PARTS if name not in ONLY_NAMED and not complete(parts.get(name, {}))]
+
+    def left() -> float:
+        return began + args.budget_s - time.monotonic()
+
+    def save() -> None:
+        results = check_targets(
+            parts,
+            num_envs=args.plan.num_envs,
+            env_counts=report["env_counts"],
+            on_cuda=on_cuda,
+            full=not args.quick and on_cuda,
+            wanted=args.wanted,
+            asked=[name for name in PARTS if name in todo or name in parts],
+        )
+        ran = set(parts) >= set(todo) and all(part["status"] == "ok" for part in parts.values())
+        missed = [each for each in results if each["ok"] is False and not each["aim"]]
+        report.update(seconds=time.monotonic() - began, results=results, ok=ran and not missed)
+        write(args.out, json.dumps(report, indent=2) + "\n")
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(todo):
+            old, started = parts.pop(name, {}), time.monotonic()
+
+            def keep(part: Part, name: str = name, started: float = started) -> None:
+                parts[name] = part | {"seconds": time.monotonic() - started}
+                save()
+
+            limit = left() * SHARE[name] / sum(SHARE[other] for other in todo[number:])
+            if limit < LEAST_S:
+                status = old | {"status": "skipped", "error": f"the budget of {args.budget_s:g} s is spent"}
+            else:
+                say(f"{name}: at most {limit:.0f} s")
+                try:
+                    status = RUN[name](Job(args, Path(folder), limit, old, keep))
+                except (OSError, ValueError, KeyError, TypeError) as error:  # what it left is not what we know
+                    status = parts.get(name, {}) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            say(f"{name}: {summary(status)}")
+            keep(status)
+    if not todo:
+        save()
+    for line in describe(report):
+        print(line)
+    print(args.out)
+    return report
+
+
+def known(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts of an earlier report, and the numbers of envs that it was to measure.
+
+    Args:
+        file: With the earlier report.
+        report: What is to be added to it.
+
+    Raises:
+        ConfigError: It is no such file, or of something else.
+    """
+    from gpusim_rl.errors import ConfigError
+
+    try:
+        old = json.loads(file.read_text())
+        for name in ("schema", "git", "device", "quick", "overrides", "wanted"):
+            if old[name] != report[name]:
+                raise ConfigError(
+                    f"--resume: {file} is of another {name}: it has {old[name]}, now {report[name]}; try another --out"
+                )
+        if gpus(old) != gpus(report):
+            raise ConfigError(f"--resume: {file} is of {gpus(old)}, this is {gpus(report)}; try another --out")
+        parts = dict(old["parts"])
+        counts = dict.fromkeys([*old["env_counts"], *report["env_counts"]])
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--resume: {file} is not from benchmarks/gpu/gpu_check.py ({error}); try another --out"
+        ) from None
+    return {"parts": parts, "env_counts": list(counts)}
+
+
+def gpus(report: Mapping[str, Any]) -> str:
+    """Names of the GPUs of a report's machine."""
+    return ", ".join(device["name"] for device in (report["environment"]["gpu"] or {}).get("devices", [])) or "no GPU"
+
+
+def complete(part: Part) -> bool:
+    """Nothing of it is left to do."""
+    return part.get("status") == "ok" and not part.get("skipped")
+
+
+def summary(part: Part) -> str:
+    """How a part ended, in one line: tests that were all skipped are not `ok` alone."""
+    counts = ", ".join(f"{part[kind]} {kind}" for kind in OUTCOMES if kind in part) if "passed" in part else ""
+    return ", ".join(text for text in (part["status"], counts, part.get("error")) if text)
+
+
+# Processes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended.
+
+    Attributes:
+        code: Exit code; negative after a signal.
+        seconds: How long it ran [s].
+        timed_out: It was ended, for its time was up.
+        output: What it printed, both streams.
+    """
+
+    code: int
+    seconds: float
+    timed_out: bool
+    output: str
+
+    def status(self, good: Sequence[int] = (0,)) -> Part:
+        """Status of a part that is this process."""
+        lines = [line for line in self.output.splitlines() if line.strip()][-TAIL:]
+        if self.timed_out:
+            return {"status": "timed out", "error": f"no end within {self.seconds:.0f} s", "tail": lines}
+        if self.code in good:
+            return {"status": "ok", "error": None}
+        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return {"status": "failed", "error": f"{lines[-1]} ({how})" if lines else how, "tail": lines}
+
+
+def run_process(
+    command: Sequence[str | Path], limit_s: float, enough: Callable[[], bool] = lambda: False, poll_s: float = 0.05
+) -> Ended:
+    """Runs a command to its end, until its time is up, or until it is enough; nothing of it stays behind.
+
+    Args:
+        command: To run, in the current folder.
+        limit_s: Its time [s].
+        enough: Asked every `poll_s`; when true, the process is ended, which counts as success.
+        poll_s: [s].
+    """
+    environment = process_environment(PYTHONUNBUFFERED="1", NO_COLOR="1", COLUMNS="200")
+    with Child([str(part) for part in command], env=environment) as child:
+        timed_out = done = False
+        try:
+            while child.running and not timed_out and not done:
+                done = enough()
+                timed_out = not done and child.silent_s > limit_s
+                time.sleep(poll_s)
+        finally:
+            child.stop(ENDING_S, signal.SIGINT)  # an interrupt, so that it can end its own ones
+        return Ended(0 if done else child.process.returncode, child.silent_s, timed_out, child.output())
+
+
+def tool(name: str) -> list[str | Path]:
+    """The command of train.py, the audit or the bench."""
+    return [sys.executable, ROOT / {"train": "", "audit": "tools", "bench": "benchmarks"}[name] / f"{name}.py"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a part is to do.
+
+    Attributes:
+        args: From `parse` and `check_input`.
+        folder: For its files, until the end of all parts.
+        limit_s: Its time [s].
+        old: What is known of it from an earlier run.
+        keep: Called with what is known of it so far.
+    """
+
+    args: argparse.Namespace
+    folder: Path
+    limit_s: float
+    old: Part
+    keep: Callable[[Part], None]
+
+    def settings(self) -> list[str]:
+        """Those of the user, and those of the plan."""
+        return [*self.args.plan.overrides, *self.args.overrides]
+
+    def of_run(self) -> list[str]:
+        """Task, device and settings of audit, training and bench."""
+        return ["task=Ant", f"device={self.args.device}", *self.settings()]
+
+
+# Parts
+
+
+def run_probe(job: Job) -> Part:
+    """One fact after the other. Where a fact took its process with it, a new process finds the others."""
+    file, args, began = job.folder / "probe.json", job.args, time.monotonic()
+    command = [sys.executable, ROOT / "benchmarks" / "gpu" / "gpu_probe.py", file, "--device", args.device]
+    command += ["--num-envs", str(args.plan.num_envs), *job.settings()]
+    facts = {name: fact for name, fact in job.old.get("facts", {}).items() if "error" not in fact}
+    write(file, json.dumps({"facts": facts, "running": None, "missing": []}))
+    told = set(facts)
+    began_at: dict[str, float] = {}  # by fact
+
+    def read() -> Part:
+        return json.loads(file.read_text())
+
+    def hangs() -> bool:
+        """Looks at what is known by now; whether a fact takes too long."""
+        found, now = read(), time.monotonic()
+        new = {name: fact for name, fact in found["facts"].items() if name not in told}
+        for name, fact in new.items():
+            say(f"probe: {name}: {json.dumps(fact)}")
+            told.add(name)
+        if new:
+            job.keep({"status": "running", "error": None, "facts": found["facts"], "missing": found["missing"]})
+        if found["running"] is None:
+            return False
+        since = began_at.setdefault(found["running"], now)
+        return now - since > FACT_SHARE * (job.limit_s - (since - began))
+
+    while True:
+        before = read()
+        ended = run_process(command, job.limit_s - (time.monotonic() - began), hangs)
+        after = read()
+        running = after["running"]
+        if running is not None:  # it did not come to the end of a fact
+            hung = f"no end within {time.monotonic() - began_at.get(running, began):.0f} s"
+            after["facts"][running] = {"error": ended.status()["error"] or hung}
+            after["missing"].remove(running)
+            after["running"] = None
+            write(file, json.dumps(after))
+        if ended.timed_out or not after["missing"] or after == before:
+            break
+    failed = [f"{name}: {fact['error']}" for name, fact in after["facts"].items() if "error" in fact]
+    status = ended.status(good=(0, 1) if after != before else (0,))
+    if status["status"] == "ok" and failed:
+        status = {"status": "failed", "error": "; ".join(failed)}
+    return status | {"facts": after["facts"], "missing": after["missing"]}
+
+
+def run_audit(job: Job) -> Part:
+    """What a steady iteration copies and waits for, and how busy it keeps the device."""
+    file = job.folder / "audit.json"
+    command = [*tool("audit"), *job.of_run(), f"num_envs={job.args.plan.num_envs}", "--json", file]
+    ended = run_process(command, job.limit_s)
+    # 1: it found something, which is for the results to say; without the file, it broke
+    status = ended.status(good=(0, 1) if file.is_file() else ())
+    return status if status["status"] != "ok" else status | read_audit(json.loads(file.read_text()))
+
+
+def run_learning(job: Job) -> Part:
+    """A training as a user starts it, until its return is what was asked for."""
+    runs, plan, wanted = job.folder / "runs", job.args.plan, job.args.wanted
+    settings = [f"num_envs={plan.num_envs}", f"max_iterations={plan.max_iterations}", f"log.dir={runs}"]
+    began, seen = time.monotonic(), [0.0, 0.0]
+
+    def reached() -> bool:
+        rows = run_rows(runs)
+        if len(rows) > seen[0]:
+            seen[:] = len(rows), time.monotonic() - began
+        return first_at(rows, wanted) is not None
+
+    ended = run_process([*tool("train"), *job.of_run(), *settings, "log.console=plain"], job.limit_s, reached)
+    status = ended.status()
+    rows = run_rows(runs)
+    if status["status"] == "timed out" and rows:  # the rows are what was asked for; the result says the rest
+        status = {"status": "ok", "error": None}
+    found = first_at(rows, wanted)
+    return status | {
+        "num_envs": plan.num_envs,
+        "wanted": wanted,
+        "seconds_from_start_of_process": seen[1] if found else None,
+        "seconds_from_first_iteration": found["time/elapsed_s"] if found else None,
+        "env_steps": found["env_steps"] if found else None,
+        "iterations": len(rows),
+        "best_return": max((value for row in rows if (value := row.get("episode/return")) is not None), default=None),
+        "curve": [
+            {"seconds": row["time/elapsed_s"], "env_steps": row["env_steps"], "return": row.get("episode/return")}
+            for row in rows[:: max(1, len(rows) // 200)]
+        ],
+    }
+
+
+def run_rows(runs: Path) -> list[dict[str, Any]]:
+    """Rows of the only run in a folder of runs, as far as they are written."""
+    from learn.learning import read_rows
+
+    return [row for file in runs.glob("Ant/2*/metrics.csv") for row in read_rows(file)]
+
+
+def first_at(rows: Sequence[Mapping[str, Any]], wanted: float) -> Mapping[str, Any] | None:
+    """The first row whose return is what is wanted."""
+    return next((row for row in rows if (value := row.get("episode/return")) is not None and value >= wanted), None)
+
+
+def run_tests(job: Job, chosen: str = "decisive") -> Part:
+    """Tests that need a GPU; after a run that failed or did not come to its end, only those that it has not seen pass.
+
+    Args:
+        job: As for all parts.
+        chosen: Which, by their marks.
+    """
+    # Without our options and conftest.py: these tests need pytest alone, and annotations are checked by all others.
+    options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "--noconftest"]
+    again = job.old.get("status") != "ok" or job.old.get("failed")
+    known = {name: outcome for name, outcome in job.old.get("outcomes", {}).items() if again and outcome != "failed"}
+    options += ["--rootdir", ROOT, *(f"--deselect={name}" for name in known), "-m", f"{chosen} and not slow"]
+    command = [sys.executable, "-m", "pytest", ROOT / "tests" / "gpu", *options]
+    ended = run_process(command, job.limit_s)
+    outcomes = known | read_tests(ended.output)
+    names = {kind: [name for name, outcome in outcomes.items() if outcome == kind] for kind in OUTCOMES}
+    counts = {kind: len(of_kind) for kind, of_kind in names.items()}
+    status = ended.status(good=(0, 1, 5) if outcomes else (0,))  # 5: none are left
+    about = {**counts, "failures": names["failed"], "outcomes": outcomes}
+    return status | about | ({"tail": ended.output.splitlines()[-80:]} if names["failed"] else {})
+
+
+def read_tests(output: str) -> dict[str, str]:
+    """Outcomes by test from what `pytest -v` prints, whether it came to its end or not."""
+    found: dict[str, str] = {}
+    for name, outcome in re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", output, re.MULTILINE):
+        words: dict[str, str] = {"ERROR": "failed", "XFAIL": "xfailed"}
+        found[name] = words.get(str(outcome), str(outcome).lower())  # an error at its end comes after its outcome
+    return found
+
+
+def run_bench(job: Job) -> Part:
+    """Speeds at one number of envs after the other, the one that is judged first, as long as there is time.
+
+    Numbers that an earlier run has measured are measured again only where `--env-counts` names them, or where they
+    failed.
+    """
+    args, plan, old, began = job.args, job.args.plan, job.old, time.monotonic()
+    measured: dict[int, Part] = {each["num_envs"]: each for each in old.get("env_counts", [])}
+    errors: dict[int, list[str]] = {each["num_envs"]: each["errors"] for each in old.get("errors", [])}
+    again = plan.env_counts if args.env_counts is not None else errors.keys()
+    counts = [count for count in plan.env_counts if count in again or count not in measured]
+    counts.sort(key=lambda count: (count != plan.num_envs, count))
+    rounds = ["--rounds", str(plan.rounds), "--seconds", str(plan.seconds), "--warm-up", str(plan.warm_up)]
+    skipped: list[int] = []
+    last_s = 0.0
+
+    def part(status: str) -> Part:
+        texts = [f"{count}: {text}" for count, of_count in sorted(errors.items()) for text in of_count]
+        return {
+            "status": status,
+            "error": "; ".join(texts) or None,
+            "env_counts": [measured[count] for count in sorted(measured)],
+            "errors": [{"num_envs": count, "errors": of_count} for count, of_count in sorted(errors.items())],
+            "skipped": sorted(skipped),
+        }
+
+    for count in counts:
+        left = job.limit_s - (time.monotonic() - began)
+        if left < max(LEAST_S, last_s):
+            skipped.append(count)
+            continue
+        say(f"bench: {count} envs")
+        out = job.folder / f"bench-{count}"
+        command = [
+            *tool("bench"),
+            *job.of_run(),
+            f"num_envs={count}",
+            "--baselines",
+            args.baselines,
+            "--modes",
+            "fastest",
+            *rounds,
+            "--out",
+            out,
+        ]
+        ended = run_process([*command, "--no-plot"], left)
+        last_s, status, found = ended.seconds, ended.status(), []
+        if (out / "bench.json").is_file():  # it is there after the first round
+            [of_count] = json.loads((out / "bench.json").read_text())["env_counts"]
+            measured[count] = of_count
+            found = [f"{row['name']}: {row['error']}" for row in of_count["cases"] if row["error"]]
+        if status["status"] != "ok":
+            found.append(status["error"])
+        errors.pop(count, None)
+        if found:
+            errors[count] = found
+        job.keep(part("running"))
+    if skipped:
+        say(f"bench: no time was left for {', '.join(map(str, sorted(skipped)))} envs; try --resume, or --budget-s")
+    return part("failed" if errors else "ok")
+
+
+RUN: dict[str, Callable[[Job], Part]] = {
+    "probe": run_probe,
+    "bench": run_bench,
+    "learn": run_learning,
+    "tests": run_tests,
+    "audit": run_audit,
+    "more_tests": lambda job: run_tests(job, "not decisive"),
+}
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the parts, sessions of their own, would continue
+    # As for train.py: the checkout that this file is in, whether it is installed or not; its own folder stays.
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main())

@@ -1,0 +1,380 @@
+"""Facts about a CUDA device, the cheapest and most decisive first; `benchmarks/gpu/gpu_check.py` runs this as `probe`.
+
+    python benchmarks/gpu/gpu_probe.py FILE [--device cpu] [--num-envs N] [key=value ...]
+
+The file is written after every fact, and facts that it has are kept. A fact that fails is an answer too: its error is
+written. Then the process ends, as what a failure leaves on a device may spoil the next fact. Run again, it goes on with
+the next one.
+
+Exit code 0: nothing is missing; 1: the last fact failed, others are missing; 2: bad input, or no CUDA.
+"""
+
+import argparse
+import copy
+import importlib.metadata
+import json
+import re
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
+
+from measuring.checkout import ROOT, require_device, write
+
+Fact = dict[str, Any]
+"""What was found: numbers, and in `wrong`, where it is there, lines that say what is not as it should be."""
+
+ROUNDS = 5
+"""Of a measurement, which is their median."""
+
+SPREADS = 10.0
+"""How much further than two eager rollouts an eager and a captured one may be apart."""
+
+MOST_SPREAD = 1e-3
+"""How far two eager rollouts of 16 control steps from one state may be apart."""
+
+SETTLING = 60
+"""Control steps before anything is measured: the robots reach the ground."""
+
+NOT_PIECES = "; captures in pieces (graph=split) do not need this"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Finds the facts that are missing, until one fails."""
+    from gpusim_rl.errors import friendly_errors
+
+    parser = argparse.ArgumentParser(prog="gpu_probe", description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:<index>; cpu leaves facts of CUDA out")
+    parser.add_argument("--num-envs", type=int, default=4096)
+    args = parser.parse_intermixed_args(argv)
+    with friendly_errors():
+        require_device(args.device)
+        return 0 if find(facts(args.device, args.num_envs, args.overrides), args.file) else 1
+
+
+def find(wanted: dict[str, Callable[[], Fact]], file: Path) -> bool:
+    """Finds the facts that a file does not have, until one fails; returns whether none is missing.
+
+    The file has `facts` by name, `missing` names, and `running`: the name of the one that is being found.
+    """
+    known: dict[str, Fact] = json.loads(file.read_text())["facts"] if file.is_file() else {}
+
+    def save(running: str | None) -> None:
+        missing = [name for name in wanted if name not in known]
+        write(file, json.dumps({"facts": known, "running": running, "missing": missing}, indent=2) + "\n")
+
+    for name, fact in wanted.items():
+        if name in known:
+            continue
+        save(name)
+        began = time.monotonic()
+        try:
+            known[name] = fact()
+        except Exception as error:
+            known[name] = describe_error(error)
+        known[name]["seconds"] = time.monotonic() - began
+        save(None)
+        if "error" in known[name]:
+            break
+    return known.keys() >= wanted.keys()
+
+
+def describe_error(error: BaseException) -> Fact:
+    """What went wrong first, and where: that a capture could not be ended then says nothing."""
+    while error.__context__ is not None and not error.__suppress_context__:
+        error = error.__context__
+    where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    return {"error": f"{type(error).__name__}: {error}"[:600], "where": where[-4:]}
+
+
+def facts(device: str, num_envs: int, overrides: Sequence[str]) -> dict[str, Callable[[], Fact]]:
+    """What is to be found, by name, in this order."""
+
+    def physics(*more: str, **options: Any) -> Callable[[], Fact]:
+        return lambda: bare_physics(device, num_envs, [*overrides, *more], **options)
+
+    def trained(graph: str, *more: str) -> Callable[[], Fact]:
+        return lambda: training([f"device={device}", f"num_envs={num_envs}", *overrides, *more], graph)
+
+    def equal(graph: str) -> Callable[[], Fact]:
+        return lambda: same_rollout([f"device={device}", f"num_envs={min(num_envs, 64)}", *overrides], graph)
+
+    if device == "cpu":
+        off = {"the same rollout, graph=off": equal("off"), "training, graph=off": trained("off")}
+        return {"versions": versions, "bare physics": physics(), **off}
+    return {
+        "versions": versions,
+        "loop of Warp in a graph of torch": lambda: loop_in_graph(device),
+        **{f"the same rollout, graph={graph}": equal(graph) for graph in ("rollout", "split")},
+        "bare physics": physics(),
+        **{f"training, graph={graph}": trained(graph) for graph in ("rollout", "split", "step", "off")},
+        "bare physics, the other cone": physics(other_cone=True),
+        **{f"training, compile={mode}": trained("rollout", f"compile={mode}") for mode in ("learner", "all")},
+    }
+
+
+def versions() -> Fact:
+    """Of Python and packages; what is outside the range that was tested is wrong."""
+    from packaging.requirements import Requirement
+
+    from gpusim_rl.files.provenance import describe_environment
+    from gpusim_rl.settings.simulators import SIMULATORS
+
+    environment, wrong = describe_environment(), []
+    # Not from metadata: the checkout need not be installed.
+    ours = re.findall(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    names = [
+        *re.findall(r'"(.+?)"', ours[0]),
+        *SIMULATORS["mjwarp"].needs,
+        *(importlib.metadata.requires("mujoco-warp") or []),
+    ]
+    for requirement in map(Requirement, names):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        with suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(requirement.name)
+            if not requirement.specifier.contains(version, prereleases=True):
+                wrong.append(f"{requirement.name} {version} is outside of {requirement.specifier}")
+    return {"python": environment["python"], **environment["versions"], "wrong": wrong}
+
+
+def loop_kernels() -> tuple[Any, Any]:
+    """Kernels of a loop of five turns: what begins it, and its body, which counts them."""
+    import warp as wp
+
+    @wp.kernel
+    def refill(left: wp.array[int]):  # noqa: ANN202 - Warp reads annotations
+        left[0] = 5  # type: ignore[index]
+
+    @wp.kernel
+    def count_down(left: wp.array[int], turns: wp.array[int]):  # noqa: ANN202
+        left[0] = left[0] - 1  # type: ignore[index]
+        turns[0] = turns[0] + 1  # type: ignore[index]
+
+    return refill, count_down
+
+
+def loop_in_graph(name: str) -> Fact:
+    """Whether torch goes on with its capture where a loop of Warp has interrupted it.
+
+    Torch knows by the capture's id which memory and which random numbers are the graph's.
+    """
+    import torch
+    import warp as wp
+
+    from gpusim_rl.sim.warp import _capture_id, start_warp
+
+    refill, count_down = loop_kernels()
+    device, at = torch.device(name), start_warp(torch.device(name))
+    stream = torch.cuda.Stream(device)
+    in_warp = wp.stream_from_torch(stream)
+    left, turns = wp.zeros(1, dtype=int, device=at), wp.zeros(1, dtype=int, device=at)
+    wp.launch(refill, 1, [left], device=at)  # loads the kernels
+    wp.launch(count_down, 1, [left, turns], device=at)
+    turns.zero_()
+    wp.synchronize_device(at)
+    generator = torch.Generator(device).manual_seed(1)
+    early, late = (torch.zeros(1 << 16, device=device) for _ in range(2))
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    early.normal_(generator=generator).fill_(0.0)  # loads torch's
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        early.normal_(generator=generator)
+        before = _capture_id(in_warp)
+        with wp.ScopedDevice(at), wp.ScopedStream(in_warp, sync_enter=False):
+            wp.capture_begin(stream=in_warp, external=True, force_module_load=False)
+            wp.launch(refill, 1, [left])
+            wp.capture_while(left, while_body=lambda: wp.launch(count_down, 1, [left, turns]))
+            of_warp = wp.capture_end(stream=in_warp)
+        after = _capture_id(in_warp)
+        allocated = torch.full((1 << 22,), 1.0, device=device)  # 16 MB: a segment of its own
+        late.normal_(generator=generator)
+    inside = [
+        segment["segment_pool_id"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["address"] <= allocated.data_ptr() < segment["address"] + segment["total_size"]
+    ]
+    numbers = set()
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize(device)
+        numbers |= {float(early[0]), float(late[0])}
+    del of_warp
+    result = {"capture_id_stable": before == after, "pools": inside, "turns": int(turns.numpy()[0])}
+    checks = {
+        f"the loop changes the id of torch's capture{NOT_PIECES}": before == after,
+        f"memory of the graph is torch's ordinary one{NOT_PIECES}": inside != [] and (0, 0) not in map(tuple, inside),
+        f"the loop ran {result['turns']} times in 3 replays, not 15 times": result["turns"] == 15,
+        "replays repeat random numbers": len(numbers) == 6,
+    }
+    return result | {"wrong": [text for text, right in checks.items() if not right]}
+
+
+def bare_physics(device: str, num_envs: int, overrides: Sequence[str], *, other_cone: bool = False) -> Fact:
+    """Speed of Ant's physics with random actions, in a graph of Warp alone.
+
+    Args:
+        device: Where to simulate.
+        num_envs: Number of envs.
+        overrides: As for train.py.
+        other_cone: With pyramidal friction cones where the scene has elliptic ones, or the other way round.
+    """
+    import torch
+    import warp as wp
+
+    from gpusim_rl.api import load_spec
+    from gpusim_rl.env import Task
+    from gpusim_rl.run.devices import choose_devices
+    from gpusim_rl.settings.compose import compose
+    from gpusim_rl.sim.mjwarp import MjwarpSim
+
+    began = time.monotonic()
+    lines = ["task=Ant", "sim=mjwarp", f"device={device}", f"num_envs={num_envs}", *overrides]
+    spec = load_spec(compose(lines), lines)
+    assert issubclass(spec.task_class, Task)
+    scene, cfg = spec.task_class.scene(spec.cfg.task), spec.cfg.sim
+    if other_cone:
+        scene.option.cone = type(scene.option.cone)(1 - int(scene.model.opt.cone))
+    _, choice = choose_devices(spec.cfg)
+    sim = MjwarpSim(scene, num_envs, cfg, choice.device)
+    ant = sim.articulation("ant")
+    action = 2.0 * torch.rand(num_envs, len(ant.actuator_names), device=sim.device) - 1.0
+
+    def control_step() -> None:
+        ant.actuate(action.copy_(action.roll(1, 0)))
+        sim.step(spec.cfg.task.decimation)
+
+    for _ in range(SETTLING):
+        control_step()
+    ready = time.monotonic() - began
+    ms = milliseconds(control_step, sim.device, turns=20)
+    iterations = wp.to_torch(sim._data.solver_niter).float()
+    overflow, captured = int(sim.overflow.sum()), sim._graphs._enabled
+    checks = {"Warp could not capture its graph": captured, f"contacts are missing in {overflow} envs": not overflow}
+    found = {
+        "control_step_ms": ms,
+        "control_steps_per_s": num_envs / ms * 1e3,
+        "ready_s": ready,
+        "solver_iterations": {"mean": float(iterations.mean()), "most": float(iterations.max())},
+        "wrong": [text for text, right in checks.items() if not right],
+    }
+    sim.close()
+    return found
+
+
+def same_rollout(lines: Sequence[str], graph: str) -> Fact:
+    """Whether a captured rollout of Ant is the eager one: four times from one state.
+
+    The measure is how far two eager ones are apart: 0 on a CPU, while on CUDA atomics give constraints any order.
+
+    Args:
+        lines: As for train.py.
+        graph: The mode; another one than this is wrong.
+
+    Returns:
+        Median and largest difference of the observations from the first rollout, for each control step.
+    """
+    import torch
+
+    from gpusim_rl.api import scratch_training
+    from gpusim_rl.run.cuda_graph import WARM_UP
+
+    lines = [*lines, "task=Ant", "sim=mjwarp", f"graph={graph}", "seed=1", "torch_deterministic=true"]
+    with scratch_training(lines) as (trainer, log):
+        for _ in range(WARM_UP + 1):
+            trainer.iterate(log)
+        collector, algorithm = trainer.collector, cast(Any, trainer.algorithm)
+        graphs, captured = collector.graphs, collector.graphs._segments
+        before = copy.deepcopy(collector.state_dict())
+
+        def rollout(segments: Any) -> torch.Tensor:
+            collector.load_state_dict(copy.deepcopy(before), same_envs=True)
+            graphs._segments = segments
+            collector.collect()
+            return algorithm.rollout.obs["policy"].clone()
+
+        first = rollout(())
+        others = {"eager": rollout(()), "captured": rollout(captured), "replayed": rollout(captured)}
+        found: Fact = {"mode": str(graphs.choice), "wrong": []}
+        if graphs.choice.mode != graph:
+            found["wrong"].append(f"graph={graph} became {graphs.choice}")
+        spread = 0.0
+        for name, obs in others.items():
+            apart = (obs - first).abs().flatten(1).cpu()  # CUDA has no deterministic median
+            found[name] = {"median": apart.median(dim=1).values.tolist(), "largest": apart.amax(dim=1).tolist()}
+            most = float(apart.amax())
+            if name == "eager":
+                spread = most
+                if not most <= MOST_SPREAD:
+                    found["wrong"].append(f"two eager rollouts are {most:.3g} apart")
+            elif not most <= SPREADS * spread:
+                found["wrong"].append(f"{name} and eager are {most:.3g} apart, eager and eager {spread:.3g}")
+        return found
+
+
+def training(lines: Sequence[str], graph: str) -> Fact:
+    """Speed of rollout and update of Ant in one graph mode.
+
+    Args:
+        lines: As for train.py.
+        graph: The mode; another one than this is wrong.
+    """
+    import torch
+
+    from gpusim_rl.api import scratch_training
+    from gpusim_rl.run.cuda_graph import WARM_UP
+
+    began = time.monotonic()
+    with scratch_training([*lines, "task=Ant", "sim=mjwarp", f"graph={graph}"]) as (trainer, log):
+        for _ in range(WARM_UP + 1):
+            trainer.iterate(log)
+        device, cfg = trainer.start.device, trainer.cfg
+        synchronize(device)
+        ready = time.monotonic() - began
+        rollout = milliseconds(trainer.collector.collect, device)
+        update = milliseconds(lambda: trainer.collector.graphs.run("update", trainer.algorithm.update), device)
+        choice, parameters = trainer.collector.graphs.choice, list(trainer.algorithm.policy.parameters())
+        checks = {f"graph={graph} became {choice}": choice.mode == graph}
+        checks["a weight is not finite"] = all(bool(parameter.isfinite().all()) for parameter in parameters)
+        return {
+            "rollout_ms": rollout,
+            "update_ms": update,
+            "control_steps_per_s": cfg.num_envs * trainer.algorithm.horizon / (rollout + update) * 1e3,
+            "ready_s": ready,
+            "memory_gb": torch.cuda.max_memory_reserved(device) / 1e9 if device.type == "cuda" else None,
+            "wrong": [text for text, right in checks.items() if not right],
+        }
+
+
+def milliseconds(body: Callable[[], Any], device: Any, turns: int = 2) -> float:
+    """Time of a call: the median of some rounds [ms]."""
+    found = []
+    for _ in range(ROUNDS):
+        synchronize(device)
+        began = time.perf_counter()
+        for _ in range(turns):
+            body()
+        synchronize(device)
+        found.append((time.perf_counter() - began) / turns * 1e3)
+    return statistics.median(found)
+
+
+def synchronize(device: Any) -> None:
+    """Waits for a device."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))  # the checkout that this file is in, whether it is installed or not
+    sys.exit(main())

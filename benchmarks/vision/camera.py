@@ -1,0 +1,181 @@
+"""Images per second of a scene's cameras on the CPU, on one thread and on two, beside MuJoCo's OpenGL renderer.
+
+    python benchmarks/vision/camera.py
+    python benchmarks/vision/camera.py --rounds 5
+
+writes camera.json. In each round the ways to draw follow each other, so that what else the machine does slows all of
+them, and each of two threads has its own CPU. A ratio is of one round. `cpu` is the processor time of a thread for a
+frame of all envs, which other processes do not change: of one thread alone, and of two the thread that draws longest,
+with what nobody shares.
+
+The data in camera.json are of a machine with other work, before which this program had priority:
+`setsid sh -c 'echo -20 > /proc/self/autogroup; python benchmarks/vision/camera.py'`.
+
+OpenGL draws one env after another into the same picture, without shadows and smooth edges, as the cameras do. Where
+there is no graphics card, its driver draws on the CPU, in as many threads as it likes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SCENES: dict[str, dict[str, Any]] = {
+    "Cartpole": {"pos": (0.0, -4.0, 2.0), "target": (0.0, 0.0, 2.0)},
+    "Go1Velocity": {"pos": (0.9, -1.1, 0.7), "target": (0.0, 0.0, 0.25)},
+}
+"""Tasks, and where the camera is in their scenes."""
+SIZES = {32: 512, 64: 256, 84: 128}
+"""Pixels of a side, and the envs that are drawn."""
+OPENGL_ENVS = 16
+"""Envs of them that OpenGL draws in a round."""
+ROUNDS = 15
+
+
+def make(task: str, pixels: int, num_envs: int, threads: int) -> Any:
+    """Returns a simulator of a task's scene with a camera, in different states."""
+    import torch
+
+    from gpusim_rl.api import prepare
+    from gpusim_rl.sim import SimChoice, make_sim
+
+    spec: Any = prepare(task, num_envs=num_envs, device="cpu", sim={"name": "mujoco", "num_threads": threads})
+    scene = spec.task_class.scene(spec.cfg.task)
+    scene.add_camera("camera", size=(pixels, pixels), **SCENES[task])
+    sim: Any = make_sim(scene, SimChoice("mujoco", torch.device("cpu"), "benchmark"), num_envs, spec.cfg.sim)
+    sim.camera("camera")
+    sim.reset(torch.ones(num_envs, dtype=torch.bool))
+    sim.ctrl.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
+    sim.step(20)
+    sim.draw()
+    renderer = sim._cameras._made
+    if threads > 1 and hasattr(os, "sched_setaffinity"):
+        cpus = sorted(os.sched_getaffinity(0))
+        renderer._shares = [pinned(share, cpus[i % len(cpus)]) for i, share in enumerate(renderer._shares)]
+    return sim
+
+
+def pinned(share: Callable[[], None], cpu: int) -> Callable[[], None]:
+    """Returns a function that draws on one CPU; the scheduler of a busy machine may put both threads on the same."""
+
+    def run() -> None:
+        os.sched_setaffinity(0, {cpu})
+        share()
+
+    return run
+
+
+def opengl(sim: Any, pixels: int) -> tuple[Callable[[], None], str]:
+    """Returns a function that draws `OPENGL_ENVS` envs by MuJoCo's renderer, and what OpenGL calls itself."""
+    import importlib
+
+    import mujoco
+
+    model = copy.copy(sim.scene.model)
+    model.vis.quality.offsamples = 0  # smooth edges, which the cameras have not
+    data, renderer = mujoco.MjData(model), mujoco.Renderer(model, pixels, pixels)
+    qpos = sim.qpos[:OPENGL_ENVS].numpy().astype(float)
+
+    def draw() -> None:
+        for positions in qpos:
+            data.qpos[:] = positions
+            mujoco.mj_kinematics(model, data)
+            mujoco.mj_comPos(model, data)
+            mujoco.mj_camlight(model, data)
+            renderer.update_scene(data, "camera")
+            renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
+            renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+            renderer.render()
+
+    draw()
+    name = importlib.import_module("OpenGL.GL").glGetString(0x1F01)  # GL_RENDERER
+    return draw, name.decode() if name else "unknown"
+
+
+def threads_of(sim: Any) -> dict[str, float]:
+    """Returns milliseconds of processor time of the thread that draws longest, and of what comes before."""
+    renderer = sim._cameras._made
+    shares, took = renderer._shares, []
+
+    def timed(share: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            started = time.thread_time()
+            share()
+            took.append(time.thread_time() - started)
+
+        return run
+
+    if renderer._pool is not None:
+        renderer._shares = [timed(share) for share in shares]
+    before = time.thread_time()
+    sim.draw()
+    alone = time.thread_time() - before
+    renderer._shares = shares
+    return {"alone": 1e3 * alone, "longest": 1e3 * max(took, default=0.0)}
+
+
+def measure(task: str, pixels: int, num_envs: int, rounds: int) -> dict[str, Any]:
+    """Returns images per second of each way to draw, and how much faster two threads are than one."""
+    sims = {threads: make(task, pixels, num_envs, threads) for threads in (1, 2)}
+    gl, name = opengl(sims[1], pixels)
+    ways = {"1 thread": sims[1].draw, "2 threads": sims[2].draw, "OpenGL": gl}
+    images = {way: OPENGL_ENVS if way == "OpenGL" else num_envs for way in ways}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    cpu: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for way, draw in ways.items():
+            started = time.perf_counter()
+            draw()
+            seconds[way].append(time.perf_counter() - started)
+        for threads, sim in sims.items():
+            cpu[threads].append(sum(threads_of(sim).values()))
+    for sim in sims.values():
+        sim.close()
+    ratios = [one / two for one, two in zip(seconds["1 thread"], seconds["2 threads"], strict=True)]
+    cpu_ms = {f"{threads} threads": statistics.median(values) for threads, values in cpu.items()}
+    return {
+        "task": task,
+        "pixels": pixels,
+        "num_envs": num_envs,
+        "opengl": name,
+        "images_per_s": {way: round(images[way] / statistics.median(took)) for way, took in seconds.items()},
+        "best_images_per_s": {way: round(images[way] / min(took)) for way, took in seconds.items()},
+        "two_threads_over_one": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        "cpu_ms": cpu_ms,
+        "cpu_ratio": cpu_ms["1 threads"] / cpu_ms["2 threads"],
+    }
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(description="Images per second of cameras on the CPU.")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    rounds = parser.parse_args().rounds
+    os.environ.setdefault("MUJOCO_GL", "egl")
+    from gpusim_rl.files.provenance import describe_environment, git_state
+
+    rows = []
+    for task in SCENES:
+        for pixels, num_envs in SIZES.items():
+            rows.append(measure(task, pixels, num_envs, rounds))
+            print(json.dumps(rows[-1]), flush=True)
+    result = {
+        "command": "python benchmarks/vision/camera.py",
+        "git": git_state(Path("runs"))[0],
+        "environment": describe_environment(),
+        "rows": rows,
+    }
+    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, installed or not
+    main()
