@@ -404,7 +404,7 @@ def draw(make: Callable[[Any], Any], path: Path) -> bool:
     from gpusim_rl.errors import ConfigError, import_extra
 
     try:
-        figures = import_extra("matplotlib.figure", "plot", "the picture")
+        figures = import_extra("matplotlib.figure", "view", "the picture")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return False

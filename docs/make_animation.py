@@ -5,7 +5,7 @@ python docs/make_animation.py runs/Pendulum/latest --out pendulum.webp
 
 Every run folder is one tile, named after its task; with `@0.45` the robot fills 0.45 of its tile at the start.
 The picture plays in real time and repeats.
-It needs Pillow, which `pip install -e ".[plot]"` brings.
+It needs Pillow, which `pip install -e ".[view]"` brings.
 """
 
 from __future__ import annotations

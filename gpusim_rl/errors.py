@@ -71,7 +71,12 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
-    """Imports an optional module, which our extra installs, for a command or a setting that needs it.
+    """Import a module that one of our extras installs; see `import_optional`."""
+    return import_optional(module, f"gpusim-rl[{extra}]", needed_by)
+
+
+def import_optional(module: str, requirement: str, needed_by: str) -> ModuleType:
+    """Import a module for a command or a setting that needs it; `requirement` is what pip installs it by.
 
     Raises:
         ConfigError: It is not installed; the message has the pip command.
@@ -80,10 +85,10 @@ def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # An installed module that fails to import something else is a bug to show, not a missing extra.
+        # An installed module that fails to import something else is a bug to show, not a missing package.
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise ConfigError(f"{needed_by} needs {module}: pip install 'gpusim-rl[{extra}]'") from None
+        raise ConfigError(f"{needed_by} needs {module}: pip install '{requirement}'") from None
 
 
 def first_line(error: BaseException) -> str:

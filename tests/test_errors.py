@@ -64,15 +64,15 @@ def test_other_errors_keep_their_traceback(capsys):
 
 def test_missing_extra_says_what_to_install():
     with pytest.raises(ConfigError) as info:
-        import_extra("no_such_library", "video", "tools/record.py")
-    assert message(info) == ("tools/record.py needs no_such_library: pip install 'gpusim-rl[video]'")
+        import_extra("no_such_library", "view", "tools/record.py")
+    assert message(info) == ("tools/record.py needs no_such_library: pip install 'gpusim-rl[view]'")
 
 
 def test_an_extra_that_is_broken_inside_is_not_called_missing(tmp_path, monkeypatch):
     (tmp_path / "half_installed.py").write_text("import no_such_library\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        import_extra("half_installed", "video", "tools/record.py")
+        import_extra("half_installed", "view", "tools/record.py")
 
 
 def test_printable_keeps_text_and_escapes_the_rest() -> None:

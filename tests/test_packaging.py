@@ -17,6 +17,7 @@ import pytest
 import tomllib
 
 import gpusim_rl
+from gpusim_rl.connect import LIBRARIES
 from helpers.beside import VERSIONS, bare_environment, pip
 from helpers.commands import run_command
 
@@ -181,7 +182,10 @@ def test_every_extra_that_a_message_or_a_document_names_exists(checkout):
     text = "\n".join(path.read_text() for path in [*files, checkout / "README.md", checkout / "CONTRIBUTING.md"])
     listed = re.findall(r"(?:gpusim-rl|install -e \"\.|install \"\.)\[([\w,-]+)\]", text)
     named = {*re.findall(r'import_extra\([^,()]+, "([\w-]+)"', text), *",".join(listed).split(",")}
-    assert {"check", "plot", "video", "sb3"} < named <= set(extras)
+    assert {"view", "robots", "encoders", "test"} < named <= set(extras)
+    assert len(extras.keys() - {"docs", "test"}) <= 10, "what a user would look for"
+    asked_for = {requirement for _, requirement in LIBRARIES.values()}
+    assert asked_for <= set(extras["test"]), "tests run with the versions that the adapters take"
 
 
 def test_the_page_on_an_index_is_the_readme_with_links_that_lead_to_the_release(wheel, checkout):
@@ -216,7 +220,7 @@ def test_every_pip_finds_the_extras(wheel):
         [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         lines = archive.read(metadata).decode().splitlines()
     extras = [line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra: ")]
-    assert {"rsl-rl", "rl-games"} <= set(extras)
+    assert {"view", "robots"} <= set(extras)
     assert [name for name in extras if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)] == []
     used = [part for line in lines if "extra ==" in line for part in re.findall(r"extra == ['\"]([^'\"]+)", line)]
     assert set(used) <= set(extras), "conditions name an extra as it is provided"

@@ -103,12 +103,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> int:
     """Runs the suite on one task, as pytest does; returns the exit status."""
-    from gpusim_rl.errors import ConfigError, import_extra
+    from gpusim_rl.errors import ConfigError, import_optional
     from gpusim_rl.settings.discover import tasks
     from gpusim_rl.settings.hydra_errors import unknown_choice
     from gpusim_rl.settings.simulators import SIMULATORS
 
-    pytest = import_extra("pytest", "check", "check-task")
+    pytest = import_optional("pytest", "pytest>=8.2", "check-task")
     folder = None if args.config_dir is None else Path(args.config_dir).resolve()
     entries = tasks(folder)
     if args.task not in entries:

@@ -69,7 +69,7 @@ def plot(args: argparse.Namespace) -> Path:
     from gpusim_rl.files.safe_open import writing
     from gpusim_rl.view.curves import grouped, run_folders
 
-    import_extra("matplotlib", "plot", "plot")
+    import_extra("matplotlib", "view", "plot")
     folders = run_folders(args.runs)
     name = f"{args.key.replace('/', '_')}.png"
     out = args.out or (folders[0] / name if len(folders) == 1 else Path(name))

@@ -91,7 +91,7 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
     if args.out is not None and args.out.suffix != ".pt":
         raise ConfigError(f"an encoder's name must end in .pt, got {args.out.name!r}")
     check_out(args.out, overwrite=args.overwrite)
-    import_extra("PIL.Image", "video", "pretrain-encoder")  # said before the work, not after it
+    import_extra("PIL.Image", "view", "pretrain-encoder")  # said before the work, not after it
     limit_openmp_spin()  # before torch is imported
     import torch
 

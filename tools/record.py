@@ -69,7 +69,7 @@ def record(args: argparse.Namespace) -> Path:
             f"--html shows one env, got --num-envs {args.num_envs}. Try a video: record {shlex.quote(args.run)}"
         )
     for module in ("viser", "mjviser") if as_page else ("imageio_ffmpeg", *["PIL.Image"] * args.caption):
-        import_extra(module, "view" if as_page else "video", "record --html" if as_page else "record")
+        import_extra(module, "view", "record --html" if as_page else "record")
     check_out(args.out, overwrite=args.overwrite)
     if not as_page:
         check_video(args.out or Path("default.mp4"), (args.width, args.height))

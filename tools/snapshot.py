@@ -72,7 +72,7 @@ def snapshot(args: argparse.Namespace) -> Path:
     if args.out is not None and args.out.suffix != ".png":
         raise ConfigError(f"a picture's name must end in .png, got {args.out.name!r}")
     check_out(args.out, overwrite=args.overwrite)
-    import_extra("PIL.Image", "video", "snapshot")  # said before the work, not after it
+    import_extra("PIL.Image", "view", "snapshot")  # said before the work, not after it
     with closing(open_player(args, from_yaml=True)) as player:
         from gpusim_rl.env import VecEnv
         from gpusim_rl.view.snapshot import add_seen, draw, write_png

@@ -106,7 +106,7 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
             raise ConfigError(f"--only {name}: no such variants.{did_you_mean(name, GROUPS)} There are {list(GROUPS)}")
     if args.seconds is not None and not args.seconds > 0.0:
         raise ConfigError(f"--seconds must be positive, got {args.seconds:g}")
-    import_extra("matplotlib", "plot", "transfer")  # said before the work, not after it
+    import_extra("matplotlib", "view", "transfer")  # said before the work, not after it
     with closing(open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = plan(probe, args.seconds)
         run_dir = probe.run_dir

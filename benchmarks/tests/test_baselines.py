@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gpusim_rl.api import make_env, prepare
+from gpusim_rl.connect import LIBRARIES
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import make_policy
 from gpusim_rl.learn.ppo import PPO
@@ -230,7 +231,7 @@ def test_a_library_that_is_not_installed_is_one_line(name, module, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ConfigError) as error:
         build(name)
-    assert str(error.value) == f"baseline {name} needs {module}: pip install 'gpusim-rl[{name}]'"
+    assert str(error.value) == f"baseline {name} needs {module}: pip install '{LIBRARIES[name][1]}'"
 
 
 def test_policies_that_only_ours_has_are_refused():

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from gpusim_rl.connect import LIBRARIES, require_library
 from gpusim_rl.env import VecEnv
-from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
+from gpusim_rl.errors import ConfigError, did_you_mean
 from gpusim_rl.learn.minibatch import fit_minibatches
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.machine.hardware import has_compiler
@@ -43,23 +44,24 @@ class Library:
     """A library with a PPO of its own.
 
     Attributes:
-        name: Also the name of our extra that installs it.
-        module: Its package in Python.
-        distribution: Its name in the package index.
+        name: As in `gpusim_rl.connect.LIBRARIES`.
         trainer: Runs its PPO on our environments.
         fastest: What the mode `fastest` is, in words.
     """
 
     name: str
-    module: str
-    distribution: str
     trainer: type[Baseline]
     fastest: str
 
     @property
     def installed(self) -> bool:
         """Whether it can be imported."""
-        return importlib.util.find_spec(self.module) is not None
+        return importlib.util.find_spec(LIBRARIES[self.name][0]) is not None
+
+    @property
+    def distribution(self) -> str:
+        """Its name in the package index."""
+        return LIBRARIES[self.name][1].partition("~")[0]
 
 
 def find_library(name: str) -> Library:
@@ -92,9 +94,9 @@ def choose_baselines(asked: str) -> tuple[list[str], list[str]]:
     return [library.name for library in wanted if library.name not in missing], missing
 
 
-def install_command(extras: Sequence[str]) -> str:
-    """How to install our extras."""
-    return f"pip install 'gpusim-rl[{','.join(extras)}]'"
+def install_command(names: Sequence[str]) -> str:
+    """How to install libraries."""
+    return " ".join(["pip install", *(f"'{LIBRARIES[name][1]}'" for name in names)])
 
 
 def make_baseline(
@@ -125,7 +127,7 @@ def make_baseline(
         key = "state_dependent_std=true" if network.rnn is None else f"rnn={network.rnn}"
         raise ConfigError(f"baselines train feed-forward policies with one std per action, got ppo.network.{key}")
     with _process_settings_kept(), _quiet():
-        import_extra(library.module, name, f"baseline {name}")
+        require_library(name, f"baseline {name}")
         return library.trainer(library, env, cfg, device, mode, bf16)
 
 
@@ -670,10 +672,10 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 BASELINES: dict[str, Library] = {
     library.name: library
     for library in (
-        Library("rsl_rl", "rsl_rl", "rsl-rl-lib", _RslRl, "compiled, 16-bit update, no NaN check, no log"),
-        Library("skrl", "skrl", "skrl", _Skrl, "16-bit, no log"),
-        Library("rl_games", "rl_games", "rl-games", _RlGames, "compiled, 16-bit update on CUDA"),
-        Library("sb3", "stable_baselines3", "stable-baselines3", _Sb3, "on the CPU, fused Adam, no log"),
+        Library("rsl_rl", _RslRl, "compiled, 16-bit update, no NaN check, no log"),
+        Library("skrl", _Skrl, "16-bit, no log"),
+        Library("rl_games", _RlGames, "compiled, 16-bit update on CUDA"),
+        Library("sb3", _Sb3, "on the CPU, fused Adam, no log"),
     )
 }
 

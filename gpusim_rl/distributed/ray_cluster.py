@@ -24,10 +24,10 @@ import psutil
 
 from gpusim_rl.errors import ConfigError, first_line, import_extra
 from gpusim_rl.files import safe_open
+from gpusim_rl.files.provenance import check_versions
 from gpusim_rl.machine.hardware import available_cpus
 
-OLDEST, BELOW = (2, 50), (3, 0)
-"""Versions of Ray that this package works with; pyproject.toml has the same."""
+REQUIREMENT = "ray[tune]>=2.50,<3"  # pyproject.toml has the same
 
 PREFIX, OWNER = "gpusim-rl-ray-", "owner"
 """Names of a folder with Ray's files, and of the file in it that its owner has locked."""
@@ -47,11 +47,7 @@ def require_ray(needed_by: str, address: str | None = None) -> Any:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray = import_extra("ray", "ray", needed_by)
-    version = tuple(int(number) for number in re.findall(r"\d+", ray.__version__)[:2])
-    if not OLDEST <= version < BELOW:
-        oldest, below = (".".join(map(str, limit)) for limit in (OLDEST, BELOW))
-        needed = f"ray>={oldest},<{below}, got {ray.__version__}"
-        raise ConfigError(f"{needed_by} needs {needed}: pip install 'gpusim-rl[ray]'")
+    check_versions(needed_by, [REQUIREMENT])
     return ray
 
 

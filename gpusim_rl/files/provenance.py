@@ -12,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+from packaging.requirements import Requirement
 
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
 from gpusim_rl.machine.hardware import available_cpus, describe_gpus
 from gpusim_rl.public import __version__
@@ -58,6 +60,16 @@ def installed_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def check_versions(needed_by: str, needs: Sequence[str], advice: str = "") -> None:
+    """Raise ConfigError where an installed package is none of the versions needed; `advice` ends the message."""
+    for need in needs:
+        requirement = Requirement(need)
+        version = installed_version(requirement.name)
+        if version is not None and not requirement.specifier.contains(version, prereleases=True):
+            command = " ".join(f"'{each}'" for each in needs) + advice
+            raise ConfigError(f"{needed_by} needs {need}, and {version} is installed; try: pip install {command}")
 
 
 def _cpu_model() -> str:

@@ -79,7 +79,7 @@ class CompressedFrames:
 
     def __init__(self, num_steps: int, rows: int, num_envs: int, shape: Sequence[int]) -> None:
         assert num_steps % BLOCK == 0
-        self._lz4 = import_extra("lz4.block", "lz4", "a replay memory of compressed frames")
+        self._lz4 = import_extra("lz4.block", "encoders", "a replay memory of compressed frames")
         self._num_envs, self._first_row, self._shape = num_envs, num_steps * num_envs, tuple(shape)
         self._final = PlainFrames(0, rows, num_envs, shape, torch.device("cpu"))
         self._blocks = [b""] * (self._first_row // BLOCK)  # block * N + env

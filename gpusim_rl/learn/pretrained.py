@@ -114,7 +114,7 @@ def _efficientnet() -> tuple[ImageNet, int]:
 
 def _resnet18() -> tuple[ImageNet, int]:
     """Returns ResNet-18 (He et al. 2016, arXiv 1512.03385), with the weights that torchvision has downloaded before."""
-    models = import_extra("torchvision", "resnet", f"{KEY}=resnet18").models
+    models = import_extra("torchvision", "encoders", f"{KEY}=resnet18").models
     weights = models.ResNet18_Weights.IMAGENET1K_V1
     file = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     if not file.is_file():

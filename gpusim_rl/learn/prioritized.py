@@ -22,8 +22,8 @@ class Priorities:
     stored, and none after its slot is overwritten. A transition that turned out not to count has none either.
 
     A draw is two: of a block of slots by its sum, and of a slot in the block. The sums are formed anew for every draw.
-    So they never drift, and changes of priorities cost little (benchmarks/updates/prioritized.json: a sum tree, and the
-    cumulative sum of all slots, for comparison). Blocks are drawn in float64: float32 has 2^24 values only.
+    So they never drift, and changes of priorities cost little (benchmarks/updates/prioritized.json).
+    Blocks are drawn in float64: float32 has 2^24 values only.
 
     Args:
         replay: Replay memory.

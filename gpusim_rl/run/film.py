@@ -40,8 +40,8 @@ def film(run_dir: Path, flags: Sequence[str]) -> Path:
 
 def as_gif(video: Path) -> bytes:
     """Returns a video as a small GIF, which TensorBoard shows among its images."""
-    images = import_extra("PIL.Image", "video", "log.video=true")
-    frames = import_extra("imageio_ffmpeg", "video", "log.video=true").read_frames(str(video))
+    images = import_extra("PIL.Image", "view", "log.video=true")
+    frames = import_extra("imageio_ffmpeg", "view", "log.video=true").read_frames(str(video))
     meta = next(frames)
     size, pictures = meta["size"], []
     for number, frame in enumerate(frames):

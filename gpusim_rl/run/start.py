@@ -99,7 +99,7 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
         import_extra("tensorboard", "tensorboard", "log.tensorboard=true")
     if cfg.log.video:
         for module in ("imageio_ffmpeg", "PIL.Image"):
-            import_extra(module, "video", "log.video=true")
+            import_extra(module, "view", "log.video=true")
     state, digest = checkpoint.load_for(spec)
     regrouped = False
     if state is not None and not cfg.test:

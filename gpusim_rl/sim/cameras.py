@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_extra
+from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_optional
+from gpusim_rl.files.provenance import check_versions
 from gpusim_rl.settings.simulators import WARP_PACKAGES, WARP_PYTHON
 from gpusim_rl.sim.camera import CameraImages
-from gpusim_rl.sim.choose import check_versions
+from gpusim_rl.sim.choose import OLDER
 from gpusim_rl.sim.scene import Scene
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class Cameras:
         if self._made is None:
             if sys.version_info < WARP_PYTHON:  # the pip command would fail
                 raise ConfigError("cameras need Python 3.11 or later, got {}.{}".format(*sys.version_info))
-            import_extra("mujoco_warp", "mjwarp", "a camera")
-            check_versions("a camera", WARP_PACKAGES)
+            import_optional("mujoco_warp", WARP_PACKAGES[1], "a camera")
+            check_versions("a camera", WARP_PACKAGES, OLDER)
             from gpusim_rl.sim.camera_renderer import CameraRenderer
 
             self._made = CameraRenderer(self._scene, self._state, self._num_threads, self._graphs)

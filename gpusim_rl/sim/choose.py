@@ -5,20 +5,20 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from packaging.requirements import Requirement
 
-from gpusim_rl.errors import ConfigError, TaskError, import_extra
-from gpusim_rl.files.provenance import installed_version
+from gpusim_rl.errors import ConfigError, TaskError, import_optional
+from gpusim_rl.files.provenance import check_versions
 from gpusim_rl.settings.schema import SimConfig
-from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, WARP_PYTHON, default_simulator
+from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, WARP_PACKAGES, WARP_PYTHON, default_simulator
 from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.scene import Scene
 
 logger = logging.getLogger("gpusim_rl")
+
+OLDER = ", in an environment without Isaac Lab and mjlab, which need older ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,7 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
         if sys.version_info < WARP_PYTHON:  # the pip command would fail
             got = "{}.{}; try sim=mujoco sim_device=cpu".format(*sys.version_info)
             raise ConfigError(f"sim={choice.name} needs Python 3.11 or later, got {got}")
-        import_extra("mujoco_warp", "mjwarp", f"sim={choice.name}")
-    check_versions(f"sim={simulator.name}", simulator.needs)
+        import_optional("mujoco_warp", WARP_PACKAGES[1], f"sim={choice.name}")
+    check_versions(f"sim={simulator.name}", simulator.needs, OLDER)
     module = importlib.import_module(f"gpusim_rl.sim.{simulator.name}")
     return getattr(module, simulator.cls)(scene, num_envs, cfg, choice.device)
-
-
-def check_versions(needed_by: str, needs: Sequence[str]) -> None:
-    """Raises ConfigError where a package that is installed is none of the versions that are needed."""
-    for need in needs:
-        requirement = Requirement(need)
-        version = installed_version(requirement.name)
-        if version is not None and not requirement.specifier.contains(version, prereleases=True):
-            command = " ".join(f"'{each}'" for each in needs)
-            raise ConfigError(
-                f"{needed_by} needs {need}, and {version} is installed; try: pip install {command}, in an"
-                " environment without Isaac Lab and mjlab, which need older ones"
-            )

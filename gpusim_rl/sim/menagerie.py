@@ -1,6 +1,6 @@
 """Robots of MuJoCo Menagerie, by name: `Scene.add("go1", "menagerie:unitree_go1")`.
 
-The package `mujoco-menagerie` (our extra `menagerie`) knows them, and downloads a model when it is first used.
+The package `mujoco-menagerie` (our extra `robots`) knows them, and downloads a model when it is first used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
     """
     robot_name, _, entry = source.removeprefix(PREFIX).partition("/")
     try:
-        package: Any = import_extra("mujoco_menagerie", "menagerie", source)
+        package: Any = import_extra("mujoco_menagerie", "robots", source)
     except ConfigError as error:
         raise TaskError(str(error)) from None
     names = package.names()

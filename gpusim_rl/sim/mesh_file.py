@@ -26,9 +26,9 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
         ValueError: The file cannot be read, or trimesh is not installed.
     """
     try:
-        trimesh: Any = import_extra("trimesh", "urdf", file.name)
+        trimesh: Any = import_extra("trimesh", "robots", file.name)
         if file.suffix.lower() == ".dae":
-            import_extra("collada", "urdf", file.name)
+            import_extra("collada", "robots", file.name)
         from trimesh.resolvers import FilePathResolver
     except ConfigError as error:
         raise ValueError(str(error)) from None

@@ -154,6 +154,6 @@ def write_png(path: Path, picture: np.ndarray) -> None:
     Raises:
         ConfigError: The extra is missing, or the file cannot be written.
     """
-    images = import_extra("PIL.Image", "video", "snapshot")
+    images = import_extra("PIL.Image", "view", "snapshot")
     with writing(path) as file:
         images.fromarray(picture).save(file, "PNG", optimize=True)

@@ -45,7 +45,7 @@ def video_writer(
     Raises:
         ConfigError: The extra is missing, the name does not end in .mp4, the size is odd, or ffmpeg fails.
     """
-    ffmpeg = import_extra("imageio_ffmpeg", "video", needed_by)
+    ffmpeg = import_extra("imageio_ffmpeg", "view", needed_by)
     check_video(path, size)
     rate = str(Fraction(fps).limit_denominator())
     raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", rate, "-i", "-", "-an"]
@@ -148,7 +148,7 @@ def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by:
     Raises:
         ConfigError: The extra is missing, or nothing can draw the envs here.
     """
-    images = import_extra("PIL.Image", "video", needed_by)
+    images = import_extra("PIL.Image", "view", needed_by)
     pictures = []
     with drawing(player, size) as (draw, control_hz):
         every, fps = frame_rate(control_hz)

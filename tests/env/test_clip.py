@@ -494,7 +494,7 @@ def script():
 
 @pytest.mark.parametrize("name", MADE)
 def test_a_clip_that_ships_is_made_again(script, name):
-    pytest.importorskip("mink", reason="pip install 'gpusim-rl[motion]'")
+    pytest.importorskip("mink", reason="pip install mink")
     assert tuple(script.MAKERS) == MADE
     made, shipped = arrays_of(script.MAKERS[name]()), arrays_of(load(MOTIONS / f"{name}.npz"))
     for key, value in made.items():

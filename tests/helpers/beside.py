@@ -55,7 +55,7 @@ def environment_of(library: str, folder: Path) -> Path:
     if named:
         return Path(named)
     python = bare_environment(folder)
-    pip(python, "install", "--quiet", VERSIONS[library], "-e", f"{ROOT}[export,video]")
+    pip(python, "install", "--quiet", VERSIONS[library], "imageio-ffmpeg", "pillow", "-e", f"{ROOT}[export]")
     return python
 
 

@@ -307,7 +307,7 @@ def test_frames_that_hardly_change_take_little_memory() -> None:
 def test_without_lz4_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lz4", None)
     monkeypatch.delitem(sys.modules, "lz4.block", raising=False)
-    with pytest.raises(ConfigError, match=r"needs lz4\.block: pip install 'gpusim-rl\[lz4\]'$"):
+    with pytest.raises(ConfigError, match=r"needs lz4\.block: pip install 'gpusim-rl\[encoders\]'$"):
         make(2 * BLOCK, 1, stack=2, compress=True)
 
 

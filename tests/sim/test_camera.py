@@ -18,7 +18,8 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError, one_line_if_out_of_memory
-from gpusim_rl.sim import Scene, Sim, SimChoice, camera_renderer, choose, params
+from gpusim_rl.files import provenance
+from gpusim_rl.sim import Scene, Sim, SimChoice, camera_renderer, params
 from gpusim_rl.sim.camera import FAR, SKY
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.scenes import ANT, ant_scene, everywhere, make, only, randomize_ants
@@ -541,13 +542,13 @@ def test_a_training_says_which_num_envs_to_try(monkeypatch):
 def test_without_mujoco_warp_one_line_has_the_pip_command(monkeypatch):
     sim = make("mujoco", ant_with_eye(), 2)
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
-    with pytest.raises(ConfigError, match=r"a camera needs mujoco_warp: pip install 'gpusim-rl\[mjwarp\]'"):
+    with pytest.raises(ConfigError, match=r"a camera needs mujoco_warp: pip install 'mujoco-warp>="):
         sim.camera("eye")
 
 
 def test_a_mujoco_warp_that_is_too_old_is_one_line(monkeypatch):
     sim = make("mujoco", ant_with_eye(), 2)
-    monkeypatch.setattr(choose, "installed_version", lambda name: "3.11.0" if name == "mujoco-warp" else "4.0.0")
+    monkeypatch.setattr(provenance, "installed_version", lambda name: "3.11.0" if name == "mujoco-warp" else "4.0.0")
     with pytest.raises(
         ConfigError, match=r"a camera needs mujoco-warp>=4.0,<5, and 3.11.0 is installed; try: pip install"
     ):

@@ -241,7 +241,7 @@ def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_menagerie", None)
     with pytest.raises(TaskError) as error:
         scene_of("menagerie:unitree_go1")
-    expected = "menagerie:unitree_go1 needs mujoco_menagerie: pip install 'gpusim-rl[menagerie]'"
+    expected = "menagerie:unitree_go1 needs mujoco_menagerie: pip install 'gpusim-rl[robots]'"
     assert str(error.value) == expected
 
 

@@ -20,7 +20,8 @@ from packaging.requirements import Requirement
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.sim import Scene, choose, warp
+from gpusim_rl.files import provenance
+from gpusim_rl.sim import Scene, warp
 from gpusim_rl.sim.buffers import enough, estimate_buffers
 from gpusim_rl.sim.mjwarp import MjwarpSim
 from gpusim_rl.sim.warp import WarpGraphs
@@ -480,7 +481,7 @@ def test_a_kernel_cache_that_is_lost_is_one_line(tmp_path: Path, monkeypatch, en
 )
 def test_an_older_package_is_one_line(monkeypatch, name, older, need):
     """Isaac Lab and mjlab pin such: beside them the package installs, and its simulators do not run."""
-    monkeypatch.setattr(choose, "installed_version", older.get)
+    monkeypatch.setattr(provenance, "installed_version", older.get)
     with pytest.raises(ConfigError) as error:
         make(name, ball_scene(), 1)
     got = older[Requirement(need).name]
@@ -489,7 +490,7 @@ def test_an_older_package_is_one_line(monkeypatch, name, older, need):
 
 def test_without_mujoco_warp_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
-    with pytest.raises(ConfigError, match=r"^sim=mjwarp needs mujoco_warp: pip install 'gpusim-rl\[mjwarp\]'$"):
+    with pytest.raises(ConfigError, match=r"^sim=mjwarp needs mujoco_warp: pip install 'mujoco-warp>=4.0,<5'$"):
         make("mjwarp", ball_scene(), 1)
 
 

@@ -103,7 +103,7 @@ def test_a_missing_extra_is_one_line(tool, tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError('no', name='matplotlib')")
     done = tool("plot", "Cartpole", check=False, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2
-    assert done.stderr == "error: plot needs matplotlib: pip install 'gpusim-rl[plot]'\n"
+    assert done.stderr == "error: plot needs matplotlib: pip install 'gpusim-rl[view]'\n"
 
 
 def test_lines_are_named_by_what_differs():

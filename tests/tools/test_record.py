@@ -155,7 +155,7 @@ def test_a_missing_extra_is_one_line(tool, tmp_path):
     (tmp_path / "imageio_ffmpeg.py").write_text("raise ModuleNotFoundError('no', name='imageio_ffmpeg')")
     done = tool("record", "Cartpole", check=False, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2
-    assert done.stderr == "error: record needs imageio_ffmpeg: pip install 'gpusim-rl[video]'\n"
+    assert done.stderr == "error: record needs imageio_ffmpeg: pip install 'gpusim-rl[view]'\n"
 
 
 def test_a_missing_extra_of_a_replay_is_one_line(tool, tmp_path):

@@ -141,7 +141,7 @@ def test_a_missing_extra_is_one_line(tool, tmp_path):
     (tmp_path / "PIL.py").write_text("raise ModuleNotFoundError('no', name='PIL')")
     done = tool("snapshot", "Cartpole", check=False, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2
-    assert done.stderr == "error: snapshot needs PIL.Image: pip install 'gpusim-rl[video]'\n"
+    assert done.stderr == "error: snapshot needs PIL.Image: pip install 'gpusim-rl[view]'\n"
 
 
 def test_a_negative_number_of_steps_is_refused(tool):
