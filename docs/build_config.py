@@ -37,15 +37,17 @@ python train.py task=Ant -m seed=1,2,3       # one run after the other
 ```
 
 A later one wins: `cfg/algo`, `cfg/sim`, `cfg/actors`, `cfg/log`, then `cfg/config.yaml`, then the task's yaml, then
-`debug=...`, then the command line. With `checkpoint=<run>` the settings of the run take the place of all but the
-command line. `checkpoint`, `test`, `trust`, `log.dir`, `log.console`, `actors.*`, `num_actors`, `demonstrations.file`
-and `wandb_activate` belong to one call: they are not taken from the run, and the commands at its end have them.
+its [recipe](tasks.md#recipes), then `debug=...`, then the command line. With `checkpoint=<run>` the settings of the
+run take the place of all but the command line. `checkpoint`, `test`, `trust`, `log.dir`, `log.console`, `actors.*`,
+`num_actors`, `demonstrations.file` and `wandb_activate` belong to one call: they are not taken from the run, and the
+commands at its end have them.
 
-The names of yaml files are chosen without a dot: `task=Ant`, `algo=ppo`, `sim=mjwarp`, `debug=smoke`. There is no
-`+key=value`: an unknown key is an error, however it is written.
+The names of yaml files are chosen without a dot: `task=Ant`, `recipe=quick`, `algo=ppo`, `sim=mjwarp`, `debug=smoke`.
+There is no `+key=value`: an unknown key is an error, however it is written.
 """
 ALGORITHMS = tuple(schema.ALGORITHMS)
 """Algorithms with a section of their own; the other yamls of cfg/algo are other values for one of these."""
+RECIPES = ("auto", "full", "quick")
 GROUPS = {"sim": "auto", "actors": "none", "log": "default", "debug": "none"}
 """Groups of yamls, and the one of each that has all keys."""
 
@@ -88,7 +90,10 @@ def build() -> str:
     """The page."""
     every = settings(CFG / "config.yaml")
     sections = {name: [s for s in every if s.key.startswith(f"{name}.")] for name in ("env", "eval", "task")}
-    parts = [HEAD, "## The run\n", table([s for s in every if "." not in s.key and s.value is not None])]
+    run = [s for s in every if "." not in s.key and s.value is not None]
+    parts = [HEAD, "## The run\n", table(run)]
+    parts += ["## `recipe`\n", "".join(f"- `recipe={n}`: {head(CFG / 'recipe' / f'{n}.yaml')}" for n in RECIPES)]
+    parts.append(table([replace(s, value="auto") for s in settings(CFG / "recipe" / "auto.yaml")]))
     parts.append(
         "## Algorithms\n\n`algo=<name>` chooses a yaml of cfg/algo; [algorithms.md](algorithms.md) describes them.\n"
     )

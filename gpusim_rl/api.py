@@ -15,10 +15,10 @@ from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.checks import build_run, check_settings, settings_class
-from gpusim_rl.settings.compose import TaskFolders, compose, resolve_checkpoint
+from gpusim_rl.settings.compose import TaskFolders, choose_recipe, compose, resolve_checkpoint
 from gpusim_rl.settings.discover import tasks, tuned_sections
 from gpusim_rl.settings.hydra_errors import GROUPS, refuse_other_algorithm, refuse_other_task, unknown_choice
-from gpusim_rl.settings.overrides import OPEN_SECTIONS, quote, text_of
+from gpusim_rl.settings.overrides import OPEN_SECTIONS, key_of, quote, text_of
 from gpusim_rl.settings.saved_run import NO_YAML, continue_run
 from gpusim_rl.settings.schema import algorithm_of
 
@@ -207,9 +207,11 @@ def prepare(
             new = {
                 field.name: field.default for field in fields if field.default is not dataclasses.MISSING and field.init
             }
-            tuned = tuned_sections(name, config_dir).get(base, {}) if name else {}
+            choosing = [line for line in _lines(overrides) if key_of(line) in ("recipe", "device", "sim_device")]
+            composed = compose([*typed, *choosing, f"algo={base}"], config_dir)
+            tuned = tuned_sections(name, config_dir, composed["recipe"]).get(base, {}) if name else {}
             own = {key: value for key, value in new.items() if key not in tuned}
-            settings = {**compose([*typed, f"algo={base}"], config_dir)[base], **own}
+            settings = {**composed[base], **own}
         typed += [f"++algo.name={section}", f"++algo._target_={_class_path(algo, 'algo')}"]
         typed += _lines(settings, f"++{section}.")
     typed += _lines(overrides)
@@ -218,6 +220,7 @@ def prepare(
     lines, saved = continue_run(typed, config_dir, named)
     more = [line for line in lines if line.startswith("task.")] if config is not None or name is None else []
     lines = [line for line in lines if line not in more]  # the others are composed on top of the task's own settings
+    lines = choose_recipe(lines, config_dir) if saved is None else lines
     composed = compose(lines, config_dir, saved)
     target = _class_path(task) if isinstance(task, type) else composed["task"].get("_target_")
     if saved is not None:

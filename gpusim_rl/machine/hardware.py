@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
 import shutil
@@ -101,6 +102,19 @@ def describe_gpus() -> dict[str, Any] | None:
         return {"driver": pynvml.nvmlSystemGetDriverVersion(), "devices": devices}
     except pynvml.NVMLError:
         return None
+
+
+def has_cuda() -> bool:
+    """Return whether torch will find a GPU, without importing torch, which takes seconds.
+
+    A driver too old for this build of torch is not noticed.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
+    torch = importlib.util.find_spec("torch")
+    if visible in ("", "-1") or torch is None or torch.origin is None or describe_gpus() is None:
+        return False
+    version = Path(torch.origin).with_name("version.py").read_text(encoding="utf-8")
+    return re.search(r"^cuda\b.*= *['\"]", version, re.MULTILINE) is not None
 
 
 def memory_available_bytes() -> int:

@@ -12,7 +12,7 @@ from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.machine.hardware import memory_available_bytes
 from gpusim_rl.run.run_dir import RunDir, chosen_task
 from gpusim_rl.run.run_view import RunView
-from gpusim_rl.settings.discover import tuned_sections
+from gpusim_rl.settings.discover import FULL, recipes, tuned_sections
 from gpusim_rl.settings.schema import ALGORITHMS, algorithm_of
 
 OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME")
@@ -34,7 +34,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
         speed_up = [("compiled", str(start.compile))]
     git = run_dir.environment.get("git")
     lines = [
-        ("task", f"{run.start.task_name}, {_several(run)}{cfg.num_envs} envs, {env.summary}"),
+        ("task", f"{run.start.task_name}, {_recipe(run)}{_several(run)}{cfg.num_envs} envs, {env.summary}"),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(start.sim)),
         (
@@ -63,11 +63,18 @@ def _untuned(run: RunView) -> str:
     spec, task = run.start.spec, chosen_task(run.start.spec.overrides)
     if run.start.resumed or task is None:
         return ""
-    tuned = tuned_sections(task, spec.config_dir)
+    tuned = tuned_sections(task, spec.config_dir, run.cfg.recipe or FULL)
     others = [name for name in ALGORITHMS if name in tuned]
     if {run.cfg.algo, algorithm_of(spec.algorithm_class)} & tuned.keys() or not others:
         return ""
     return f"; the task has tuned values of {' and '.join(others)} only"
+
+
+def _recipe(run: RunView) -> str:
+    """Name the recipe of a task that has several; empty for others."""
+    spec = run.start.spec
+    several = len(recipes(chosen_task(spec.overrides) or "", spec.config_dir)) > 1
+    return f"recipe {run.cfg.recipe}, " if several and run.cfg.recipe else ""
 
 
 def _several(run: RunView) -> str:

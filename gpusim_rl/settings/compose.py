@@ -6,6 +6,7 @@ task folders of installed packages and put every complaint of Hydra's into one l
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -29,18 +30,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
 
-from gpusim_rl.errors import ConfigError, friendly_errors, on_one_line, say
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, on_one_line, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
+from gpusim_rl.machine.hardware import has_cuda
 from gpusim_rl.settings.checks import check_settings, plain
 from gpusim_rl.settings.discover import (
+    FULL,
     cfg_dirs,
     check_config_dir,
     default_choice,
     plugin_cfg_dirs,
     read_yaml,
+    recipes,
     tuned_sections,
 )
 from gpusim_rl.settings.hydra_errors import (
@@ -55,7 +58,7 @@ from gpusim_rl.settings.hydra_errors import (
 )
 from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.settings.overrides import is_open, is_override, key_of, quote, value_of
-from gpusim_rl.settings.saved_run import SavedRun, continue_run
+from gpusim_rl.settings.saved_run import NO_YAML, SavedRun, continue_run
 from gpusim_rl.settings.schema import ALGORITHMS, algorithm_of
 
 VERSION_BASE = "1.3"
@@ -115,6 +118,8 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
             program = sys.argv
             if flags.multirun:
                 check_sweep(flags.overrides, flags.config_dir, saved)
+            if saved is None and not flags.shell_completion:
+                arguments = choose_recipe(arguments, flags.config_dir)
             # Hydra writes a multirun.yaml, which nobody reads
             with tempfile.TemporaryDirectory(prefix="gpusim-rl-sweep-") if flags.multirun else nullcontext() as folder:
                 if folder is not None:
@@ -175,6 +180,7 @@ def compose(
     GlobalHydra.instance().clear()
     arguments = _may_add(overrides)
     refuse_unreadable(arguments)
+    arguments = choose_recipe(arguments, config_dir) if saved is None else arguments
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
             config = plain(hydra.compose(_primary(saved, arguments), overrides=arguments))
@@ -183,17 +189,34 @@ def compose(
     return _finished(config, arguments, saved)
 
 
-def by_device(cpu: Any, cuda: Any, *, _root_: Any) -> Any:
-    """Returns one of two values of a yaml, `num_envs: ${by_device:256,4096}`: the setting `device` decides.
+def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None) -> list[str]:
+    """Replace `recipe=auto`, typed or implied, with the recipe that suits the device of the physics.
 
-    A GPU needs thousands of envs to be busy, which a CPU cannot step often enough to learn.
+    A command line whose tasks have the recipe full alone stays as it is.
+
+    Raises:
+        ConfigError: A task has no recipe of a typed name, or one recipe has to suit several devices.
     """
-    device = str(_root_.device)
-    if device == "auto":
-        import torch
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return cuda if device.startswith("cuda") else cpu
+    typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
+    tasks = [] if NO_YAML in arguments else typed.get("task", default_choice("task")).split(",")
+    known = {task: [FULL, "quick"] if "(" in task else recipes(task, config_dir) for task in tasks}  # glob(*): any
+    names = typed.get("recipe", "auto").split(",")
+    for task, name in itertools.product(known or {"without a yaml": [FULL]}, names):
+        options = known.get(task, [FULL])
+        if name not in ("auto", *options):
+            hint = did_you_mean(name, options)
+            raise ConfigError(f"task {task} has no recipe {name!r}.{hint} Available: {', '.join(options)}")
+        _store_recipe(name)
+    if "auto" not in names or ("recipe" not in typed and all(options == [FULL] for options in known.values())):
+        return list(arguments)
+    device = typed.get("sim_device", "null")
+    device = typed.get("device", "auto") if device == "null" else device
+    if "," in device:
+        raise ConfigError(f"{device}: one recipe for several devices. Try recipe=full or recipe=quick")
+    on_cuda = device.startswith("cuda") or (device == "auto" and has_cuda())
+    chosen = FULL if on_cuda or not any("quick" in options for options in known.values()) else "quick"
+    words = ",".join(dict.fromkeys(chosen if name == "auto" else name for name in names))
+    return [*(text for text in arguments if key_of(text) != "recipe"), f"recipe={words}"]
 
 
 def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun | None) -> dict[str, Any]:
@@ -210,7 +233,20 @@ def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun 
     typed = {key_of(text) for text in arguments}
     if length is not None and "max_iterations" not in typed and (saved is None or f"{name}.max_iterations" in typed):
         config["max_iterations"] = length
+    if saved is None and config.get("recipe") not in recipes(_task_of(arguments), TaskFolders.user):
+        config["recipe"] = FULL  # of a sweep over tasks, this one has no other
     return config
+
+
+def _store_recipe(name: str) -> None:
+    """Make a name a choice of the group `recipe`, for which Hydra wants a yaml."""
+    if not (paths.cfg_dir() / "recipe" / f"{name}.yaml").is_file():
+        ConfigStore.instance().store(group="recipe", name=name, node={"recipe": name}, package="_global_")
+
+
+def _task_of(arguments: Sequence[str]) -> str:
+    """Return the task that a command line names."""
+    return next((value_of(text) for text in reversed(arguments) if key_of(text) == "task"), default_choice("task"))
 
 
 def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> None:
@@ -226,7 +262,7 @@ def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> 
         base = algorithm_of(load_class(target, object, "algo._target_", "gpusim_rl.learn.ppo.PPO"))
     if base in (None, name) or not all(isinstance(config.get(section), dict) for section in (base, name)):
         return
-    task = next((value_of(text) for text in reversed(arguments) if key_of(text) == "task"), default_choice("task"))
+    tuned = tuned_sections(_task_of(arguments), TaskFolders.user, config["recipe"])
     typed = [key_of(text) for text in arguments]
 
     def take(section: dict[str, Any], tuned: dict[str, Any], own: Any, path: str) -> None:
@@ -239,7 +275,7 @@ def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> 
             elif key in section and not typed_or_own:
                 section[key] = value
 
-    take(config[name], config[base], tuned_sections(task, TaskFolders.user).get(name), name)
+    take(config[name], config[base], tuned.get(name), name)
 
 
 def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
@@ -254,8 +290,12 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
     defaults: list[Any] = ["_self_"]
     for entry in primary["defaults"]:
         [key] = entry if isinstance(entry, dict) else [entry]
-        if key.startswith("override ") or key in typed:
-            defaults.append(entry)
+        if key == "recipe" and "task" in typed:  # the task's yaml takes in the run's recipe
+            entry = {"recipe": saved.settings.get("recipe") or FULL}
+            _store_recipe(entry["recipe"])
+        elif not key.startswith("override ") and key not in typed:
+            continue
+        defaults.append(entry)
     node = {"defaults": defaults, "hydra": primary["hydra"], **saved.settings}
     ConfigStore.instance().store(name=SAVED, node=node)
     return SAVED
@@ -311,7 +351,6 @@ def _prepare_hydra(config_dir: str | Path | None = None) -> None:
     # Hydra 1.3 wants version_base, 1.4 warns on it; we support both.
     warnings.filterwarnings("ignore", message="The version_base parameter is deprecated")
     Plugins.instance().register(TaskFolders)
-    OmegaConf.register_new_resolver("by_device", by_device, replace=True)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # tasks in the user's folder; last, so that it hides nothing

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +20,10 @@ from gpusim_rl.errors import ConfigError, did_you_mean, warn
 from gpusim_rl.files import paths
 
 ENTRY_POINT_GROUP = "gpusim_rl.cfg"
+FULL = "full"
+"""Recipe of every task: its yaml alone."""
+OWN_RECIPES = re.compile(r"optional /recipe/([\w-]+)")
+"""Entry in the defaults list of a task's yaml that takes in recipes of a folder."""
 OUTSIDE = "gpusim_rl.connect."
 """Package of the classes of environments of other libraries."""
 
@@ -91,7 +95,7 @@ def check_config_dir(config_dir: str | Path) -> None:
         hint = did_you_mean(folder.name, names)
         raise ConfigError(f"-cd {folder}: there is no such folder.{hint} Try one that holds task/<Name>.yaml")
     if (folder / "config.yaml").is_file():
-        advice = "another name: a folder for -cd holds task/<Name>.yaml, and algo/, sim/, log/ or debug/ beside it"
+        advice = "another name: a folder for -cd holds task/<Name>.yaml, and recipe/, algo/, sim/, log/ or debug/"
         raise ConfigError(f"{folder / 'config.yaml'} would take the place of all our settings. Try {advice}")
 
 
@@ -133,20 +137,42 @@ def task_section(file: Path) -> dict[str, Any]:
     return dict(read_yaml(file).get("task") or {})
 
 
-def tuned_sections(task: str, config_dir: str | Path | None = None) -> dict[str, Any]:
-    """Return the sections next to `task` in a task's yaml and those that it builds on: tuned values, unresolved."""
-    entries, found = tasks(config_dir, outside=True), {}
-    bases, seen = [task], set()
-    while bases:
-        entry = entries.get(bases.pop())
-        if entry is not None and entry.name not in seen and not entry.problem:
-            seen.add(entry.name)
-            content = read_yaml(entry.file)
-            bases += [base for base in content.get("defaults") or [] if isinstance(base, str)]
-            for name, section in content.items():
+def tuned_sections(task: str, config_dir: str | Path | None = None, recipe: str = FULL) -> dict[str, Any]:
+    """Return the sections next to `task` in a task's yamls and in their recipe: tuned values, unresolved."""
+    sections: dict[str, Any] = {}
+    for content, own in _task_yamls(task, config_dir):
+        for layer in [*(read_yaml(file) for file in own if file.stem == recipe), content]:
+            for name, section in layer.items():
                 if isinstance(section, dict) and name != "task":
-                    found[name] = {**section, **found.get(name, {})}
-    return found
+                    sections[name] = {**section, **sections.get(name, {})}
+    return sections
+
+
+def recipes(task: str, config_dir: str | Path | None = None) -> list[str]:
+    """Return the names of a task's recipes: full, and those of the folders `recipe/<Task>` that its yamls take in."""
+    names = {file.stem for _, own in _task_yamls(task, config_dir) for file in own}
+    return [FULL, *sorted(names - {FULL})]
+
+
+def _task_yamls(task: str, config_dir: str | Path | None) -> Iterator[tuple[dict[str, Any], list[Path]]]:
+    """Yield the yaml of a task, then those that it builds on, each with the files of its own recipes."""
+    folders = [*([] if config_dir is None else [Path(config_dir)]), *(folder for _, folder in cfg_dirs())]
+    names, seen = [task], set()
+    while names:
+        name = names.pop()
+        files = [folder / "task" / f"{name}.yaml" for folder in folders if re.fullmatch(r"[\w.-]{1,200}", name)]
+        file = next(filter(Path.is_file, files), None)
+        if file is None or name in seen:
+            continue
+        seen.add(name)
+        content = read_yaml(file)
+        defaults = content.get("defaults")
+        entries = defaults if isinstance(defaults, list) else []
+        names += [entry for entry in entries if isinstance(entry, str)]
+        keys = [str(key) for entry in entries if isinstance(entry, dict) for key in entry]
+        own = [match[1] for key in keys if (match := OWN_RECIPES.fullmatch(key))]
+        places = [folder / "recipe" / name for name in own for folder in folders]
+        yield content, [file for place in places for file in place.glob("*.yaml")]
 
 
 def default_choice(group: str) -> str:

@@ -25,7 +25,7 @@ from gpusim_rl.settings.saved_run import SavedRun
 from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError)
-GROUPS = ("task", "algo", "sim", "actors", "log", "debug")
+GROUPS = ("task", "recipe", "algo", "sim", "actors", "log", "debug")
 LONGEST_NAME = 200
 """Length of the name of a yaml at most [bytes]: files have names of at most 255."""
 

@@ -13,7 +13,7 @@ from gpusim_rl.settings.discover import read_yaml
 def upgrade_settings(settings: dict[str, Any]) -> None:
     """Add what our yaml of the run's algorithm, simulator and envs has had since; drop what it has no more."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")
-    _add_missing(settings, {"encoder": defaults["encoder"]})
+    _add_missing(settings, {"encoder": defaults["encoder"], "recipe": None})
     if isinstance(settings.get("env"), dict):
         settings["env"].pop("overlap", None)  # changed the speed alone
         _add_missing(settings["env"], defaults["env"])

@@ -13,7 +13,7 @@ from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.files.safe_open import check_plain, load_yaml, read_intact
-from gpusim_rl.settings.discover import default_choice, plugin_cfg_dirs, tasks
+from gpusim_rl.settings.discover import default_choice, plugin_cfg_dirs, recipes, tasks
 from gpusim_rl.settings.overrides import is_override, key_of, keys_in, quote, text_of, value_of
 from gpusim_rl.settings.trust import ENV_ID, Named, check_saved_settings, is_per_call, place_of, words_of_call
 
@@ -76,7 +76,12 @@ def continue_run(
     settings, left_out = _read_settings(checkpoint, trust=trust, config_dir=config_dir, named=named)
     _tell_left_out(checkpoint, left_out, typed)
     trained = settings["algo"].get("name")
-    repeated = {NO_YAML, f"algo={_chosen(overrides, 'algo') or trained}"}
+    asked = typed.get("recipe", "auto")
+    recipe = settings["recipe"] = settings["recipe"] or (asked if asked != "auto" else None)  # an older run names none
+    if asked not in ("auto", recipe):
+        problem = f"checkpoint of another recipe: {checkpoint.run_dir or checkpoint.file} trained {recipe}, asked for"
+        raise ConfigError(f"{problem} {asked}. Try leaving recipe= away")
+    repeated = {NO_YAML, f"recipe={asked}", f"algo={_chosen(overrides, 'algo') or trained}"}
     task = _chosen(overrides, "task") or default_choice("task")
     entry = tasks(config_dir, outside=True).get(task)
     if entry is not None and entry.target == settings["task"].get("_target_"):  # the record may be another's
@@ -184,7 +189,7 @@ def repeating_words(
     words = {}
     for text in overrides:
         key, value = key_of(text), value_of(text)
-        if is_per_call(key):
+        if is_per_call(key) or key == "recipe":
             continue
         if not KEY.fullmatch(key) or text.startswith("~"):
             raise ConfigError(f"the setting {text!r} of its command line cannot be typed")
@@ -204,6 +209,9 @@ def repeating_words(
     entry = tasks(config_dir, outside=True).get(task)
     if entry is None or entry.target != settings["task"].get("_target_"):
         raise ConfigError(f"{where} is not of task {task}, which its command line names")
+    names = recipes(task, config_dir)
+    if len(names) > 1 and settings["recipe"] in names:
+        words["recipe"] = f"recipe={settings['recipe']}"
     folder = [] if config_dir is None or task in tasks(outside=True) else ["-cd", str(config_dir)]
     return [*folder, *words.values()]
 

@@ -699,6 +699,7 @@ class RunConfig:
     lost_after_s: Positive
     num_actors: Count | None
     torch_deterministic: bool
+    recipe: FolderName | None
     wandb_activate: bool
     wandb_project: str
     wandb_entity: str | None

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings import discover
 from gpusim_rl.settings.checks import build, settings_class
 from gpusim_rl.settings.compose import compose
-from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS, SimConfig
+from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS, RunConfig, SimConfig
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.sim.choose import choose_sim, make_sim
 from gpusim_rl.sim.interface import put_pose
@@ -139,6 +140,18 @@ class TaskConformance:
         assert differences(expected, composed) == []
         assert expected.keys() - ALGORITHMS.keys() == {*plain, "task"} - ALGORITHMS.keys()
         assert expected["ppo"].keys() == plain["ppo"].keys()
+
+    def test_recipes_keep_what_a_policy_fits(self, name: str) -> None:
+        full, own = _composed(name, self.config_dir), {field.name for field in dataclasses.fields(RunConfig)}
+        fits = operator.attrgetter("obs_sizes", "images", "num_actions")
+        for recipe in discover.recipes(name, self.config_dir)[1:]:
+            changed = compose([f"task={name}", f"recipe={recipe}"], self.config_dir)
+            keys = {key for key, value in changed.items() if value != full[key]}
+            assert keys & own <= {"recipe", "num_envs", "max_iterations", "task"}, "docs/tasks.md#recipes"
+            for key in ("_target_", "physics_hz", "control_hz", "clip_actions", "clip_observations"):
+                assert changed["task"][key] == full["task"][key], f"docs/tasks.md#recipes: {recipe} changes task.{key}"
+            settings = {key: value for key, value in changed["task"].items() if key != "_target_"}
+            assert fits(self.make_env(name, num_envs=1, **settings)) == fits(self.make_env(name, num_envs=1))
 
     def test_the_class_docstring_is_the_specification(self, name: str) -> None:
         env = self.started_env(name, num_envs=1)
@@ -401,7 +414,7 @@ def _entries(config_dir: str | Path | None) -> dict[str, discover.TaskEntry]:
 @functools.cache
 def _composed(name: str | None, config_dir: str | Path | None) -> dict[str, Any]:
     """Returns what Hydra composes, which takes most of the time of a short check; callers only read it."""
-    return compose(["~task" if name is None else f"task={name}"], config_dir)
+    return compose(["~task" if name is None else f"task={name}", f"recipe={discover.FULL}"], config_dir)
 
 
 _scenes: dict[tuple[type, str], Scene] = {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
-import torch
 
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings import compose as composing
+from gpusim_rl.settings.discover import recipes, tasks, tuned_sections
 
 
 def message(info: pytest.ExceptionInfo[BaseException]) -> str:
@@ -77,19 +79,113 @@ def test_the_length_of_a_training_is_that_of_the_algorithm_where_it_has_one(argu
     assert composing.compose(arguments)["max_iterations"] == iterations
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """A user's folder: MyAnt has a recipe of its own, MyGo1 builds on a task that has some."""
+    yamls = {
+        "task/MyAnt": "defaults: [Ant, _self_, {optional /recipe/MyAnt: '${recipe}'}]\nnum_envs: 128\n"
+        "ppo: {gamma: 0.9}",
+        "recipe/MyAnt/tiny": "num_envs: 8\nppo: {gamma: 0.8, horizon: 4}\nmy_ppo: {clip: 0.1}",
+        "task/MyGo1": "defaults: [Go1Velocity]\nnum_envs: 64",
+    }
+    for name, text in yamls.items():
+        file = tmp_path / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# @package _global_\n{text}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(tasks(outside=True)))
+def test_a_recipe_is_the_same_task_on_every_device(name):
+    for recipe in recipes(name):
+        cpu, cuda = (composing.compose([f"task={name}", f"recipe={recipe}", f"device={d}"]) for d in ("cpu", "cuda"))
+        assert cpu["recipe"] == recipe and cpu.pop("device") != cuda.pop("device")
+        assert cpu == cuda
+
+
+def test_our_tasks_with_recipes():
+    several = {name for name in tasks(outside=True) if recipes(name) != ["full"]}
+    velocity, tracking = {f"{r}Velocity" for r in ("Go1", "Go2", "G1", "T1")}, {"G1Tracking", "Go1Tracking"}
+    assert several == velocity | tracking | {"HumanoidTracking", "HumanoidAMP"}
+    assert all(recipes(name) == ["full", "quick"] for name in several)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "num_envs", "hidden"),
+    ("arguments", "recipe", "num_envs"),
     [
-        (["device=cpu"], 16, [64, 32]),
-        (["device=cuda:1"], 4096, [512]),
-        (["device=auto"], 4096 if torch.cuda.is_available() else 16, [512] if torch.cuda.is_available() else [64, 32]),
-        (["device=cuda", "num_envs=8"], 8, [512]),
+        (["task=Go1Velocity", "device=cpu"], "quick", 256),
+        (["task=Go1Velocity", "device=cuda:1"], "full", 4096),
+        (["task=Go1Velocity", "device=cuda", "sim_device=cpu"], "quick", 256),
+        (["task=Go1Velocity", "device=cpu", "recipe=full"], "full", 4096),
+        (["task=Go1Velocity", "device=cuda", "recipe=quick", "num_envs=8"], "quick", 8),
+        (["task=Go1Velocity", "device=cuda", "recipe=auto"], "full", 4096),
+        (["task=T1Velocity", "device=cpu", "debug=smoke"], "quick", 16),
+        (["task=Ant", "device=cpu"], "full", 4096),
+        (["task=Ant", "device=cpu", "recipe=auto"], "full", 4096),
+        (["~task", "device=cpu"], "full", 4096),
     ],
 )
-def test_a_value_of_a_yaml_depends_on_the_device_and_what_is_typed_wins(tmp_path, arguments, num_envs, hidden):
-    (tmp_path / "task").mkdir()
-    lines = ["# @package _global_", "defaults: [Ant]", "num_envs: ${by_device:16,4096}"]
-    lines += ["ppo: {network: {hidden: '${by_device:[64,32],[512]}'}}"]
-    (tmp_path / "task" / "MyAnt.yaml").write_text("\n".join(lines))
-    config = composing.compose(["task=MyAnt", *arguments], tmp_path)
-    assert config["num_envs"] == num_envs and config["ppo"]["network"]["hidden"] == hidden
+def test_a_recipe_is_typed_or_chosen_by_the_device(arguments, recipe, num_envs):
+    config = composing.compose(arguments)
+    assert (config["recipe"], config["num_envs"]) == (recipe, num_envs)
+
+
+def test_device_auto_asks_for_a_gpu_and_never_imports_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # an import would fail
+    monkeypatch.setattr(composing, "has_cuda", lambda: True)
+    assert composing.choose_recipe(["task=Go1Velocity"]) == ["task=Go1Velocity", "recipe=full"]
+    monkeypatch.setattr(composing, "has_cuda", lambda: False)
+    assert composing.choose_recipe(["task=Go1Velocity"]) == ["task=Go1Velocity", "recipe=quick"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["task=Ant", "recipe=quick"], ("Ant", "'quick'", "Available: full")),
+        (["task=Go1Velocity", "recipe=quik"], ("Go1Velocity", "'quik'", "Did you mean 'quick'?")),
+        (["~task", "recipe=quick"], ("without a yaml", "'quick'")),
+        (["task=Go1Velocity", "device=cpu,cuda"], ("cpu,cuda", "recipe=full or recipe=quick")),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_one_line(arguments, named):
+    with pytest.raises(ConfigError) as info:
+        composing.choose_recipe(arguments)
+    assert all(word in message(info) for word in named)
+
+
+def test_a_sweep_has_the_recipes_that_are_typed_and_each_task_its_own():
+    assert composing.choose_recipe(["task=Go1Velocity", "recipe=quick,full"])[-1] == "recipe=quick,full"
+    chosen = composing.choose_recipe(["task=Ant,Go1Velocity", "device=cpu"])
+    assert chosen[-1] == "recipe=quick"
+    assert (
+        composing._finished(composing.compose(["task=Ant"]) | {"recipe": "quick"}, ["task=Ant"], None)["recipe"]
+        == "full"
+    )
+
+
+def test_a_user_has_recipes_of_any_name_and_those_of_the_task_below(folder):
+    assert recipes("MyAnt", folder) == ["full", "tiny"] and recipes("MyGo1", folder) == ["full", "quick"]
+    tiny, full = (
+        composing.compose(["task=MyAnt", f"recipe={name}", "device=cpu"], folder) for name in ("tiny", "auto")
+    )
+    assert (tiny["recipe"], tiny["num_envs"], tiny["ppo"]["gamma"], tiny["ppo"]["horizon"]) == ("tiny", 8, 0.8, 4)
+    assert (full["recipe"], full["num_envs"], full["ppo"]["gamma"]) == ("full", 128, 0.9)
+    typed = composing.compose(["task=MyAnt", "recipe=tiny", "ppo.gamma=0.7", "num_envs=2"], folder)
+    assert (typed["num_envs"], typed["ppo"]["gamma"], typed["ppo"]["horizon"]) == (2, 0.7, 4)
+    mine = composing.compose(["task=MyGo1", "device=cpu"], folder)
+    assert (mine["recipe"], mine["num_envs"], mine["task"]["weights"]["trot"]) == ("quick", 64, 1.0)
+
+
+def test_values_that_a_recipe_tunes_are_those_of_the_task(folder):
+    assert tuned_sections("MyAnt", folder)["ppo"]["gamma"] == 0.9
+    tiny = tuned_sections("MyAnt", folder, "tiny")
+    assert (tiny["ppo"]["gamma"], tiny["my_ppo"]) == (0.8, {"clip": 0.1})
+    assert tiny["ppo"].keys() > {"gamma", "horizon"}, "those of Ant"
+
+
+def test_a_run_from_python_keeps_the_name_of_its_recipe():
+    spec = prepare("Go1Velocity", recipe="full", device="cpu")
+    assert spec.cfg.recipe == "full" and "recipe=full" in spec.overrides
+    spec = prepare("Go1Velocity", device="cpu")
+    assert spec.cfg.recipe == spec.config["recipe"] == "quick" and "recipe=quick" in spec.overrides
+    assert "recipe" not in " ".join(prepare("Ant", device="cpu").overrides)

@@ -12,7 +12,7 @@ from gpusim_rl.files import paths, safe_open
 from gpusim_rl.files.safe_open import dump_yaml, load_yaml
 from gpusim_rl.settings import compose as composing
 from gpusim_rl.settings.hydra_errors import refuse_other_task
-from gpusim_rl.settings.saved_run import continue_run, read_overrides
+from gpusim_rl.settings.saved_run import continue_run, read_overrides, repeating_words
 
 pytest_plugins = ["helpers.cartpole_run"]
 
@@ -129,6 +129,46 @@ def test_a_folder_with_odd_characters_survives_the_command_line(run_dir, tmp_pat
     (tmp_path / "runs").rename(odd)
     settings, _ = resumed(f"checkpoint={odd}/Cartpole/latest")
     assert settings["checkpoint"] == f"{odd.name}/Cartpole/2026-01-31_12-00-00"
+
+
+def saved_go1(run_dir, **changes):
+    settings = composing.compose(["task=Go1Velocity", "recipe=quick", "num_envs=64"]) | changes
+    (run_dir / "config.yaml").write_bytes(dump_yaml(settings))
+    (run_dir / "overrides.yaml").write_bytes(dump_yaml(["task=Go1Velocity", "recipe=quick", "num_envs=64"]))
+    return settings
+
+
+def test_a_resumed_run_keeps_its_recipe_on_any_device(run_dir):
+    saved = saved_go1(run_dir)
+    for typed in (["device=cuda"], ["recipe=quick", "device=cuda"], ["recipe=auto"], ["task=Go1Velocity"]):
+        settings, _ = resumed("checkpoint=Cartpole", *typed)
+        assert settings["recipe"] == "quick"
+        assert (settings["task"], settings["ppo"], settings["num_envs"]) == (saved["task"], saved["ppo"], 64)
+    with pytest.raises(ConfigError) as info:
+        resumed("checkpoint=Cartpole", "recipe=full")
+    assert "checkpoint of another recipe" in message(info) and "quick, asked for full" in message(info)
+
+
+def test_a_run_without_a_record_of_its_recipe_takes_the_typed_one(run_dir):
+    settings = saved_go1(run_dir)
+    del settings["recipe"]
+    (run_dir / "config.yaml").write_bytes(dump_yaml(settings))
+    assert resumed("checkpoint=Cartpole")[0]["recipe"] is None
+    assert resumed("checkpoint=Cartpole", "recipe=quick")[0]["recipe"] == "quick"
+    (run_dir / "overrides.yaml").write_bytes(dump_yaml([]))  # task= is composed again, with that recipe
+    again, _ = resumed("checkpoint=Cartpole", "task=Go1Velocity", "recipe=quick")
+    assert (again["recipe"], again["num_envs"]) == ("quick", 256)
+
+
+def test_the_command_that_repeats_a_run_names_its_recipe(run_dir):
+    settings = saved_go1(run_dir)
+    for record in (["task=Go1Velocity"], ["task=Go1Velocity", "recipe=full"]):
+        assert repeating_words(record, settings, run_dir / "config.yaml") == ["task=Go1Velocity", "recipe=quick"]
+    assert repeating_words(["task=Go1Velocity"], settings | {"recipe": None}, run_dir / "config.yaml") == [
+        "task=Go1Velocity"
+    ]
+    ant = composing.compose(["task=Ant"])
+    assert repeating_words(["task=Ant"], ant, run_dir / "config.yaml") == ["task=Ant"]
 
 
 def test_checkpoint_of_another_task_is_refused(run_dir):

@@ -21,7 +21,7 @@ from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.settings.compose import compose
 
 NUM = 16
-SETTINGS = compose(["task=Go1Tracking", "device=cuda"])["task"]
+SETTINGS = compose(["task=Go1Tracking", "recipe=full"])["task"]
 SIGMA = {name: term["sigma"] for name, term in SETTINGS["beyondmimic"].items()}
 STILL = {"pos": [0.0] * 3, "rot": [0.0] * 3, "lin_vel": [0.0] * 3, "ang_vel": [0.0] * 3, "joint_pos": 0.0}
 X, Y, Z = torch.eye(3)

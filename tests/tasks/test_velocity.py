@@ -22,7 +22,7 @@ X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
 
 
 def make_env(robot: str = "Go1", num_envs: int = NUM, **settings) -> VecEnv:
-    of_gpu = compose([f"task={robot}Velocity", "device=cuda"])["task"]  # they are mjlab's
+    of_gpu = compose([f"task={robot}Velocity", "recipe=full"])["task"]  # they are mjlab's
     settings |= {name: {**of_gpu[name], **settings.get(name, {})} for name in ("weights", "command")}
     settings.setdefault("randomize_episode_start", False)
     env = gpusim_rl.make_env(f"{robot}Velocity", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
