@@ -126,6 +126,12 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
     add("tasks", nargs="*", metavar="TASK", help="default: all in learn.yaml")
     add("--minutes", type=float, help="training time of each at most (default: as in learn.yaml)")
     add("--seeds", default="1", help="e.g. 1,2,3 (default: 1)")
+    add("--recipe", default="auto", help="recipe of all trainings: auto (by device), full or quick (default: auto)")
+    add(
+        "--in-full",
+        action="store_true",
+        help="train nothing: evaluate policies of other recipes in the full task, where their run folders are there",
+    )
     add("--jobs", type=int, default=1, help="trainings at once, each on its share of the CPUs (default: 1)")
     add(
         "--out",
@@ -167,18 +173,19 @@ def learn(args: argparse.Namespace) -> int:
     except ValueError:
         raise ConfigError(f"--seeds must be ints such as 1,2,3, got {args.seeds}") from None
     file = args.out / "tasks.json"
-    known = {(outcome.task, outcome.seed): outcome for outcome in learning.read_outcomes(file)}
+    known = {(outcome.task, outcome.recipe, outcome.seed): outcome for outcome in learning.read_outcomes(file)}
     shares = cpu_shares(args.jobs)
     git = provenance(args.out, args.page)["git"]
     stop, writing = threading.Event(), threading.Lock()
 
     def keep(outcome: learning.Outcome) -> None:
         with writing:
-            known[outcome.task, outcome.seed] = outcome
+            known[outcome.task, outcome.recipe, outcome.seed] = outcome
             learning.write_outcomes(file, list(known.values()))
 
     def train(goal: learning.Goal, seed: int) -> None:
-        outcome = begin(goal, seed, known.get((goal.task, seed)))
+        recipe, settings = composed(goal, args.recipe)
+        outcome = begin(goal, seed, known.get((goal.task, recipe, seed)), recipe, settings)
         goal = goal.of_seed(seed)
         if outcome.reached or outcome.seconds >= goal.minutes * 60.0:
             keep(outcome)
@@ -188,7 +195,7 @@ def learn(args: argparse.Namespace) -> int:
             if cpus is not None:
                 os.sched_setaffinity(0, cpus)  # this thread: random actions too stay off the others' share
             if outcome.random_return is None:
-                outcome.random_return = random_return(goal)
+                outcome.random_return = random_return(goal, outcome.recipe)
             if stop.is_set():
                 return
             learning.train_to(
@@ -212,6 +219,17 @@ def learn(args: argparse.Namespace) -> int:
         wanted = []
         for outcome in list(known.values()):
             keep(measured(outcome, goals.get(outcome.task)))
+    if args.in_full:
+        wanted = []
+        for outcome in list(known.values()):
+            if (
+                outcome.task in asked
+                and outcome.seed in seeds
+                and outcome.recipe != "full"
+                and Path(outcome.run).is_dir()
+            ):
+                outcome.in_full = learning.evaluate_in_full(outcome.task, outcome.recipe, Path(outcome.run))
+                keep(outcome)
     pool, interrupted, failed = ThreadPoolExecutor(args.jobs), False, False
     with ended_as_by_ctrl_c():
         try:
@@ -235,7 +253,11 @@ def learn(args: argparse.Namespace) -> int:
     best = learning.results(file)
     write(
         args.out / "best.json",
-        json.dumps({task: dataclasses.asdict(result) for task, result in best.items()}, indent=1) + "\n",
+        json.dumps(
+            {task: {name: dataclasses.asdict(row) for name, row in rows.items()} for task, rows in best.items()},
+            indent=1,
+        )
+        + "\n",
     )
     if (front := Path("README.md")).is_file():
         write(front, learning.fill(front.read_text(), learning.front_page(best), "tasks"))
@@ -258,18 +280,32 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
             signal.signal(number, previous[number])
 
 
-def begin(goal: Goal, seed: int, known: Outcome | None) -> Outcome:
+def begin(goal: Goal, seed: int, known: Outcome | None, recipe: str, settings: str) -> Outcome:
     """What is known of a goal's training, or a new outcome where there is none or its settings were others.
 
     Of an older outcome it is not known whether the task's own settings were others; it is taken as it is.
+
+    Args:
+        goal: Its task, threshold and overrides.
+        seed: Seed of the run.
+        known: Outcome of that task, recipe and seed so far.
+        recipe: Name of the recipe.
+        settings: Hash of its settings, as from `composed`.
     """
     from learn.learning import Outcome
 
-    overrides, settings = list(goal.overrides), settings_hash(goal)
+    overrides = list(goal.overrides)
     if known is None or known.overrides != overrides or known.settings not in ("", settings):
         threshold, stat = goal.judged
         return Outcome(
-            task=goal.task, seed=seed, threshold=threshold, stat=stat, overrides=overrides, settings=settings, run=""
+            task=goal.task,
+            seed=seed,
+            recipe=recipe,
+            threshold=threshold,
+            stat=stat,
+            overrides=overrides,
+            settings=settings,
+            run="",
         )
     return measured(known, goal)
 
@@ -297,16 +333,19 @@ COMPOSING = threading.Lock()
 """Hydra has one global state, and trainings are begun in several threads."""
 
 
-def settings_hash(goal: Goal) -> str:
-    """Of all settings that learning depends on: a training begins again when one of them has changed."""
+def composed(goal: Goal, recipe: str) -> tuple[str, str]:
+    """Return the recipe of a goal's training, and a hash of all settings that learning depends on.
+
+    A training begins again when one of them has changed.
+    """
     from gpusim_rl.settings.compose import compose
 
     with COMPOSING:
-        config = compose([f"task={goal.task}", *goal.of_seed(0).overrides])
+        config = compose([f"task={goal.task}", f"recipe={recipe}", *goal.of_seed(0).overrides])
     parts = {name: config[name] for name in ("task", "num_envs", "max_iterations", config["algo"]["name"], "sim")}
     if goal.prepare:
         parts["prepare"] = goal.prepare
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+    return config["recipe"], hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
@@ -318,7 +357,7 @@ def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
     return shares
 
 
-def random_return(goal: Goal) -> float:
+def random_return(goal: Goal, recipe: str) -> float:
     """Mean return of random actions in 64 envs, with the goal's settings."""
     from omegaconf import OmegaConf
 
@@ -328,7 +367,7 @@ def random_return(goal: Goal) -> float:
     ours = ["num_envs=64", "device=cpu", "task.randomize_episode_start=false"]
     settings: Any = OmegaConf.to_container(OmegaConf.from_dotlist([*goal.overrides, *ours]))
     with COMPOSING:
-        env = make_env(goal.task, **settings)
+        env = make_env(goal.task, recipe=recipe, **settings)
     try:
         return measure(env)
     finally:

@@ -16,10 +16,11 @@ import argparse
 import importlib.util
 import io
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ COLUMNS = """\
 columns, of which a narrow terminal shows the first ones:
   obs, act      numbers in an observation and in an action
   envs          envs that the task's yaml asks for
-  tuned         yes: the yaml's own settings were seen to reach the task's threshold; yes*: other settings were, such as
-                fewer envs for a CPU or another algorithm (--json names them as "overrides"); no: none were
+  recipes       named changes of the task, of which recipe=NAME chooses one; full: the task as its yaml has it
+  tuned         yes: a recipe was seen to reach the task's threshold; yes*: other settings were, such as fewer envs or
+                another algorithm (--json names them as "overrides"); no: none were
   best result   the threshold, and how long that took, on what; or the return at the end, and of what it fell short;
                 README has the same results, with their settings
   source        the package or folder that ships the task
@@ -149,7 +151,7 @@ def _flags(words: list[str]) -> list[str]:
 
 def list_tasks(argv: list[str]) -> None:
     """Prints every task with its one-line description, sizes, origin, and how long it takes to learn."""
-    from gpusim_rl.settings.discover import tasks
+    from gpusim_rl.settings.discover import recipes, tasks
 
     parser = argparse.ArgumentParser(
         prog="gpusim-rl list",
@@ -167,18 +169,25 @@ def list_tasks(argv: list[str]) -> None:
         if entry.problem:  # one broken task must not hide the others
             warn(f"left out {entry.name}: {entry.problem}")
             continue
-        row = {"name": entry.name, "description": entry.description, "source": entry.source, "file": str(entry.file)}
-        row |= _learning(outcomes.get(entry.name) if entry.source == "gpusim_rl" else None)
+        row: dict[str, Any] = {
+            "name": entry.name,
+            "description": entry.description,
+            "source": entry.source,
+            "file": str(entry.file),
+        }
+        row["recipes"] = recipes(entry.name, args.config_dir)
+        row |= _learning(outcomes.get(entry.name, {}) if entry.source == "gpusim_rl" else {}, len(row["recipes"]) > 1)
         rows.append(row if args.no_sizes else {**row, **_sizes(entry.name, args.config_dir)})
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
 
     sizes = [] if args.no_sizes else ["obs", "act", "envs"]
-    table = [["task", *sizes, "tuned", "best result", "source", "description"]]
+    table = [["task", *sizes, "recipes", "tuned", "best result", "source", "description"]]
     for row in rows:
         tuned = "yes" if row["tuned"] else "yes*" if row["seconds_to_threshold"] is not None else "no"
-        values = [row["name"], *(row[key] for key in sizes), tuned, row["learns"], row["source"], row["description"]]
+        values = [row["name"], *(row[key] for key in sizes), " ".join(row["recipes"]), tuned]
+        values += [row["learns"], row["source"], row["description"]]
         table.append(["–" if value is None else str(value) for value in values])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     say(*table_lines(table, right=sizes, width=width))
@@ -200,15 +209,22 @@ def table_lines(table: list[list[str]], right: Sequence[str], width: int | None)
     return [line if width is None or len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
-def _learning(known: Learned | None) -> dict[str, Any]:
-    """Returns whether a task was seen to reach its threshold, when, on what, and with which settings."""
-    if known is None:
+def _learning(known: Mapping[str, Learned], several: bool) -> dict[str, Any]:
+    """Return whether a task was seen to reach its threshold, when, on what, and with which settings.
+
+    Args:
+        known: Results by recipe.
+        several: Whether the task has recipes to tell apart.
+    """
+    if not known:
         return {"tuned": False, "seconds_to_threshold": None, "learns": None, "overrides": []}
+    best = min(known.values(), key=lambda entry: math.inf if entry.seconds is None else entry.seconds)
+    words = (f"{f'{name}: ' * several}{entry.result}, {entry.hardware}" for name, entry in known.items())
     return {
-        "tuned": known.seconds is not None and not known.overrides,
-        "seconds_to_threshold": known.seconds,
-        "learns": f"{known.result}, {known.hardware}",
-        "overrides": known.overrides,
+        "tuned": best.seconds is not None and not best.overrides,
+        "seconds_to_threshold": best.seconds,
+        "learns": "; ".join(words),
+        "overrides": best.overrides,
     }
 
 

@@ -20,7 +20,7 @@ class Learned:
     result: str
     seconds: float | None  # time to the threshold; None where it was not reached
     hardware: str  # `1 CPU core`
-    overrides: list[str]  # settings other than those in the task's yaml
+    overrides: list[str]  # settings other than those of the recipe
     threshold: float
     stat: str  # the task's own number that the threshold is of; empty for the return
 
@@ -30,12 +30,13 @@ class Learned:
         return f"task/{self.stat}" if self.stat else "episode/return"
 
 
-def learned() -> dict[str, Learned]:
-    """Returns the results by task; none where the benchmarks' data is not there."""
+def learned() -> dict[str, dict[str, Learned]]:
+    """Return the results by task and recipe; none where the benchmarks' data is missing."""
     file = paths.learning_file()
     if not file.is_file():
         return {}
-    return {task: Learned(**values) for task, values in json.loads(file.read_text(encoding="utf-8")).items()}
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    return {task: {name: Learned(**row) for name, row in rows.items()} for task, rows in entries.items()}
 
 
 def median_time(seconds: Sequence[float | None]) -> float | None:

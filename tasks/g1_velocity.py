@@ -19,7 +19,7 @@ WRIST = Motor.tuned(armature=planetary((6.8e-6, 0.0, 0.0), (5.0, 5.0)), effort=5
 
 
 class G1Velocity(VelocityTask):
-    """G1Velocity: walk on two legs with the commanded velocities (on a CPU: forward only), sideways too, and turning.
+    """G1Velocity: walk on two legs with the commanded velocities (quick: forward only), sideways too, and turning.
 
     Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of G1, with what
     `VelocityTask` does otherwise. Its hands have no fingers.

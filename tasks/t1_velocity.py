@@ -11,7 +11,7 @@ def motor(effort: float, stiffness: float, damping: float) -> Motor:
 
 
 class T1Velocity(VelocityTask):
-    """T1Velocity: walk on two legs with the commanded velocities (on a CPU: forward only), sideways too, and turning.
+    """T1Velocity: walk on two legs with the commanded velocities (quick: forward only), sideways too, and turning.
 
     The recipe is mjlab's for G1, as in `G1Velocity`. Model, pose, torques and servos are holosoma's, with two
     differences: the soles' friction is G1's, and joints have no dry friction.

@@ -484,10 +484,17 @@ def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path
         "Anymal": {"result": "3,000 in 7 min", "seconds": 400.0, "overrides": ["num_envs=512"], **hardware},
         "Cartpole": {"result": "205 of 470 in 10 min", "seconds": None, "overrides": [], **hardware},
     }
-    (tmp_path / "best.json").write_text(json.dumps(best))
+    by_recipe = {task: {"full": entry} for task, entry in best.items()}
+    quick = best["Cartpole"] | {"result": "113 in 17 min", "seconds": 9.0}
+    by_recipe["Go1Velocity"] = {"full": best["Cartpole"], "quick": quick}
+    (tmp_path / "best.json").write_text(json.dumps(by_recipe))
     monkeypatch.setattr(paths, "learning_file", lambda: tmp_path / "best.json")
     cli.main(["list", "--json", "--no-sizes"])
-    rows = {row["name"]: (row["tuned"], row["learns"]) for row in json.loads(capsys.readouterr().out)}
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    rows = {name: (row["tuned"], row["learns"]) for name, row in listed.items()}
+    assert listed["Ant"]["recipes"] == ["full"] and listed["Go1Velocity"]["recipes"] == ["full", "quick"]
+    each = "full: 205 of 470 in 10 min, 2 CPU cores; quick: 113 in 17 min, 2 CPU cores"
+    assert rows["Go1Velocity"] == (True, each) and listed["Go1Velocity"]["seconds_to_threshold"] == 9.0
     assert rows["Ant"] == (True, "3,000 in 7 min, 2 CPU cores")
     assert rows["Anymal"] == (False, "3,000 in 7 min, 2 CPU cores"), "not with the settings of its yaml"
     assert rows["Cartpole"] == (False, "205 of 470 in 10 min, 2 CPU cores")
@@ -496,7 +503,7 @@ def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path
     cli.main(["list", "--no-sizes"])
     shown = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert set(shown) == {"task", *tasks()}, "one line each, names whole"
-    assert [shown[name].split()[1] for name in ("Ant", "Anymal", "Cartpole")] == ["yes", "yes*", "no"]
+    assert [shown[name].split()[2] for name in ("Ant", "Anymal", "Cartpole")] == ["yes", "yes*", "no"]
 
 
 @pytest.mark.parametrize("width", [200, 80, 40, 10])

@@ -78,8 +78,9 @@ def summary(card: dict[str, Any]) -> str:
     reached = ", ".join(f"{name} {value:.3g}" for name, value in card["success"].items())
     value = f"{card['return']:,.0f}" if abs(card["return"]) >= 100 else f"{card['return']:.3g}"
     note = f"; {card['note']}" if card.get("note") else ""
+    recipe = f", recipe {card['recipe']}" if card.get("recipe") not in (None, "full") else ""
     return (
-        f"{card['algorithm']}, {card['env_steps'] / 1e6:.2g} M steps in {card['minutes']:.0f} min on"
+        f"{card['algorithm']}{recipe}, {card['env_steps'] / 1e6:.2g} M steps in {card['minutes']:.0f} min on"
         f" {card['hardware']}; return {value}{f', {reached}' if reached else ''}{note}"
     )
 

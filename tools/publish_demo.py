@@ -161,6 +161,7 @@ def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, 
     card = {
         "task": state["task"],
         "algorithm": state["config"]["algo"]["name"],
+        "recipe": state["config"].get("recipe"),
         **({"note": note} if note else {}),
         "return": round(result["return_mean"], 4),
         "return_std": round(result["return_std"], 4),

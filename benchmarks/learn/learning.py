@@ -31,12 +31,15 @@ from gpusim_rl.run.metrics import WINDOW
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.discover import tasks
 
-SCHEMA = 3
+SCHEMA = 4
+"""3 has no `recipe` and `in_full`, 2 no `stat`, 1 no `settings` and `episodes`; 1 counted means of few episodes too."""
 POINTS = 60
 """Points of a curve that are kept."""
 NEWEST = 10
 POLL_S = 2.0
 PREPARING_POLL_S = 0.05  # [s], shorter: the time of what prepares a training counts
+PART_OF_THE_POLICY = ("action_around",)
+"""Settings of a task that say what an action means: a policy keeps those that it was trained with."""
 STOP_S = 120.0  # a run that was asked to stop finishes its iteration and writes a checkpoint
 
 
@@ -96,6 +99,7 @@ class Outcome:
     Attributes:
         task: Name.
         seed: Of the run.
+        recipe: Name of the recipe that was trained.
         threshold: See `Goal`.
         stat: Which of the task's own numbers the threshold is of; "" for the return.
         overrides: Settings that it was made with.
@@ -113,6 +117,8 @@ class Outcome:
         random_return: Mean return of uniformly random actions.
         stats: The task's own numbers: the newest of the last NEWEST rows, for some rows no episode has ended in. That
             of the threshold is the mean that is judged, as soon as it is known.
+        in_full: The task's own numbers of the policy's mean action in the full task, whatever was trained; empty where
+            that was not measured.
         diverged: Envs that diverged, in all.
         curve: Env steps [million], seconds and return since it is a mean of 100 episodes, at most POINTS of them.
         environment: Machine, versions, command and commit.
@@ -123,6 +129,7 @@ class Outcome:
     threshold: float
     overrides: list[str]
     run: str
+    recipe: str = "full"
     stat: str = ""
     settings: str = ""
     reached: bool = False
@@ -136,6 +143,7 @@ class Outcome:
     best_return: float | None = None
     random_return: float | None = None
     stats: dict[str, float] = field(default_factory=dict)
+    in_full: dict[str, float] = field(default_factory=dict)
     diverged: float = 0.0
     curve: list[list[float]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
@@ -170,7 +178,7 @@ def read_outcomes(file: Path) -> list[Outcome]:
 
 def write_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
     """Replaces the file, with tasks in alphabetical order."""
-    ordered = sorted(outcomes, key=lambda outcome: (outcome.task, outcome.seed))
+    ordered = sorted(outcomes, key=lambda outcome: (outcome.task, outcome.recipe, outcome.seed))
     entries = [{name: getattr(outcome, name) for name in Outcome.__slots__} for outcome in ordered]
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as target:
@@ -304,7 +312,8 @@ def train_to(
             if stop.is_set():
                 return outcome
         outcome.prepare_seconds = time.monotonic() - began if goal.prepare else 0.0
-        settings = [f"task={goal.task}", f"seed={outcome.seed}", f"experiment=learn-{goal.task}", *goal.overrides]
+        settings = [f"task={goal.task}", f"recipe={outcome.recipe}", f"seed={outcome.seed}"]
+        settings += [f"experiment=learn-{goal.task}", *goal.overrides]
     arguments = [*command, *settings, f"log.dir={runs}", "log.console=quiet"]
     log = runs / f"learn-{goal.task}-{outcome.seed}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -339,6 +348,26 @@ def train_to(
         raise ConfigError(f"training {goal.task} failed: {last or status}; see {log}")
     say(describe(outcome))
     return outcome
+
+
+def evaluate_in_full(task: str, recipe: str, run: Path) -> dict[str, float]:
+    """Return the task's own numbers of a run's policy in the full task: one whole episode in each env, mean actions.
+
+    Settings that the user typed stay, and so do those in PART_OF_THE_POLICY.
+
+    Args:
+        task: Name of the task's yaml.
+        recipe: Recipe of the run.
+        run: Run folder, or a checkpoint.
+    """
+    from gpusim_rl import train
+    from gpusim_rl.settings.compose import compose
+
+    ours, full = (compose([f"task={task}", f"recipe={name}"])["task"] for name in (recipe, "full"))
+    changed = {key: value for key, value in full.items() if value != ours.get(key) and key not in PART_OF_THE_POLICY}
+    quiet = {"console": "quiet"}
+    result = train(task, checkpoint=str(run), recipe=recipe, test=True, task=changed, log=quiet)
+    return {name.removeprefix("task/"): value for name, value in result.items() if name.startswith("task/")}
 
 
 def prepare(words: str, environment: Mapping[str, str], stop: threading.Event) -> None:
@@ -429,18 +458,18 @@ def describe(outcome: Outcome) -> str:
         value = f"{value}, below {threshold}, after {outcome.env_steps / 1e6:.1f} M steps"
         if not _learned([outcome]):
             value += f"; not learned in this time: random actions get {outcome.random_return:,.0f}"
-    return f"{outcome.task} seed {outcome.seed}: {value}"
+    return f"{outcome.task} recipe {outcome.recipe} seed {outcome.seed}: {value}"
 
 
 def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
-    """Markdown: one row per task, medians where there are several seeds, and what must be known to read them."""
+    """Markdown: one row per task and recipe, medians of several seeds, and what must be known to read them."""
     lines = [
-        "| task | success | goal | seeds that reach it | env steps | time | return | random | algorithm, settings |"
-        " hardware | commit | published |",
-        "|---|---|---:|---|---:|---:|---:|---:|---|---|---|---|",
+        "| task | recipe | success | in the full task | goal | seeds that reach it | env steps | time | return |"
+        " random | algorithm, settings | hardware | commit | published |",
+        "|---|---|---|---|---:|---|---:|---:|---:|---:|---|---|---|---|",
     ]
-    for task in sorted({outcome.task for outcome in outcomes}):
-        seeds = [outcome for outcome in outcomes if outcome.task == task]
+    for task, recipe in sorted({(outcome.task, outcome.recipe) for outcome in outcomes}):
+        seeds = [outcome for outcome in outcomes if (outcome.task, outcome.recipe) == (task, recipe)]
         reached = sum(outcome.reached for outcome in seeds)
         fewest = min((o.episodes for o in seeds if o.episodes is not None), default=WINDOW)
         few = f" ({fewest:.0f} episodes)" if 0 < fewest < WINDOW else " (few episodes)" if fewest < WINDOW else ""
@@ -449,7 +478,9 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
         goal = goals.get(task)
         cells = [
             f"`{task}`",
-            _success(seeds, goal),
+            recipe,
+            _success([o.stats for o in seeds], goal),
+            _success([o.in_full for o in seeds if o.in_full], goal) if recipe != "full" else "",
             amount(seeds[0].threshold, seeds[0].stat),
             f"{reached} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
             _spread(_until(seeds, "env_steps"), lambda steps: f"{steps / 1e6:.1f} M"),
@@ -505,10 +536,10 @@ def _commit(environment: Mapping[str, Any]) -> str:
     return str((environment.get("git") or {}).get("sha") or "–")[:7]
 
 
-def _success(seeds: Sequence[Outcome], goal: Goal | None) -> str:
+def _success(seeds: Sequence[Mapping[str, float]], goal: Goal | None) -> str:
     """The numbers of the task that tell success, medians; a dash where it has some and none is known."""
     shown = goal.success if goal else {}
-    known = {name: [o.stats[name] for o in seeds if name in o.stats] for name in shown}
+    known = {name: [stats[name] for stats in seeds if name in stats] for name in shown}
     values = {name: _median(found) for name, found in known.items() if found}
     return ", ".join(shown[name].format(value) for name, value in values.items()) or ("–" if shown else "")
 
@@ -522,18 +553,19 @@ def _learned(seeds: Sequence[Outcome]) -> bool:
 
 def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     """What the numbers of the table are."""
-    counts = Counter(outcome.task for outcome in outcomes)
+    counts = Counter((outcome.task, outcome.recipe) for outcome in outcomes)
     fewest, most = min(counts.values()), max(counts.values())
     seeds = f"{most} seed{'' if most == 1 else 's'}" if fewest == most else f"{fewest} to {most} seeds"
     medians = "" if most == 1 else ": medians, and the least and the most of them"
     return [
-        f"{seeds} of each task{medians}. The command of a row is `python train.py task=<task> seed=<1, 2, 3>"
-        " algo=<algorithm>` with its settings. `success` is what the task itself counts at the end of the training,"
-        " with exploration; tasks whose return says it all have none. A goal is a return, or with its name a number"
-        f" that the task itself counts. It is reached when a mean of {WINDOW} episodes has reached it. `env steps` and"
-        " `time` are those until then, or until the end of its time. `return` is the mean of the last"
-        f" {WINDOW} episodes at the end of the training, which can be a little lower than the goal. Not above random:"
-        " it has not learned in this time.",
+        f"{seeds} of each task{medians}. The command of a row is `python train.py task=<task> recipe=<recipe>"
+        " seed=<1, 2, 3> algo=<algorithm>` with its settings. Returns of different [recipes](tasks.md#recipes) do not"
+        " compare. `success` is what the task itself counts at the end of the training, with exploration; tasks whose"
+        " return says it all have none. `in the full task` is the same of the mean action, in whole episodes of the"
+        " task as published. A goal is a return, or with its name a number that the task itself counts. It is reached"
+        f" when a mean of {WINDOW} episodes has reached it. `env steps` and `time` are those until then, or until the"
+        f" end of its time. `return` is the mean of the last {WINDOW} episodes at the end of the training, which can be"
+        " a little lower than the goal. Not above random: it has not learned in this time.",
     ]
 
 
@@ -555,25 +587,32 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def front_page(results: Mapping[str, Learned]) -> list[str]:
-    """Markdown table of recorded trainings: task (`*`: with other settings), aim, result, algorithm where not PPO."""
+def front_page(results: Mapping[str, Mapping[str, Learned]]) -> list[str]:
+    """Markdown table of recorded trainings.
+
+    Columns: task (recipe, where it is not full; `*`: with other settings), aim, result and algorithm where not PPO.
+    """
     lines = ["|task|what it learns|reached|", "|---|---|---|"]
     for name, entry in tasks().items():
         if name not in results:
             continue
         aim = re.split(r"[,;.]", entry.description)[0]
-        overrides = results[name].overrides
-        words = "".join(f", `{word}`" for word in overrides if word.startswith("algo="))
-        lines.append(f"|`{name}`{' *' if overrides else ''}|{aim}|{results[name].result}{words}|")
+        for recipe, result in results[name].items():
+            words = "".join(f", `{word}`" for word in result.overrides if word.startswith("algo="))
+            marks = "" if recipe == "full" else f" ({recipe})"
+            marks += " *" if result.overrides else ""
+            lines.append(f"|`{name}`{marks}|{aim}|{result.result}{words}|")
     return lines
 
 
-def results(file: Path) -> dict[str, Learned]:
-    """Returns the result of each task in tasks.json, over its seeds."""
-    seeds: dict[str, list[dict[str, Any]]] = {}
+def results(file: Path) -> dict[str, dict[str, Learned]]:
+    """Return the result of each task and recipe in tasks.json, over its seeds."""
+    seeds: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for outcome in json.loads(file.read_text(encoding="utf-8"))["outcomes"]:
-        seeds.setdefault(outcome["task"], []).append(outcome)
-    return {task: _of_task(outcomes) for task, outcomes in sorted(seeds.items())}
+        seeds.setdefault(outcome["task"], {}).setdefault(outcome["recipe"], []).append(outcome)
+    return {
+        task: {recipe: _of_task(outcomes) for recipe, outcomes in rows.items()} for task, rows in sorted(seeds.items())
+    }
 
 
 def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:

@@ -144,7 +144,7 @@ def make(case: Case, num_envs: int) -> Any:
     from gpusim_rl.settings.compose import compose
 
     quiet = {"pushes": False, "encoder_bias": 0.0, "randomize_episode_start": False, "randomize": False}
-    quiet["weights"] = compose([f"task={case.task}", "device=cuda"])["task"]["weights"]
+    quiet["weights"] = compose([f"task={case.task}", "recipe=full"])["task"]["weights"]
     env = gpusim_rl.make_env(case.task, num_envs=num_envs, sim="mujoco", device="cpu", task={**quiet, **case.settings})
     env.reset()
     return env

@@ -88,22 +88,33 @@ def test_a_training_stops_by_time_continues_and_stops_at_the_threshold(folder):
 
 def test_a_training_is_begun_again_when_any_setting_is_another():
     goal = Goal(task="Cartpole", threshold=100.0)
-    first = bench.begin(goal, 1, None)
+    recipe, settings = bench.composed(goal, "auto")
+    first = bench.begin(goal, 1, None, recipe, settings)
     first.seconds = 20.0
-    assert bench.begin(goal, 1, first) == first
+    assert bench.begin(goal, 1, first, recipe, settings) == first
     first.settings = ""  # of an older version
-    assert bench.begin(goal, 1, first).seconds == 20.0
+    assert bench.begin(goal, 1, first, recipe, settings).seconds == 20.0
     first.settings = "another yaml"
-    assert bench.begin(goal, 1, first).seconds == 0.0
+    assert bench.begin(goal, 1, first, recipe, settings).seconds == 0.0
     wider = Goal(task="Cartpole", threshold=100.0, overrides=("num_envs=64",))
-    assert bench.begin(wider, 1, bench.begin(goal, 1, None)).overrides == ["num_envs=64"]
-    hashes = [bench.settings_hash(Goal(task=task, threshold=1.0)) for task in ("Cartpole", "Pendulum", "Cartpole")]
+    known = bench.begin(goal, 1, None, recipe, settings)
+    assert bench.begin(wider, 1, known, recipe, settings).overrides == ["num_envs=64"]
+    tasks = ("Cartpole", "Pendulum", "Cartpole")
+    hashes = [bench.composed(Goal(task=task, threshold=1.0), "auto")[1] for task in tasks]
     assert hashes[0] == hashes[2] != hashes[1]
 
 
 def test_random_actions_have_the_settings_of_the_goal():
     short = Goal(task="Cartpole", threshold=1.0, overrides=("task.episode_length=2", "num_envs=8"))
-    assert bench.random_return(short) <= 2.0 < bench.random_return(Goal(task="Cartpole", threshold=1.0))
+    whole = Goal(task="Cartpole", threshold=1.0)
+    assert bench.random_return(short, "full") <= 2.0 < bench.random_return(whole, "full")
+
+
+def test_a_goal_has_an_outcome_for_each_recipe():
+    goal = Goal(task="Go1Velocity", threshold=1.0)
+    quick, full = bench.composed(goal, "quick"), bench.composed(goal, "full")
+    assert (quick[0], full[0]) == ("quick", "full") and quick[1] != full[1]
+    assert bench.begin(goal, 1, None, *quick).recipe == "quick"
 
 
 def test_ctrl_c_stops_what_runs_begins_nothing_more_and_keeps_what_was_trained(folder, tmp_path):

@@ -75,7 +75,8 @@ class SavedCurves:
     def goal(self) -> Learned | None:
         """What the learning benchmark has of the task; None for a task that is not ours, or another variant of it."""
         ours = str(self.settings["task._target_"]).startswith("gpusim_rl.tasks.")
-        goal = learned().get(self.task) if ours else None
+        goals = learned().get(self.task, {}) if ours else {}
+        goal = goals.get(self.config.get("recipe") or next(iter(goals), ""))
         own = [text for text in goal.overrides if text.startswith("task.")] if goal else []
         same = all(str(self.settings.get(key_of(text))) == text.partition("=")[2] for text in own)
         return goal if same else None

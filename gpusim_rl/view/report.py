@@ -24,7 +24,7 @@ from gpusim_rl.public import __version__
 from gpusim_rl.run.console import number
 from gpusim_rl.run.logger import command
 from gpusim_rl.run.run_dir import chosen_task
-from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.discover import recipes, tasks
 from gpusim_rl.settings.overrides import key_of
 from gpusim_rl.settings.saved_run import repeating_words
 from gpusim_rl.view.curves import FREE, SavedCurves, count, flat, grouped, in_words, titles
@@ -236,6 +236,9 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
         tiles.append(
             ("speed", f"{group.pace.env_steps_per_s:,.0f}", f"env steps/s, {runs[0].config.get('num_envs')} envs")
         )
+    recipe, task = runs[0].config.get("recipe"), chosen_task(_overrides(runs[0])) or runs[0].task
+    if recipe and len(recipes(task, config_dir)) > 1:
+        tiles.append(("recipe", str(recipe), "named changes of the task"))
     lines, reasons = commands(runs, config_dir)
     return {
         "title": group.title,
@@ -315,6 +318,7 @@ def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict
             f"task={task}",
             f"algo={runs[0].config['algo']['name']}",
             f"device={'cuda' if learner.startswith('cuda') else 'cpu'}",
+            f"recipe={runs[0].config.get('recipe') or 'auto'}",
         ]
         if not all(SAFE.fullmatch(word) for word in words):
             raise ConfigError("the names of its task and its algorithm are not ours")
