@@ -9,7 +9,8 @@ scene takes the file and a simulator steps it; else there is the line that a use
 difference of a coordinate [m, rad or of a quaternion] from MjModel and mj_step after 50 control steps of 4 physics
 steps, with the same random controls; null where plain MuJoCo refuses the file, with its message in `plain`. For URDF,
 plain MuJoCo gets the paths of meshes, the compiler settings and the pairs without contact that a scene has; an object
-without joints gets a free one. Where a scene gives links other masses or inertias than MuJoCo (`mended`), MuJoCo gets them before the comparison.
+without joints gets a free one. Where a scene gives links other masses or inertias than MuJoCo (`mended`), MuJoCo gets
+them before the comparison.
 Results of other collections and simulators that robots.json has already are kept.
 """
 
