@@ -263,7 +263,7 @@ def test_help_is_short_and_names_real_settings(train_cli, tmp_path):
     assert set(settings) <= set(known_keys())
     start = lines.index("Choices")
     groups = [line.partition(":")[0] for line in lines[start + 1 : lines.index("", start)]]
-    assert groups == ["actors", "algo", "debug", "log", "sim", "task"]
+    assert groups == ["actors", "algo", "debug", "log", "recipe", "sim", "task"]
     assert f"task: {', '.join(tasks(outside=True))}" in lines
     assert sum(line.startswith("  python train.py") for line in lines) == 7
     assert list(tmp_path.iterdir()) == []

@@ -40,6 +40,9 @@ MEND = {
     "shapes_types_and_devices": (
         "return float32 tensors of one row for each env, and a bool mask from terminated, all on self.device"
     ),
+    "recipes_keep_what_a_policy_fits": (
+        "leave settings that change actions, observations or their shapes to the task's own yaml"
+    ),
     "a_seed_fixes_everything_and_another_seed_does_not": (
         "draw random numbers from self.random only, never from torch.rand, numpy or random"
     ),

@@ -117,7 +117,8 @@ class MujocoSim:
         # worlds whose state was written since the last refresh or step
         self._written = np.ones(num_envs, dtype=bool)
         self._written_mask = torch.from_numpy(self._written)
-        self._moved_mask = torch.zeros(num_envs, dtype=torch.bool)  # worlds whose mocap bodies alone were moved since
+        self._moved = np.zeros(num_envs, dtype=bool)  # worlds whose mocap bodies alone were moved since
+        self._moved_mask = torch.from_numpy(self._moved)
         self._reset = np.zeros(num_envs, dtype=bool)  # the mask of the last reset, where numpy can read it
         self._reset_mask = torch.from_numpy(self._reset)
         self.diverged = torch.zeros(num_envs, dtype=torch.bool)
@@ -255,7 +256,7 @@ class MujocoSim:
         self._derive_constants()
         self._write_states()
         self._written[:] = False
-        self._moved_mask.zero_()
+        self._moved[:] = False
         for target, source in self._inputs:
             np.copyto(target, source)
         if self._waiting:  # in the first step of an episode its first control fills the delays
@@ -297,7 +298,7 @@ class MujocoSim:
     @_float32_may_overflow
     def refresh(self) -> None:
         self._derive_constants()
-        ids = np.flatnonzero(self._written_mask | self._moved_mask)
+        ids = np.flatnonzero(self._written | self._moved)
         if not (ids.size and self._derived):
             return  # what was written waits for the next step
         self._write_states()
@@ -305,7 +306,7 @@ class MujocoSim:
         for source, target in self._derived:
             target[ids] = source[ids]
         self._written[:] = False
-        self._moved_mask.zero_()
+        self._moved[:] = False
 
     def draw(self) -> None:
         self._cameras.draw()

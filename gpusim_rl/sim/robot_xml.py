@@ -33,14 +33,17 @@ _REPLICATED = ("replicate", "composite", "flexcomp")
 @contextmanager
 def bounded_memory() -> Iterator[None]:
     """Raise ValueError where the block takes more than `budgets.ROBOT_BYTES`, whatever a robot's file asks for."""
-    statm = Path("/proc/self/statm")
-    if resource is None or not statm.exists():  # macOS and Windows have no such limit
+    try:
+        pages = 0 if resource is None else int(Path("/proc/self/statm").read_text().split()[5])
+    except OSError:
+        pages = 0
+    if resource is None or not pages:  # macOS and Windows have no such limit
         yield
         return
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        used = int(statm.read_text().split()[5]) * resource.getpagesize()
-        bounds = [limit for limit in (*limits, used + budgets.ROBOT_BYTES) if limit != resource.RLIM_INFINITY]
+        used = pages * resource.getpagesize() + budgets.ROBOT_BYTES
+        bounds = [limit for limit in (*limits, used) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), limits[1]))
         yield
     except (MemoryError, RuntimeError, ValueError) as error:

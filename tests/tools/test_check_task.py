@@ -56,7 +56,7 @@ def test_what_is_wrong_is_said_with_what_to_do(folder):
     [advice] = [line for line in lines[lines.index(failed[2]) :] if "try:" in line]
     assert "no mean" in advice
     assert "ok       it trains on every simulator: mujoco" in lines
-    assert lines[-1] == f"Wobbly: {len([line for line in lines if line.startswith('ok')])} of 19 checks passed"
+    assert lines[-1] == f"Wobbly: {len([line for line in lines if line.startswith('ok')])} of 20 checks passed"
     assert sorted(path.name for path in folder.iterdir()) == ["my_cfg", "my_tasks"]
 
 
