@@ -291,7 +291,8 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
     for entry in primary["defaults"]:
         [key] = entry if isinstance(entry, dict) else [entry]
         if key == "recipe" and "task" in typed:  # the task's yaml takes in the run's recipe
-            entry = {"recipe": saved.settings.get("recipe") or FULL}
+            known, name = recipes(_task_of(arguments), TaskFolders.user), saved.settings.get("recipe")
+            entry = {"recipe": name if name in known else FULL}  # Hydra reads the yaml of any path
             _store_recipe(entry["recipe"])
         elif not key.startswith("override ") and key not in typed:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -158,6 +159,15 @@ def test_a_run_without_a_record_of_its_recipe_takes_the_typed_one(run_dir):
     (run_dir / "overrides.yaml").write_bytes(dump_yaml([]))  # task= is composed again, with that recipe
     again, _ = resumed("checkpoint=Cartpole", "task=Go1Velocity", "recipe=quick")
     assert (again["recipe"], again["num_envs"]) == ("quick", 256)
+
+
+def test_the_recipe_of_a_strangers_run_is_no_path_to_a_yaml(run_dir):
+    (run_dir / "other.yaml").write_text("# @package _global_\ntask: {_target_: stranger.Code}\nnum_envs: 7\n")
+    path = os.path.relpath(run_dir / "other", paths.cfg_dir() / "recipe")
+    saved_go1(run_dir, recipe=path)
+    settings, _ = resumed("checkpoint=Cartpole", "task=Ant")
+    assert settings["task"]["_target_"] == "gpusim_rl.tasks.ant.Ant"
+    assert (settings["recipe"], settings["num_envs"]) == ("full", composing.compose(["task=Ant"])["num_envs"])
 
 
 def test_the_command_that_repeats_a_run_names_its_recipe(run_dir):
