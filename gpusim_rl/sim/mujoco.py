@@ -342,7 +342,7 @@ class MujocoSim:
         self._stale[:] = any(FIELDS[field].constants for field in self._params.values)
         self._derive_constants()
         for name, value in self._saved().items():
-            value.copy_(state[name])
+            value.copy_(state["written" if name == "moved" and name not in state else name])  # an older checkpoint
         self._cameras.load_state_dict(state.get("cameras", {}))
 
     def close(self) -> None:

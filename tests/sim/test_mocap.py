@@ -111,6 +111,19 @@ def test_a_saved_state_goes_on_with_them(backend):
     assert torch.equal(sims[0].qpos, sims[1].qpos)
 
 
+def test_a_state_that_was_saved_before_moved_worlds_were_is_restored():
+    sims = [pusher("mujoco") for _ in range(2)]
+    hands = [sim.articulation("pusher").mocap("hand") for sim in sims]
+    hands[0].set(only(sims[0], 0, 1), pos=PLACES.flip(0))
+    state = sims[0].state_dict()
+    del state["moved"]
+    state["written"] |= only(sims[0], 0, 1)
+    sims[1].load_state_dict(state)
+    for sim in sims:
+        sim.step(4)
+    assert torch.equal(hands[0].pos, hands[1].pos) and torch.equal(sims[0].qpos, sims[1].qpos)
+
+
 def test_captured_and_eager_steps_agree():
     found = []
     for graph in (True, False):
