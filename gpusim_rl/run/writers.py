@@ -254,8 +254,8 @@ class CsvWriter(Writer):
         there, notice = self._path.exists(), ""
         content = read_csv(self._path) if there else CsvContent([], CsvRows(), None)
         rows = content.rows.until(iteration)
-        last = int(rows[-1][0]) if rows else 0
-        if last <= iteration - self._interval:
+        before, last = [0, 0, *(int(rows[i][0]) for i in range(-min(len(rows), 2), 0))][-2:]
+        if last <= iteration - max(self._interval, last - before):  # rows may be of another `log.interval`
             notice = f"metrics.csv: its rows after iteration {last} are lost"
         if there:
             if notice:

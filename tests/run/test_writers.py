@@ -182,6 +182,15 @@ def test_csv_with_a_row_in_some_iterations_only_misses_no_others(tmp_path, at, l
     assert kept == [5] and len(warnings) == lost
 
 
+def test_csv_of_a_run_that_had_fewer_rows_before_misses_none(tmp_path):
+    """The checkpoint is of iteration 19 and `log.interval` was 5; it is 1 from now on."""
+    writer = CsvWriter(tmp_path / "metrics.csv")
+    for iteration in (5, 10, 15):
+        writer.write(iteration, ROW)
+    assert resumed(tmp_path / "metrics.csv", 19) == ([5, 10, 15], [])
+    assert len(resumed(tmp_path / "metrics.csv", 20)[1]) == 1
+
+
 def test_csv_with_rows_and_columns_after_the_checkpoint_is_not_called_damaged(tmp_path):
     path = tmp_path / "metrics.csv"
     written(path)
