@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -33,6 +34,8 @@ _CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS = 1 << 1, 1 << 2, 1 << 4
 _REDUCE_NETFORCE = 3
 
 logger = logging.getLogger(__name__)
+
+_PROCESS_WIDE = threading.RLock()  # for the limit of memory and the handler of warnings: two threads never swap them
 
 _INTEGRATORS = {
     "euler": mujoco.mjtIntegrator.mjINT_EULER,
@@ -241,11 +244,11 @@ class Scene:
             raise TaskError(f"{label}: the scene already has a {name!r}; names must be unique")
         from_menagerie = isinstance(robot, str) and robot.startswith(menagerie.PREFIX)
         try:
-            with mujoco_warnings(label), bounded_memory():
+            with _PROCESS_WIDE, mujoco_warnings(label), bounded_memory():
                 spec, velocity_limits = read_robot(robot, packages, keyframe, fixed_base)
         except TaskError as error:
             raise error if from_menagerie else TaskError(f"{label}: {error}") from None
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, OSError) as error:
             raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
         objects, has_bodies = free_objects(spec), bool(spec.worldbody.bodies)
         before, added = references(self.spec), references(spec)
@@ -565,7 +568,7 @@ class Scene:
         """
         if self._model is None:
             try:
-                with mujoco_warnings("Scene"), bounded_memory():
+                with _PROCESS_WIDE, mujoco_warnings("Scene"), bounded_memory():
                     self._model = actuators.with_whole_steps(self.spec.compile())
                 hide_collision_shapes(self._model)
             except ValueError as error:

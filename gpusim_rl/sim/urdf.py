@@ -23,6 +23,7 @@ LEAST_MASS, LEAST_INERTIA = 1e-6, 1e-9
 """MuJoCo's `boundmass` [kg] and `boundinertia` [kg m^2] for links without mass or inertia."""
 WATER = 1000.0  # kg/m^3
 _SHOWN = 3  # paths in a message
+_FOLDERS, _LONGEST = 10, 1000  # folders of a mesh's name that may be others here, and its characters at most
 _LINKS_SHOWN = 12  # links in a line
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _DEFAULT = re.compile(r"\$\(optenv\s+\w+\s*([^)]*)\)")  # of an environment variable, in files of xacro and roslaunch
@@ -363,6 +364,8 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
     Raises:
         TaskError: The mesh is not there.
     """
+    if len(name) > _LONGEST:
+        raise TaskError(f"{file.name}: the name of a mesh has {len(name)} characters, expected at most {_LONGEST}")
     packages = {**ROS_PACKAGES, **packages}
     above = [*file.resolve().parents]
     name = _FIND.sub(r"package://\1/", name.strip().replace("\\", "/"))
@@ -373,7 +376,8 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
     else:
         rest = rest.lstrip("/") if scheme else re.sub(r"^file:(//)?", "", name)
         parts = [part for part in Path(rest).parts if part not in ("/", "..")]
-        guesses = [parent / Path(*parts[i:]) for i in range(len(parts) - 1) for parent in above]
+        starts = range(max(0, len(parts) - _FOLDERS), len(parts) - 1)
+        guesses = [parent / Path(*parts[i:]) for i in starts for parent in above]
         guesses.append(folder / Path(rest).name)  # as MuJoCo
         if scheme:
             named = [parent / rest for parent in above if parent.name == package]
@@ -384,7 +388,7 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
     if folder != file.parent:
         tried += [folder / rest, folder / Path(rest).name]
     for path in (*tried, *guesses):
-        if path.is_file():
+        if os.path.isfile(path):  # False where a name is too long
             if path not in tried:
                 notes.append(f"mesh {name} is {path}")
             return path.resolve()

@@ -11,6 +11,7 @@ import sys
 import zlib
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event, Thread
 
 import mujoco
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from gpusim_rl.errors import TaskError
 from gpusim_rl.files import budgets
 from gpusim_rl.sim import Scene
+from gpusim_rl.sim import scene as scene_module
 from gpusim_rl.sim.params import find_elements
 from helpers.scenes import ARM, BALL, advance, everywhere, make, only
 
@@ -1019,6 +1021,9 @@ def test_what_a_strangers_mjcf_makes_mujoco_allocate_is_bounded(tmp_path, monkey
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
+LOOK = '<collision><geometry><mesh filename="{}"/></geometry></collision>'
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("inner", "word"),
@@ -1026,14 +1031,61 @@ def test_what_a_strangers_mjcf_makes_mujoco_allocate_is_bounded(tmp_path, monkey
         ("<!--" * 200_000, "XML"),
         (f'<link name="l"><visual><origin xyz="$(optenv {"a" * 200_000}"/></visual></link>', "200009 characters"),
         ('<link name="l">' + "<visual/>" * 200_000 + "</link>", "elements"),
+        (f'<link name="l">{LOOK.format("a/" * 20_000)}</link>', "40000 characters"),
     ],
-    ids=["comments", "default", "elements"],
+    ids=["comments", "default", "elements", "name"],
 )
 def test_a_strangers_urdf_takes_no_time(tmp_path, inner, word):
     (tmp_path / "r.urdf").write_text(f'<robot name="r">{inner}</robot>')
     with pytest.raises(TaskError, match=word) as error:
         Scene(100).add("r", tmp_path / "r.urdf")
     assert "\n" not in str(error.value) and len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        '<include file="{}"/>',
+        '<asset><mesh file="{}.stl"/></asset>',
+        '<asset><texture type="2d" file="{}.png"/></asset>',
+        '<compiler meshdir="{}"/><asset><mesh file="a.stl"/></asset>',
+    ],
+    ids=["include", "mesh", "texture", "folder"],
+)
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path, xml):
+    (tmp_path / "m.xml").write_text(f"<mujoco>{xml.format('a' * 300)}</mujoco>")
+    with pytest.raises(TaskError, match=r"m\.xml"):
+        Scene(100).add("r", tmp_path / "m.xml")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["a" * 300 + ".stl", "a/" * 400 + "b.stl", f"package://a/{'a' * 300}.stl"])
+def test_a_mesh_whose_name_no_file_can_have_is_one_line(tmp_path, name):
+    (tmp_path / "r.urdf").write_text(f'<robot name="r"><link name="l">{LOOK.format(name)}</link></robot>')
+    with pytest.raises(TaskError, match="no mesh"):
+        Scene(100).add("r", tmp_path / "r.urdf")
+
+
+def test_threads_that_read_robots_leave_no_limit_of_memory(monkeypatch):
+    """The second one comes while the first one reads, and goes after it."""
+    before, second, leave = resource.getrlimit(resource.RLIMIT_DATA), Event(), Event()
+    ball, read = mujoco.MjSpec.from_string(BALL), scene_module.read_robot
+
+    def slow(spec, *arguments):
+        if spec is ball:
+            thread.start()
+            second.wait(0.5)
+        else:
+            second.set()
+            leave.wait(10.0)
+        return read(spec, *arguments)
+
+    monkeypatch.setattr(scene_module, "read_robot", slow)
+    thread = Thread(target=lambda: Scene(100).add("arm", mujoco.MjSpec.from_string(ARM)))
+    Scene(100).add("ball", ball)
+    leave.set()
+    thread.join(10.0)
+    assert second.is_set() and resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_a_pipe_is_no_robot(tmp_path):
