@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Commands, Levels, Parts, Task, TaskConfig, control_steps
 from gpusim_rl.env.math import quat_rotate_inverse, quat_yaw, wrap_angle
+from gpusim_rl.env.pushes import PushTimer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -138,8 +139,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.stance = self.robot.default_joint_pos
         ranges = {"x": cfg.command_x, "y": cfg.command_y, "heading": cfg.command_heading}
         self.commands = Commands(self, ranges, units={"x": "m/s", "y": "m/s", "heading": "rad"})
-        self.push_steps = control_steps(cfg.push_interval, self.dt)
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps since the training began
+        self.push_interval = torch.full((num,), control_steps(cfg.push_interval, self.dt), device=device)
+        self.push = PushTimer(self.push_interval.clone())  # all robots at once, whenever their episodes began
         self.down = torch.tensor([0.0, 0.0, -1.0], device=device).expand(num, 3)
 
         self.terrain = Terrain(cfg.terrain, device)
@@ -263,8 +264,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
         push = self.random.uniform(-1.0, 1.0, 2)
         velocity = torch.cat([cfg.push_speed * push, robot.root_lin_vel[:, 2:]], dim=1)
-        self.steps += 1
-        robot.set_state((self.steps % self.push_steps == 0).expand(self.num_envs), root_lin_vel=velocity)
+        robot.set_state(self.push.due(1, self.push_interval), root_lin_vel=velocity)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         lin_vel_error, ang_vel_error = self.errors

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .velocity import Eye, Motor, Robot, VelocityTask
+from .robots import Eye, Motor, Robot
+from .velocity import VelocityTask
 
 
 def planetary(rotors: tuple[float, float, float], gears: tuple[float, float]) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .velocity import Eye, Motor, Robot, VelocityTask
+from .robots import Eye, Motor, Robot
+from .velocity import VelocityTask
 
 LEGS = ("FR", "FL", "RR", "RL")
 ROTOR = 1.11842e-4  # inertia of the rotor, before the gear [kg m^2]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .go1_velocity import ROTOR
-from .velocity import Eye, Motor, Robot, VelocityTask
+from .robots import Eye, Motor, Robot
+from .velocity import VelocityTask
 
 LEGS = ("FL", "FR", "RL", "RR")
 GEAR = 6.33  # of hip and thigh; that of the calf is 1.917 times as much

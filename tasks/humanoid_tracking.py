@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpusim_rl.files.paths import assets_dir
 
+from .robots import Motor, Robot
 from .tracking import TrackingTask
-from .velocity import Motor, Robot
 
 SIDES = ("right", "left")
 

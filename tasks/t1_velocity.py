@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .velocity import Eye, Motor, Robot, VelocityTask
+from .robots import Eye, Motor, Robot
+from .velocity import VelocityTask
 
 
 def motor(effort: float, stiffness: float, damping: float) -> Motor:

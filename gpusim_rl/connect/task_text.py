@@ -23,7 +23,8 @@ VELOCITY = '''\
 
 from __future__ import annotations
 $import_path
-from gpusim_rl.tasks.velocity import Motor, Robot, VelocityTask
+from gpusim_rl.tasks.robots import Motor, Robot
+from gpusim_rl.tasks.velocity import VelocityTask
 
 
 class $name(VelocityTask):

@@ -1,6 +1,6 @@
 """The MDP: the `Task` template that users subclass, and the `VecEnv` that runs it."""
 
-from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels, Steerable
+from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels, Steerable, VelocityCommands
 from gpusim_rl.env.environment import Environment, Parts, Step
 from gpusim_rl.env.mirrors import AtSite, PerBody
 from gpusim_rl.env.ray_sensors import RayCaster
@@ -24,5 +24,6 @@ __all__ = [
     "Task",
     "TaskConfig",
     "VecEnv",
+    "VelocityCommands",
     "control_steps",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -10,10 +11,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gpusim_rl.env.math import wrap_angle
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.env.task import Task, control_steps
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.settings.schema import Count, Positive, Rule
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import Count, Fraction, Limits, Natural, Positive, Rule
+
+LEAST_FORWARD = 0.3  # least speed of a command that is forward only [m/s]
 
 
 @runtime_checkable
@@ -85,7 +90,7 @@ class Commands(Stateful):
         self._random = task.random
         self._low, high = torch.tensor(list(ranges.values()), device=task.device).float().unbind(dim=1)
         self._span = high - self._low
-        self._steps = None if interval is None else control_steps(interval, task.dt)
+        self._interval = None if interval is None else control_steps(interval, task.dt)
         self._age = torch.zeros(task.num_envs, dtype=torch.int64, device=task.device)  # control steps since drawn
         self.value: Float[Tensor, "envs commands"] = torch.zeros(task.num_envs, len(ranges), device=task.device)
 
@@ -123,9 +128,135 @@ class Commands(Stateful):
 
     def advance(self) -> None:
         """Counts one control step, and draws new commands in envs whose interval is over."""
-        if self._steps is not None:
+        if self._interval is not None:
             self._age += 1
-            self.resample(self._age >= self._steps)
+            self.resample(self._age >= self._interval)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandStage:
+    """Ranges of commanded velocities from a number of control steps on; null keeps the range of the stage before."""
+
+    steps: Natural
+    x: Limits | None = None
+    y: Limits | None = None
+    yaw: Limits | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandConfig:
+    """Settings of `VelocityCommands`: the section `task.command`."""
+
+    x: Limits  # m/s
+    y: Limits  # m/s
+    yaw: Limits  # rad/s
+    interval: Limits  # s between two draws
+    standing: Fraction  # share of commands
+    heading: Fraction  # share of commands that turn to a heading
+    forward: Fraction  # share of commands straight ahead
+    heading_gain: float  # yaw rate / angle to the heading [1/s]
+    stages: list[dict[str, Any]]  # wider or narrower ranges later: see `CommandStage`
+    stage_error: float | None = None  # mean error [m/s] above which a control step does not count for the stages
+
+    def __post_init__(self) -> None:
+        steps = [stage.steps for stage in self.read_stages()]
+        if steps != sorted(steps):
+            raise ConfigError(f"task.command.stages: expected growing steps, got {steps}")
+
+    def read_stages(self) -> list[CommandStage]:
+        """Returns `stages` with their types; raises ConfigError where a stage has an unknown key or a wrong value."""
+        key = "task.command.stages"
+        return [build(CommandStage, stage, f"{key}[{number}]") for number, stage in enumerate(self.stages)]
+
+
+class VelocityCommands(Commands):
+    """Commanded velocities of a robot that walks, in its frame; some follow a heading, go straight ahead or stand.
+
+    Args:
+        task: The task that they belong to.
+        cfg: Settings.
+
+    Attributes:
+        value: x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
+        yaw: Yaw of each robot [rad], shape [num_envs]; the task writes it before `resample` and `advance`.
+    """
+
+    draws = 8
+    """Random numbers that new commands need."""
+
+    def __init__(self, task: Task[Any], cfg: CommandConfig) -> None:
+        ranges = {"x": cfg.x, "y": cfg.y, "yaw": cfg.yaw}
+        super().__init__(task, ranges, units={"x": "m/s", "y": "m/s", "yaw": "rad/s"})
+        num, device, rows = task.num_envs, task.device, []
+        self._gain, self._dt, self._stage_error = cfg.heading_gain, task.dt, cfg.stage_error
+        stages = cfg.read_stages()
+        for stage in (None, *stages):
+            ranges |= {name: getattr(stage, name) for name in ranges if getattr(stage, name, None) is not None}
+            rows.append([*ranges.values(), [-math.pi, math.pi], cfg.interval])
+        self._stages = torch.tensor(rows, device=device).transpose(1, 2)  # low and high of each stage
+        self._begins = torch.tensor([stage.steps for stage in stages], dtype=torch.int64, device=device)
+        self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps that count
+        self._limits = self._stages[0].clone()
+        self._shares = torch.tensor([cfg.standing, cfg.heading, cfg.forward], device=device)
+        self._drawn = torch.zeros(num, 5, device=device)  # x, y, yaw rate, heading [rad, world], time left [s]
+        self._kinds = torch.zeros(num, 3, dtype=torch.bool, device=device)  # standing, turning to the heading, forward
+        self.yaw = torch.zeros(num, device=device)
+
+    @property
+    def limits(self) -> Float[Tensor, "2 commands"]:
+        """Lowest and highest of each command in this stage."""
+        return self._limits[:, :3]
+
+    def restored(self) -> None:
+        """Takes the ranges from today's settings: those of the checkpoint may be others."""
+        self._set_stage()
+
+    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
+        """Sets the commands in the envs of a mask, for at least the shortest interval."""
+        torch.where(where[:, None], value, self._drawn[:, :3], out=self._drawn[:, :3])
+        self._drawn[:, 4] = torch.where(where, self._limits[0, 4], self._drawn[:, 4])
+        self._kinds.masked_fill_(where[:, None], False)
+        self._follow()
+
+    def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"] | None = None) -> None:
+        """Draws new commands in the envs of a mask, and follows the headings."""
+        self._draw(where, self._random.uniform(0.0, 1.0, self.draws) if unit is None else unit)
+        self._follow()
+
+    def advance(self, unit: Float[Tensor, "envs 8"] | None = None, error: Float[Tensor, " envs"] | None = None) -> None:
+        """Counts a control step, draws new commands where their time is over, and follows the headings.
+
+        Args:
+            unit: Numbers in [0, 1) that the task has drawn; None draws here.
+            error: Errors of the velocity [m/s]: commands widen only when they are followed, as in legged_gym.
+        """
+        counts = self._stage_error is None or error is None or error.mean() <= self._stage_error
+        self._steps += counts
+        self._set_stage()
+        self._drawn[:, 4] -= self._dt
+        self.resample(self._drawn[:, 4] <= 0.0, unit)
+
+    def _set_stage(self) -> None:
+        stage = torch.bucketize(self._steps, self._begins, right=True)
+        self._limits.copy_(self._stages.index_select(0, stage)[0])
+
+    def _draw(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"]) -> None:
+        low, high = self._limits
+        new, kinds = torch.lerp(low, high, unit[:, :5]), unit[:, 5:] < self._shares
+        forward = kinds[:, 2:]
+        ahead = new[:, :1].abs().clamp_(min=LEAST_FORWARD)
+        torch.where(forward, ahead, new[:, :1], out=new[:, :1])
+        new[:, 1:3].masked_fill_(forward, 0.0)
+        torch.where(where[:, None], new, self._drawn, out=self._drawn)
+        torch.where(where[:, None], kinds, self._kinds, out=self._kinds)
+
+    def _follow(self) -> None:
+        """Apply heading control and zero the standing commands."""
+        low, high = self._limits[:, 2]
+        rate = wrap_angle(self._drawn[:, 3] - self.yaw).mul_(self._gain).clamp_(low, high)
+        self.value[:, :2].copy_(self._drawn[:, :2])
+        torch.where(self._kinds[:, 1], rate, self._drawn[:, 2], out=self.value[:, 2])
+        self.value.masked_fill_(self._kinds[:, :1], 0.0)
 
 
 class Levels(Stateful):

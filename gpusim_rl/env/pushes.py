@@ -1,4 +1,4 @@
-"""Pushes on robots and objects at random moments: an extension of IsaacGymEnvs' randomisation."""
+"""Pushes on robots and objects: of a task, and as an extension of IsaacGymEnvs' randomisation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Names, Ramp
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.settings.schema import Positive
+from gpusim_rl.settings.schema import Bounds, Positive
 from gpusim_rl.sim import Articulation, Sim
 
 
@@ -40,15 +40,62 @@ class Pushes(Ramp):
             raise ConfigError("pushes by velocity act on the root at once; bodies and duration_s are for force")
 
 
-class Pusher(Stateful):
+class PushTimer(Stateful):
+    """Countdown to the next push of each env.
+
+    Args:
+        wait: Time to the first push, shape [num_envs], in the unit that the caller counts in.
+    """
+
+    def __init__(self, wait: Tensor) -> None:
+        self.wait = wait
+
+    def due(self, step: float, interval: Tensor) -> Bool[Tensor, " envs"]:
+        """Counts a control step; returns the envs to be pushed now, which then wait for `interval`."""
+        self.wait -= step
+        due = self.wait <= 0
+        torch.where(due, interval, self.wait, out=self.wait)
+        return due
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushConfig:
+    """Pushes of a task, `task.push`: changes of the root's velocity, world frame."""
+
+    interval: Annotated[tuple[float, float], LEAST_TO_MOST]  # s between two pushes
+    lin_vel: Bounds  # m/s along x, y and z, at most
+    ang_vel: Bounds  # rad/s about x, y and z, at most
+
+
+class RootPushes(PushTimer):
+    """Pushes of a task on the root of a robot, at random moments that differ between envs."""
+
+    draws = 7
+    """Random numbers that a push needs, with the time to the next one."""
+
+    def __init__(self, cfg: PushConfig, robot: Articulation, num: int, dt: float, device: torch.device) -> None:
+        super().__init__(torch.zeros(num, device=device))  # s
+        self._robot, self._dt = robot, dt
+        bounds = [*([-most, most] for most in (*cfg.lin_vel, *cfg.ang_vel)), [*cfg.interval]]
+        self._range = torch.tensor(bounds, device=device).T.contiguous()
+
+    def advance(self, unit: Float[Tensor, "envs 7"]) -> None:
+        """Counts a control step, and pushes where it is time, by numbers in [0, 1)."""
+        low, high = self._range
+        lin_vel, ang_vel, interval = torch.lerp(low, high, unit).split([3, 3, 1], dim=1)
+        robot, due = self._robot, self.due(self._dt, interval[:, 0])
+        robot.set_state(due, root_lin_vel=robot.root_lin_vel + lin_vel, root_ang_vel=robot.root_ang_vel + ang_vel)
+
+
+class Pusher(PushTimer):
     """Pushes one articulation; raises ConfigError where it, or a body of it, cannot be pushed in this way."""
 
     def __init__(self, spec: Pushes, sim: Sim, actor: str, dt: float) -> None:
+        super().__init__(torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device))  # control steps
         self.spec = spec
         self.robot: Articulation = sim.articulation(actor)
         self.gap = [max(1, round(seconds / dt)) for seconds in spec.interval_s]  # control steps
         self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
-        self.wait = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)  # control steps until the next push
         if spec.velocity is not None:
             if not self.robot.free_root:
                 raise ConfigError(f"{actor!r} has a fixed base: a push cannot change its velocity; try force")
@@ -71,9 +118,7 @@ class Pusher(Stateful):
 
     def before_physics(self, random: EnvRandom, steps: Int[Tensor, ""]) -> None:
         """Pushes in the envs whose time has come; the schedule counts the control steps of the run so far."""
-        self.wait -= 1
-        due = self.wait <= 0
-        torch.where(due, random.integers(self.gap[0], self.gap[1] + 1), self.wait, out=self.wait)
+        due = self.due(1, random.integers(self.gap[0], self.gap[1] + 1))
         strength = self.spec.strength(steps)
         if self.spec.velocity is not None:
             angle = random.uniform(-math.pi, math.pi)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import mujoco
 import pytest
@@ -107,10 +108,10 @@ def test_commands_of_today_hold_where_a_training_of_other_ones_goes_on():
 def test_commands_widen_only_when_they_are_followed():
     stages = [{"steps": 2, "y": [-2.0, 2.0]}]
     env = make_env(num_envs=4, command={"stages": stages, "stage_error": 0.25})
-    command, unit, ahead = env.task.command, torch.rand(4, 8), torch.eye(3)[:1].expand(4, 3)
+    command, unit = env.task.command, torch.rand(4, 8)
     for errors in ([0.2, 0.2, 0.2, 0.2], [0.2, 0.2, 0.2, 0.6], [0.0, 0.0, 0.0, 0.9]):
         assert command.limits[1, 1] == 1.0
-        command.advance(unit, ahead, torch.tensor(errors))
+        command.advance(unit, torch.tensor(errors))
     assert command.limits[1, 1] == 2.0
     for stage_error, counted in ((1e-6, 0), (None, 1)):
         env = make_env(num_envs=4, command={"stages": stages, "stage_error": stage_error})
@@ -147,7 +148,7 @@ def test_pushes_come_within_their_interval_and_are_as_strong_as_configured():
     task, pushed = env.task, torch.zeros(NUM)
     for _ in range(3):
         before = env.sim.qvel.clone()
-        task._push(task.random.uniform(0.0, 1.0, 7))
+        task.pushes.advance(task.random.uniform(0.0, 1.0, 7))
         change = env.sim.qvel - before
         pushed += change.abs().sum(dim=1) > 0.0
         assert (change[:, 1:5].abs() < 1e-5).all() and (change[:, 6:] == 0.0).all()
@@ -214,7 +215,7 @@ def test_a_robot_stands_in_its_pose(robot):
 def test_optional_terms_are_computed_where_they_have_a_weight():
     env = make_env("G1", num_envs=2, weights={"self_contact": 0.0})
     task = env.task
-    assert {"torso_ang_vel", "angular_momentum"} <= set(task.terms) and "self_contact" not in task.terms
+    assert {"torso_ang_vel", "angular_momentum"} <= set(task.weighted) and "self_contact" not in task.weighted
     spin = torch.tensor([0.3, -0.2, 0.5])
     found = in_the_air(env, root_ang_vel=spin)
     assert found["torso_ang_vel"] == pytest.approx(-0.05 * 0.13, rel=1e-4)
@@ -466,23 +467,42 @@ def test_other_vision_is_one_line(monkeypatch):
 
 
 def test_a_term_that_does_not_exist_is_named():
-    cfg = make_env(num_envs=1).cfg
-    with pytest.raises(ConfigError, match=r"no term 'foot_slips'.*'foot_slip'"):
-        dataclasses.replace(cfg, weights={"foot_slips": 1.0})
-    with pytest.raises(ConfigError, match=r"task.command.stages must be {steps, x, y, yaw} with growing steps"):
-        make_env(command={"stages": [{"steps": 1, "z": [0.0, 1.0]}]})
+    for key in ("weights", "rough_weights"):
+        with pytest.raises(ConfigError, match=rf"^task.{key}: no term 'foot_slips'.*'foot_slip'"):
+            make_env(num_envs=1, **{key: {"foot_slips": 1.0}})
+
+
+class Low(Go1Velocity):
+    """Go1 with a reward term of its own: an entry here, a weight in `task.weights`."""
+
+    terms: ClassVar = {**Go1Velocity.terms, "height": lambda task, now: (task.body.root_pos[:, 2] - 0.25).square()}
+
+
+def test_a_term_of_its_own_takes_an_entry_and_a_weight():
+    settings = {"_target_": f"{__name__}.Low", "weights": {"height": -3.0}, "randomize_episode_start": False}
+    env = gpusim_rl.make_env("Go1Velocity", num_envs=2, sim="mujoco", device="cpu", task=settings)
+    env.reset()
+    assert in_the_air(env)["height"] == pytest.approx(-3.0 * 0.75**2, rel=1e-5)
+    terms = env.step(torch.zeros(2, 12)).terms
+    assert list(terms) == [name for name in Low.terms if name in env.task.cfg.all_weights]
+    without = make_env(num_envs=1)
+    assert "height" not in without.task.rewards()
+    with pytest.raises(ConfigError, match=r"^task.weights: no term 'height'"):
+        make_env(num_envs=1, weights={"height": -3.0})
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ({"stages": [{"x": [0.0, 1.0]}]}, r"stages must be {steps, x, y, yaw} with growing steps"),
-        ({"stages": [{"steps": -5}]}, r"stages must be {steps, x, y, yaw} with growing steps"),
-        ({"stages": [{"steps": 5, "x": 1.0}]}, r"stages\[0\].x must be \[low, high\], got 1.0"),
-        ({"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}, r"stages\[0\].yaw must be \[low, high\], got \[1.0, -1.0\]"),
-        ({"stages": [{"steps": 5, "y": ["a", "b"]}]}, r"stages\[0\].y must be \[low, high\], got \['a', 'b'\]"),
+        ({"stages": [{"x": [0.0, 1.0]}]}, r"stages\[0\].*steps"),
+        ({"stages": [{"steps": -5}]}, r"stages\[0\].steps must be .*got -5"),
+        ({"stages": [{"steps": 5}, {"steps": 4}]}, r"stages: .*growing.*\[5, 4\]"),
+        ({"stages": [{"steps": 1, "z": [0.0, 1.0]}]}, r"stages\[0\].*\bz\b"),
+        ({"stages": [{"steps": 5, "x": 1.0}]}, r"stages\[0\].x must be \[low, high\].*, got 1.0"),
+        ({"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}, r"stages\[0\].yaw must be .*, got \[1.0, -1.0\]"),
+        ({"stages": [{"steps": 5, "y": ["a", "b"]}]}, r"stages\[0\].y must be .*, got \['a', 'b'\]"),
         ({"x": [1.0, 0.0]}, r"x must be \[low, high\], got \[1.0, 0.0\]"),
-        ({"standing": 2.0}, r"standing must be a share from 0 to 1, got 2.0"),
+        ({"standing": 2.0}, r"standing must be .*got 2.0"),
     ],
 )
 def test_wrong_commands_are_one_line(command, words):
@@ -493,14 +513,14 @@ def test_wrong_commands_are_one_line(command, words):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"push": {"interval": [3.0, 1.0]}}, r"push.interval must be \[low, high\], got \[3.0, 1.0\]"),
-        ({"push": {"interval": [-1.0, 1.0]}}, r"push.interval must be \[low, high\] of at least 0, got \[-1.0, 1.0\]"),
-        ({"push": {"lin_vel": [0.5]}}, r"push.lin_vel must be three numbers of at least 0, got \[0.5\]"),
-        ({"push": {"ang_vel": [0.5, 0.5, -1.0]}}, r"push.ang_vel must be three numbers of at least 0, got"),
+        ({"push": {"interval": [3.0, 1.0]}}, r"push.interval must be .*, got \[3.0, 1.0\]"),
+        ({"push": {"interval": [-1.0, 1.0]}}, r"push.interval must be .*, got \[-1.0, 1.0\]"),
+        ({"push": {"lin_vel": [0.5]}}, r"push.lin_vel must be three numbers.*, got \[0.5\]"),
+        ({"push": {"ang_vel": [0.5, 0.5, -1.0]}}, r"push.ang_vel must be three numbers.*, got"),
         ({"start_height": [0.1]}, r"start_height must be \[low, high\], got \[0.1\]"),
-        ({"lin_vel_width": 0.0}, r"lin_vel_width must be above 0, got 0.0"),
-        ({"swing_height": 0.0}, r"swing_height must be above 0, got 0.0"),
-        ({"encoder_bias": -1.0}, r"encoder_bias must be at least 0, got -1.0"),
+        ({"lin_vel_width": 0.0}, r"lin_vel_width must be .*, got 0.0"),
+        ({"swing_height": 0.0}, r"swing_height must be .*, got 0.0"),
+        ({"encoder_bias": -1.0}, r"encoder_bias must be .*, got -1.0"),
     ],
 )
 def test_wrong_settings_are_one_line(settings, words):

@@ -1,0 +1,222 @@
+"""Walking robots as the velocity and tracking tasks need them: motors, sensors, a depth camera."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
+from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.sim import Scene
+
+SERVO_HZ = 10.0  # natural frequency of the servos, whatever inertia the motor has
+DAMPING_RATIO = 2.0
+ACTION_SHARE = 0.25  # of the largest torque: what an action of 1 asks for, at the start
+SOFT_LIMIT = 0.9  # share of a joint's range that costs nothing
+HIT = 10.0  # least force of a contact that costs [N]
+IMAGE_SIZE = 24, 32  # of the depth camera: height and width [pixels]
+FOVY = 58.0  # from top to bottom, as of an Intel RealSense D435 [degrees]
+EVERY = 5  # control steps from one image to the next: 10 Hz, as of Extreme Parkour (arXiv 2309.14341)
+GROUND_GROUP = 1  # of geoms: what the depth camera draws
+
+
+@dataclass(frozen=True, kw_only=True)
+class Motor:
+    """A type of motor with its gear, and its servo.
+
+    Attributes:
+        armature: Inertia of the rotor behind the gear [kg m^2].
+        effort: Largest torque [N m].
+        stiffness: Stiffness of the servo [N m/rad].
+        damping: Damping of the servo [N m s/rad].
+        scale: Offset of the joint's target for an action of 1 [rad].
+    """
+
+    armature: float
+    effort: float
+    stiffness: float
+    damping: float
+    scale: float
+
+    @classmethod
+    def tuned(cls, armature: float, effort: float, scale: float | None = None) -> Motor:
+        """Return a motor whose servo is an overdamped second-order system of 10 Hz, as those of mjlab's robots.
+
+        Without a `scale` [rad], an action of 1 asks for a quarter of the largest torque.
+        """
+        omega = 2.0 * math.pi * SERVO_HZ
+        stiffness, damping = armature * omega**2, 2.0 * DAMPING_RATIO * armature * omega
+        scale = ACTION_SHARE * effort / stiffness if scale is None else scale
+        return cls(armature=armature, effort=effort, stiffness=stiffness, damping=damping, scale=scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eye:
+    """A depth camera on the torso of a robot, in its x-z plane, which looks ahead and down.
+
+    Attributes:
+        x: Place ahead of the torso's origin [m].
+        z: Place above it [m].
+        pitch: Angle of the view below the torso's x axis [rad].
+        near: Depth that becomes 0 in the image [m]; also what is nearer.
+        far: Depth that becomes 255 [m]; also what is further, or nothing.
+    """
+
+    x: float
+    z: float
+    pitch: float
+    near: float
+    far: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.near < self.far:
+            raise TaskError(f"eye: expected 0 <= near < far [m], got near={self.near:g}, far={self.far:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robot:
+    """What a task must know of a walking robot. Patterns are of names of joints; the first that fits counts.
+
+    Attributes:
+        name: Its folder and file in tasks/assets, where there is no `file`.
+        root: Its root body.
+        torso: Body that is to be upright.
+        imu: Site of the IMU.
+        feet: What stands on the ground: `body:<name>`, or `geom:<name>` of a shape.
+        soles: Sites at the feet, in the same order: their heights and velocities are rewarded.
+        height: Height of the root at the start [m], to which `start_height` is added.
+        pose: Joint angles of the pose [rad], by pattern; 0 for the others.
+        motors: Motors, by pattern.
+        widths: Deviation from the pose that divides its reward by e [rad]: standing, walking, running; by pattern.
+        foot_ring: Radius of a ring around each sole [m] and its points, where the sole looks at rough ground.
+        thighs: What must not touch rough ground, as `feet`; without it a tilt ends an episode there too.
+        shanks: What `shank_contact` is of, as `feet`.
+        trot: 1 for feet that swing together in a trot, -1 for the others, in the order of `feet`; needed by its term.
+        elliptic: Whether friction cones are elliptic, and friction stiffer than the normal of a contact.
+        file: MJCF or URDF, or `menagerie:<robot>`. Its motors, sensors and floor are left out.
+        fixed_base: False gives a file without floating base one.
+        sites: Body and place in it [m] of sites that the file lacks, by name.
+        eye: Depth camera, for `task.vision=depth`.
+        packages: Folders of the ROS packages that a URDF names, by package.
+
+    Raises:
+        TaskError: A value is not as described here.
+    """
+
+    name: str
+    root: str
+    torso: str
+    imu: str
+    feet: tuple[str, ...]
+    soles: tuple[str, ...]
+    height: float
+    pose: Mapping[str, float]
+    motors: Mapping[str, Motor]
+    widths: Mapping[str, tuple[float, float, float]]
+    foot_ring: tuple[float, int] = (0.04, 4)
+    thighs: tuple[str, ...] = ()
+    shanks: tuple[str, ...] = ()
+    trot: tuple[float, ...] = ()
+    elliptic: bool = False
+    file: str | Path | None = None
+    fixed_base: bool | None = None
+    sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)
+    eye: Eye | None = None
+    packages: Mapping[str, str | Path] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for item in (*self.feet, *self.thighs, *self.shanks):
+            if item.partition(":")[0] not in ("body", "geom"):
+                expected = f"expected body:<name> or geom:<name>, got {item!r}; try 'body:{item}'"
+                raise TaskError(f"robot {self.name!r}: feet, thighs and shanks: {expected}")
+        if len(self.soles) != len(self.feet):
+            expected = f"expected a sole for each of {len(self.feet)} feet, got {len(self.soles)}"
+            raise TaskError(f"robot {self.name!r}: {expected}")
+        for pattern, widths in self.widths.items():
+            if len(widths) != 3 or min(widths) <= 0.0:
+                expected = f"must be three numbers above 0: standing, walking, running [rad], got {widths}"
+                raise TaskError(f"robot {self.name!r}: widths[{pattern!r}] {expected}")
+
+    def by_joint(self, joints: list[str], values: str, default: Any = None) -> list[Any]:
+        """Returns of `pose`, `motors` or `widths` what each joint has: the value of the first pattern that fits.
+
+        Raises:
+            TaskError: A pattern fits no joint, or a joint has no pattern and there is no default.
+        """
+        by_pattern: Mapping[str, Any] = getattr(self, values)
+        where = f"robot {self.name!r}: {values}:"
+        for pattern in by_pattern:
+            if not any(fnmatchcase(joint, pattern) for joint in joints):
+                hint = did_you_mean(pattern, joints)
+                raise TaskError(f"{where} {pattern!r} matches no joint.{hint} There are {joints}")
+        found = [
+            next((value for key, value in by_pattern.items() if fnmatchcase(joint, key)), default) for joint in joints
+        ]
+        if None in found:
+            raise TaskError(f"{where} no pattern matches {joints[found.index(None)]!r}; try '*' for all others")
+        return found
+
+    def empty_scene(self, physics_hz: float) -> Scene:
+        """Returns a scene without robot and ground, whose solver is as the robot needs it."""
+        scene = Scene(physics_hz, integrator="implicitfast")
+        if self.elliptic:
+            scene.choose(None, "elliptic")
+            scene.option.impratio = 10.0
+        scene.option.iterations, scene.option.ls_iterations, scene.option.ccd_iterations = 10, 20, 50
+        return scene
+
+    def add_motors(self, scene: Scene) -> None:
+        """Adds a servo for each joint to a scene that has the robot."""
+        values = {
+            name: {pattern: getattr(motor, name) for pattern, motor in self.motors.items()}
+            for name in ("stiffness", "damping", "armature")
+        }
+        effort = {pattern: motor.effort for pattern, motor in self.motors.items()}
+        scene.add_actuators("robot", list(self.motors), kind="position", effort_limit=effort, **values)
+
+    def add_to(self, scene: Scene) -> None:
+        """Adds the robot to a scene as "robot", without motors and sensors.
+
+        Raises:
+            TaskError: The file does not fit, or has not the body of a site.
+        """
+        spec, file = scene.spec, self.file or assets_dir() / self.name / f"{self.name}.xml"
+        ground = len(spec.worldbody.geoms)
+        scene.add("robot", file, fixed_base=self.fixed_base, packages=self.packages or None)
+        floor = spec.worldbody.geoms[ground:]
+        names = {geom.name for geom in floor}
+        pairs = [pair for pair in spec.pairs if names & {pair.geomname1, pair.geomname2}]
+        for element in [*spec.sensors, *spec.actuators, *pairs, *floor]:
+            spec.delete(element)
+        for site, (body, pos) in self.sites.items():
+            if (place := spec.body(f"robot/{body}")) is None:
+                known = [each.name.removeprefix("robot/") for each in spec.bodies[1:]]
+                raise TaskError(f"{self.file}: no body {body!r} for the site {site!r}.{did_you_mean(body, known)}")
+            place.add_site(name=f"robot/{site}", pos=pos)
+
+    def add_eye(self, scene: Scene) -> None:
+        """Adds the depth camera to a scene that has the robot, as "eye"; it draws what is fixed to the world.
+
+        Raises:
+            ConfigError: The robot has none.
+        """
+        eye = self.eye
+        if eye is None:
+            raise ConfigError(f"task.vision=depth: the robot {self.name!r} has no `eye`. Try task.vision=null")
+        for geom in scene.spec.worldbody.geoms:
+            geom.group = GROUND_GROUP
+        scene.add_camera(
+            "eye",
+            f"robot/{self.torso}",
+            pos=(eye.x, 0.0, eye.z),
+            target=(eye.x + math.cos(eye.pitch), 0.0, eye.z - math.sin(eye.pitch)),
+            fovy=FOVY,
+            size=IMAGE_SIZE,
+            outputs=("depth",),
+            every=EVERY,
+            groups=(GROUND_GROUP,),
+        )
