@@ -23,10 +23,10 @@ from gpusim_rl.env.math import (
 )
 from gpusim_rl.env.motions import Frame, Motions, Playhead, Starts, read_clips
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.settings.schema import NotNegative, Positive
+from gpusim_rl.settings.schema import Bounds, NotNegative, Positive
 from gpusim_rl.sim import Scene, Sim
 
-from .velocity import HIT, SOFT_LIMIT, Robot
+from .robots import HIT, SOFT_LIMIT, Robot
 
 SPIN = 0.1  # share of a squared rotation [rad2] or its rate [rad2/s2] in a squared distance or speed, in `deepmimic`
 
@@ -75,17 +75,11 @@ class CostConfig:
 class StartNoiseConfig:
     """Bounds of the noise on the state of the clip in which an episode begins."""
 
-    pos: list[float]  # m along x, y and z
-    rot: list[float]  # rad about x, y and z
-    lin_vel: list[float]  # m/s
-    ang_vel: list[float]  # rad/s
+    pos: Bounds  # m along x, y and z
+    rot: Bounds  # rad about x, y and z
+    lin_vel: Bounds  # m/s
+    ang_vel: Bounds  # rad/s
     joint_pos: NotNegative  # rad
-
-    def __post_init__(self) -> None:
-        for name in ("pos", "rot", "lin_vel", "ang_vel"):
-            most = getattr(self, name)
-            if len(most) != 3 or min(most) < 0.0:
-                raise ConfigError(f"task.start_noise.{name} must be three numbers of at least 0, got {most}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,43 +315,69 @@ class TrackingTask(Task[TrackingConfig]):
         }
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        body, frame, anchor = self.body, self._frame(), self.anchor_index
-        now = Poses(self.followed.pos, self.followed.quat)
-        target = self._targets(frame, now)
+        frame, now = self._frame(), Poses(self.followed.pos, self.followed.quat)
+        squared = self._beyondmimic if self.cfg.reward == "beyondmimic" else self._deepmimic
+        terms = {**squared(frame, now, self._targets(frame, now)), **self._costs()}
+        values = torch.stack([terms[name] for name in self.terms])
+        values[: len(self.sharpness)].mul_(self.sharpness).exp_()
+        return dict(zip(self.terms, values * self.weights, strict=True))
+
+    def _away(self, frame: Frame, now: Poses, target: Poses) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns squared distances of bodies from their targets and of the anchor [m2], and joint differences [rad].
+
+        Writes `errors`.
+        """
         away = (target.pos - now.pos).square().sum(dim=2)
-        joints = frame.joint_pos - body.joint_pos
-        from_clip = (frame.body_pos[:, anchor] - now.pos[:, anchor]).square().sum(dim=1)
+        from_clip = (frame.body_pos[:, self.anchor_index] - now.pos[:, self.anchor_index]).square().sum(dim=1)
+        joints = frame.joint_pos - self.body.joint_pos
         torch.mean(away.sqrt(), dim=1, out=self.errors[0])
         torch.sqrt(from_clip, out=self.errors[1])
         torch.mean(joints.abs(), dim=1, out=self.errors[2])
+        return away, from_clip, joints
 
-        if self.cfg.reward == "beyondmimic":
-            anchors = (frame.body_quat[:, anchor, None], now.quat[:, anchor, None])
-            turned = (torch.cat(pair, dim=1) for pair in zip((target.quat, now.quat), anchors, strict=True))
-            turn = quat_angle(*turned).square_()  # of the bodies, and of the anchor in the world
-            velocities = torch.stack([self.followed.lin_vel, self.followed.ang_vel])
-            off = torch.stack([frame.body_lin_vel, frame.body_ang_vel]).sub_(velocities)
-            of_velocities = off.square_().sum(dim=3).mean(dim=2).unbind()
-            squared = [from_clip, turn[:, -1], away.mean(dim=1), turn[:, :-1].mean(dim=1), *of_velocities]
-        else:
-            root = self.root_index
-            turn = quat_angle(frame.body_quat[:, root], now.quat[:, root]).square()
-            spin = (frame.body_ang_vel[:, root] - body.root_ang_vel).square().sum(dim=1)
-            squared = [
-                joints.square().sum(dim=1),
-                (frame.joint_vel - body.joint_vel).square().sum(dim=1),
-                (frame.body_pos[:, root] - now.pos[:, root]).square().sum(dim=1) + SPIN * turn,
-                (frame.body_lin_vel[:, root] - body.root_lin_vel).square().sum(dim=1) + SPIN * spin,
-                away.index_select(1, self.end_index).sum(dim=1),
-            ]
-        near = torch.exp(torch.stack(squared) * self.sharpness)
-        beyond = ((body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0).sum(dim=1)
-        costs = [(self.actions - self.last_actions).square().sum(dim=1), beyond]
+    def _beyondmimic(self, frame: Frame, now: Poses, target: Poses) -> dict[str, Float[Tensor, " envs"]]:
+        """Returns the squared errors of `BeyondMimicConfig`."""
+        away, from_clip, _ = self._away(frame, now, target)
+        anchors = (frame.body_quat[:, self.anchor_index, None], now.quat[:, self.anchor_index, None])
+        turned = (torch.cat(pair, dim=1) for pair in zip((target.quat, now.quat), anchors, strict=True))
+        turn = quat_angle(*turned).square_()  # of the bodies, and of the anchor in the world
+        velocities = torch.stack([self.followed.lin_vel, self.followed.ang_vel])
+        off = torch.stack([frame.body_lin_vel, frame.body_ang_vel]).sub_(velocities)
+        lin_vel, ang_vel = off.square_().sum(dim=3).mean(dim=2)
+        return {
+            "anchor_pos": from_clip,
+            "anchor_ori": turn[:, -1],
+            "body_pos": away.mean(dim=1),
+            "body_ori": turn[:, :-1].mean(dim=1),
+            "body_lin_vel": lin_vel,
+            "body_ang_vel": ang_vel,
+        }
+
+    def _deepmimic(self, frame: Frame, now: Poses, target: Poses) -> dict[str, Float[Tensor, " envs"]]:
+        """Returns the squared errors of `DeepMimicConfig`."""
+        body, root = self.body, self.root_index
+        away, _, joints = self._away(frame, now, target)
+        turn = quat_angle(frame.body_quat[:, root], now.quat[:, root]).square()
+        spin = (frame.body_ang_vel[:, root] - body.root_ang_vel).square().sum(dim=1)
+        return {
+            "joint_pos": joints.square().sum(dim=1),
+            "joint_vel": (frame.joint_vel - body.joint_vel).square().sum(dim=1),
+            "root_pose": (frame.body_pos[:, root] - now.pos[:, root]).square().sum(dim=1) + SPIN * turn,
+            "root_vel": (frame.body_lin_vel[:, root] - body.root_lin_vel).square().sum(dim=1) + SPIN * spin,
+            "end_pos": away.index_select(1, self.end_index).sum(dim=1),
+        }
+
+    def _costs(self) -> dict[str, Float[Tensor, " envs"]]:
+        """Returns what `CostConfig` has weights for."""
+        beyond = ((self.body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0)
+        costs = {
+            "action_rate": (self.actions - self.last_actions).square().sum(dim=1),
+            "joint_limits": beyond.sum(dim=1),
+        }
         if self.self_contact is not None:
             force = torch.linalg.vector_norm(self.self_contact.data[:, 1:], dim=1)
-            costs.append((force > HIT).float())
-        values = torch.cat([near, torch.stack(costs)])
-        return dict(zip(self.terms, values * self.weights, strict=True))
+            costs["self_contact"] = (force > HIT).float()
+        return costs
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         cfg, anchor, frame = self.cfg, self.anchor_index, self._frame()
