@@ -32,7 +32,7 @@ CONTENTS = {
         "algorithms",
         "randomization",
         "vision",
-        "imitation",
+        "motion",
         "export",
         "migrating_from_isaacgymenvs",
         "migrating_from_isaaclab",

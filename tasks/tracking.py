@@ -131,7 +131,7 @@ class TrackingTask(Task[TrackingConfig]):
     by three angles; the critic sees the bodies from the anchor of the clip, not of the robot. Pushes, friction and
     centres of mass are random with `task.randomize=true`; pushes are horizontal.
 
-    The clips are `task.clips`: names in tasks/assets/motions, or paths of .npz files (docs/imitation.md#clips). Each
+    The clips are `task.clips`: names in tasks/assets/motions, or paths of .npz files (docs/motion.md#clips). Each
     env follows a clip, frame by frame. Where a clip is over, the robot is put into another frame and runs on, as in
     mjlab: the episode goes on, and `final_obs` of that step has joints of the new frame and bodies of the old one.
 

@@ -448,7 +448,7 @@ TINY = {
     "tools/export.py": "--no-int8",
     "tools/pretrain_encoder.py": "--frames 32 --epochs 1 --num-envs 4 --batch-size 16",
 }
-"""What makes the commands of vision.md and imitation.md small."""
+"""What makes the commands of vision.md and motion.md small."""
 TINY |= {"tools/clip.py": "", "tools/clip.py play": "--out play.html --steps 2"}
 TINY |= {"tools/clip.py record": "--seconds 0.2 --skip 0"}
 
@@ -536,13 +536,13 @@ def test_the_lines_about_cameras_run_in_the_task_of_the_page(looking, monkeypatc
     assert env.step(torch.zeros(4, 2)).obs["wrist"].shape == seen.shape
 
 
-# -- imitation.md -----------------------------------------------------------------------------
+# -- motion.md -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_commands_about_motions_run(tmp_path):
-    for command in commands("docs/imitation.md"):
+    for command in commands("docs/motion.md"):
         shell(tiny(command), tmp_path)
     runs = [path.parent for path in (tmp_path / "runs").glob("*/2*/config.yaml")]
     assert sorted(run.parent.name for run in runs) == [
@@ -553,7 +553,7 @@ def test_the_commands_about_motions_run(tmp_path):
 
 
 def test_the_lines_about_clips_run(capsys):
-    [code] = [block.text for block in blocks("docs/imitation.md") if block.language == "python"]
+    [code] = [block.text for block in blocks("docs/motion.md") if block.language == "python"]
     exec(code, {})
     assert capsys.readouterr().out.startswith("4.0 ('FR_hip_joint'")
 

@@ -37,7 +37,7 @@ HOLDS, MIN_HELD = 1.2, 4
 """Mean frames per pose from which poses count as held, and the number of poses that this takes."""
 STRIDE, UNEVEN = 3, 1.5
 """Largest spacing of frames with velocities of their own, and largest ratio of those to position differences."""
-DOCS = "docs/imitation.md#clips"
+DOCS = "docs/motion.md#clips"
 ISAAC_LAB = {
     "joint_names": "dof_names",
     "joint_pos": "dof_positions",
