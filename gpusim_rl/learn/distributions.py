@@ -30,8 +30,8 @@ class DiagonalGaussian:
     """One row [actions] where it does not depend on the state."""
     _terms: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
 
-    def __getitem__(self, index: int) -> DiagonalGaussian:
-        """Returns a row of the first dimension; a log-std that does not depend on the state has none."""
+    def __getitem__(self, index: int | slice) -> DiagonalGaussian:
+        """Return a row, or rows, of the first dimension; a log-std that does not depend on the state has none."""
         return DiagonalGaussian(self.mean[index], self.log_std if self.log_std.ndim == 1 else self.log_std[index])
 
     def per_sample(self) -> DiagonalGaussian:
@@ -105,8 +105,8 @@ class Categorical:
     counts: tuple[int, ...]
     """Options of each choice."""
 
-    def __getitem__(self, index: int) -> Categorical:
-        """Returns a row of the first dimension."""
+    def __getitem__(self, index: int | slice) -> Categorical:
+        """Return a row, or rows, of the first dimension."""
         return Categorical(self.logits[index], self.counts)
 
     def per_sample(self) -> Categorical:

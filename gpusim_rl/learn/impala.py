@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class Impala(OnPolicy):
         self, cfg: ImpalaConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
-        self._clip, self._ages = cfg.ratio_clip, cfg.delay + 1
+        self.clip, self._ages = cfg.ratio_clip, cfg.delay + 1
         self._ring = [memory.new_zeros(self._ages, *memory.shape) for memory, _ in self.rollout.memory()]
         self._versions = torch.full((self._ages,), -torch.inf, device=device)  # nothing there yet
         self._envs = torch.arange(env.num_envs, device=device)
@@ -116,24 +117,24 @@ class Impala(OnPolicy):
     @torch.no_grad()
     def _exchange(self) -> Tensor:
         """Puts the rollout into the ring, and takes one for each env from it; returns their ages [updates], [N]."""
-        newest = self.iteration.long() % self._ages
-        self._versions.index_copy_(0, newest[None], self.iteration[None])
+        newest = self.steps.iteration.long() % self._ages
+        self._versions.index_copy_(0, newest[None], self.steps.iteration[None])
         due = (newest - self._delay) % self._ages
         for (memory, dim), ring in zip(self.rollout.memory(), self._ring, strict=True):
             ring.index_copy_(0, newest[None], memory[None])
             memory.copy_(ring.movedim(1 + dim, 1)[due, self._envs].movedim(0, dim))
-        return self.iteration - self._versions[due]
+        return self.steps.iteration - self._versions[due]
 
     @torch.no_grad()
-    def _prepare(self) -> tuple[Sequences, dict[str, Tensor]]:
-        """Evaluates the samples by the networks of now, then goes on as for every rollout."""
+    def prepare(self, reward: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Sequences, dict[str, Tensor]]:
+        """Evaluate the samples with the current networks, then continue as for every rollout."""
         rollout, policy = self.rollout, self.policy
         batch = Sequences.of(rollout, policy.normalize(rollout.obs), rollout.action)
         now = policy.evaluate(batch.inputs, batch.packed, batch.hidden, batch.is_first)
         rollout.value.copy_(by_step(now.value, rollout.num_envs))
         acted = policy.head.stored(rollout.distribution).log_prob(rollout.action)
         torch.sub(by_step(now.log_prob, rollout.num_envs), acted, out=self._log_ratio)
-        return super()._prepare()
+        return super().prepare(reward, inputs)
 
     def advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
         cfg = self.cfg

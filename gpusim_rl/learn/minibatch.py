@@ -10,6 +10,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import Hidden
+from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.rollout import Rollout
 
 
@@ -100,6 +101,43 @@ class Samples:
     def weight_of(packed: Tensor) -> Tensor:
         """Returns `weight` of packed samples, a view, without unpacking the rest."""
         return packed[..., -1]
+
+
+@dataclass(slots=True)
+class Minibatch:
+    """Samples of a minibatch, or of a chunk of it, as losses see them: [time, batch, ...]."""
+
+    old: Samples
+    """The record of the rollout."""
+    inputs: dict[str, Tensor]
+    """Normalised observations by group, and what extensions have added."""
+    hidden: Hidden = ()
+    """Recurrent state before each sequence, [layers, batch, size]."""
+    is_first: Tensor | None = None
+    """Whether an episode begins at the step; None for feed-forward policies."""
+
+
+def shuffle(
+    weight: Tensor, valid: Tensor, minibatches: int, generator: torch.Generator, collective: Collective
+) -> tuple[Tensor, ...]:
+    """Draw the minibatches of an epoch, and write into `weight` each sample's share of the mean over its minibatch.
+
+    Args:
+        weight: Weights of the samples, [steps, sequences].
+        valid: 1 for each sample that counts, else 0, [steps, sequences].
+        minibatches: Number of minibatches, which divides the number of sequences.
+        generator: Random generator.
+        collective: Processes whose minibatches belong together.
+
+    Returns:
+        Indices of the sequences of each minibatch.
+    """
+    size = weight.shape[1] // minibatches
+    order = torch.randperm(weight.shape[1], generator=generator, device=weight.device)
+    shuffled = valid.index_select(1, order).unflatten(1, (-1, size))
+    [counts] = collective.sum([shuffled.sum(dim=(0, 2))])
+    weight.index_copy_(1, order, (shuffled / counts.clamp_(min=1.0)[:, None]).flatten(1))
+    return order.split(size)
 
 
 @dataclass(slots=True)

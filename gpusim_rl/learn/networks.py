@@ -22,7 +22,14 @@ from gpusim_rl.learn.encoders import Encoder, FrameStack
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.machine.source_location import describe
 from gpusim_rl.settings.load_class import load_class
-from gpusim_rl.settings.schema import CriticConfig, DiscriminatorConfig, NetworkConfig, OnPolicyConfig, RNDConfig
+from gpusim_rl.settings.schema import (
+    CriticConfig,
+    DiscriminatorConfig,
+    NetworkConfig,
+    OnPolicyConfig,
+    RNDConfig,
+    SupervisedConfig,
+)
 
 # In place where the gradient can be had from the output alone: less memory traffic.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -215,14 +222,14 @@ class ActorCritic(Policy):
     float32; only encoders, or else the trunks' MLPs, run under autocast.
     """
 
-    def __init__(self, cfg: OnPolicyConfig, env: EnvSpec) -> None:
+    def __init__(self, cfg: OnPolicyConfig | SupervisedConfig, env: EnvSpec) -> None:
         super().__init__()
         obs_sizes, net, key = env.obs_sizes, cfg.network, f"{env.section}.network"
         self.critic_group = "critic" if "critic" in obs_sizes else "policy"
         self.groups = sorted({"policy", self.critic_group}, reverse=True)
         normalized = sorted(self.groups) if cfg.normalize_obs else []
         self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=cfg.clip_obs) for g in normalized})
-        self.value_norm = RunningNormalizer(1) if cfg.normalize_value else None
+        self.value_norm = RunningNormalizer(1) if isinstance(cfg, OnPolicyConfig) and cfg.normalize_value else None
 
         separate = net.separate or self.critic_group == "critic"
         self.critic_sees_images = bool(env.images) and self.critic_group == "policy"
@@ -265,6 +272,14 @@ class ActorCritic(Policy):
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
         """Returns the inputs of the networks by group, normalised if configured."""
         return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in self.groups}
+
+    def inputs(self, obs: Observation) -> dict[str, Tensor]:
+        """Return the normalised observations that minibatches gather, by group."""
+        inputs = self.normalize(obs)
+        if self.mlp_bf16 and not self.recurrent:
+            # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
+            inputs = {name: x.bfloat16() for name, x in inputs.items()}
+        return inputs
 
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import EnvSpec, Transition
 from gpusim_rl.learn.distributions import squared_distance
-from gpusim_rl.learn.minibatch import Samples, Sequences, fit_minibatches
+from gpusim_rl.learn.exploration import fitted
+from gpusim_rl.learn.extensions import Evaluate, Evaluated, Extension, extension_class, make_extension
+from gpusim_rl.learn.gradient_steps import rows_made
+from gpusim_rl.learn.minibatch import Minibatch, Samples, fit_minibatches, shuffle
 from gpusim_rl.learn.networks import EvaluatedActions
 from gpusim_rl.learn.on_policy import SOFT_BOUND, OnPolicy
 from gpusim_rl.learn.rnd import RandomDistillation
-from gpusim_rl.learn.symmetry import SYMMETRY_LOSS, Symmetry
-from gpusim_rl.learn.teacher import GROUP, IMITATION, LABEL, Teacher
+from gpusim_rl.learn.style import Style
+from gpusim_rl.learn.symmetry import Symmetry
+from gpusim_rl.learn.teacher import Teacher
 from gpusim_rl.settings.schema import PPOConfig
+
+EXTENSIONS: dict[str, Any] = {"style": Style, "rnd": RandomDistillation, "symmetry": Symmetry, "teacher": Teacher}
+"""Extensions with a section in PPO's settings. Rewards and losses pass through them in this order."""
 
 
 def clipped_loss(old: Samples, ratio: Tensor) -> Tensor:
@@ -59,91 +67,83 @@ class AdaptiveRate:
 class PPO(OnPolicy):
     """Proximal policy optimisation: `epochs` passes over a rollout in minibatches, the policy kept near the old one.
 
-    In the first minibatch the ratio is 1 and the KL 0.
+    In the first minibatch the ratio is 1 and the KL 0. What is added to rewards and losses are `extensions`; AMP is PPO
+    with one of them, `style`.
+
+    Attributes:
+        extensions: Extensions by name, in the order in which rewards and losses pass through them.
     """
 
     Config = PPOConfig
-    losses = (*OnPolicy.losses, "policy/kl", "policy/clip_fraction")
 
     cfg: PPOConfig
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
-        self._symmetry = Symmetry.of(cfg, env, device)
-        if self._symmetry is not None:
-            self.losses = (*self.losses, SYMMETRY_LOSS)
-        if env.role != "acts" and cfg.imitation.weight:
-            self.teacher = Teacher(env, f"{env.section}.imitation.teacher", cfg.imitation.teacher, cfg.horizon, device)
-            self.losses = (*self.losses, IMITATION)
-            sizes = {group: size for group, size in env.obs_sizes.items() if group != GROUP}
-            env = dataclasses.replace(env, obs_sizes=sizes)
-        super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
-        self._rnd: RandomDistillation | None = None
-        if env.role != "acts" and (cfg.rnd.weight or cfg.rnd.final_weight):
-            self._rnd = RandomDistillation(cfg, env, self.policy.critic_group, device)
+        key = f"{env.section}.extensions"
+        own = [extension_class(f"{key}.{name}", settings) for name, settings in cfg.extensions.items()]
+        theirs = {group for extension in (*EXTENSIONS.values(), *own) for group in extension.groups}
+        sizes = {group: size for group, size in env.obs_sizes.items() if group not in theirs}
+        shown = dataclasses.replace(env, obs_sizes=sizes)
+        super().__init__(cfg, shown, device=device, seed=seed, max_iterations=max_iterations)
+        self.clip = cfg.clip
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max, device)
-        self._clip, self._kl = cfg.clip, self.losses.index("policy/kl")
+        self.extensions: dict[str, Extension] = {}
+        if env.role == "acts":
+            return
+        made = {name: extension.of(cfg, env, device, seed) for name, extension in EXTENSIONS.items()}
+        self.extensions = {name: extension for name, extension in made.items() if extension is not None}
+        for name, settings in cfg.extensions.items():
+            self.extensions[name] = make_extension(f"{key}.{name}", settings, env, device)
+        added = {name: w for extension in self.extensions.values() for name, w in extension.weights.items()}
+        self.weigh(self.loss_weights() | {name: 1.0 if isinstance(w, Tensor) else w for name, w in added.items()})
+        self._moving = {self.losses.index(name): w for name, w in added.items() if isinstance(w, Tensor)}
+        self._evaluators = [it for it in self.extensions.values() if type(it).losses is not Extension.losses]
 
     def loss_weights(self) -> dict[str, float]:
-        cfg = self.cfg
-        return {**super().loss_weights(), SYMMETRY_LOSS: cfg.symmetry.mirror_loss, IMITATION: cfg.imitation.weight}
+        return {**super().loss_weights(), "policy/kl": 0.0, "policy/clip_fraction": 0.0}
+
+    def fit_minibatches(self, samples: int) -> int:
+        return fit_minibatches(self.num_sequences, samples / self.cfg.minibatch_size)
+
+    def record(self, action: Tensor, step: Transition) -> None:
+        """Write the step into the rollout, and show it to the extensions."""
+        for extension in self.extensions.values():
+            extension.record(self.exploration.step, self.exploration.acted_on, step)
+        super().record(action, step)
 
     def update(self) -> dict[str, Tensor]:
-        """Learns from the rollout; returns numbers for the log."""
-        cfg = self.cfg.imitation
-        if self.teacher is not None and cfg.end > 0:
-            steps = self.iteration * self.horizon
-            left = ((cfg.end - steps) / max(1, cfg.end - cfg.begin)).clamp(0.0, 1.0)
-            self._coefficients[self.losses.index(IMITATION)].copy_(cfg.weight * left)
-        stats = super().update()
-        return stats if self._rnd is None else stats | self._rnd.end_update(self.rollout)
+        """Learn from the rollout. The loss of a minibatch is `sample_losses`, weighted by `loss_weights`.
 
-    def learned_reward(self) -> Tensor:
-        reward = self._task_reward()
-        return reward if self._rnd is None else reward + self._rnd.reward(self.rollout) * self.cfg.reward_scale
+        Returns:
+            Numbers for the log, as 0-dim device tensors.
+        """
+        cfg, rollout, extensions = self.cfg, self.rollout, self.extensions.values()
+        if cfg.schedule == "linear":
+            self.steps.anneal(self.max_iterations)
+        with torch.no_grad():
+            reward, inputs = rollout.reward * cfg.reward_scale, self.policy.inputs(rollout.obs)
+            for extension in extensions:
+                reward = extension.begin_update(rollout, reward, inputs, self.policy)
+        for place, changed in self._moving.items():
+            self._coefficients[place].copy_(changed)
 
-    def _task_reward(self) -> Tensor:
-        return super().learned_reward()
-
-    def _inputs(self) -> dict[str, Tensor]:
-        inputs = super()._inputs()
-        if self.teacher is not None:
-            inputs |= {LABEL: self.teacher.actions}
-        return inputs if self._symmetry is None else inputs | self._symmetry.images(self.policy, self.rollout.obs)
-
-    def _learn(self, batch: Sequences) -> list[tuple[Tensor, Tensor]]:
-        cfg, steps = self.cfg, []
-        weight = Samples.weight_of(batch.packed)
-        valid = weight.clone()
+        batch, stats = self.prepare(reward, inputs)  # advantages and targets
+        weight = Samples.weight_of(batch.packed)  # of each sample in the mean over its minibatch
+        valid, steps, numbers = weight.clone(), [], []
         for epoch in range(cfg.epochs):
-            for index in self._shuffle(weight, valid):
-                losses, norm, skip = self._gradient(batch, index)
+            for index in shuffle(weight, valid, self.num_minibatches, self._shuffle_generator, self.collective):
+                losses, norm, skip = self.gradient(batch, index)
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
                 if cfg.schedule_per == "minibatch" and steps:
                     self._adapt(torch.add(losses[self._kl], norm, alpha=0.0))  # NaN where the step is left out
-                self._step(norm, skip)
-                if self._rnd is not None:
-                    self._rnd.learn(index, weight.index_select(1, index))
+                self.steps.make(norm, skip)
                 steps.append((losses, norm))
+                last = len(steps) == cfg.epochs * self.num_minibatches
+                learned = [extension.after_minibatch(index, weight, last) for extension in extensions]
+                numbers.append({name: number for named in learned for name, number in named.items()})
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
-                self._adapt(self._numbers(steps[-self.num_minibatches :])[0][:, self._kl].mean())
-        return steps
-
-    def _adapt(self, kl: Tensor) -> None:
-        if self.cfg.schedule == "adaptive":
-            self._adaptive_rate.adapt(self.learning_rate, kl)
-
-    def _evaluate(self, old: Samples, inputs: dict[str, Tensor], *state: Any) -> dict[str, Tensor]:
-        if self._symmetry is None:
-            now = self.policy.evaluate(inputs, old.action, *state)
-            losses = self.sample_losses(old, now)
-        else:
-            both = self._symmetry.with_images(old, inputs)
-            now = self.policy.evaluate(both.inputs, both.old.action)
-            losses = self._symmetry.fold(self.sample_losses(both.old, now), now)
-        if self.teacher is not None:
-            mean = now.distribution.mode if self._symmetry is None else now.distribution.mode[:1]
-            losses[IMITATION] = squared_distance(mean, inputs[LABEL]).mean(dim=-1)
-        return losses
+                self._adapt(rows_made(steps[-self.num_minibatches :])[0][:, self._kl].mean())
+        return stats | self.end_update(steps) | _means(numbers)
 
     def sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         clip = self.cfg.clip
@@ -154,7 +154,6 @@ class PPO(OnPolicy):
             # Where the clipped value is the worse one, it is constant: it bounds the error, and has no gradient.
             near = now.value.detach().clamp(old.value_low, old.value_high)
             value_loss = _at_least(value_loss, squared_distance(near, old.target))
-
         with torch.no_grad():
             before: Any = self.policy.head.stored(old.distribution)  # of the kind of the one now
             kl = now.distribution.kl_from(before)
@@ -168,29 +167,46 @@ class PPO(OnPolicy):
             "policy/clip_fraction": clip_fraction,
         }
 
-    def _fit_minibatches(self, samples: int) -> int:
-        return fit_minibatches(self.num_sequences, samples / self.cfg.minibatch_size)
+    def evaluate(self, minibatch: Minibatch) -> Evaluated:
+        evaluate: Evaluate = super().evaluate
+        for extension in self._evaluators:
+            evaluate = partial(extension.losses, evaluate)
+        return evaluate(minibatch)
+
+    def _adapt(self, kl: Tensor) -> None:
+        if self.cfg.schedule == "adaptive":
+            self._adaptive_rate.adapt(self.steps.learning_rate, kl)
+
+    @property
+    def _kl(self) -> int:
+        return self.losses.index("policy/kl")
 
     def describe(self) -> dict[str, str]:
-        """Returns network, batch and what is added to the loss."""
-        added = [it.describe() for it in (self._symmetry, self._rnd) if it is not None]
-        if self.teacher is not None:
-            cfg = self.cfg.imitation
-            course = f", 0 from step {cfg.end} on" if cfg.end else ""
-            added.append({"teacher": f"{cfg.teacher}, observes {self.teacher.group}, weight {cfg.weight:g}{course}"})
+        """Return network, batch and what the extensions add."""
+        added = [extension.describe() for extension in self.extensions.values()]
         return {**super().describe(), **{label: text for lines in added for label, text in lines.items()}}
 
+    def _describe_steps(self) -> str:
+        number, wanted = self.num_minibatches, self.cfg.minibatch_size
+        size = fitted(self.rollout.num_envs * self.horizon // number, wanted, f"{self._section}.minibatch_size")
+        return f"{number} minibatch{'es' if number > 1 else ''} of {size}, {self.cfg.epochs} epochs"
+
     def state_dict(self) -> dict[str, Any]:
-        """Returns what all on-policy algorithms have, and what tells new states."""
-        return super().state_dict() | ({} if self._rnd is None else {"rnd": self._rnd.state_dict()})
+        """Return what all on-policy algorithms have, and the states of the extensions."""
+        states = {name: extension.state_dict() for name, extension in self.extensions.items()}
+        return super().state_dict() | ({"extensions": states} if states else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`; with the state of a run without it, all states are new."""
+        """Restore `state_dict`; an extension that the run did not have before starts from scratch."""
         super().load_state_dict(state)
-        if self._rnd is not None and "rnd" in state:
-            self._rnd.load_state_dict(state["rnd"])
+        saved = state.get("extensions", {})
+        for name in saved.keys() & self.extensions.keys():
+            forget = {"episodes": None} if state["episodes"] is None else {}
+            self.extensions[name].load_state_dict({**saved[name], **forget})
 
-    def _describe_steps(self) -> str:
-        number = self.num_minibatches
-        size = self._fitted("minibatch_size", self.rollout.num_envs * self.horizon // number)
-        return f"{number} minibatch{'es' if number > 1 else ''} of {size}, {self.cfg.epochs} epochs"
+
+def _means(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the means of the numbers that all minibatches have, and those that only the last one has."""
+    names = [*rows[0]]
+    means = torch.stack([torch.stack([row[name] for name in names]) for row in rows]).mean(dim=0) if names else ()
+    return {**rows[-1], **dict(zip(names, means, strict=True))}

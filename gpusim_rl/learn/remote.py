@@ -46,7 +46,7 @@ class Remote(ABC):
 
     def begin_episodes(self) -> None:
         """Begins new episodes in all envs of the actor."""
-        self.algorithm.begin_episodes()
+        getattr(self.algorithm, "exploration", self.algorithm).begin_episodes()
 
     # In the learner
 
@@ -77,18 +77,19 @@ class RemoteImpala(Remote):
     def act_together(remotes: Sequence[RemoteImpala], obs: Sequence[Observation]) -> list[Tensor]:
         """Samples the actions of one batch of all."""
         algorithms = [remote.algorithm for remote in remotes]
-        sizes = [len(algorithm.is_first) for algorithm in algorithms]
+        explorations = [algorithm.exploration for algorithm in algorithms]
+        sizes = [len(exploration.is_first) for exploration in explorations]
         batch = {group: torch.cat([groups[group] for groups in obs]) for group in obs[0]}
-        hidden = tuple(torch.cat(states, dim=1) for states in zip(*(x.hidden for x in algorithms), strict=True))
+        hidden = tuple(torch.cat(states, dim=1) for states in zip(*(x.hidden for x in explorations), strict=True))
         policy = algorithms[0].policy
-        sampled = policy.sample(batch, hidden, torch.cat([algorithm.noise.now for algorithm in algorithms]))
+        sampled = policy.sample(batch, hidden, torch.cat([exploration.noise.now for exploration in explorations]))
         parameters = torch.cat(sampled.distribution.per_sample().parameters, dim=-1)
         actions, values = sampled.action.split(sizes), sampled.value.split(sizes)
         states = zip(*(x.split(sizes, dim=1) for x in sampled.hidden), strict=True) if hidden else [()] * len(sizes)
-        rows = zip(algorithms, obs, actions, parameters.split(sizes), values, states, strict=True)
-        for algorithm, groups, action, distribution, value, state in rows:
-            algorithm.acted_on = groups
-            algorithm.sampled = SampledActions(action, policy.head.stored(distribution), value, state)
+        rows = zip(explorations, obs, actions, parameters.split(sizes), values, states, strict=True)
+        for exploration, groups, action, distribution, value, state in rows:
+            exploration.acted_on = groups
+            exploration.sampled = SampledActions(action, policy.head.stored(distribution), value, state)
         return list(actions)
 
     def recording(self) -> list[tuple[Tensor, int]]:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from gpusim_rl.errors import ConfigError, did_you_mean, warn
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.distributions import squared_distance
+from gpusim_rl.learn.extensions import Extension
 from gpusim_rl.learn.minibatch import by_sequence
-from gpusim_rl.learn.networks import MLP
+from gpusim_rl.learn.networks import MLP, ActorCritic
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.rollout import Rollout
@@ -22,7 +23,7 @@ DISCOUNT = 0.99
 """Discount per step of the sums of rewards by whose deviation rewards are divided, with `normalize`."""
 
 
-class RandomDistillation:
+class RandomDistillation(Extension):
     """Rewards states whose features a predictor does not know yet: features of a network with random, fixed weights.
 
     The reward of a step is the distance of the predictor's features from the true ones, of the observation to act on
@@ -39,7 +40,8 @@ class RandomDistillation:
     """
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, group: str, device: torch.device) -> None:
-        rnd, sizes = cfg.rnd, {name: size for name, size in env.obs_sizes.items() if size}
+        rnd, self._reward_scale = cfg.rnd, cfg.reward_scale
+        sizes = {name: size for name, size in env.obs_sizes.items() if size}
         self._cfg, self._dt, self._collective, self.group = rnd, env.dt, env.collective, rnd.group or group
         if self.group not in sizes:
             hint = did_you_mean(self.group, sizes)
@@ -56,15 +58,22 @@ class RandomDistillation:
         self.optimizer = MaskedAdamW([*self.predictor.parameters()], rnd.learning_rate)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the training
         self.discounted = torch.zeros(env.num_envs, device=device)  # sum of rewards of each env
-        self.loss, self.mean = torch.zeros(2, device=device).unbind()  # of the last minibatch; reward of a step
+        self.mean = torch.zeros((), device=device)  # reward of a step
         self._time = torch.arange(cfg.horizon, device=device)
         self._states: Tensor | None = None
+        self._rollout: Rollout | None = None
+
+    @classmethod
+    def of(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device, seed: int) -> RandomDistillation | None:
+        """Return the distillation of a training; None where its weight is always 0."""
+        critic_group = "critic" if "critic" in env.obs_sizes else "policy"
+        return cls(cfg, env, critic_group, device) if cfg.rnd.weight or cfg.rnd.final_weight else None
 
     @staticmethod
     def _next(rollout: Rollout, group: str) -> Float[Tensor, "time envs size"]:
         return torch.cat([rollout.obs[group][1:], rollout.last_obs[group][None]])
 
-    def weights(self) -> Float[Tensor, " time"]:
+    def weights_of_steps(self) -> Float[Tensor, " time"]:
         """Returns the weight of each step of the rollout [1/s], by the schedule."""
         cfg, now = self._cfg, self.steps + self._time
         share = {
@@ -74,37 +83,34 @@ class RandomDistillation:
         }[cfg.schedule]
         return cfg.weight + (cfg.final_weight - cfg.weight) * share.float()
 
-    @torch.no_grad()
-    def reward(self, rollout: Rollout) -> Float[Tensor, "time envs"]:
-        """Returns the rewards of a rollout, once; `learn` learns from its states then."""
-        states = self.seen(self._next(rollout, self.group))
+    def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
+        """Add the rewards of new states; `after_minibatch` learns from these states then."""
+        self._rollout, states = rollout, self.seen(self._next(rollout, self.group))
         self._states = by_sequence(states, rollout.sequence_length)
-        reward = torch.linalg.vector_norm(self.predictor(states) - self.target(states), dim=-1)
+        distance = torch.linalg.vector_norm(self.predictor(states) - self.target(states), dim=-1)
         if self._cfg.normalize:
-            sums = [self.discounted.mul_(DISCOUNT).add_(row).clone() for row in reward]
+            sums = [self.discounted.mul_(DISCOUNT).add_(row).clone() for row in distance]
             self.sums.update(torch.stack(sums).flatten()[:, None], rollout.valid.flatten(), self._collective)
-            reward = reward / self.sums.scale
-        reward = reward * (self.weights() * self._dt)[:, None]
-        self.steps += len(reward)
-        self.mean.copy_(reward.mean())
-        return reward
+            distance = distance / self.sums.scale
+        new = distance * (self.weights_of_steps() * self._dt)[:, None]
+        self.steps += len(new)
+        self.mean.copy_(new.mean())
+        return reward + new * self._reward_scale
 
-    def learn(self, index: Tensor, weight: Float[Tensor, "time batch"]) -> None:
-        """Makes a step of the predictor on the states of a minibatch, each with its weight in the mean."""
-        assert self._states is not None, "reward() comes before learn()"
+    def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> dict[str, Tensor]:
+        """Make a step of the predictor on the states of a minibatch; after the last one update their statistics."""
+        assert self._states is not None and self._rollout is not None, "begin_update() comes first"
         states = self._states.index_select(1, index)
         error = squared_distance(self.predictor(states), self.target(states)).mean(dim=-1)
-        loss = (error * weight).sum()
+        loss = (error * weight.index_select(1, index)).sum()
         gradients = self.optimizer.gradients(loss)
         loss, *gradients = self._collective.sum([loss.detach(), *gradients])
         self.optimizer.masked_step(*self.optimizer.set_gradients(gradients))
-        self.loss.copy_(loss)
-
-    def end_update(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Takes the states into the statistics; returns numbers for the log."""
-        self._states = None
+        if not last:
+            return {}
+        rollout, self._states, self._rollout = self._rollout, None, None
         self.seen.update(self._next(rollout, self.group).flatten(0, 1), rollout.valid.flatten(), self._collective)
-        return {"loss/rnd": self.loss.clone(), "rnd/reward": self.mean.clone()}
+        return {"loss/rnd": loss, "rnd/reward": self.mean.clone()}
 
     def describe(self) -> dict[str, str]:
         """Returns what is rewarded."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.learn.algorithm import EnvSpec, Observation
+from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.distributions import squared_distance
-from gpusim_rl.learn.minibatch import Samples
+from gpusim_rl.learn.extensions import Evaluate, Evaluated, Extension
+from gpusim_rl.learn.minibatch import Minibatch, Samples
 from gpusim_rl.learn.networks import ActorCritic, EvaluatedActions
+from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.schema import PPOConfig, SymmetryConfig
 from gpusim_rl.spaces import SignedPermutation
 
@@ -24,14 +25,7 @@ AUGMENTED = ("loss/policy", "loss/value", "loss/bounds")
 """Losses whose mean is taken over the samples and their mirror images; entropy and KL are of the samples alone."""
 
 
-class BothSides(NamedTuple):
-    """A minibatch and its mirror image, as two steps of time."""
-
-    old: Samples
-    inputs: dict[str, Tensor]
-
-
-class Symmetry:
+class Symmetry(Extension):
     """Adds mirror images to the minibatches of PPO (Mittal et al. 2024, arXiv 2403.04359).
 
     The mirror image of a sample has the advantage, the value, the target and the old log-probability of the sample. It
@@ -48,18 +42,19 @@ class Symmetry:
         self, cfg: SymmetryConfig, maps: Mapping[str, SignedPermutation], asymmetry: float, device: torch.device
     ) -> None:
         self._cfg, self._asymmetry = cfg, asymmetry
+        self.weights = {SYMMETRY_LOSS: cfg.mirror_loss}
         self._maps = {name: _tensors(swap, device) for name, swap in maps.items()}
 
     @classmethod
-    def of(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device) -> Symmetry | None:
-        """Returns the symmetry of a training; None where it is off, or nothing is learned.
+    def of(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device, seed: int) -> Symmetry | None:
+        """Return the symmetry of a training; None where it is off.
 
         Raises:
             ConfigError: The policy is recurrent, or the task has no mirror image.
         """
         key, symmetry = f"{env.section}.symmetry", cfg.symmetry
         off = f"Try {key}.augment=false {key}.mirror_loss=0"
-        if env.role == "acts" or not (symmetry.augment or symmetry.mirror_loss):
+        if not (symmetry.augment or symmetry.mirror_loss):
             return None
         if cfg.network.rnn is not None:
             problem = "the recurrent state of a mirror image is not known"
@@ -85,27 +80,28 @@ class Symmetry:
         image = values.index_select(-1, index) * signs
         return image if terms is None else image + values @ terms
 
-    def images(self, policy: ActorCritic, obs: Observation) -> dict[str, Tensor]:
-        """Returns the normalised mirror images of raw observations, by the names of inputs."""
-        seen = policy.normalize({group: self.image(group, obs[group]) for group in policy.groups})
-        return {f"{IMAGE}{group}": value for group, value in seen.items()}
+    def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
+        """Add the normalised mirror images of the observations to the inputs."""
+        images = policy.normalize({group: self.image(group, rollout.obs[group]) for group in policy.groups})
+        inputs |= {f"{IMAGE}{group}": image.to(inputs[group].dtype) for group, image in images.items()}
+        return reward
 
-    def with_images(self, old: Samples, inputs: Mapping[str, Tensor]) -> BothSides:
-        """Returns samples [1, batch] and their mirror images, [2, batch]; what is equal in both is a view."""
+    def losses(self, evaluate: Evaluate, minibatch: Minibatch) -> Evaluated:
+        """Evaluate samples [1, batch] and their mirror images as one batch [2, batch]; images share all but actions."""
+        old, inputs = minibatch.old, minibatch.inputs
         twice = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
         both = {name: value.expand(2, *value.shape[1:]) for name, value in twice.items()}
         both["action"] = torch.cat([old.action, self.image("actions", old.action)])
         groups = [name for name in inputs if f"{IMAGE}{name}" in inputs]
         pairs = {group: torch.cat([inputs[group], inputs[f"{IMAGE}{group}"]]) for group in groups}
-        return BothSides(Samples(**both), pairs)
-
-    def fold(self, losses: Mapping[str, Tensor], now: EvaluatedActions) -> dict[str, Tensor]:
-        """Returns the losses of samples [1, batch], from those of samples and mirror images [2, batch]."""
-        both = AUGMENTED if self._cfg.augment else ()
-        folded = {name: x.mean(dim=0, keepdim=True) if name in both else x[:1] for name, x in losses.items()}
+        terms, now = evaluate(Minibatch(Samples(**both), pairs))
+        augmented = AUGMENTED if self._cfg.augment else ()
+        folded = {name: x.mean(dim=0, keepdim=True) if name in augmented else x[:1] for name, x in terms.items()}
         mean, of_image = now.distribution.mode.split(1)
         wanted = self.image("actions", mean).detach()
-        return {**folded, SYMMETRY_LOSS: squared_distance(of_image, wanted).mean(dim=-1)}
+        folded[SYMMETRY_LOSS] = squared_distance(of_image, wanted).mean(dim=-1)
+        first = now.distribution[:1]
+        return folded, EvaluatedActions(now.log_prob[:1], now.entropy[:1], first, now.value[:1])
 
     def describe(self) -> dict[str, str]:
         """Returns what is done, and how symmetric the robot is."""

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy, TrainedPolicy
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy, TrainedPolicy, Transition
+from gpusim_rl.learn.distributions import squared_distance
+from gpusim_rl.learn.extensions import Evaluate, Evaluated, Extension
+from gpusim_rl.learn.minibatch import Minibatch
 from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.overrides import text_of
+from gpusim_rl.settings.schema import PPOConfig
 from gpusim_rl.spaces import Box
 
 GROUP = "teacher"
@@ -38,8 +43,8 @@ def _load(env: EnvSpec, key: str, name: str, group: str) -> TrainedPolicy:
     return found
 
 
-class Teacher:
-    """Says what a trained policy would do in the envs of a student, and keeps what it said in a rollout.
+class Labels:
+    """Actions of a trained policy in the envs of a student, one for each step of a rollout.
 
     It observes the group `teacher`, where there is one, else `policy`. Its actions are its most likely ones, within
     the limit that the envs clamp them to.
@@ -49,7 +54,7 @@ class Teacher:
         key: Setting that names its run, for messages.
         name: Run folder, checkpoint or task.
         horizon: Control steps of a rollout.
-        device: Device of networks and memory.
+        device: Device of the memory.
 
     Attributes:
         group: Group that it observes.
@@ -73,38 +78,90 @@ class Teacher:
         self._limit = env.action_space.limit
         self.actions = torch.zeros(horizon, env.num_envs, env.action_space.size, device=device)
         self.hidden: Hidden = found.policy.actor_state(env.num_envs)
-        self._now: tuple[Tensor, Hidden] | None = None
 
     @torch.no_grad()
-    def act(self, obs: Observation) -> None:
-        """Chooses actions for what the student acts on."""
-        self._now = self._policy.act_without_critic({"policy": obs[self.group]}, self.hidden)
-
-    def record(self, t: int, done: Tensor) -> None:
-        """Keeps the actions of step t, and forgets the episodes that are done."""
-        assert self._now is not None, "act() comes before record()"
-        action, hidden = self._now
+    def record(self, t: int, obs: Observation, done: Tensor) -> None:
+        """Store the actions for what the student acted on in step t, and forget the episodes that are done."""
+        action, hidden = self._policy.act_without_critic({"policy": obs[self.group]}, self.hidden)
         self.actions[t].copy_(action if self._limit is None else action.clamp(-self._limit, self._limit))
         for state, new in zip(self.hidden, hidden, strict=True):
             state.copy_(new.masked_fill(done[None, :, None], 0.0))
 
     def begin_episodes(self) -> None:
-        """Forgets all episodes."""
+        """Forget all episodes."""
         for state in self.hidden:
             state.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns which one it is, and its recurrent state."""
+        """Return which policy it is, and its recurrent state."""
         return {"digest": self._digest, "hidden": [state.clone() for state in self.hidden]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`; another teacher than before begins anew."""
-        if state["digest"] != self._digest:
-            warn("the teacher is not the one that the training had before")
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Restore `state_dict`; another teacher than before, or None, begins new episodes."""
+        if state is None or state["digest"] != self._digest:
+            if state is not None:
+                warn("the teacher is not the one that the training had before")
             self.begin_episodes()
             return
         for hidden, saved in zip(self.hidden, state["hidden"], strict=True):
             hidden.copy_(saved)
+
+
+class Teacher(Extension):
+    """Loss that draws the student's mean actions to a teacher's, in addition to the rewards.
+
+    Attributes:
+        labels: Actions of the teacher.
+    """
+
+    groups = (GROUP,)
+
+    def __init__(self, cfg: PPOConfig, env: EnvSpec, device: torch.device) -> None:
+        settings = cfg.imitation
+        self._cfg = settings
+        self.labels = Labels(env, f"{env.section}.imitation.teacher", settings.teacher, cfg.horizon, device)
+        self._steps = torch.zeros((), device=device)  # control steps of each env
+        self._weight = torch.tensor(settings.weight, dtype=torch.float32, device=device)
+        self.weights = {IMITATION: self._weight if settings.end else settings.weight}
+
+    @classmethod
+    def of(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device, seed: int) -> Teacher | None:
+        """Return the teacher of a training; None where its weight is 0."""
+        return cls(cfg, env, device) if cfg.imitation.weight else None
+
+    def record(self, t: int, obs: Observation, step: Transition) -> None:
+        """Ask the teacher what it would do."""
+        self.labels.record(t, obs, step.done)
+
+    def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
+        """Add the teacher's actions to the inputs, and set the weight of the schedule."""
+        inputs[LABEL], cfg = self.labels.actions, self._cfg
+        if cfg.end:
+            left = ((cfg.end - self._steps) / max(1, cfg.end - cfg.begin)).clamp(0.0, 1.0)
+            self._weight.copy_(cfg.weight * left)
+        self._steps += rollout.horizon
+        return reward
+
+    def losses(self, evaluate: Evaluate, minibatch: Minibatch) -> Evaluated:
+        """Add the squared distance between the mean actions."""
+        terms, now = evaluate(minibatch)
+        distance = squared_distance(now.distribution.mode, minibatch.inputs[LABEL])
+        return {**terms, IMITATION: distance.mean(dim=-1)}, now
+
+    def describe(self) -> dict[str, str]:
+        """Return the teacher and its weight."""
+        cfg = self._cfg
+        course = f", 0 from step {cfg.end} on" if cfg.end else ""
+        return {"teacher": f"{cfg.teacher}, observes {self.labels.group}, weight {cfg.weight:g}{course}"}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress of the schedule, and the teacher's unfinished episodes."""
+        return {"steps": self._steps.clone(), "episodes": self.labels.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._steps.copy_(state["steps"])
+        self.labels.load_state_dict(state["episodes"])
 
 
 TAKEN = "actor.", "head.", "encoder.", "obs_norm.policy."

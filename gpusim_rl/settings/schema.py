@@ -267,6 +267,7 @@ class PPOConfig(OnPolicyConfig):
     symmetry: SymmetryConfig
     rnd: RNDConfig
     imitation: ImitationConfig
+    extensions: dict[str, Any]
 
     def __post_init__(self) -> None:
         _check_order(self, "learning_rate_min", "learning_rate_max")
@@ -321,29 +322,37 @@ class ReinforceConfig(OnPolicyConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistillConfig(OnPolicyConfig):
-    """Policy distillation. It has no value function and no rewards, so that those are no settings."""
+class SupervisedConfig(AlgorithmConfig):
+    """Settings of algorithms that learn actions which something else has chosen."""
 
     structure = ("horizon", "network", "normalize_obs")
     policy_structure = ("network", "normalize_obs")
+    data_parallel = True
 
     max_iterations: Count | None
-    teacher: str | None
-    loss: Literal["mse", "huber"]
-    epochs: Count
+    horizon: Count
+    learning_rate: Positive
     schedule: Literal["linear", "constant"]
-    gamma: float = dataclasses.field(default=1.0, init=False)
-    gae_lambda: float = dataclasses.field(default=1.0, init=False)
-    value_coef: float = dataclasses.field(default=0.0, init=False)
-    entropy_coef: float = dataclasses.field(default=0.0, init=False)
-    bounds_coef: float = dataclasses.field(default=0.0, init=False)
-    reward_scale: float = dataclasses.field(default=1.0, init=False)
-    normalize_value: bool = dataclasses.field(default=False, init=False)
-    normalize_advantage: bool = dataclasses.field(default=False, init=False)
+    max_grad_norm: Positive | None
+    normalize_obs: bool
+    clip_obs: Positive
+    precision: Precision
+    noise: NoiseConfig
+    network: NetworkConfig
 
     def __post_init__(self) -> None:
         if self.network.separate:
-            raise ValueError("a student has no value function. Try network.separate=false")
+            raise ValueError("there is no value function. Try network.separate=false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillConfig(SupervisedConfig):
+    """Policy distillation."""
+
+    teacher: str | None
+    loss: Literal["mse", "huber"]
+    epochs: Count
+    sequence_length: Count
 
     def batch_rows(self, num_envs: int) -> int:
         """Returns samples of a step of the optimiser."""
@@ -359,31 +368,16 @@ class ClonedConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BCConfig(OnPolicyConfig):
-    """Behaviour cloning. It has no value function and no rewards, so that those are no settings."""
+class BCConfig(SupervisedConfig):
+    """Behaviour cloning."""
 
-    structure = ("horizon", "network", "normalize_obs")
-    policy_structure = ("network", "normalize_obs")
-
-    max_iterations: Count | None
     gradient_steps: Count
     batch_size: Count
     loss: Literal["mse", "nll"]
-    schedule: Literal["linear", "constant"]
     demonstrations: ClonedConfig
-    gamma: float = dataclasses.field(default=1.0, init=False)
-    gae_lambda: float = dataclasses.field(default=1.0, init=False)
-    value_coef: float = dataclasses.field(default=0.0, init=False)
-    entropy_coef: float = dataclasses.field(default=0.0, init=False)
-    bounds_coef: float = dataclasses.field(default=0.0, init=False)
-    reward_scale: float = dataclasses.field(default=1.0, init=False)
-    normalize_value: bool = dataclasses.field(default=False, init=False)
-    normalize_advantage: bool = dataclasses.field(default=False, init=False)
-    sequence_length: int = dataclasses.field(default=1, init=False)
 
     def __post_init__(self) -> None:
-        if self.network.separate:
-            raise ValueError("a cloned policy has no value function. Try network.separate=false")
+        SupervisedConfig.__post_init__(self)
         if self.network.rnn is not None:
             raise ValueError("control steps are learned from one by one, without a memory. Try network.rnn=null")
 
@@ -735,11 +729,11 @@ class RunConfig:
 
 ALGORITHMS: dict[str, tuple[str, type]] = {
     "ppo": ("gpusim_rl.learn.ppo.PPO", PPOConfig),
-    "amp": ("gpusim_rl.learn.amp.AMP", AMPConfig),
+    "amp": ("gpusim_rl.learn.ppo.PPO", AMPConfig),
     "a2c": ("gpusim_rl.learn.a2c.A2C", A2CConfig),
     "reinforce": ("gpusim_rl.learn.reinforce.Reinforce", ReinforceConfig),
-    "distill": ("gpusim_rl.learn.distill.Distill", DistillConfig),
-    "bc": ("gpusim_rl.learn.bc.BC", BCConfig),
+    "distill": ("gpusim_rl.learn.supervised.Distill", DistillConfig),
+    "bc": ("gpusim_rl.learn.supervised.BC", BCConfig),
     "impala": ("gpusim_rl.learn.impala.Impala", ImpalaConfig),
     "sac": ("gpusim_rl.learn.sac.SAC", SACConfig),
     "td3": ("gpusim_rl.learn.td3.TD3", TD3Config),
@@ -750,6 +744,10 @@ ALGORITHMS: dict[str, tuple[str, type]] = {
 
 def algorithm_of(cls: type) -> str | None:
     """Return the name of our algorithm that a class is or extends; None for others."""
-    names = {target: name for name, (target, _) in ALGORITHMS.items()}
-    paths = (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
-    return next((names[path] for path in paths if path in names), None)
+    names = {(target, settings): name for name, (target, settings) in ALGORITHMS.items()}
+    paths = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+    configs = getattr(getattr(cls, "Config", None), "__mro__", ())
+    pairs = [(path, config) for path in paths for config in configs]
+    own = next((names[pair] for pair in pairs if pair in names), None)
+    first = {target: name for name, (target, _) in reversed(ALGORITHMS.items())}
+    return own or next((first[path] for path in paths if path in first), None)

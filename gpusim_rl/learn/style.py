@@ -6,7 +6,6 @@ The task observes two groups of numbers beside its own: `style`, features of how
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,13 +16,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import EnvSpec, RecordedTensor, Transition, make_generator, restore_generator
-from gpusim_rl.learn.networks import MLP
+from gpusim_rl.learn.algorithm import (
+    EnvSpec,
+    Observation,
+    RecordedTensor,
+    Transition,
+    make_generator,
+    restore_generator,
+)
+from gpusim_rl.learn.extensions import Extension
+from gpusim_rl.learn.networks import MLP, ActorCritic
 from gpusim_rl.learn.normalize import DifferenceNormalizer, RunningNormalizer
 from gpusim_rl.learn.optimizer import MaskedAdamW
-from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.machine.compiled import Compiled
-from gpusim_rl.settings.schema import AMPConfig, DiscriminatorConfig
+from gpusim_rl.settings.schema import AMPConfig, DiscriminatorConfig, PPOConfig
 
 STYLE, REFERENCE = "style", "reference"
 """Groups with features of the agent and of the reference."""
@@ -160,10 +167,10 @@ class StyleRecord:
         return [RecordedTensor("an observation", x[-steps:], axes, name) for name, x in self.groups.items()]
 
 
-class AMP(PPO):
-    """PPO with a reward for style, which a discriminator learns beside the policy.
+class Style(Extension):
+    """Reward for style, which a discriminator learns beside the policy.
 
-        reward = task_weight * reward of the task + style_weight * reward(D(style)) + reward for new states
+        reward = task_weight * reward of the task + style_weight * reward(D(style))
 
     After each minibatch of PPO the discriminator makes a step of its own: it learns to tell features of the reference
     from the agent's, half of them of this rollout and half of a replay memory. Its loss is
@@ -174,103 +181,95 @@ class AMP(PPO):
     With `difference` the features are the difference from a reference at the same time, divided by its mean absolute
     value; zeros are the only example of the reference, and the penalty is on the agent's samples (ADD, Zhang et al.
     2025, arXiv 2505.04961).
+
+    Raises:
+        ConfigError: The task does not observe the groups.
     """
 
-    Config = AMPConfig
+    groups = (STYLE, REFERENCE)
 
-    cfg: AMPConfig  # type: ignore[reportIncompatibleVariableOverride]
-
-    def __init__(self, cfg: AMPConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
-        learns = env.role != "acts"
+    def __init__(self, cfg: AMPConfig, env: EnvSpec, device: torch.device, seed: int) -> None:
         groups = (STYLE,) if cfg.difference else (STYLE, REFERENCE)
-        if learns:
-            _check_groups(env, groups)
-        own = {name: size for name, size in env.obs_sizes.items() if name not in (STYLE, REFERENCE)}
-        super().__init__(
-            cfg, dataclasses.replace(env, obs_sizes=own), device=device, seed=seed, max_iterations=max_iterations
-        )
-        self._learns = learns
-        if not learns:
-            return
-        size, samples = env.obs_sizes[STYLE], self.horizon * env.num_envs
-        self.style = StyleRecord(self.horizon, env.num_envs, dict.fromkeys(groups, size), device)
+        _check_groups(env, groups)
+        self.cfg, self.device, self.collective = cfg, device, env.collective
+        size, samples = env.obs_sizes[STYLE], cfg.horizon * env.num_envs
+        self.features = StyleRecord(cfg.horizon, env.num_envs, dict.fromkeys(groups, size), device)
         with device:
             self.discriminator = Discriminator(size, cfg.discriminator, cfg.clip_obs, cfg.difference)
             self.replay = FeatureReplay(cfg.discriminator.replay, size)
         if env.collective.size > 1:
             state = {name: x.cpu() for name, x in self.discriminator.state_dict().items()}
             self.discriminator.load_state_dict(env.collective.share(state))
-        self._kept = min(cfg.discriminator.replay, max(1, round(cfg.discriminator.replay_share * samples)))
+        self._samples, kept = samples, max(1, round(cfg.discriminator.replay_share * samples))
+        self._kept = min(cfg.discriminator.replay, kept)
         self._draws = make_generator(device, seed + 3)
-        parameters = [*self.discriminator.parameters()]
-        self.discriminator_optimizer = MaskedAdamW(parameters, cfg.discriminator.learning_rate)
-        self._numbers_of_style: list[Tensor] = []  # of each step: loss, penalty, accuracies
-        self._style_reward = torch.zeros((), device=device)
-        self._style_loss = self._discriminator_loss
+        self.optimizer = MaskedAdamW([*self.discriminator.parameters()], cfg.discriminator.learning_rate)
+        self._reward = torch.zeros((), device=device)  # mean of the last rollout
+        self._valid = torch.zeros(samples, dtype=torch.bool, device=device)
+        self._loss = self._discriminator_loss
         if env.compile:
-            self._style_loss = Compiled(self._discriminator_loss, "the loss of the discriminator")
+            self._loss = Compiled(self._discriminator_loss, "the loss of the discriminator")
 
-    def record(self, action: Tensor, step: Transition) -> None:
-        """Writes the step into the rollout, and its features into their record."""
-        self.style.write(self._t, step)
-        super().record(action, step)
+    @classmethod
+    def of(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device, seed: int) -> Style | None:
+        """Return the style of a training; None where it has no settings of AMP."""
+        return cls(cfg, env, device, seed) if isinstance(cfg, AMPConfig) else None
 
-    def update(self) -> dict[str, Tensor]:
-        """Learns from the rollout; returns numbers for the log."""
-        valid = self.rollout.valid.flatten()
-        features = {name: memory.flatten(0, 1) for name, memory in self.style.groups.items()}
+    def record(self, t: int, obs: Observation, step: Transition) -> None:
+        """Store the features of step t."""
+        self.features.write(t, step)
+
+    def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
+        """Keep some features in the replay memory; weigh the task's rewards and add those for style."""
+        cfg, it, style = self.cfg, self.discriminator, self.features.groups[STYLE]
+        self._valid.copy_(rollout.valid.flatten())
         kept = self._random_rows(self._kept)
-        self.replay.store(features[STYLE].index_select(0, kept), valid.index_select(0, kept))
-        self._numbers_of_style = []
-        stats = super().update()
-        # The reference counts where the agent does: of an env that diverged nothing counts.
-        for memory in features.values():
-            self.discriminator.seen.update(memory, valid, self.collective)
-        loss, penalty, of_agent, of_reference = torch.stack(self._numbers_of_style).mean(dim=0).unbind()
-        stats["check/obs"] = stats["check/obs"] + torch.stack([x.sum() for x in features.values()]).sum()
-        return stats | {
+        self.replay.store(style.flatten(0, 1).index_select(0, kept), self._valid.index_select(0, kept))
+        rewards = it.reward(it(it.seen(style)))
+        valid = rollout.valid.float()
+        number, total = self.collective.sum([valid.sum(), (rewards * valid).sum()])
+        self._reward = total / number.clamp(min=1.0)
+        return cfg.task_weight * reward + (cfg.style_weight * cfg.reward_scale) * rewards
+
+    def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> dict[str, Tensor]:
+        """Make a step of the discriminator; after the last one update the statistics of features."""
+        loss, penalty, of_agent, of_reference = self._learn().unbind()
+        numbers = {
             "loss/discriminator": loss,
-            "amp/style_reward": self._style_reward,
             "amp/gradient_penalty": penalty,
             "amp/accuracy_agent": of_agent,
             "amp/accuracy_reference": of_reference,
         }
-
-    def _task_reward(self) -> Tensor:
-        cfg, it = self.cfg, self.discriminator
-        style = it.reward(it(it.seen(self.style.groups[STYLE])))
-        valid = self.rollout.valid.float()
-        number, total = self.collective.sum([valid.sum(), (style * valid).sum()])
-        self._style_reward = total / number.clamp(min=1.0)
-        return cfg.task_weight * super()._task_reward() + (cfg.style_weight * cfg.reward_scale) * style
-
-    def _step(self, norm: Tensor, skip: Tensor) -> None:
-        super()._step(norm, skip)
-        self._learn_style()
+        if not last:
+            return numbers
+        features = [memory.flatten(0, 1) for memory in self.features.groups.values()]
+        # The reference counts where the agent does: of an env that diverged nothing counts.
+        for memory in features:
+            self.discriminator.seen.update(memory, self._valid, self.collective)
+        finite = torch.stack([x.sum() for x in features]).sum()
+        return {**numbers, "amp/style_reward": self._reward, "check/style": finite}
 
     def _random_rows(self, number: int) -> Tensor:
-        samples = self.horizon * self.rollout.num_envs
-        return torch.randint(samples, (number,), generator=self._draws, device=self.device)
+        return torch.randint(self._samples, (number,), generator=self._draws, device=self.device)
 
-    def _learn_style(self) -> None:
-        """Makes a step of the discriminator."""
+    def _learn(self) -> Tensor:
+        """Make a step of the discriminator; return its loss, penalty and accuracies."""
         it, number = self.discriminator, self.cfg.discriminator.batch_size
         new, of_reference = self._random_rows(2 * number).split(number)
         unit = torch.rand(number, generator=self._draws, device=self.device)
         old, old_valid = self.replay.draw(unit)
-        features = {name: memory.flatten(0, 1) for name, memory in self.style.groups.items()}
+        features = {name: memory.flatten(0, 1) for name, memory in self.features.groups.items()}
         reference = torch.zeros_like(old)
         if REFERENCE in features:
             reference = features[REFERENCE].index_select(0, of_reference)
-        weight = torch.cat([self.rollout.valid.flatten().index_select(0, new), old_valid]).float()
+        weight = torch.cat([self._valid.index_select(0, new), old_valid]).float()
         [count] = self.collective.sum([weight.sum()])
         rows = it.seen(torch.cat([features[STYLE].index_select(0, new), old, reference]))
-        numbers = self._style_loss(rows, weight / count.clamp(min=1.0), 1.0 / (number * self.collective.size))
-        optimizer = self.discriminator_optimizer
-        gradients = optimizer.gradients(numbers[0])
+        numbers = self._loss(rows, weight / count.clamp(min=1.0), 1.0 / (number * self.collective.size))
+        gradients = self.optimizer.gradients(numbers[0])
         numbers, *gradients = self.collective.sum([numbers.detach(), *gradients])
-        optimizer.masked_step(*optimizer.set_gradients(gradients))
-        self._numbers_of_style.append(numbers)
+        self.optimizer.masked_step(*self.optimizer.set_gradients(gradients))
+        return numbers
 
     def _discriminator_loss(self, x: Tensor, weight: Tensor, weight_of_reference: float) -> Tensor:
         """Returns loss, mean square of the gradient, and the accuracies on agent and reference: this process's share.
@@ -295,38 +294,30 @@ class AMP(PPO):
         decay = cfg.logit_decay * it.out.weight.square().sum()
         decay = decay + cfg.weight_decay * torch.stack([w.square().sum() for w in it.weights]).sum()
         loss = 0.5 * loss + cfg.gradient_penalty * penalty + decay / self.collective.size
-        told_agent = ((agent < 0.0) * weight).sum()
-        told_reference = (reference > 0.0).float().sum() * weight_of_reference
-        return torch.stack([loss, penalty, told_agent, told_reference])
+        agent_rejected = ((agent < 0.0) * weight).sum()
+        reference_accepted = (reference > 0.0).float().sum() * weight_of_reference
+        return torch.stack([loss, penalty, agent_rejected, reference_accepted])
 
     def describe(self) -> dict[str, str]:
-        """Returns network, batch, and what tells styles apart."""
+        """Return what tells styles apart."""
         cfg = self.cfg
-        if not self._learns:
-            return super().describe()
         layers = f"{'x'.join(map(str, cfg.discriminator.hidden))} {cfg.discriminator.activation}"
         features = "differences" if cfg.difference else "features"
         size = self.replay.rows.shape[1]
         text = f"{size} {features}, {layers}, {cfg.discriminator.loss}, weight {cfg.style_weight:g}"
-        return super().describe() | {"style": f"{text}, of the task {cfg.task_weight:g}"}
+        return {"style": f"{text}, of the task {cfg.task_weight:g}"}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what PPO has, and discriminator, its optimiser, replay memory and random generator."""
-        if not self._learns:
-            return super().state_dict()
+        """Return discriminator, its optimiser, replay memory and random generator."""
         modules = {"discriminator": self.discriminator.state_dict(), "replay": self.replay.contents()}
-        rest = {"optimizer": self.discriminator_optimizer.moments(), "generator": self._draws.get_state()}
-        return {**super().state_dict(), "style": {**modules, **rest}}
+        return {**modules, "optimizer": self.optimizer.moments(), "generator": self._draws.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        if not self._learns:
-            return
-        self.discriminator.load_state_dict(state["style"]["discriminator"])
-        self.replay.restore(state["style"]["replay"])
-        self.discriminator_optimizer.load_moments(state["style"]["optimizer"])
-        restore_generator(self._draws, state["style"]["generator"])
+        """Restore `state_dict`."""
+        self.discriminator.load_state_dict(state["discriminator"])
+        self.replay.restore(state["replay"])
+        self.optimizer.load_moments(state["optimizer"])
+        restore_generator(self._draws, state["generator"])
 
 
 def _check_groups(env: EnvSpec, groups: tuple[str, ...]) -> None:

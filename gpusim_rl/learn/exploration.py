@@ -1,0 +1,138 @@
+"""The acting half of algorithms with a rollout: sampled actions, recurrent state, noise, the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition, make_generator, restore_generator
+from gpusim_rl.learn.minibatch import fit_sequence_length
+from gpusim_rl.learn.networks import ActorCritic, SampledActions
+from gpusim_rl.learn.noise import ActionNoise
+from gpusim_rl.learn.rollout import Rollout
+from gpusim_rl.settings.schema import NetworkConfig, NoiseConfig
+
+
+class Exploration:
+    """Samples the actions of a policy and records what comes of them.
+
+    Args:
+        policy: Policy that acts, on its device.
+        env: Environments.
+        noise: Settings of the action noise.
+        horizon: Control steps of a rollout.
+        sequence_length: Steps of the sequences that a recurrent policy learns from; fitted to divide the horizon.
+        device: Device of the memory.
+        seed: Seed of the action noise.
+
+    Attributes:
+        rollout: Record of the current iteration.
+        hidden: Recurrent state to act on next.
+        is_first: Whether an episode begins at the first step of the next rollout, bool [num_envs].
+        noise: Random numbers of the actions.
+        acted_on: Observations that the last action was sampled for.
+        sampled: Last actions, and what belongs to them.
+        step: Number of the next step of the rollout.
+    """
+
+    def __init__(
+        self,
+        policy: ActorCritic,
+        env: EnvSpec,
+        noise: NoiseConfig,
+        *,
+        horizon: int,
+        sequence_length: int,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.policy, self.horizon, num_envs, head = policy, horizon, env.num_envs, policy.head
+        self._generator = make_generator(device, seed)
+        self.hidden: Hidden = policy.initial_state(num_envs)
+        self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self.noise = ActionNoise(noise, env, horizon=horizon, columns=head.num_noise, device=device)
+        self.acted_on: Observation = {}
+        self.sampled: SampledActions | None = None
+        self.step = 0
+        length = fit_sequence_length(horizon, sequence_length) if policy.recurrent else 1
+        self._length = fitted(length, sequence_length, f"{env.section}.sequence_length")
+        self.rollout = Rollout(
+            horizon,
+            env,
+            head.num_parameters,
+            initial_hidden=self.hidden,
+            sequence_length=length,
+            device=device,
+            valued_images=policy.critic_sees_images,
+        )
+
+    def begin_rollout(self) -> None:
+        """Draw the noise of all steps: one operation, and none that follows physics in a graph."""
+        self.step = 0  # also after a rollout that was broken off
+        self.noise.begin_rollout(lambda numbers: self.policy.head.draw_(numbers, self._generator))
+
+    def act(self, obs: Observation) -> Tensor:
+        """Sample actions, [num_envs, actions]."""
+        self.acted_on, self.sampled = obs, self.policy.sample(obs, self.hidden, self.noise.now)
+        return self.sampled.action
+
+    def record(self, step: Transition) -> None:
+        """Write a step into the rollout and carry the recurrent state over to the next one."""
+        assert self.sampled is not None, "act() comes before record()"
+        self.rollout.write(self.step, self.acted_on, self.hidden, self.is_first, self.sampled, step)
+        for state, new in zip(self.hidden, self.sampled.hidden, strict=True):
+            state.copy_(new.masked_fill(step.done[None, :, None], 0.0))
+        self.step = (self.step + 1) % self.horizon
+        if self.step == 0:
+            self.is_first.copy_(step.done)
+        self.noise.advance(self.step, step.done)
+
+    def begin_episodes(self) -> None:
+        """Begin new episodes in all envs: clear the recurrent state and held noise."""
+        for state in self.hidden:
+            state.zero_()
+        self.is_first.fill_(True)
+        self.noise.begin_episodes()
+
+    def describe(self, net: NetworkConfig, steps: str) -> dict[str, str]:
+        """Return network and batch in words, for the banner; `steps` are those of the optimiser."""
+        rollout, policy = self.rollout, self.policy
+        layers = net._target_ or f"{'x'.join(map(str, net.hidden))} {net.activation}"
+        if policy.encoder is not None:
+            layers = f"{net.encoder.describe()}, {layers}"
+        samples = f"{rollout.num_envs} x {self.horizon} = {rollout.num_envs * self.horizon} samples"
+        sequences = f", sequences of {self._length}" if policy.recurrent else ""
+        return {
+            "network": f"{layers}, {sum(p.numel() for p in policy.parameters()):,} parameters",
+            "batch": f"{samples}{sequences}, {steps}",
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random generator; under `episodes` the recurrent state and noise of unfinished episodes."""
+        return {
+            "noise_generator": self._generator.get_state(),
+            "episodes": {
+                "hidden": [state.clone() for state in self.hidden],
+                "is_first": self.is_first.clone(),
+                "noise": self.noise.state_dict(),
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict`; where `episodes` is None, all envs begin new episodes."""
+        restore_generator(self._generator, state["noise_generator"])
+        episodes = state["episodes"]
+        if episodes is None:
+            self.begin_episodes()
+            return
+        for hidden, saved in zip(self.hidden, episodes["hidden"], strict=True):
+            hidden.copy_(saved)
+        self.is_first.copy_(episodes["is_first"])
+        self.noise.load_state_dict(episodes["noise"])
+
+
+def fitted(value: int, wanted: int, key: str) -> str:
+    """Return a number in words, and the setting that it was fitted to where that is another one."""
+    return f"{value}" if value == wanted else f"{value} (fitted: {key}={wanted})"

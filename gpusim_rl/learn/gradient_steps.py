@@ -1,0 +1,135 @@
+"""Optimiser steps on minibatches: gradients over chunks and processes, skipped steps, the learning rate's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.chunks import Chunks, chunk_samples
+from gpusim_rl.learn.minibatch import Sequences
+from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.learn.optimizer import MaskedAdamW
+
+Loss = Callable[[Sequences], Tensor]
+"""Statistics of a chunk of sequences, [losses]; each is this process's share of a sum over the minibatch."""
+
+
+class GradientSteps:
+    """Adam steps of a policy, one for each minibatch. A step whose gradient is not finite changes nothing.
+
+    Args:
+        policy: Policy, on its device.
+        env: Environments.
+        learning_rate: Step size at the start.
+        max_grad_norm: Largest norm of a gradient; None: not clipped.
+        minibatch: Samples of a minibatch.
+        sequence_length: Steps of a sequence.
+        device: Device of the policy.
+
+    Attributes:
+        learning_rate: Step size, 0-dim; schedules change it in place.
+        iteration: Finished iterations, 0-dim.
+        chunks: Share of a minibatch that is computed at a time.
+        skipped: Steps that were left out since the training began, 0-dim.
+    """
+
+    def __init__(
+        self,
+        policy: ActorCritic,
+        env: EnvSpec,
+        *,
+        learning_rate: float,
+        max_grad_norm: float | None,
+        minibatch: int,
+        sequence_length: int,
+        device: torch.device,
+    ) -> None:
+        # The order decides how the norm of all gradients is rounded: runs of a fixed seed depend on it.
+        named = sorted(
+            policy.named_parameters(), key=lambda pair: (pair[0] != "head.log_std", "log_std_of_state" in pair[0])
+        )
+        self._policy, self._configured, self.collective = policy, learning_rate, env.collective
+        self.learning_rate = torch.tensor(learning_rate, dtype=torch.float32, device=device)
+        parameters = [parameter for _, parameter in named]
+        self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=max_grad_norm, eps=1e-5)
+        self.iteration = torch.zeros((), dtype=torch.float32, device=device)
+        self.skipped = torch.zeros((), dtype=torch.float32, device=device)
+        self.chunks = Chunks(device, chunk_samples(minibatch) // sequence_length, compiled=env.compile)
+
+    def anneal(self, max_iterations: int) -> None:
+        """Set the rate of a linear schedule, which reaches 0 after `max_iterations`."""
+        self.learning_rate.copy_(self._configured * (1.0 - self.iteration / max_iterations).clamp(min=0.0))
+
+    def gradient(
+        self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the gradient of a minibatch, summed over chunks and processes, and hand it to the optimiser.
+
+        Args:
+            loss: Statistics of a chunk.
+            batch: Sequences of the whole rollout.
+            index: Sequences of the minibatch.
+            weight: Weight of each statistic in the loss; None: the loss is the only one.
+
+        Returns:
+            The statistics; the norm of the gradient, and whether that is not finite.
+        """
+
+        def of_chunk(sequences: Tensor) -> tuple[Tensor, ...]:
+            losses = loss(batch.select(sequences))
+            return losses.detach(), *self.optimizer.gradients(losses, weight)
+
+        losses, *gradients = self.collective.sum(self.chunks.sum(of_chunk, index))
+        return losses, *self.optimizer.set_gradients(gradients)
+
+    def make(self, norm: Tensor, skip: Tensor) -> None:
+        """Make a step by the gradient of this norm; none where `skip`, bool []."""
+        self.optimizer.masked_step(norm, skip)
+        self._policy.head.clamp_()
+
+    def summarize(self, steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
+        """End an iteration of steps, each with its statistics and the norm of its gradient.
+
+        Returns:
+            Means of statistics and norm over the steps that were made, and numbers for the log.
+        """
+        numbers, made = rows_made(steps)
+        self.iteration += 1
+        used = made.float().sum()
+        self.skipped += len(made) - used
+        stats = {"policy/skipped_minibatches": self.skipped.clone(), "check/learned": (used > 0).float()}
+        stats["policy/learning_rate"] = self.learning_rate.clone()
+        return numbers.sum(dim=0) / used.clamp(min=1.0), stats
+
+    def state_dict(self, schedule: str) -> dict[str, Any]:
+        """Return optimiser, learning rate and counters, and the settings that they follow from."""
+        return {
+            "optimizer": self.optimizer.moments(),
+            "learning_rate": self.learning_rate.clone(),
+            "configured_learning_rate": self._configured,
+            "configured_schedule": schedule,
+            "iteration": self.iteration.clone(),
+            "skipped": self.skipped.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], schedule: str) -> None:
+        """Restore `state_dict`. Another learning rate or schedule in the settings starts the schedule again."""
+        self.optimizer.load_moments(state["optimizer"])
+        before = state["configured_learning_rate"], state.get("configured_schedule", schedule)
+        if schedule != "constant" and before == (self._configured, schedule):
+            self.learning_rate.copy_(state["learning_rate"])
+        else:
+            self.learning_rate.fill_(self._configured)
+        self.iteration.copy_(state["iteration"])
+        self.skipped.copy_(state["skipped"])
+
+
+def rows_made(steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return statistics and norm of each step, zeros where it was left out, and whether it was made, [steps]."""
+    losses, norms = (torch.stack(numbers) for numbers in zip(*steps, strict=True))
+    made = norms < torch.inf
+    return torch.cat([losses, norms[:, None]], dim=1).masked_fill_(~made[:, None], 0.0), made

@@ -1,0 +1,336 @@
+"""Supervised policies: behaviour cloning of demonstrations, and distillation of a trained policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpusim_rl.errors import ConfigError, warn
+from gpusim_rl.learn import demonstrations
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation, Transition, make_generator, restore_generator
+from gpusim_rl.learn.chunks import Chunks, chunk_samples
+from gpusim_rl.learn.collective import Collective
+from gpusim_rl.learn.distributions import DiagonalGaussian
+from gpusim_rl.learn.exploration import Exploration, fitted
+from gpusim_rl.learn.gradient_steps import GradientSteps
+from gpusim_rl.learn.minibatch import Sequences, fit_sequence_length, shuffle
+from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.learn.precision import choose_precision
+from gpusim_rl.learn.teacher import IMITATION, LABEL, Labels
+from gpusim_rl.machine.compiled import Compiled
+from gpusim_rl.settings.schema import BCConfig, DistillConfig, SupervisedConfig
+
+MOST_HELD_OUT = 8192
+"""Held-out control steps of which the loss is computed; of more of them, as many at equal distances."""
+DISTANCES = {"mse": functional.mse_loss, "huber": functional.huber_loss}
+
+
+class Supervised(Algorithm):
+    """Learns actions that something else has chosen. Rewards are not used, and there is no value function.
+
+    Attributes:
+        exploration: Samples and records the policy's own actions.
+        rollout: Record of the current iteration.
+        steps: Steps of the optimiser.
+        num_minibatches: Steps of the optimiser in an iteration, or in an epoch of it.
+    """
+
+    cfg: Any
+    """A `SupervisedConfig`."""
+    policy: ActorCritic
+    fixed: tuple[str, ...] = ("value_head", "head.log_std")
+    """Beginnings of the names of parameters that are not learned."""
+
+    def __init__(
+        self,
+        cfg: SupervisedConfig,
+        env: EnvSpec,
+        *,
+        sequence_length: int,
+        minibatches: int,
+        device: torch.device,
+        seed: int,
+        max_iterations: int,
+    ) -> None:
+        self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, env.section
+        self.collective: Collective = env.collective
+        self.max_iterations, self.num_minibatches = max_iterations, minibatches
+        own = dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
+        self.policy = ActorCritic(cfg, own)  # type: ignore[reportIncompatibleVariableOverride]
+        for name, parameter in self.policy.named_parameters():
+            parameter.requires_grad_(not name.startswith(self.fixed))
+        self.policy.to(device).bf16, _ = choose_precision(cfg.precision, device)
+        self.exploration = Exploration(
+            self.policy,
+            own,
+            cfg.noise,
+            horizon=cfg.horizon,
+            sequence_length=sequence_length,
+            device=device,
+            seed=seed + 1,
+        )
+        self.rollout = self.exploration.rollout
+        self._generator = make_generator(device, seed + 2)
+        self.steps = GradientSteps(
+            self.policy,
+            env,
+            learning_rate=cfg.learning_rate,
+            max_grad_norm=cfg.max_grad_norm,
+            minibatch=cfg.horizon * env.num_envs // minibatches,
+            sequence_length=self.rollout.sequence_length,
+            device=device,
+        )
+        self._loss = self.chunk_loss
+        if env.compile:
+            self._loss = Compiled(self.chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)
+        self._one = torch.ones(1, device=device)
+
+    def begin_rollout(self) -> None:
+        """Draw the noise of all steps."""
+        self.exploration.begin_rollout()
+
+    def act(self, obs: Observation) -> Tensor:
+        """Sample actions, [num_envs, actions]."""
+        return self.exploration.act(obs)
+
+    def record(self, action: Tensor, step: Transition) -> None:
+        """Write the step into the rollout."""
+        self.exploration.record(step)
+
+    def learn(self, batch: Sequences, indices: Any) -> dict[str, Tensor]:
+        """Make a step of the optimiser for each minibatch of `indices`; return numbers for the log."""
+
+        def loss(chunk: Sequences) -> Tensor:
+            return self._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
+
+        made = []
+        for index in indices:
+            losses, norm, skip = self.steps.gradient(loss, batch, index, self._one)
+            self.steps.make(norm, skip)
+            made.append((losses, norm))
+        (imitation, norm), stats = self.steps.summarize(made)
+        return {IMITATION: imitation, "policy/grad_norm": norm, **stats}
+
+    @abstractmethod
+    def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
+        """Return the loss of a chunk of sequences, this process's share, [1]."""
+
+    def describe(self) -> dict[str, str]:
+        """Return network and batch."""
+        return self.exploration.describe(self.cfg.network, self._describe_steps())
+
+    def _describe_steps(self) -> str:
+        return ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return optimiser, learning rate, counters, random generators; recurrent states and noise of the episodes."""
+        state = self.steps.state_dict(self.cfg.schedule) | self.exploration.state_dict()
+        return state | {"shuffle_generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict`. Another `learning_rate` or `schedule` in the settings starts the schedule again."""
+        self.steps.load_state_dict(state, self.cfg.schedule)
+        self.exploration.load_state_dict(state)
+        restore_generator(self._generator, state["shuffle_generator"])
+
+
+class BC(Supervised):
+    """Behaviour cloning: learns from a file alone (Pomerleau 1988; Bain and Sammut 1995).
+
+    The envs show what the policy is worth: an iteration begins with a rollout. Observations are normalised by the
+    statistics of the demonstrations. Whole episodes are held out, at equal distances in the file.
+
+    Attributes:
+        seen: Demonstrations that are learned from: raw observations and actions, [1, steps, size] each; None in a
+            policy that only acts.
+        held_out: Those that are not; None without.
+    """
+
+    Config = BCConfig
+
+    cfg: BCConfig
+    seen: Sequences | None = None
+    held_out: Sequences | None = None
+
+    def __init__(self, cfg: BCConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
+        if env.images:
+            raise ConfigError("algo=bc learns from demonstrations, which have no images. Try algo=distill")
+        self.fixed = ("value_head",) if cfg.loss == "nll" else Supervised.fixed
+        super().__init__(
+            cfg,
+            env,
+            sequence_length=1,
+            minibatches=cfg.gradient_steps,
+            device=device,
+            seed=seed,
+            max_iterations=max_iterations,
+        )
+        self._digest: str | None = None
+        if env.role != "acts":
+            self.seen, self.held_out = self._load(env)
+            self.steps.chunks = Chunks(device, chunk_samples(cfg.batch_size), compiled=env.compile)
+
+    def _load(self, env: EnvSpec) -> tuple[Sequences, Sequences | None]:
+        """Read the file, set the statistics of observations by it, and split it."""
+        key, file = f"{env.section}.demonstrations.file", self.cfg.demonstrations.file
+        if file is None:
+            problem = "is not given, and a resume needs it again: expected a file that tools/collect.py has written"
+            raise ConfigError(f"{key} {problem}. Try {key}=<file.npz>")
+        try:
+            shown, self._digest = demonstrations.load(file, env, ["policy"])
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
+        episode = np.cumsum(shown.ends) - shown.ends  # of each control step
+        whole = np.floor(np.arange(shown.episodes + 1) * self.cfg.demonstrations.held_out)
+        held = (np.diff(whole) > 0)[episode]
+        learned, held = ~held & ~shown.diverged, held & ~shown.diverged
+        if not learned.any():
+            problem = "all control steps that are not held out diverged. Try more episodes"
+            raise ConfigError(f"{key}: {file} has nothing to learn from: {problem}")
+        held_steps = np.flatnonzero(held)
+        held_steps = held_steps[:: -(-len(held_steps) // MOST_HELD_OUT) or 1]
+        seen = self._part(shown, np.flatnonzero(learned))
+        for norm in self.policy.obs_norm.values():
+            norm.update(seen.inputs["policy"][0])  # type: ignore[operator]
+        return seen, self._part(shown, held_steps) if len(held_steps) else None
+
+    def _part(self, shown: demonstrations.Demonstrations, steps: np.ndarray) -> Sequences:
+        obs, action = (
+            demonstrations.tensor(array[steps], self.device)[None] for array in (shown.obs["policy"], shown.action)
+        )
+        return Sequences({"policy": obs}, action, (), None)
+
+    def update(self) -> dict[str, Tensor]:
+        """Learn from demonstrations; return numbers for the log."""
+        if self.cfg.schedule == "linear":
+            self.steps.anneal(self.max_iterations)
+        rollout = self.rollout
+        stats = {"check/obs": rollout.obs["policy"].sum(), "check/reward": rollout.reward.sum()}
+        if self.held_out is not None:
+            with torch.no_grad():
+                stats["loss/held_out"] = self.errors(self.held_out.inputs, self.held_out.packed).mean()
+        assert self.seen is not None, "a policy that acts has nothing to learn from"
+        shape = (self.num_minibatches, self.cfg.batch_size)
+        drawn = torch.randint(self.seen.packed.shape[1], shape, generator=self._generator, device=self.device)
+        stats |= self.learn(self.seen, drawn.unbind())
+        return stats | self.policy.head.stored(rollout.distribution).stats()
+
+    def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
+        samples = self.cfg.batch_size * self.collective.size
+        return self.errors(inputs, packed).sum()[None] / samples
+
+    def errors(self, obs: dict[str, Tensor], action: Tensor) -> Tensor:
+        """Return the loss of each sample, for raw observations."""
+        distribution = self.policy(self.policy.normalize(obs))[0]
+        if self.cfg.loss == "mse" and isinstance(distribution, DiagonalGaussian):
+            return (distribution.mean - action).square().mean(dim=-1)
+        return -distribution.log_prob(action)
+
+    def _describe_steps(self) -> str:
+        steps = 0 if self.seen is None else self.seen.packed.shape[1]
+        return f"{self.num_minibatches} x {self.cfg.batch_size} of {steps} demonstrated steps"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return that of its base, and which demonstrations they are."""
+        return super().state_dict() | {"demonstrations": self._digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict`; the statistics of observations are those of the checkpoint."""
+        super().load_state_dict(state)
+        if state["demonstrations"] != self._digest:
+            warn("the demonstrations are not those that the training had before")
+
+
+class Distill(Supervised):
+    """Policy distillation: learns a teacher's mean actions in the states that the student comes to.
+
+    The student acts and explores; the teacher only says what it would do (DAgger, Ross et al. 2011, arXiv 1011.0686,
+    with beta = 0; Rusu et al. 2016, arXiv 1511.06295). The loss is the distance of the student's mean from the
+    teacher's. A recurrent state is followed back over `sequence_length` control steps. Each step of the optimiser takes
+    as many samples as so many steps of all envs have, of all times of the rollout: at one time all envs may need the
+    same, and a student would learn nothing else.
+
+    Attributes:
+        labels: Actions of the teacher; None in a policy that only acts.
+    """
+
+    Config = DistillConfig
+
+    cfg: DistillConfig
+    labels: Labels | None = None
+
+    def __init__(
+        self, cfg: DistillConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
+    ) -> None:
+        if env.role != "acts":
+            self.labels = Labels(env, f"{env.section}.teacher", cfg.teacher, cfg.horizon, device)
+        super().__init__(
+            cfg,
+            env,
+            sequence_length=cfg.sequence_length,
+            minibatches=cfg.horizon // fit_sequence_length(cfg.horizon, cfg.sequence_length),
+            device=device,
+            seed=seed,
+            max_iterations=max_iterations,
+        )
+
+    def record(self, action: Tensor, step: Transition) -> None:
+        """Write the step into the rollout, and what the teacher would have done."""
+        if self.labels is not None:
+            self.labels.record(self.exploration.step, self.exploration.acted_on, step.done)
+        super().record(action, step)
+
+    def update(self) -> dict[str, Tensor]:
+        """Learn from the teacher's actions; return numbers for the log."""
+        if self.cfg.schedule == "linear":
+            self.steps.anneal(self.max_iterations)
+        assert self.labels is not None, "a policy that acts has no teacher"
+        rollout, policy = self.rollout, self.policy
+        inputs = {**policy.inputs(rollout.obs), LABEL: self.labels.actions}
+        batch = Sequences.of(rollout, inputs, rollout.valid.float()[..., None])
+        weight, count = batch.packed[..., 0], self.num_minibatches
+        valid = weight.clone()
+        epochs = (
+            index
+            for _ in range(self.cfg.epochs)
+            for index in shuffle(weight, valid, count, self._generator, self.collective)
+        )
+        stats = {"check/obs": rollout.obs["policy"].sum(), **self.learn(batch, epochs)}
+        for group, norm in policy.obs_norm.items():
+            norm.update(rollout.obs[group].flatten(0, 1), rollout.valid.flatten(), self.collective)  # type: ignore[operator]
+        return stats | policy.head.stored(rollout.distribution).stats()
+
+    def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
+        mean = self.policy(inputs, hidden, is_first)[0].mode
+        distance = DISTANCES[self.cfg.loss](mean, inputs[LABEL], reduction="none").mean(dim=-1)
+        return (distance[None] * packed[..., 0]).flatten(1).sum(dim=1)
+
+    def _describe_steps(self) -> str:
+        length = self.horizon // self.num_minibatches
+        text = fitted(length, self.cfg.sequence_length, f"{self._section}.sequence_length")
+        return f"in {self.num_minibatches} x {text} control steps, {self.cfg.epochs} epochs"
+
+    def describe(self) -> dict[str, str]:
+        """Return network, batch and teacher."""
+        teacher = self.labels
+        lines = {} if teacher is None else {"teacher": f"{self.cfg.teacher}, observes {teacher.group}"}
+        return super().describe() | lines
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return that of its base, and the teacher's unfinished episodes."""
+        state = super().state_dict()
+        if self.labels is not None:
+            state["episodes"]["teacher"] = self.labels.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        if self.labels is not None:
+            self.labels.load_state_dict((state["episodes"] or {}).get("teacher"))
