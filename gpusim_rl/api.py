@@ -324,7 +324,7 @@ def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yields keyword arguments as lines of a command line."""
     for name, value in overrides.items():
         key = prefix + name
-        if isinstance(value, Mapping) and key not in OPEN_SECTIONS:
+        if isinstance(value, Mapping) and key not in OPEN_SECTIONS and (value or not prefix):
             yield from _lines(value, f"{key}.")
         elif isinstance(value, str) and key in GROUPS:
             yield f"{key}={value}"

@@ -122,7 +122,7 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
         run = f"checkpoint={cfg.checkpoint}" if cfg.checkpoint else f"task={spec.task_class.__name__}"
         advice = f"torchrun --nproc-per-node=2 train.py {shlex.quote(run)} multi_gpu=true, or multi_gpu=false"
         raise ConfigError(f"multi_gpu=true: torchrun must start the processes. Try {advice}")
-    if not declarations(spec.algorithm_class.Config).data_parallel:
+    if not declarations(type(cfg.algorithm)).data_parallel:
         raise ConfigError(f"multi_gpu=true: algo={cfg.algo} learns in one process only. Try multi_gpu=false")
     on_cuda = _choose_gpu(cfg)
     heartbeat = Heartbeat(_connect("nccl" if on_cuda else "gloo"), int(os.environ["RANK"]), count, cfg.lost_after_s)

@@ -70,11 +70,13 @@ def _alone(folder: Path) -> Iterator[None]:
 def _refuse_structure(search: Search) -> None:
     """Refuses settings that change shapes: a trial goes on from the checkpoint of another one."""
     from gpusim_rl.learn.algorithm import load_algorithm_class
+    from gpusim_rl.settings.checks import algorithm_settings_class
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.settings.schema import declarations
 
     algo = compose(search.overrides, search.config_dir)["algo"]
-    fixed = [f"{algo['name']}.{name}" for name in declarations(load_algorithm_class(algo["_target_"]).Config).structure]
+    config = algorithm_settings_class(algo["name"], load_algorithm_class(algo["_target_"]))
+    fixed = [f"{algo['name']}.{name}" for name in declarations(config).structure]
     for key in search.space:
         if key == "num_envs" or any(f"{key}.".startswith(f"{name}.") for name in fixed):
             raise ConfigError(f"method=pbt: {key} cannot change from one checkpoint to the next. Try method=asha")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec, Transition
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.exploration import fitted
@@ -21,9 +22,14 @@ from gpusim_rl.learn.rnd import RandomDistillation
 from gpusim_rl.learn.style import Style
 from gpusim_rl.learn.symmetry import Symmetry
 from gpusim_rl.learn.teacher import Teacher
-from gpusim_rl.settings.schema import PPOConfig
+from gpusim_rl.settings.schema import AMPConfig, PPOConfig
 
-EXTENSIONS: dict[str, Any] = {"style": Style, "rnd": RandomDistillation, "symmetry": Symmetry, "teacher": Teacher}
+EXTENSIONS: dict[str, type[Extension]] = {
+    "style": Style,
+    "rnd": RandomDistillation,
+    "symmetry": Symmetry,
+    "teacher": Teacher,
+}
 """Extensions with a section in PPO's settings. Rewards and losses pass through them in this order."""
 
 
@@ -79,21 +85,32 @@ class PPO(OnPolicy):
     cfg: PPOConfig
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
-        key = f"{env.section}.extensions"
-        own = [extension_class(f"{key}.{name}", settings) for name, settings in cfg.extensions.items()]
-        theirs = {group for extension in (*EXTENSIONS.values(), *own) for group in extension.groups}
-        sizes = {group: size for group, size in env.obs_sizes.items() if group not in theirs}
-        shown = dataclasses.replace(env, obs_sizes=sizes)
-        super().__init__(cfg, shown, device=device, seed=seed, max_iterations=max_iterations)
+        key, acts = f"{env.section}.extensions", env.role == "acts"
+        own = {} if acts else cfg.extensions
+        if taken := own.keys() & EXTENSIONS.keys():
+            raise ConfigError(f"{key}.{min(taken)}: the name is one of PPO's own extensions. Try another name")
+        classes = EXTENSIONS | {name: extension_class(f"{key}.{name}", settings) for name, settings in own.items()}
+        used = {"style": isinstance(cfg, AMPConfig), "teacher": cfg.imitation.weight > 0.0}
+        theirs = {group for name, it in classes.items() if used.get(name, True) for group in it.groups}
+
+        def seen(*groups: str) -> EnvSpec:  # without the groups that only extensions see, except these
+            sizes = {name: size for name, size in env.obs_sizes.items() if name in groups or name not in theirs}
+            return dataclasses.replace(env, obs_sizes=sizes)
+
+        # Runs of a fixed seed depend on the order in which networks draw weights: a teacher's before the policy's.
+        teacher = None if acts else Teacher.of(cfg, seen(*Teacher.groups), device, seed)
+        super().__init__(cfg, seen(), device=device, seed=seed, max_iterations=max_iterations)
         self.clip = cfg.clip
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max, device)
         self.extensions: dict[str, Extension] = {}
-        if env.role == "acts":
+        if acts:
             return
-        made = {name: extension.of(cfg, env, device, seed) for name, extension in EXTENSIONS.items()}
-        self.extensions = {name: extension for name, extension in made.items() if extension is not None}
-        for name, settings in cfg.extensions.items():
-            self.extensions[name] = make_extension(f"{key}.{name}", settings, env, device)
+        made: dict[str, Any] = {"rnd": RandomDistillation.of(cfg, seen(), device, seed)}
+        made |= {"style": Style.of(cfg, env, device, seed), "symmetry": Symmetry.of(cfg, env, device, seed)}
+        made["teacher"] = teacher
+        self.extensions = {name: made[name] for name in EXTENSIONS if made[name] is not None}
+        for name, settings in own.items():
+            self.extensions[name] = make_extension(f"{key}.{name}", settings, seen(*classes[name].groups), device)
         added = {name: w for extension in self.extensions.values() for name, w in extension.weights.items()}
         self.weigh(self.loss_weights() | {name: 1.0 if isinstance(w, Tensor) else w for name, w in added.items()})
         self._moving = {self.losses.index(name): w for name, w in added.items() if isinstance(w, Tensor)}
@@ -199,9 +216,13 @@ class PPO(OnPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`; an extension that the run did not have before starts from scratch."""
         super().load_state_dict(state)
-        saved = state.get("extensions", {})
+        episodes = state["episodes"]
+        # An older run keeps the states elsewhere; the schedule of a teacher counts the steps before the teacher too.
+        teacher = {"steps": state["iteration"] * self.horizon, "episodes": (episodes or {}).get("teacher")}
+        older = {name: state[name] for name in ("style", "rnd") if name in state}
+        saved = {"teacher": teacher, **older, **state.get("extensions", {})}
         for name in saved.keys() & self.extensions.keys():
-            forget = {"episodes": None} if state["episodes"] is None else {}
+            forget = {"episodes": None} if episodes is None and "episodes" in saved[name] else {}
             self.extensions[name].load_state_dict({**saved[name], **forget})
 
 

@@ -222,6 +222,7 @@ class BC(Supervised):
         return stats | self.policy.head.stored(rollout.distribution).stats()
 
     def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
+        """Return the loss of demonstrations."""
         samples = self.cfg.batch_size * self.collective.size
         return self.errors(inputs, packed).sum()[None] / samples
 
@@ -307,6 +308,7 @@ class Distill(Supervised):
         return stats | policy.head.stored(rollout.distribution).stats()
 
     def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
+        """Return the distance of mean actions from the teacher's."""
         mean = self.policy(inputs, hidden, is_first)[0].mode
         distance = DISTANCES[self.cfg.loss](mean, inputs[LABEL], reduction="none").mean(dim=-1)
         return (distance[None] * packed[..., 0]).flatten(1).sum(dim=1)

@@ -82,7 +82,7 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     if state["task"] != task_name:
         advice = shlex.quote(f"task={state['task']}")
         raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try {advice}")
-    settings = declarations(spec.algorithm_class.Config)
+    settings = declarations(type(spec.cfg.algorithm))
     saved = state["config"].get("algo")
     name = saved.get("name") if isinstance(saved, dict) else None
     if isinstance(name, str) and name != spec.cfg.algo:

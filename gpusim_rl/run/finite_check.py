@@ -17,7 +17,11 @@ from gpusim_rl.learn.algorithm import Algorithm, RecordedTensor, Recorder
 from gpusim_rl.run.held_objects import attributes
 from gpusim_rl.run.log_interval import LogRow
 
-FLAGS = {"check/obs": "an observation", "check/reward": "a reward", "loss/value": "the loss"}
+FLAGS = {
+    **dict.fromkeys(("check/obs", "check/style"), "an observation"),
+    "check/reward": "a reward",
+    "loss/value": "the loss",
+}
 
 PATIENCE = 3
 """Iterations in a row whose update may leave the policy as it was. One rollout with an absurd number costs one."""
@@ -120,8 +124,9 @@ def _when(iterations: range) -> str:
 
 
 def _recorded(algorithm: Algorithm) -> list[RecordedTensor]:
-    """Records of this iteration in the memories of an algorithm."""
-    memories = {id(x): x for x in attributes(algorithm).values() if isinstance(x, Recorder)}
+    """Records of this iteration in the memories of an algorithm and of its extensions."""
+    owners = algorithm, *getattr(algorithm, "extensions", {}).values()
+    memories = {id(x): x for owner in owners for x in attributes(owner).values() if isinstance(x, Recorder)}
     return [item for memory in memories.values() for item in memory.recorded(algorithm.horizon)]
 
 

@@ -12,7 +12,7 @@ from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.learn.algorithm import TrainedPolicy, load_algorithm_class, make_policy
 from gpusim_rl.run.checkpoint import check_training, must_fit
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.settings.checks import build, settings_class
+from gpusim_rl.settings.checks import algorithm_settings_class, build
 from gpusim_rl.settings.trust import check_saved_settings
 from gpusim_rl.spaces import ActionSpace
 
@@ -39,7 +39,7 @@ def load_policy(spec: RunSpec, action_space: ActionSpace, device: torch.device, 
     if theirs != ours:  # joints, say, may have another order
         warn(f"{file} is a policy of {theirs}, and this task is {ours}: do observations and actions mean the same?")
     section, algorithm_class = config["algo"].get("name"), load_algorithm_class(config["algo"].get("_target_"))
-    settings = build(settings_class(algorithm_class), config.get(section), f"{file}: {section}")
+    settings = build(algorithm_settings_class(section, algorithm_class), config.get(section), f"{file}: {section}")
     if state["num_actions"] != action_space.size:
         raise ConfigError(f"{file} has {state['num_actions']} actions, and the task {action_space.size}. Try its task")
     cfg = dataclasses.replace(spec.cfg, algo=section, algorithm=settings)

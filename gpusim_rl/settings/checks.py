@@ -100,6 +100,13 @@ def build(cls: type[T], node: Any, path: str = "") -> T:
         raise ConfigError(f"{path}: {error}" if path else str(error)) from None
 
 
+def algorithm_settings_class(name: Any, algorithm_class: type) -> type:
+    """Return the settings dataclass of `algo=<name>`: several of our algorithms may share a class."""
+    target, ours = ALGORITHMS.get(name, ("", object)) if isinstance(name, str) else ("", object)
+    path = f"{algorithm_class.__module__}.{algorithm_class.__qualname__}"
+    return ours if target == path else settings_class(algorithm_class)
+
+
 def settings_class(owner: type) -> type:
     """Returns the settings dataclass of a task or an algorithm."""
     cls = getattr(owner, "Config", None)

@@ -9,6 +9,13 @@ from typing import Any
 from gpusim_rl.files import paths
 from gpusim_rl.settings.discover import read_yaml
 
+MOVED = {
+    "gpusim_rl.learn.amp.AMP": "gpusim_rl.learn.ppo.PPO",
+    "gpusim_rl.learn.bc.BC": "gpusim_rl.learn.supervised.BC",
+    "gpusim_rl.learn.distill.Distill": "gpusim_rl.learn.supervised.Distill",
+}
+"""Paths of our algorithms now, by their former paths."""
+
 
 def upgrade_settings(settings: dict[str, Any]) -> None:
     """Add what our yaml of the run's algorithm, simulator and envs has had since; drop what it has no more."""
@@ -19,6 +26,8 @@ def upgrade_settings(settings: dict[str, Any]) -> None:
         _add_missing(settings["env"], defaults["env"])
     for group in ("algo", "sim"):
         section = settings.get(group)
+        if isinstance(section, dict) and section.get("_target_") in [*MOVED]:  # also of a value without a hash
+            section["_target_"] = MOVED[section["_target_"]]
         name = section.get("name") if isinstance(section, dict) else None
         file = paths.cfg_dir() / group / f"{name}.yaml"
         if isinstance(name, str) and name.isidentifier() and file.is_file():

@@ -27,8 +27,9 @@ def value_of(text: str) -> str:
 
 
 def is_open(key: str) -> bool:
-    """Returns whether a key is one of `OPEN_SECTIONS`, or below one."""
-    return any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
+    """Return whether a key is one of `OPEN_SECTIONS` or the extensions of an algorithm, or below one."""
+    extensions = re.match(r"\w+\.extensions\.", f"{key}.")
+    return extensions is not None or any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
 
 
 def quote(text: str) -> str:

@@ -62,13 +62,13 @@ def check_saved_settings(
     for key in settings:
         if str(key).partition("/")[0] in FORBIDDEN:
             raise ConfigError(f"{where} has the key {key!r}: the settings of a run have none. Try removing it")
+    settings = copy.deepcopy(settings)
+    upgrade_settings(settings)
     for key, value in [] if trust else strange_values(settings, config_dir, named):
         if "_target_" in key.split(".") or key == ENV_ID:
             problem = "would run code that no yaml of gpusim_rl or of an installed package of tasks names"
             raise ConfigError(f"{where}: {key}={value} {problem}. If you trust it, {_advice(', or -cd <its yaml>')}")
         raise ConfigError(f"{where}: {key}={value!r} may lead out of the folder. If you trust it, {_advice()}")
-    settings = copy.deepcopy(settings)
-    upgrade_settings(settings)
     for _, node, leaf, default in _of_a_call(settings, OF_ONE_CALL + OF_THE_MACHINE):
         node[leaf] = default
     return settings
@@ -100,9 +100,11 @@ def strange_values(
 
 
 def place_of(key: str) -> str:
-    """Returns what kind of code a `_target_` stands for: task, algo, network or env; "" where none is loaded."""
+    """Return the kind of code of a `_target_`: task, algo, network, extension or env; "" where none is loaded."""
     section, _, rest = key.removesuffix("._target_").partition(".")
     networks = "network", "network.encoder"
+    if re.fullmatch(r"extensions\.\w+", rest):
+        return "extension"
     return "network" if rest in networks else section if not rest and section in ("task", "algo", "env") else ""
 
 

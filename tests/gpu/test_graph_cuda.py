@@ -196,7 +196,7 @@ def test_every_replay_draws_new_numbers(mode, tmp_path):
         for _ in range(3):
             trainer.collector.collect()
             noises.append(noise_of(trainer.algorithm.rollout))
-            states.append(trainer.algorithm._noise_generator.get_state())
+            states.append(trainer.algorithm.exploration._generator.get_state())
         assert not same(states[0], states[1]) and not same(states[1], states[2])
         steps = torch.cat([noise.flatten(1) for noise in noises])  # each step of each rollout
         assert torch.unique(steps[:, 0]).numel() == len(steps)
@@ -347,7 +347,7 @@ def test_an_update_that_cannot_be_captured_breaks_nothing_else(tmp_path, monkeyp
         torch.rand(3, device=DEVICE)
         states = []
         for _ in range(3):
-            states.append(trainer.algorithm._noise_generator.get_state())
+            states.append(trainer.algorithm.exploration._generator.get_state())
             before = trainer.algorithm.rollout.action.clone()
             iterate(1)
             assert not torch.equal(trainer.algorithm.rollout.action, before)
@@ -398,9 +398,9 @@ def test_a_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
     for group, value in began.collector.obs.items():
         torch.testing.assert_close(resumed.collector.obs[group].cpu(), value.cpu(), rtol=0.0, atol=0.0)
     on_cuda = resumed.start.device.type == "cuda"
-    [settings] = resumed.algorithm.optimizer.param_groups
-    assert settings["capturable"] == on_cuda and settings["lr"] is resumed.algorithm.learning_rate
-    steps = [state["step"] for state in resumed.algorithm.optimizer.state.values()]
+    [settings] = resumed.algorithm.steps.optimizer.param_groups
+    assert settings["capturable"] == on_cuda and settings["lr"] is resumed.algorithm.steps.learning_rate
+    steps = [state["step"] for state in resumed.algorithm.steps.optimizer.state.values()]
     assert {step.device.type for step in steps} == {resumed.start.device.type} if on_cuda else True
     before = parameters(resumed)
     with running(resumed) as iterate:
@@ -474,10 +474,10 @@ def test_the_learning_rate_moves_from_replay_to_replay(schedule, tmp_path):
     with running(trainer) as iterate:
         iterate(CAPTURED)
         for _ in range(3):
-            rates.append(float(trainer.algorithm.learning_rate))
+            rates.append(float(trainer.algorithm.steps.learning_rate))
             iterate(1)
-        rates.append(float(trainer.algorithm.learning_rate))
-        in_use = trainer.algorithm.optimizer.param_groups[0]["lr"]
+        rates.append(float(trainer.algorithm.steps.learning_rate))
+        in_use = trainer.algorithm.steps.optimizer.param_groups[0]["lr"]
     assert isinstance(in_use, Tensor) and float(in_use) == rates[-1]
     if schedule == "linear":  # a rate is set at the beginning of an update
         expected = [start * (1.0 - (CAPTURED - 1 + done) / horizon) for done in range(4)]

@@ -66,22 +66,24 @@ def make_learner(name: str, num_envs: int, minibatches: int = 1, **together: Any
         spec = prepare("Cartpole", algo=name, num_envs=num_envs, **{name: settings})
         learner: Any = spec.algorithm_class(spec.cfg.algorithm, env, device=cpu, seed=0, max_iterations=100)
     if name == "amp":
-        learner._random_rows = lambda number: torch.arange(number) % samples
-        draw = learner.replay.draw
-        learner.replay.draw = lambda unit: draw(torch.arange(len(unit)) / len(unit))
+        style = learner.extensions["style"]
+        style._random_rows = lambda number: torch.arange(number) % samples
+        draw = style.replay.draw
+        style.replay.draw = lambda unit: draw(torch.arange(len(unit)) / len(unit))
     return learner
 
 
 def learned(learner: Any) -> dict[str, Tensor]:
     """What is to be the same in all processes."""
-    state = learner.policy.state_dict()
-    return state | (learner.discriminator.state_dict(prefix="discriminator.") if hasattr(learner, "style") else {})
+    styles = [x.discriminator for name, x in getattr(learner, "extensions", {}).items() if name == "style"]
+    of_style = {name: x for net in styles for name, x in net.state_dict(prefix="discriminator.").items()}
+    return learner.policy.state_dict() | of_style
 
 
 def memory_of(learner: Any) -> list[tuple[Tensor, int]]:
     """What a rollout has written, and the dimension of the envs in it."""
-    style = learner.style.groups.values() if hasattr(learner, "style") else ()
-    return [*learner.rollout.memory(), *((memory, 1) for memory in style)]
+    styles = [x for name, x in getattr(learner, "extensions", {}).items() if name == "style"]
+    return [*learner.rollout.memory(), *((memory, 1) for style in styles for memory in style.features.groups.values())]
 
 
 def share_of_draws(rank: int, size: int) -> Any:

@@ -327,10 +327,19 @@ def _stay(
     return module
 
 
+POLICY_MAKERS = {"make_policy", "ActorCritic"}
+
+
 def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
     """Scenes have values. Policies begin on the CPU; torch cannot move all fake ones from there."""
     task, algorithm = spec.task_class, spec.algorithm_class
-    scene, make_policy = task.scene, algorithm.make_policy
+    scene = task.scene
+    # An off-policy algorithm makes its policy by a method, the others by this name of their module.
+    owner: Any = next(
+        x for x in (algorithm, *(sys.modules[cls.__module__] for cls in algorithm.__mro__)) if POLICY_MAKERS & {*dir(x)}
+    )
+    [maker] = POLICY_MAKERS & {*dir(owner)}
+    make_policy = getattr(owner, maker)
 
     def real_scene(cfg: Any) -> Any:
         with unset_fake_temporarily():
@@ -349,7 +358,7 @@ def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
         return policy
 
     patch.setattr(task, "scene", staticmethod(real_scene))
-    patch.setattr(algorithm, "make_policy", policy_on_cuda)
+    patch.setattr(owner, maker, policy_on_cuda)
 
 
 def _on_cuda(real: Tensor) -> Tensor:
@@ -378,9 +387,10 @@ PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
     "metrics": lambda it: [(it.collector.metrics, "record_step")],
     "rollout": lambda it: [(it.algorithm, "begin_rollout"), (it.collector.metrics, "end_rollout")],
     "minibatch step": lambda it: [
-        (it.algorithm, name)
-        for name in ("_gradient", "_adapt", "_step", "_critic_step", "_actor_step")
-        if hasattr(it.algorithm, name)
+        (owner, name)
+        for owner in (it.algorithm, getattr(it.algorithm, "steps", None))
+        for name in ("gradient", "make", "_adapt", "_critic_step", "_actor_step")
+        if hasattr(owner, name)
     ],
     "update": lambda it: [(it.algorithm, "update")],
 }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
+from gpusim_rl.learn.minibatch import Sequences
 from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS, OnPolicyConfig
@@ -39,6 +40,16 @@ def make_on_policy(name: str, env: Env, *, device: str = "cpu", **changes: Any) 
     spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest, section=name)
     cls: Any = load_algorithm_class(ALGORITHMS[name][0])
     return cls(on_policy_config(name, **changes), spec, device=torch.device(device), seed=0, max_iterations=100)
+
+
+def prepared(algorithm: Any) -> tuple[Tensor, Sequences, dict[str, Tensor]]:
+    """The rewards to learn from and the rollout as an update arranges them, with what extensions add; and its log."""
+    it, rollout = algorithm, algorithm.rollout
+    with torch.no_grad():
+        reward, inputs = rollout.reward * it.cfg.reward_scale, it.policy.inputs(rollout.obs)
+        for extension in getattr(it, "extensions", {}).values():
+            reward = extension.begin_update(rollout, reward, inputs, it.policy)
+    return reward, *it.prepare(reward, inputs)
 
 
 def collect(algorithm: Algorithm, env: Env, obs: dict[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -163,12 +163,13 @@ def test_an_actor_begins_new_episodes(name: str) -> None:
     env = RandomEnv(ENVS, ends=(0.0, 0.0, 0.0))
     actor = make(name, env, "acts", noise={"kind": "held", "steps": [5.0]}, **network)
     collect(actor.algorithm, env, env.reset())
-    held = actor.algorithm.noise.now.clone()
+    acting = getattr(actor.algorithm, "exploration", actor.algorithm)
+    held = acting.noise.now.clone()
     actor.begin_episodes()
     if name == "impala":
-        assert actor.algorithm.is_first.all() and not any(state.any() for state in actor.algorithm.hidden)
+        assert acting.is_first.all() and not any(state.any() for state in acting.hidden)
     actor.algorithm.begin_rollout()
-    assert (actor.algorithm.noise.now[:, :3] != held[:, :3]).all(), "new numbers, where one in five would be new"
+    assert (acting.noise.now[:, :3] != held[:, :3]).all(), "new numbers, where one in five would be new"
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.learn.amp import AMP, FeatureReplay
 from gpusim_rl.learn.collective import Collective
+from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.learn.style import FeatureReplay, Style
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 from gpusim_rl.run.held_objects import generators_of
@@ -30,7 +31,7 @@ from gpusim_rl.view.player import Player
 from helpers.composed import algorithm_defaults
 from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.fakes import Env, Outcome, RandomEnv
-from helpers.on_policy import SMALL, collect
+from helpers.on_policy import SMALL, collect, prepared
 from helpers.states import saved_bytes
 from helpers.training import read_csv, the_run
 
@@ -43,11 +44,17 @@ def config(**changes: Any) -> AMPConfig:
     return build(AMPConfig, merged(algorithm_defaults("amp"), CHANGES, changes), "amp")
 
 
-def agent(env: Env | None = None, *, device: str = "cpu", role: Any = "both", **changes: Any) -> AMP:
+def agent(env: Env | None = None, *, device: str = "cpu", role: Any = "both", **changes: Any) -> PPO:
     env = env or RandomEnv(8, SIZES, device=device)
     torch.manual_seed(0)
     spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1, section="amp", role=role)
-    return AMP(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=100)
+    return PPO(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=100)
+
+
+def style_of(it: PPO) -> Style:
+    found = it.extensions["style"]
+    assert isinstance(found, Style)
+    return found
 
 
 # The discriminator
@@ -90,12 +97,12 @@ def oracle(
 def test_loss_and_gradient_are_those_of_numpy(loss: str, kind: str, penalized: str) -> None:
     changes = {"loss": loss, "activation": kind, "penalized": penalized, "weight_decay": 0.1, "hidden": [6, 5]}
     it = agent(discriminator=changes)
-    net = it.discriminator.double()
+    net = style_of(it).discriminator.double()
     numbers = np.random.default_rng(0)
     agents, reference, weight = numbers.normal(size=(12, 4)), numbers.normal(size=(7, 4)), numbers.random(12)
     weight /= weight.sum()
     x = torch.tensor(np.concatenate([agents, reference]))
-    found = it._discriminator_loss(x, torch.tensor(weight), 1.0 / 7.0)
+    found = style_of(it)._discriminator_loss(x, torch.tensor(weight), 1.0 / 7.0)
     gradients = torch.autograd.grad(found[0], [*net.parameters()])
     values = [parameter.detach().numpy().copy() for parameter in net.parameters()]
     assert float(found[0].detach()) == pytest.approx(oracle(it.cfg.discriminator, values, agents, weight, reference))
@@ -111,7 +118,7 @@ def test_loss_and_gradient_are_those_of_numpy(loss: str, kind: str, penalized: s
 
 def test_the_gradient_of_the_penalty_by_hand() -> None:
     it = agent(RandomEnv(8, {**SIZES, "style": 2, "reference": 2}), discriminator={"hidden": [1], "logit_decay": 0.0})
-    net = it.discriminator
+    net = style_of(it).discriminator
     w, b, v, c = (p.data for p in net.parameters())
     for parameter, value in ((w, [[2.0, -1.0]]), (b, [0.0]), (v, [[0.5]]), (c, [0.0])):
         parameter.copy_(torch.tensor(value))
@@ -126,7 +133,7 @@ def test_the_gradient_of_the_penalty_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", ["relu", "elu", "tanh"])
 def test_the_gradient_that_is_written_down_is_that_of_autograd(kind: str) -> None:
-    net = agent(discriminator={"activation": kind}).discriminator
+    net = style_of(agent(discriminator={"activation": kind})).discriminator
     x = torch.randn(9, 4, requires_grad=True)
     score, gradient = net.with_gradient(x, since=3)
     [expected] = torch.autograd.grad(net(x).sum(), x)
@@ -136,7 +143,8 @@ def test_the_gradient_that_is_written_down_is_that_of_autograd(kind: str) -> Non
 
 def test_rewards_of_both_losses() -> None:
     score = torch.tensor([-1.0, 0.0, 1.0, 2.0, 20.0])
-    of: Any = {name: agent(discriminator={"loss": name}).discriminator for name in ("logistic", "least_squares")}
+    losses = "logistic", "least_squares"
+    of: Any = {name: style_of(agent(discriminator={"loss": name})).discriminator for name in losses}
     doubt = (1.0 / (1.0 + score.double().exp())).clamp(min=1e-4)
     torch.testing.assert_close(of["logistic"].reward(score), -doubt.log().float())
     torch.testing.assert_close(of["least_squares"].reward(score), torch.tensor([0.0, 0.75, 1.0, 0.75, 0.0]))
@@ -150,7 +158,7 @@ def test_it_learns_to_tell_features_apart_and_gives_up_where_they_are_the_same()
         for _ in range(30):
             collect(it, env)
             if name == "apart":
-                it.style.groups["reference"].sub_(3.0)
+                style_of(it).features.groups["reference"].sub_(3.0)
             stats = it.update()
         right = stats["amp/accuracy_agent"], stats["amp/accuracy_reference"]
         if name == "apart":
@@ -166,10 +174,10 @@ def test_it_learns_to_tell_features_apart_and_gives_up_where_they_are_the_same()
 def test_the_reward_is_that_of_the_task_and_of_the_style() -> None:
     it = agent(task_weight=0.25, style_weight=3.0, reward_scale=0.5)
     collect(it, RandomEnv(8, SIZES))
-    before, net = it.rollout.reward.clone(), it.discriminator
-    style = net.reward(net(net.seen(it.style.groups["style"]))).detach()
+    before, net = it.rollout.reward.clone(), style_of(it).discriminator
+    style = net.reward(net(net.seen(style_of(it).features.groups["style"]))).detach()
     with torch.no_grad():
-        torch.testing.assert_close(it.learned_reward(), 0.5 * (0.25 * before + 3.0 * style))
+        torch.testing.assert_close(prepared(it)[0], 0.5 * (0.25 * before + 3.0 * style))
     it.update()
     assert torch.equal(it.rollout.reward, before)
 
@@ -178,13 +186,13 @@ def test_the_reward_is_that_of_the_task_and_of_the_style() -> None:
 def test_new_states_are_worth_the_same_whatever_the_task_is(task_weight: float) -> None:
     it = agent(task_weight=task_weight, reward_scale=0.5, rnd={"weight": 2.0})
     collect(it, RandomEnv(8, SIZES))
-    net, rnd = it.discriminator, it._rnd
-    assert rnd is not None
+    net, rnd = style_of(it).discriminator, it.extensions["rnd"]
     with torch.no_grad():
-        style = net.reward(net(net.seen(it.style.groups["style"])))
-        of_task, of_new = task_weight * it.rollout.reward, rnd.reward(it.rollout)
+        style = net.reward(net(net.seen(style_of(it).features.groups["style"])))
+        zeros = torch.zeros_like(it.rollout.reward)
+        of_task, of_new = task_weight * it.rollout.reward, 2.0 * rnd.begin_update(it.rollout, zeros, {}, it.policy)
         assert of_new.min() > 0.0
-        torch.testing.assert_close(it.learned_reward(), 0.5 * (of_task + 0.5 * style + of_new))
+        torch.testing.assert_close(prepared(it)[0], 0.5 * (of_task + 0.5 * style + of_new))
 
 
 def test_the_style_that_is_logged_is_that_of_all_envs_that_did_not_diverge() -> None:
@@ -199,15 +207,15 @@ def test_the_style_that_is_logged_is_that_of_all_envs_that_did_not_diverge() -> 
     env = RandomEnv(16, SIZES, ends=(0.1, 0.1, 0.3))
     it = agent(env)
     collect(it, env)
-    net, valid = it.discriminator, it.rollout.valid
-    it.style.groups["style"][~valid] = 1e6
+    net, valid = style_of(it).discriminator, it.rollout.valid
+    style_of(it).features.groups["style"][~valid] = 1e6
     with torch.no_grad():
-        style = net.reward(net(net.seen(it.style.groups["style"])))[valid].mean()
-        it.learned_reward()
-        torch.testing.assert_close(it._style_reward, style)
-        it.collective = OfTwo()
-        it.learned_reward()
-        torch.testing.assert_close(it._style_reward, (valid.sum() * style + 150.0) / (valid.sum() + 300.0))
+        style = net.reward(net(net.seen(style_of(it).features.groups["style"])))[valid].mean()
+        prepared(it)
+        torch.testing.assert_close(style_of(it)._reward, style)
+        style_of(it).collective = OfTwo()
+        prepared(it)
+        torch.testing.assert_close(style_of(it)._reward, (valid.sum() * style + 150.0) / (valid.sum() + 300.0))
 
 
 class Numbered(RandomEnv):
@@ -229,7 +237,7 @@ def test_style_is_of_the_end_of_a_step_and_the_policy_does_not_see_it() -> None:
     it = agent(env)
     collect(it, env)
     for group, sign in (("style", -1.0), ("reference", 1.0)):
-        assert it.style.groups[group][:, 0, 0].tolist() == [sign * t for t in range(1, 9)]
+        assert style_of(it).features.groups[group][:, 0, 0].tolist() == [sign * t for t in range(1, 9)]
     assert it.rollout.obs.keys() == {"policy"}
     assert it.policy.obs_norm.keys() == {"policy"}
 
@@ -241,10 +249,10 @@ def test_an_env_that_diverged_teaches_nothing() -> None:
         it = agent(env)
         env.generator.manual_seed(1)
         collect(it, env)
-        it.style.groups["style"][~it.rollout.valid] = value
+        style_of(it).features.groups["style"][~it.rollout.valid] = value
         it.update()
-        learned.append(it.state_dict()["style"])
-        it.replay.rows[~it.replay.valid] = 0.0
+        learned.append(it.state_dict()["extensions"]["style"])
+        style_of(it).replay.rows[~style_of(it).replay.valid] = 0.0
     for part in ("discriminator", "optimizer"):
         assert differences(learned[0][part], learned[1][part]) == []
 
@@ -253,11 +261,11 @@ def test_statistics_are_of_both_groups_and_follow_the_update() -> None:
     env = RandomEnv(16, SIZES)
     it = agent(env)
     collect(it, env)
-    it.style.groups["reference"].add_(10.0)
+    style_of(it).features.groups["reference"].add_(10.0)
     it.update()
-    rows = torch.cat([x[it.rollout.valid] for x in it.style.groups.values()]).double()
-    torch.testing.assert_close(it.discriminator.seen.mean, rows.mean(dim=0))
-    torch.testing.assert_close(it.discriminator.seen.var, rows.var(dim=0, unbiased=False))
+    rows = torch.cat([x[it.rollout.valid] for x in style_of(it).features.groups.values()]).double()
+    torch.testing.assert_close(style_of(it).discriminator.seen.mean, rows.mean(dim=0))
+    torch.testing.assert_close(style_of(it).discriminator.seen.var, rows.var(dim=0, unbiased=False))
 
 
 def test_zeros_are_the_reference_of_differences() -> None:
@@ -267,7 +275,7 @@ def test_zeros_are_the_reference_of_differences() -> None:
         collect(it, env)
         stats = it.update()
     assert min(stats["amp/accuracy_agent"], stats["amp/accuracy_reference"]) > 0.7
-    net = it.discriminator
+    net = style_of(it).discriminator
     near, far = (float(net(net.seen(torch.full((1, 3), x)))) for x in (0.0, 3.0))  # 3 is the agent's mean
     assert near > 0.0 > far
     assert not net.seen(torch.zeros(1, 3)).any(), "zeros stay zeros"
@@ -278,11 +286,11 @@ def test_differences_are_divided_by_their_mean_absolute_value() -> None:
     it = agent(env, difference=True)
     collect(it, env)
     it.update()
-    rows = it.style.groups["style"][it.rollout.valid]
-    torch.testing.assert_close(it.discriminator.seen(rows), (rows / rows.abs().mean(dim=0)).clamp(-5.0, 5.0))
+    rows = style_of(it).features.groups["style"][it.rollout.valid]
+    torch.testing.assert_close(style_of(it).discriminator.seen(rows), (rows / rows.abs().mean(dim=0)).clamp(-5.0, 5.0))
     again = agent(env, difference=True)
     again.load_state_dict(it.state_dict())
-    torch.testing.assert_close(again.discriminator.seen(rows), it.discriminator.seen(rows))
+    torch.testing.assert_close(style_of(again).discriminator.seen(rows), style_of(it).discriminator.seen(rows))
 
 
 @pytest.mark.parametrize(("difference", "penalized"), [(False, "reference"), (True, "agent")])
@@ -290,7 +298,7 @@ def test_the_penalty_is_on_the_samples_of_the_paper(difference: bool, penalized:
     x, weight = torch.randn(12, 4), torch.full((8,), 1.0 / 8.0)
     auto = agent(difference=difference, discriminator={"penalized": "auto"})
     typed = agent(difference=difference, discriminator={"penalized": penalized})
-    losses = [it._discriminator_loss(x, weight, 0.25) for it in (auto, typed)]
+    losses = [style_of(it)._discriminator_loss(x, weight, 0.25) for it in (auto, typed)]
     torch.testing.assert_close(*losses)
 
 
@@ -355,7 +363,7 @@ def test_a_share_of_each_rollout_is_kept(share: float, capacity: int, kept: int)
     for number in (1, 2):
         collect(it, RandomEnv(8, SIZES))
         it.update()
-        assert int(it.replay.filled) == min(capacity, number * kept)
+        assert int(style_of(it).replay.filled) == min(capacity, number * kept)
 
 
 # The hot path
@@ -367,7 +375,7 @@ def test_it_waits_for_nothing_and_needs_no_values(changes: Any, device: str) -> 
     env = RandomEnv(8, SIZES, device=device)
     it = agent(env, device=device, **changes)
     if device == "meta":
-        it.optimizer.step = it.discriminator_optimizer.step = lambda: None  # type: ignore[method-assign]
+        it.steps.optimizer.step = style_of(it).optimizer.step = lambda: None  # type: ignore[method-assign]
     for _ in range(2):
         collect(it, env)
         with SyncCounter() as syncs:
@@ -380,8 +388,9 @@ def test_memory_stays_where_it_is() -> None:
     it = agent(env)
 
     def places() -> list[int]:
-        tensors = [*it.discriminator.parameters(), *it.discriminator.buffers(), *it.replay.buffers()]
-        return [x.data_ptr() for x in [*tensors, *it.style.groups.values()]]
+        style = style_of(it)
+        tensors = [*style.discriminator.parameters(), *style.discriminator.buffers(), *style.replay.buffers()]
+        return [x.data_ptr() for x in [*tensors, *style.features.groups.values()]]
 
     def train() -> None:
         collect(it, env)
@@ -395,15 +404,15 @@ def test_memory_stays_where_it_is() -> None:
     assert places() == before
 
 
-@pytest.mark.skipif(hasattr(AMP.update, "__wrapped__"), reason="functions that check shapes cannot be compiled whole")
+@pytest.mark.skipif(hasattr(PPO.update, "__wrapped__"), reason="functions that check shapes cannot be compiled whole")
 @pytest.mark.parametrize("penalized", ["reference", "agent", "both"])
 def test_its_loss_can_be_compiled_as_a_whole(penalized: str) -> None:
     it = agent(discriminator={"penalized": penalized})
     x, weight = torch.randn(12, 4), torch.full((8,), 0.125)
-    compiled = torch.compile(it._discriminator_loss, fullgraph=True, dynamic=False, backend="aot_eager")
-    both = [loss(x, weight, 0.25) for loss in (it._discriminator_loss, compiled)]
+    compiled = torch.compile(style_of(it)._discriminator_loss, fullgraph=True, dynamic=False, backend="aot_eager")
+    both = [loss(x, weight, 0.25) for loss in (style_of(it)._discriminator_loss, compiled)]
     torch.testing.assert_close(*both)
-    of_loss = [torch.autograd.grad(numbers[0], [*it.discriminator.parameters()]) for numbers in both]
+    of_loss = [torch.autograd.grad(numbers[0], [*style_of(it).discriminator.parameters()]) for numbers in both]
     torch.testing.assert_close(*of_loss)
 
 
@@ -421,7 +430,7 @@ def test_groups_that_do_not_fit_are_one_line() -> None:
 
 def test_what_only_acts_needs_no_style() -> None:
     it = agent(RandomEnv(8), role="acts")
-    assert "style" not in {**it.describe(), **it.state_dict()}
+    assert "style" not in it.describe() and not it.extensions
     assert agent().describe()["style"] == "4 features, 16x8 relu, logistic, weight 0.5, of the task 0.5"
 
 
@@ -446,7 +455,7 @@ def test_a_run_resumes_bit_for_bit_is_evaluated_and_played(tmp_path: Path) -> No
     ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
     for part in ("policy", "algorithm", "env", "metrics"):
         assert differences(ends[0][part], ends[1][part]) == []
-    assert int(ends[0]["algorithm"]["style"]["replay"]["filled"]) == 8
+    assert int(ends[0]["algorithm"]["extensions"]["style"]["replay"]["filled"]) == 8
     rows = read_csv(the_run(tmp_path / "whole"))
     assert rows == read_csv(run)
     assert {"loss/discriminator", "amp/style_reward", "amp/accuracy_agent", "amp/accuracy_reference"} <= rows[0].keys()

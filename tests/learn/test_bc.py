@@ -15,8 +15,8 @@ from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.learn.bc import BC
 from gpusim_rl.learn.demonstrations import Demonstrations, save
+from gpusim_rl.learn.supervised import BC
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import BCConfig
@@ -93,7 +93,7 @@ def test_a_rule_is_learned_and_holds_in_episodes_that_were_held_out(loss: str, m
 def test_choices_are_learned_by_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
     space = MultiDiscrete((2, 2))
     it, _ = clone(of_a_rule(space=space), monkeypatch, space)
-    first = it._errors(it.seen.inputs, it.seen.packed).mean()  # type: ignore[union-attr]
+    first = it.errors(it.seen.inputs, it.seen.packed).mean()  # type: ignore[union-attr]
     assert float(first) == pytest.approx(2 * np.log(2.0), rel=0.01)  # nearly uniform at first
     for _ in range(40):
         it.update()
@@ -156,7 +156,7 @@ def test_only_what_acts_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_waits_for_nothing_and_needs_no_values(device: str, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     it, env = clone(of_a_rule(), monkeypatch, device=device, loss=loss)
     if device == "meta":
-        it.optimizer.step = lambda: None  # type: ignore[method-assign]
+        it.steps.optimizer.step = lambda: None  # type: ignore[method-assign]
     collect(it, env)
     with SyncCounter() as syncs:
         it.update()

@@ -155,7 +155,7 @@ def test_nothing_waits_for_the_device() -> None:
 
 def test_an_iteration_runs_without_data() -> None:
     ppo = make("meta")
-    ppo.optimizer.step = lambda: None  # type: ignore[method-assign] # reads its step counter
+    ppo.steps.optimizer.step = lambda: None  # type: ignore[method-assign] # reads its step counter
     collect(ppo, Bandit("meta"))
     assert all(value.device.type == "meta" for value in ppo.update().values())
 

@@ -14,7 +14,9 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec, Policy, TrainedPolicy
-from gpusim_rl.learn.distill import Distill
+from gpusim_rl.learn.minibatch import Sequences
+from gpusim_rl.learn.supervised import Distill
+from gpusim_rl.learn.teacher import LABEL
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import DistillConfig
@@ -80,10 +82,10 @@ def test_a_student_that_is_equal_to_its_teacher_has_no_loss(rnn: str | None) -> 
     collect(it, env)
     assert float(it.update()["loss/imitation"]) > 1e-3
     it.policy.load_state_dict(teacher.state_dict())
-    it.begin_episodes()
+    it.exploration.begin_episodes()
     collect(it, env)
-    losses, norm, _ = it._gradient(it._prepare()[0], torch.arange(it.num_sequences))
-    assert float(losses) < 1e-12 and float(norm) < 1e-5
+    stats = it.update()
+    assert float(stats["loss/imitation"]) < 1e-12 and float(stats["policy/grad_norm"]) < 1e-5
 
 
 def test_the_teacher_acts_on_its_group_and_forgets_episodes_that_end() -> None:
@@ -97,8 +99,8 @@ def test_the_teacher_acts_on_its_group_and_forgets_episodes_that_end() -> None:
         step = env.step(it.act(obs))
         it.record(it.act(obs), step)
         hidden, obs = tuple(h * ~step.done[None, :, None] for h in hidden), step.obs
-        assert it.teacher is not None
-        torch.testing.assert_close(it.teacher.actions[t], expected)
+        assert it.labels is not None
+        torch.testing.assert_close(it.labels.actions[t], expected)
     assert it.rollout.obs.keys() == {"policy"}
 
 
@@ -107,18 +109,30 @@ def test_what_a_teacher_does_is_what_the_envs_would_do(limit: float | None) -> N
     env = RandomEnv(6)
     it = student(env, policy_of(env), limit=limit)
     collect(it, env)
-    assert it.teacher is not None
-    most = float(it.teacher.actions.abs().max())
+    assert it.labels is not None
+    most = float(it.labels.actions.abs().max())
     assert most == pytest.approx(limit) if limit else most > 0.01
+
+
+def indices_of(it: Distill) -> list[Tensor]:
+    """Sequences of each minibatch of an update."""
+    found, gradient = [], it.steps.gradient
+
+    def watched(loss: Any, batch: Any, index: Tensor, weight: Any) -> Any:
+        found.append(index)
+        return gradient(loss, batch, index, weight)
+
+    it.steps.gradient = watched  # type: ignore[method-assign]
+    it.update()
+    return found
 
 
 def test_a_minibatch_has_steps_of_all_times() -> None:
     env = Recall(32)
     it = student(env, Cue(), horizon=20, sequence_length=4)
     collect(it, env)
-    weight = torch.ones(1, it.num_sequences)
-    parts = it._shuffle(weight, weight.clone())
-    assert len(parts) == it.num_minibatches == 5 and it.num_sequences == 20 * 32
+    parts = indices_of(it)
+    assert len(parts) == it.num_minibatches == 5 and sum(map(len, parts)) == 20 * 32
     assert all(len(part.div(32, rounding_mode="floor").unique()) > 15 for part in parts)
 
 
@@ -176,12 +190,13 @@ def test_a_recurrent_student_recalls_what_one_without_memory_cannot() -> None:
 def test_gradients_end_with_the_sequence() -> None:
     env = Recall(8)
     it = student(env, Cue(), network={"rnn": "gru"}, horizon=10, sequence_length=5)
-    assert (it.num_minibatches, it.num_sequences) == (2, 16)
+    assert it.num_minibatches == 2
     collect(it, env)
-    batch, _ = it._prepare()
+    inputs = {**it.policy.inputs(it.rollout.obs), LABEL: it.labels.actions}  # type: ignore[union-attr]
+    batch = Sequences.of(it.rollout, inputs, it.rollout.valid.float()[..., None])
     steps = [batch.select(index) for index in torch.arange(16).split(8)]
     for number, part in enumerate(steps):
-        assert torch.equal(part.inputs["label"], it.teacher.actions[5 * number : 5 * number + 5])  # type: ignore[union-attr]
+        assert torch.equal(part.inputs["label"], it.labels.actions[5 * number : 5 * number + 5])  # type: ignore[union-attr]
         assert not part.hidden[0].requires_grad
 
 
@@ -191,7 +206,7 @@ def test_it_waits_for_nothing_and_needs_no_values(device: str, rnn: str | None, 
     env = RandomEnv(6, device=device)
     it = student(env, policy_of(env, device), device=device, loss=loss, network={"rnn": rnn})
     if device == "meta":
-        it.optimizer.step = lambda: None  # type: ignore[method-assign]
+        it.steps.optimizer.step = lambda: None  # type: ignore[method-assign]
     collect(it, env)
     with SyncCounter() as syncs:
         it.update()

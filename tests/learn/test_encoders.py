@@ -16,6 +16,7 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import EncoderConfig
 from helpers.composed import algorithm_defaults
 from helpers.fakes import Learner, RandomEnv, ppo_config
+from helpers.on_policy import prepared
 
 SHAPE = (12, 16, 2)
 
@@ -123,7 +124,7 @@ def test_an_update_sees_what_was_acted_on(frames_seen, critic):
     assert stats["loss/policy"].isfinite()
     learner.collect()
     rollout, policy = learner.rollout, learner.policy
-    batch, _ = learner.ppo._prepare()
+    _, batch, _ = prepared(learner.ppo)
     again = policy.evaluate(batch.inputs, batch.packed[..., :3], batch.hidden, batch.is_first)
     acted = policy.head.stored(rollout.distribution).log_prob(rollout.action)
     acted = acted.unflatten(0, (-1, rollout.sequence_length)).transpose(0, 1).flatten(1, 2)

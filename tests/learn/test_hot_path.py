@@ -83,7 +83,7 @@ def test_the_whole_iteration_runs_without_data(kind: str, critic: bool, schedule
     # On the device "meta" tensors have no values: whatever reads one fails.
     it = learner(kind, critic=critic, device="meta", schedule=schedule, horizon=4)
     # Adam is the one thing that cannot: the library's unfused step reads its step counter.
-    it.ppo.optimizer.step = lambda: None  # type: ignore[method-assign]
+    it.ppo.steps.optimizer.step = lambda: None  # type: ignore[method-assign]
     it.collect()
     stats = it.update()
     assert all(v.device.type == "meta" and v.ndim == 0 for v in stats.values())
@@ -101,10 +101,14 @@ def test_memory_stays_where_it_is(kind: str) -> None:
             found |= {f"{name}.{g}": t for g, t in getattr(it.rollout, name).items()}
         for name in ("hidden", "final_hidden"):
             found |= {f"{name}.{i}": t for i, t in enumerate(getattr(it.rollout, name))}
-        found |= {"rate": it.ppo.learning_rate, "iteration": it.ppo.iteration, "skipped": it.ppo.skipped}
-        rate = it.ppo.optimizer.param_groups[0]["lr"]
-        assert rate is it.ppo.learning_rate
-        for i, state in enumerate(it.ppo.optimizer.state.values()):
+        found |= {
+            "rate": it.ppo.steps.learning_rate,
+            "iteration": it.ppo.steps.iteration,
+            "skipped": it.ppo.steps.skipped,
+        }
+        rate = it.ppo.steps.optimizer.param_groups[0]["lr"]
+        assert rate is it.ppo.steps.learning_rate
+        for i, state in enumerate(it.ppo.steps.optimizer.state.values()):
             found |= {f"adam.{i}.{name}": t for name, t in state.items()}
         return {name: tensor.data_ptr() for name, tensor in found.items()}
 
@@ -118,7 +122,7 @@ def test_memory_stays_where_it_is(kind: str) -> None:
         it.ppo.load_state_dict(state)
         assert places() == before
         saved = [tensor for moments in state["optimizer"] for tensor in moments.values()]
-        loaded = [tensor for state in it.ppo.optimizer.state.values() for tensor in state.values()]
+        loaded = [tensor for state in it.ppo.steps.optimizer.state.values() for tensor in state.values()]
         assert all(
             torch.equal(a, b) for a, b in zip(saved or [torch.zeros_like(x) for x in loaded], loaded, strict=True)
         )

@@ -25,7 +25,7 @@ from gpusim_rl.testing.conformance import differences, merged
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.composed import algorithm_defaults
 from helpers.fakes import Env, RandomEnv
-from helpers.on_policy import collect
+from helpers.on_policy import collect, prepared
 from helpers.training import SMALL_PPO, the_run
 
 GUIDED: dict[str, Any] = {"teacher": "teacher", "weight": 2.0}
@@ -53,9 +53,9 @@ def test_the_distance_from_the_teacher_is_added_to_the_loss(rnn: str | None) -> 
     it = learner(env, network={"rnn": rnn}, normalize_obs=False)
     collect(it, env)
     assert it.losses[-1] == IMITATION and set(it.rollout.obs) == {"policy"}
-    chunk = it._prepare()[0].select(torch.arange(it.num_sequences))
+    chunk = prepared(it)[1].select(torch.arange(it.num_sequences))
     weight = Samples.weight_of(chunk.packed)
-    parameters = it.optimizer.parameters
+    parameters = it.steps.optimizer.parameters
 
     def gradient(loss: Tensor, of_each: Tensor | None = None) -> list[Tensor]:
         found = torch.autograd.grad(loss, parameters, of_each, allow_unused=True)
@@ -80,7 +80,7 @@ def test_what_is_imitated_is_not_rounded() -> None:
     env = RandomEnv(6, {"policy": 2}, num_actions=2)
     it = learner(env, precision="bf16")
     collect(it, env)
-    inputs = it._prepare()[0].inputs
+    inputs = prepared(it)[1].inputs
     assert inputs["policy"].dtype == torch.bfloat16 and inputs[LABEL].dtype == torch.float32
     assert torch.isfinite(it.update()[IMITATION])
 
@@ -119,7 +119,7 @@ def test_it_waits_for_nothing_and_needs_no_values(device: str, rnn: str | None) 
     env = RandomEnv(6, {"policy": 2}, num_actions=2, device=device)
     it = learner(env, device=device, network={"rnn": rnn}, imitation={"end": 100})
     if device == "meta":
-        it.optimizer.step = lambda: None  # type: ignore[method-assign]
+        it.steps.optimizer.step = lambda: None  # type: ignore[method-assign]
     collect(it, env)
     with SyncCounter() as syncs:
         it.update()

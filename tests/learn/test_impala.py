@@ -56,7 +56,7 @@ def test_envs_are_behind_by_a_schedule(max_policy_lag: int, dropped: int) -> Non
         collect(it, env)
         it.rollout.reward.fill_(float(number))
         it.rollout.diverged.zero_()
-        hidden.append([state.clone() for state in it.hidden])
+        hidden.append([state.clone() for state in it.exploration.hidden])
         stats = it.update()
         behind = torch.tensor([0, 0, 1, 1, 2, 2])
         known = (behind <= number) & (behind <= max_policy_lag)

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.on_policy import OnPolicy, Samples
+from gpusim_rl.learn.minibatch import Samples
+from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.settings.schema import A2CConfig, PPOConfig, ReinforceConfig
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import RandomEnv
-from helpers.on_policy import NAMES, collect, make_on_policy, on_policy_config
+from helpers.on_policy import NAMES, collect, make_on_policy, on_policy_config, prepared
 
 KINDS: dict[str, dict[str, Any]] = {
     "feed-forward": {},
@@ -52,7 +53,7 @@ def test_the_gradient_is_that_of_a_plain_policy_gradient() -> None:
     env = RandomEnv(6, ends=(0.1, 0.1, 0.2))
     it = make_on_policy("a2c", env, **RAW, value_coef=0.0, bounds_coef=0.0, max_grad_norm=None)
     collect(it, env)
-    batch, _ = it._prepare()
+    _, batch, _ = prepared(it)
     samples = Samples.unpack(batch.packed, 3, 6)
     it.update()
     found = gradients(it)
@@ -73,7 +74,7 @@ def test_the_return_of_reinforce_is_summed_to_the_end_of_the_episode() -> None:
     step = env.step
     env.step = lambda action: steps.append(step(action)) or steps[-1]  # type: ignore[method-assign]
     collect(it, env)
-    batch, _ = it._prepare()
+    _, batch, _ = prepared(it)
     samples = Samples.unpack(batch.packed, 3, 6)
     value = it.rollout.value
     counted = 0
@@ -128,7 +129,7 @@ def test_an_iteration_runs_without_data(name: str, kind: str) -> None:
     # On the device "meta" tensors have no values: whatever reads one fails.
     env = RandomEnv(8, device="meta")
     it = make_on_policy(name, env, device="meta", **KINDS[kind])
-    it.optimizer.step = lambda: None  # type: ignore[method-assign] # reads its step counter
+    it.steps.optimizer.step = lambda: None  # type: ignore[method-assign] # reads its step counter
     collect(it, env)
     assert all(value.device.type == "meta" for value in it.update().values())
 

@@ -63,7 +63,7 @@ class Spy:
                     "valid": old.weight.bool(),
                 }
             )
-            self.rates.append(ppo.learning_rate.item())
+            self.rates.append(ppo.steps.learning_rate.item())
             out = loss(*args)
             self.minibatches[-1]["reported"] = out[4:6].detach()
             return out
@@ -328,14 +328,14 @@ def test_gradient_norm_is_limited() -> None:
         it = learner(max_grad_norm=limit)
         it.collect()
         norms: list[float] = []
-        step = it.ppo.optimizer.masked_step
+        step = it.ppo.steps.optimizer.masked_step
 
         def recording(*of_gradient: Tensor, it: Learner = it, norms: list[float] = norms, step: Any = step) -> None:
             step(*of_gradient)  # which clips
             grads = [p.grad.flatten() for p in it.policy.parameters() if p.grad is not None]
             norms.append(torch.cat(grads).norm().item())
 
-        it.ppo.optimizer.masked_step = recording  # type: ignore[method-assign]
+        it.ppo.steps.optimizer.masked_step = recording  # type: ignore[method-assign]
         stats = it.update()
         assert (max(norms) <= 1.001e-3) == clipped
         assert stats["policy/grad_norm"] > 1e-3, "the norm before clipping is reported"
@@ -353,8 +353,8 @@ def poison(it: Learner, *minibatches: int) -> None:
 
 
 def everything(it: Learner) -> dict[str, Tensor]:
-    adam = {f"adam.{i}.{k}": v for i, s in enumerate(it.ppo.optimizer.state.values()) for k, v in s.items()}
-    found = {**it.policy.state_dict(), **adam, "rate": it.ppo.learning_rate}
+    adam = {f"adam.{i}.{k}": v for i, s in enumerate(it.ppo.steps.optimizer.state.values()) for k, v in s.items()}
+    found = {**it.policy.state_dict(), **adam, "rate": it.ppo.steps.learning_rate}
     return {name: value.clone() for name, value in found.items()}
 
 
@@ -367,7 +367,7 @@ def test_a_minibatch_whose_gradient_is_not_finite_changes_nothing(kind: str, bf1
     it.train(1)
     it.collect()
     poison(it, 5)
-    gradient, step, before, steps = it.ppo._gradient, it.ppo._step, {}, []
+    gradient, step, before, steps = it.ppo.gradient, it.ppo.steps.make, {}, []
 
     def watched_gradient(*args: Any) -> Any:
         before.update(everything(it))
@@ -378,8 +378,8 @@ def test_a_minibatch_whose_gradient_is_not_finite_changes_nothing(kind: str, bf1
         after = everything(it)
         steps.append([name for name in before if not torch.equal(before[name], after[name])])
 
-    it.ppo._gradient = watched_gradient  # type: ignore[method-assign]
-    it.ppo._step = watched_step  # type: ignore[method-assign]
+    it.ppo.gradient = watched_gradient  # type: ignore[method-assign]
+    it.ppo.steps.make = watched_step  # type: ignore[method-assign]
     stats = it.update()
     assert len(steps) == 12 and steps[5] == []
     assert all("adam.0.step" in changed for i, changed in enumerate(steps) if i != 5)
@@ -399,7 +399,7 @@ def test_skipped_minibatches_are_counted_over_the_training_and_saved() -> None:
     assert told == [(3.0, 1.0), (15.0, 0.0), (15.0, 1.0)]
     other = learner()
     other.ppo.load_state_dict(it.ppo.state_dict())
-    assert other.ppo.skipped == 15
+    assert other.ppo.steps.skipped == 15
 
 
 def test_an_absurd_coefficient_leaves_the_policy_as_it_was() -> None:
@@ -419,8 +419,8 @@ def test_log_std_at_its_bound_can_come_back() -> None:
     it.collect()
     # one step down, over the bound
     it.policy.head.log_std.grad = torch.ones_like(it.policy.head.log_std)
-    it.ppo.optimizer.step()
-    it.ppo.optimizer.state.clear()
+    it.ppo.steps.optimizer.step()
+    it.ppo.steps.optimizer.state.clear()
     for _ in range(3):
         it.collect()
         it.update()
@@ -537,7 +537,7 @@ def test_adaptive_learning_rate_equals_python() -> None:
 @pytest.mark.parametrize("per", ["minibatch", "epoch"])
 def test_schedule_follows_the_kl_of_the_update(per: str) -> None:
     it = learner(schedule="adaptive", schedule_per=per, learning_rate=3e-3, kl_threshold=0.002)
-    expected = it.ppo.learning_rate.item()
+    expected = it.ppo.steps.learning_rate.item()
     moves = set()
     for _ in range(4):
         it.collect()
@@ -570,7 +570,7 @@ def test_schedule_follows_a_scripted_kl(per: str) -> None:
     kls, rates, loss = iter(script), [], it.ppo._loss
 
     def scripted(*args: Any) -> Any:
-        rates.append(it.ppo.learning_rate.item())
+        rates.append(it.ppo.steps.learning_rate.item())
         losses = loss(*args)
         return torch.cat([losses[:4], torch.tensor([next(kls)]), losses[5:]])
 
@@ -650,11 +650,11 @@ def test_a_saved_learner_continues_bit_for_bit(kind: str) -> None:
         assert a.keys() == b.keys()
         for name in a:
             assert torch.equal(a[name], b[name]), name
-    assert it.ppo.iteration == other.ppo.iteration == 4
+    assert it.ppo.steps.iteration == other.ppo.steps.iteration == 4
     for (name, a), b in zip(it.policy.state_dict().items(), other.policy.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
     # the schedule and the optimiser must still share one tensor
-    assert other.ppo.optimizer.param_groups[0]["lr"] is other.ppo.learning_rate
+    assert other.ppo.steps.optimizer.param_groups[0]["lr"] is other.ppo.steps.learning_rate
 
 
 def test_a_state_dict_is_a_snapshot() -> None:
@@ -934,7 +934,7 @@ def test_state_of_another_device_learns_as_this_one_can() -> None:
     kept = {name for moments in state["optimizer"] for name in moments}
     assert kept == {"step", "exp_avg", "exp_avg_sq"}, "nothing of what the device could do"
     other.ppo.load_state_dict(state)
-    group = other.ppo.optimizer.param_groups[0]
+    group = other.ppo.steps.optimizer.param_groups[0]
     assert (group["capturable"], group["fused"]) == (False, True)
-    assert group["lr"] is other.ppo.learning_rate
+    assert group["lr"] is other.ppo.steps.learning_rate
     other.train(1)

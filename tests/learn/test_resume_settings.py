@@ -151,13 +151,13 @@ def test_another_schedule_begins_at_the_rate_of_the_settings(
     before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = passed_on("ppo", {"schedule": before}, {"schedule": after}, monkeypatch)
-    assert it.learning_rate.item() == pytest.approx(it.cfg.learning_rate)
+    assert it.steps.learning_rate.item() == pytest.approx(it.cfg.learning_rate)
 
 
 def test_an_adaptive_rate_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     falling = {"kl_threshold": 1e-9, "learning_rate_min": 1e-6}
     it = passed_on("ppo", falling, {**falling, "clip": 0.3}, monkeypatch)
-    assert it.learning_rate.item() < 0.9 * it.cfg.learning_rate
+    assert it.steps.learning_rate.item() < 0.9 * it.cfg.learning_rate
 
 
 def test_an_alpha_that_is_not_learned_any_more_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.rnd import RandomDistillation
+from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.composed import algorithm_defaults
 from helpers.fakes import Learner, RandomEnv, ppo_config
+from helpers.on_policy import prepared
 from helpers.training import differences, make_trainer
 
 
@@ -26,8 +28,15 @@ def learner(env: Any = None, *, device: str = "cpu", more: Any = None, **rnd: An
 
 
 def rnd_of(it: Learner) -> RandomDistillation:
-    assert it.ppo._rnd is not None
-    return it.ppo._rnd
+    found = it.ppo.extensions["rnd"]
+    assert isinstance(found, RandomDistillation)
+    return found
+
+
+def reward_of(it: Learner, rollout: Rollout) -> Tensor:
+    """Reward of new states, without that of the task."""
+    nothing = torch.zeros_like(rollout.reward)
+    return rnd_of(it).begin_update(rollout, nothing, {}, it.policy).detach() / it.cfg.reward_scale
 
 
 def test_the_reward_is_the_distance_times_weight_and_control_step():
@@ -39,15 +48,15 @@ def test_the_reward_is_the_distance_times_weight_and_control_step():
     with torch.no_grad():
         seen = rnd.seen(torch.stack(states))
         squares = (rnd.predictor(seen) - rnd.target(seen)).square().sum(dim=-1)
-    torch.testing.assert_close(rnd.reward(rollout), 0.06 * squares.sqrt())
+    torch.testing.assert_close(reward_of(it, rollout), 0.06 * squares.sqrt())
 
 
 def test_it_is_added_to_the_reward_that_is_learned_from_and_nowhere_else():
     it = learner(reward_scale=0.5)
     it.collect()
     before = it.rollout.reward.clone()
-    expected = rnd_of(it).reward(it.rollout)
-    torch.testing.assert_close(it.ppo.learned_reward(), 0.5 * (before + expected))
+    expected = reward_of(it, it.rollout)
+    torch.testing.assert_close(prepared(it.ppo)[0], 0.5 * (before + expected))
     it.update()
     assert torch.equal(it.rollout.reward, before)
 
@@ -83,14 +92,14 @@ def test_the_target_stays_and_the_predictor_learns_with_its_own_optimiser():
     assert all(torch.equal(a, b) for a, b in zip(target, rnd.target.parameters(), strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(predictor, rnd.predictor.parameters(), strict=True))
     assert loss[-1] < 0.5 * loss[0]
-    assert not {*map(id, it.ppo.optimizer.parameters)} & {*map(id, rnd.predictor.parameters())}
+    assert not {*map(id, it.ppo.steps.optimizer.parameters)} & {*map(id, rnd.predictor.parameters())}
 
 
 def test_statistics_of_states_follow_the_update():
     it = learner()
     it.collect()
     assert not rnd_of(it).seen.mean.any()
-    rnd_of(it).reward(it.rollout)
+    reward_of(it, it.rollout)
     assert not rnd_of(it).seen.mean.any()
     it.update()
     assert rnd_of(it).seen.mean.all()
@@ -108,7 +117,7 @@ def test_schedules_count_control_steps(schedule, expected):
     it = learner(horizon=4, weight=2.0, final_weight=1.0, begin=2, end=5, schedule=schedule)
     weights = []
     for _ in range(2):
-        weights.append(rnd_of(it).weights())
+        weights.append(rnd_of(it).weights_of_steps())
         it.train(1)
     torch.testing.assert_close(torch.cat(weights), torch.tensor(expected))
 
@@ -120,7 +129,7 @@ def test_normalised_rewards_are_divided_by_the_deviation_of_their_sums():
     plain = learner()
     rnd.predictor.load_state_dict(rnd_of(plain).predictor.state_dict())
     rnd.target.load_state_dict(rnd_of(plain).target.state_dict())
-    raw, got = rnd_of(plain).reward(it.rollout), rnd.reward(it.rollout)
+    raw, got = reward_of(plain, it.rollout), reward_of(it, it.rollout)
     sums, total = [], torch.zeros(8)
     for row in raw:
         total = 0.99 * total + row
@@ -133,7 +142,7 @@ def test_normalised_rewards_are_divided_by_the_deviation_of_their_sums():
 def test_it_waits_for_nothing_and_needs_no_values(device, rnn):
     it = learner(device=device, normalize=True, horizon=4, sequence_length=2, network={"rnn": rnn})
     if device == "meta":
-        it.ppo.optimizer.step = rnd_of(it).optimizer.step = lambda: None  # type: ignore[method-assign]
+        it.ppo.steps.optimizer.step = rnd_of(it).optimizer.step = lambda: None  # type: ignore[method-assign]
     it.collect()
     with SyncCounter() as syncs:
         stats = it.update()
@@ -148,7 +157,7 @@ def test_memory_stays_where_it_is():
 
     def places() -> list[int]:
         rnd = rnd_of(it)
-        tensors = [*rnd.predictor.parameters(), *rnd.seen.buffers(), rnd.steps, rnd.discounted, rnd.loss, rnd.mean]
+        tensors = [*rnd.predictor.parameters(), *rnd.seen.buffers(), rnd.steps, rnd.discounted, rnd.mean]
         return [x.data_ptr() for x in tensors]
 
     before = places()

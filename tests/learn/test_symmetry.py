@@ -15,6 +15,7 @@ from gpusim_rl.settings.schema import SymmetryConfig
 from gpusim_rl.spaces import SignedPermutation
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import Learner, RandomEnv, ppo_config
+from helpers.on_policy import prepared
 from helpers.training import differences, make_trainer
 
 MAPS = {
@@ -57,7 +58,7 @@ def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, 
     it.train(2)  # statistics of observations are no longer those of the start, and not symmetric
     it.collect()
     ppo, policy, rollout = it.ppo, it.policy, it.rollout
-    batch, _ = ppo._prepare()
+    _, batch, _ = prepared(ppo)
     index = torch.randperm(64)[:32]
     chunk = batch.select(index)
     got = ppo._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
@@ -82,7 +83,7 @@ def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, 
     cfg = ppo.cfg
     total = expected["loss/policy"] + 0.5 * cfg.value_coef * expected["loss/value"]
     total = total + 0.1 * expected["loss/bounds"] + mirror_loss * expected["loss/symmetry"]
-    parameters = ppo.optimizer.parameters
+    parameters = ppo.steps.optimizer.parameters
     wanted = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
     gradients = torch.autograd.grad(got, parameters, ppo._coefficients)
     torch.testing.assert_close(gradients, wanted)
@@ -124,7 +125,7 @@ def test_inputs_are_normalised_behind_the_mirror():
     it = learner(True, 0.0)
     it.train(3)
     it.collect()
-    inputs = it.ppo._inputs()
+    inputs = prepared(it.ppo)[1].inputs
     seen, raw = it.policy.obs_norm["policy"], it.rollout.obs["policy"]
     torch.testing.assert_close(inputs[f"{IMAGE}policy"], seen(image("policy", raw)))
     assert not torch.allclose(inputs[f"{IMAGE}policy"], image("policy", seen(raw)), atol=1e-2)
@@ -134,7 +135,7 @@ def test_mirror_images_of_a_camera_stay_bytes():
     it = learner(True, 0.5, critic=True, images=True)
     it.policy.bf16 = True
     it.collect()
-    batch, _ = it.ppo._prepare()
+    _, batch, _ = prepared(it.ppo)
     before = {name: x.clone() for name, x in batch.inputs.items()}
     assert before["camera"].dtype == before[f"{IMAGE}camera"].dtype == torch.uint8
     assert before[f"{IMAGE}policy"].dtype == torch.float32

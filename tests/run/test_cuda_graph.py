@@ -85,7 +85,7 @@ def trained(
     trainer.collector.graphs = graphs(
         Choice(mode, "test"),
         CPU,
-        generators=[trainer.algorithm._noise_generator, trainer.algorithm._shuffle_generator],
+        generators=[trainer.algorithm.exploration._generator, trainer.algorithm._shuffle_generator],
         stateful=trainer.collector.graphs._stateful,
     )
     with trainer.logging() as log:
@@ -253,7 +253,7 @@ def test_a_graph_registers_the_generators_that_it_draws_from(mode, tmp_path):
     assert set(graphs._captured) == set(SEGMENTS[mode])
     *acting, update = graphs.registered
     assert update == [algorithm._shuffle_generator]
-    assert acting == ([[algorithm._noise_generator]] if mode == "rollout" else [[] for _ in acting])
+    assert acting == ([[algorithm.exploration._generator]] if mode == "rollout" else [[] for _ in acting])
 
 
 def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):

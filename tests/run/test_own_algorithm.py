@@ -34,14 +34,21 @@ DOCUMENT = (ROOT / "docs" / "algorithms.md").read_text()
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files of the document, in the current folder."""
     files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", DOCUMENT, re.DOTALL)
-    ours = {"my_cfg/algo/search.yaml", "my_cfg/algo/calm_ppo.yaml", "my_search.py", "my_network.py", "calm.py"}
+    ours = {
+        "my_cfg/algo/search.yaml",
+        "my_cfg/algo/calm_ppo.yaml",
+        "my_search.py",
+        "my_network.py",
+        "calm.py",
+        "smooth.py",
+    }
     assert {name for name, _ in files} == ours | {"balance.py"}
     for name, content in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("my_search", "my_network", "my_net", "calm"):
+    for name in ("my_search", "my_network", "my_net", "calm", "smooth"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -477,3 +484,73 @@ def test_the_changed_algorithms_of_the_document_train(name: str, folder: Path) -
     it = make_trainer(prepare("Cartpole", algo=algorithm, log={"console": "quiet"}, **settings))
     row = it.train()
     assert it.algorithm.cfg.calm == 0.5 and (kind == "sac" or row["loss/calm"] > 0.0)  # type: ignore[union-attr]
+
+
+# Extensions of PPO
+
+
+def extended(folder: str = "runs", **changes: Any) -> Trainer:
+    """A training with the extension of the document, named by the user's yaml."""
+    Path("my_cfg/task").mkdir(exist_ok=True)
+    entry = {"_target_": "smooth.Smoothness", "reward": 0.2, **changes.pop("entry", {})}
+    section = {"ppo": {"extensions": {changes.pop("name", "smooth"): entry}}}
+    lines = "# @package _global_\ndefaults: [Cartpole, _self_]\n" + yaml.safe_dump(section)
+    Path("my_cfg/task/Smooth.yaml").write_text(lines)
+    settings = {"num_envs": 8, "seed": 1, "ppo": SHORT["ppo"], "log": {"console": "quiet", "dir": folder}, **changes}
+    return make_trainer(prepare("Smooth", config_dir="my_cfg", **settings))
+
+
+def test_an_extension_adds_a_reward_and_a_loss_and_a_resume_restores_it(folder: Path) -> None:
+    whole = extended("whole", max_iterations=4)
+    algorithm: Any = whole.algorithm
+    assert algorithm.losses[-1] == "loss/calm" and float(algorithm._coefficients[-1]) == pytest.approx(0.01)
+    row = whole.train()
+    assert row["loss/calm"] > 0.0 and row["smooth/change"] > 0.0  # type: ignore[operator]
+    smooth, rollout = algorithm.extensions["smooth"], algorithm.rollout
+    smooth.last.copy_(rollout.action[0])
+    learned = smooth.begin_update(rollout, rollout.reward, {}, algorithm.policy)
+    change = (rollout.action[1:] - rollout.action[:-1]).square().mean(dim=-1)
+    torch.testing.assert_close(rollout.reward[1:] - learned[1:], 0.2 * change)
+    assert torch.equal(rollout.reward[0], learned[0])
+
+    extended("parts", max_iterations=2).train()
+    run = the_run(folder / "parts")
+    with pytest.raises(ConfigError, match=r"ppo\.extensions\.smooth\._target_=smooth\.Smoothness would run code"):
+        prepare("Cartpole", checkpoint=str(run))
+    make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=4, config_dir="my_cfg")).train()
+    ends = [checkpoint.load(the_run(folder / name) / "checkpoints" / "last.pt") for name in ("whole", "parts")]
+    for part in ("policy", "algorithm"):
+        assert differences(ends[0][part], ends[1][part]) == []
+    assert ends[0]["algorithm"]["extensions"]["smooth"]["last"].any()
+    assert read_csv(the_run(folder / "whole")) == read_csv(run)
+    assert make_trainer(prepare("Cartpole", checkpoint=str(run), test=True, trust=True)).evaluate()["episodes"] == 8
+
+
+def test_its_reward_and_its_loss_change_what_is_learned(folder: Path) -> None:
+    policies = []
+    for entry in ({"reward": 0.0, "calm": 0.0}, {"reward": 0.5, "calm": 0.0}, {"reward": 0.0, "calm": 0.5}):
+        it = extended(max_iterations=1, entry=entry)
+        it.train()
+        policies.append(it.algorithm.policy.state_dict())
+    plain = make_trainer(
+        prepare("Cartpole", num_envs=8, seed=1, max_iterations=1, ppo=SHORT["ppo"], log={"console": "quiet"})
+    )
+    plain.train()
+    found = [differences(plain.algorithm.policy.state_dict(), policy) == [] for policy in policies]
+    assert found == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"entry": {"_target_": "my_search.RandomSearch"}}, r"ppo\.extensions\.smooth\._target_=my_search\.RandomSe"),
+        ({"entry": {"_target_": "smooth.Smoothnes"}}, r"ppo\.extensions\.smooth\._target_=.*Did you mean 'Smoothness'"),
+        ({"entry": {"_target_": None}}, r"ppo\.extensions\.smooth\._target_ must be a class path"),
+        ({"entry": {"rewards": 0.2}}, r"ppo\.extensions\.smooth: .*'rewards'"),
+        ({"name": "rnd"}, r"ppo\.extensions\.rnd: "),
+    ],
+)
+def test_an_extension_that_does_not_fit_is_one_line(changes: Any, key: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}") as info:
+        extended(**changes)
+    assert "\n" not in str(info.value)

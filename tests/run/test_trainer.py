@@ -223,7 +223,7 @@ def test_a_learning_rate_typed_at_a_resume_holds(tmp_path):
     again = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4}
     same = make_trainer("Cartpole", tmp_path, **again, **constant)
     other = make_trainer("Cartpole", tmp_path, **again, ppo={"schedule": "constant", "learning_rate": 1e-4})
-    assert float(same.algorithm.learning_rate) == pytest.approx(1e-3)
+    assert float(same.algorithm.steps.learning_rate) == pytest.approx(1e-3)
     assert other.train()["policy/learning_rate"] == pytest.approx(1e-4)
 
 
@@ -336,13 +336,13 @@ def test_a_resumed_run_keeps_its_seed_and_says_that_another_one_is_ignored(tmp_p
 def test_a_resumed_run_takes_a_new_learning_rate_but_no_old_one(tmp_path):
     first = make_trainer("Cartpole", tmp_path)
     first.train()
-    adapted = first.algorithm.learning_rate.item()
+    adapted = first.algorithm.steps.learning_rate.item()
     assert adapted != pytest.approx(3e-4)
     run = str(the_run(tmp_path))
-    assert make_trainer("Cartpole", tmp_path, checkpoint=run).algorithm.learning_rate.item() == adapted
+    assert make_trainer("Cartpole", tmp_path, checkpoint=run).algorithm.steps.learning_rate.item() == adapted
     typed = make_trainer("Cartpole", tmp_path, checkpoint=run, ppo={"learning_rate": 2e-5})
-    assert typed.algorithm.learning_rate.item() == pytest.approx(2e-5)
-    assert typed.algorithm.optimizer.param_groups[0]["lr"] is typed.algorithm.learning_rate
+    assert typed.algorithm.steps.learning_rate.item() == pytest.approx(2e-5)
+    assert typed.algorithm.steps.optimizer.param_groups[0]["lr"] is typed.algorithm.steps.learning_rate
 
 
 def test_a_setting_that_a_resume_cannot_take_is_told_of(tmp_path, capsys):
@@ -509,7 +509,9 @@ def slow_down(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, where: str, ite
 
     The clock of `stop_signal` is put forward, so that the load of the machine does not count.
     """
-    owner, name = (trainer.algorithm.optimizer, "masked_step") if where == "update" else (trainer.algorithm, "act")
+    owner, name = (
+        (trainer.algorithm.steps.optimizer, "masked_step") if where == "update" else (trainer.algorithm, "act")
+    )
     method = getattr(owner, name)
     parts = [0] * 10
     now_s = 0.0
@@ -1064,7 +1066,7 @@ def test_a_recurrent_policy_trains_and_is_evaluated(tmp_path, rnn):
         name for name, value in trainer.algorithm.policy.state_dict().items() if torch.equal(value, before[name])
     ]
     assert unchanged == []
-    assert all(h.abs().sum() > 0 for h in trainer.algorithm.hidden)
+    assert all(h.abs().sum() > 0 for h in trainer.algorithm.exploration.hidden)
     run = str(the_run(tmp_path))
     result = make_trainer("Cartpole", tmp_path, checkpoint=run, test=True, num_envs=3, **settings).evaluate()
     assert result["episodes"] == 3
