@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class
+from gpusim_rl.learn.on_policy import OnPolicy
+from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.settings.schema import ALGORITHMS
 from helpers.commands import ROOT
 
 PACKAGE = ROOT / "gpusim_rl"
@@ -106,3 +110,16 @@ def test_arguments_are_documented_by_a_noun_phrase():
         r"^ {8,}\w+: (Of|In|For|With|From|As|To|On|At|By|Beside|Behind|Where|Whether it) ", re.MULTILINE
     )
     assert [path.name for path in FILES if headless.search(path.read_text(encoding="utf-8"))] == []
+
+
+def lines_of_methods(cls: type, *names: str) -> int:
+    return sum(len(inspect.getsource(getattr(cls, name)).splitlines()) for name in names)
+
+
+def test_rollout_algorithms_stay_readable():
+    """PPO's update and loss are read from top to bottom; what is added to them are extensions."""
+    methods = [name for name, member in vars(OnPolicy).items() if inspect.isfunction(member)]
+    assert len(methods) <= 20
+    assert lines_of_methods(PPO, "update") <= 45 and lines_of_methods(PPO, "update", "sample_losses") <= 70
+    classes = [load_algorithm_class(target) for target, _ in ALGORITHMS.values()]
+    assert max(cls.__mro__.index(Algorithm) for cls in classes) <= 2

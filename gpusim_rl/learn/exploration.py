@@ -9,10 +9,10 @@ from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition, make_generator, restore_generator
 from gpusim_rl.learn.minibatch import fit_sequence_length
-from gpusim_rl.learn.networks import ActorCritic, SampledActions
+from gpusim_rl.learn.networks import ActorCritic, SampledActions, Settings
 from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.rollout import Rollout
-from gpusim_rl.settings.schema import NetworkConfig, NoiseConfig
+from gpusim_rl.settings.schema import NetworkConfig
 
 
 class Exploration:
@@ -21,8 +21,7 @@ class Exploration:
     Args:
         policy: Policy that acts, on its device.
         env: Environments.
-        noise: Settings of the action noise.
-        horizon: Control steps of a rollout.
+        cfg: Settings of the algorithm: horizon and action noise.
         sequence_length: Steps of the sequences that a recurrent policy learns from; fitted to divide the horizon.
         device: Device of the memory.
         seed: Seed of the action noise.
@@ -38,28 +37,20 @@ class Exploration:
     """
 
     def __init__(
-        self,
-        policy: ActorCritic,
-        env: EnvSpec,
-        noise: NoiseConfig,
-        *,
-        horizon: int,
-        sequence_length: int,
-        device: torch.device,
-        seed: int,
+        self, policy: ActorCritic, env: EnvSpec, cfg: Settings, sequence_length: int, device: torch.device, seed: int
     ) -> None:
-        self.policy, self.horizon, num_envs, head = policy, horizon, env.num_envs, policy.head
+        self.policy, self.horizon, num_envs, head = policy, cfg.horizon, env.num_envs, policy.head
         self._generator = make_generator(device, seed)
         self.hidden: Hidden = policy.initial_state(num_envs)
         self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)
-        self.noise = ActionNoise(noise, env, horizon=horizon, columns=head.num_noise, device=device)
+        self.noise = ActionNoise(cfg.noise, env, horizon=cfg.horizon, columns=head.num_noise, device=device)
         self.acted_on: Observation = {}
         self.sampled: SampledActions | None = None
         self.step = 0
-        length = fit_sequence_length(horizon, sequence_length) if policy.recurrent else 1
+        length = fit_sequence_length(cfg.horizon, sequence_length) if policy.recurrent else 1
         self._length = fitted(length, sequence_length, f"{env.section}.sequence_length")
         self.rollout = Rollout(
-            horizon,
+            cfg.horizon,
             env,
             head.num_parameters,
             initial_hidden=self.hidden,

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.chunks import Chunks, chunk_samples
 from gpusim_rl.learn.minibatch import Sequences
-from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.learn.networks import ActorCritic, Settings
 from gpusim_rl.learn.optimizer import MaskedAdamW
 
 Loss = Callable[[Sequences], Tensor]
@@ -24,8 +24,7 @@ class GradientSteps:
     Args:
         policy: Policy, on its device.
         env: Environments.
-        learning_rate: Step size at the start.
-        max_grad_norm: Largest norm of a gradient; None: not clipped.
+        cfg: Settings of the algorithm: step size at the start, largest norm of a gradient.
         minibatch: Samples of a minibatch.
         sequence_length: Steps of a sequence.
         device: Device of the policy.
@@ -41,9 +40,7 @@ class GradientSteps:
         self,
         policy: ActorCritic,
         env: EnvSpec,
-        *,
-        learning_rate: float,
-        max_grad_norm: float | None,
+        cfg: Settings,
         minibatch: int,
         sequence_length: int,
         device: torch.device,
@@ -52,10 +49,10 @@ class GradientSteps:
         named = sorted(
             policy.named_parameters(), key=lambda pair: (pair[0] != "head.log_std", "log_std_of_state" in pair[0])
         )
-        self._policy, self._configured, self.collective = policy, learning_rate, env.collective
-        self.learning_rate = torch.tensor(learning_rate, dtype=torch.float32, device=device)
+        self._policy, self._configured, self.collective = policy, cfg.learning_rate, env.collective
+        self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
         parameters = [parameter for _, parameter in named]
-        self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=max_grad_norm, eps=1e-5)
+        self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=cfg.max_grad_norm, eps=1e-5)
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)
         self.chunks = Chunks(device, chunk_samples(minibatch) // sequence_length, compiled=env.compile)

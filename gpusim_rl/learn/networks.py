@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -31,6 +31,8 @@ from gpusim_rl.settings.schema import (
     SupervisedConfig,
 )
 
+Settings: TypeAlias = OnPolicyConfig | SupervisedConfig
+"""Settings of algorithms whose policy is an `ActorCritic`."""
 # In place where the gradient can be had from the output alone: less memory traffic.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": partial(nn.ELU, inplace=True),
@@ -222,7 +224,7 @@ class ActorCritic(Policy):
     float32; only encoders, or else the trunks' MLPs, run under autocast.
     """
 
-    def __init__(self, cfg: OnPolicyConfig | SupervisedConfig, env: EnvSpec) -> None:
+    def __init__(self, cfg: Settings, env: EnvSpec) -> None:
         super().__init__()
         obs_sizes, net, key = env.obs_sizes, cfg.network, f"{env.section}.network"
         self.critic_group = "critic" if "critic" in obs_sizes else "policy"

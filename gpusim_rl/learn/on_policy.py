@@ -65,29 +65,13 @@ class OnPolicy(Algorithm):
         self.collective, self.max_iterations = env.collective, max_iterations
         self.policy = ActorCritic(cfg, env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16, _ = choose_precision(cfg.precision, device)
-        self.exploration = Exploration(
-            self.policy,
-            env,
-            cfg.noise,
-            horizon=cfg.horizon,
-            sequence_length=cfg.sequence_length,
-            device=device,
-            seed=seed + 1,
-        )
+        self.exploration = Exploration(self.policy, env, cfg, cfg.sequence_length, device, seed + 1)
         self.rollout = self.exploration.rollout
         self._shuffle_generator = make_generator(device, seed + 2)
         samples, length = cfg.horizon * env.num_envs, self.rollout.sequence_length
         self.num_sequences = samples // length
         self.num_minibatches = self.fit_minibatches(samples)
-        self.steps = GradientSteps(
-            self.policy,
-            env,
-            learning_rate=cfg.learning_rate,
-            max_grad_norm=cfg.max_grad_norm,
-            minibatch=samples // self.num_minibatches,
-            sequence_length=length,
-            device=device,
-        )
+        self.steps = GradientSteps(self.policy, env, cfg, samples // self.num_minibatches, length, device)
         self.weigh(self.loss_weights())
         self._loss = self._chunk_loss
         if env.compile:

@@ -135,6 +135,7 @@ class PPO(OnPolicy):
             Numbers for the log, as 0-dim device tensors.
         """
         cfg, rollout, extensions = self.cfg, self.rollout, self.extensions.values()
+        of_kl = self.losses.index("policy/kl")
         if cfg.schedule == "linear":
             self.steps.anneal(self.max_iterations)
         with torch.no_grad():
@@ -152,14 +153,14 @@ class PPO(OnPolicy):
                 losses, norm, skip = self.gradient(batch, index)
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
                 if cfg.schedule_per == "minibatch" and steps:
-                    self._adapt(torch.add(losses[self._kl], norm, alpha=0.0))  # NaN where the step is left out
+                    self._adapt(torch.add(losses[of_kl], norm, alpha=0.0))  # NaN where the step is left out
                 self.steps.make(norm, skip)
                 steps.append((losses, norm))
                 last = len(steps) == cfg.epochs * self.num_minibatches
                 learned = [extension.after_minibatch(index, weight, last) for extension in extensions]
                 numbers.append({name: number for named in learned for name, number in named.items()})
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
-                self._adapt(rows_made(steps[-self.num_minibatches :])[0][:, self._kl].mean())
+                self._adapt(rows_made(steps[-self.num_minibatches :])[0][:, of_kl].mean())
         return stats | self.end_update(steps) | _means(numbers)
 
     def sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
@@ -193,10 +194,6 @@ class PPO(OnPolicy):
     def _adapt(self, kl: Tensor) -> None:
         if self.cfg.schedule == "adaptive":
             self._adaptive_rate.adapt(self.steps.learning_rate, kl)
-
-    @property
-    def _kl(self) -> int:
-        return self.losses.index("policy/kl")
 
     def describe(self) -> dict[str, str]:
         """Return network, batch and what the extensions add."""

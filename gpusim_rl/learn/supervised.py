@@ -66,26 +66,11 @@ class Supervised(Algorithm):
         for name, parameter in self.policy.named_parameters():
             parameter.requires_grad_(not name.startswith(self.fixed))
         self.policy.to(device).bf16, _ = choose_precision(cfg.precision, device)
-        self.exploration = Exploration(
-            self.policy,
-            own,
-            cfg.noise,
-            horizon=cfg.horizon,
-            sequence_length=sequence_length,
-            device=device,
-            seed=seed + 1,
-        )
+        self.exploration = Exploration(self.policy, own, cfg, sequence_length, device, seed + 1)
         self.rollout = self.exploration.rollout
         self._generator = make_generator(device, seed + 2)
-        self.steps = GradientSteps(
-            self.policy,
-            env,
-            learning_rate=cfg.learning_rate,
-            max_grad_norm=cfg.max_grad_norm,
-            minibatch=cfg.horizon * env.num_envs // minibatches,
-            sequence_length=self.rollout.sequence_length,
-            device=device,
-        )
+        samples = cfg.horizon * env.num_envs // minibatches
+        self.steps = GradientSteps(self.policy, env, cfg, samples, self.rollout.sequence_length, device)
         self._loss = self.chunk_loss
         if env.compile:
             self._loss = Compiled(self.chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)

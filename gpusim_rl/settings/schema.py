@@ -744,10 +744,8 @@ ALGORITHMS: dict[str, tuple[str, type]] = {
 
 def algorithm_of(cls: type) -> str | None:
     """Return the name of our algorithm that a class is or extends; None for others."""
-    names = {(target, settings): name for name, (target, settings) in ALGORITHMS.items()}
-    paths = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
-    configs = getattr(getattr(cls, "Config", None), "__mro__", ())
-    pairs = [(path, config) for path in paths for config in configs]
-    own = next((names[pair] for pair in pairs if pair in names), None)
-    first = {target: name for name, (target, _) in reversed(ALGORITHMS.items())}
-    return own or next((first[path] for path in paths if path in first), None)
+    names: dict[tuple[str, type | None], str] = {(of[0], None): name for name, of in reversed(ALGORITHMS.items())}
+    names |= {of: name for name, of in ALGORITHMS.items()}
+    configs = *getattr(getattr(cls, "Config", None), "__mro__", ()), None
+    pairs = [(f"{base.__module__}.{base.__qualname__}", config) for base in cls.__mro__ for config in configs]
+    return next((names[pair] for pair in pairs if pair in names), None)

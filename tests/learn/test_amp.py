@@ -13,14 +13,16 @@ from torch import Tensor
 
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.style import FeatureReplay, Style
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
+from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.held_objects import generators_of
+from gpusim_rl.run.log_interval import LogRow
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import AMPConfig, DiscriminatorConfig
@@ -325,6 +327,17 @@ def test_a_policy_learns_a_style(loss: str) -> None:
     assert abs(float(before)) < 0.2
     assert (it.policy.act(env.reset(), ())[0].mean(dim=0) - 0.7).abs().max() < 0.2
     assert {"loss/discriminator", "amp/gradient_penalty"} <= stats.keys()
+
+
+def test_a_feature_that_is_not_finite_is_found() -> None:
+    env = RandomEnv(8, SIZES)
+    it = agent(env)
+    collect(it, env)
+    style_of(it).features.groups["style"][3, 5, 2] = torch.nan
+    flag = it.update()["check/style"]
+    row = LogRow(range(1, 2), {}, {"check/style": float(flag)})
+    with pytest.raises(TaskError, match=r"observation \(group 'style', step 3, env 5, column 2\)"):
+        FiniteCheck("Cartpole").check_row(row, 1, it)
 
 
 # The replay memory

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load, save
 from gpusim_rl.files.safe_open import dump_yaml
 from gpusim_rl.settings.older_run import upgrade_settings
+from gpusim_rl.settings.schema import ALGORITHMS
+from gpusim_rl.settings.trust import check_saved_settings
+from gpusim_rl.testing.conformance import differences
 from gpusim_rl.view.player import Player
 from helpers.composed import algorithm_defaults
+from helpers.every_algorithm import learner, run
+from helpers.states import saved
 from helpers.training import make_trainer as small_trainer
 from helpers.training import the_run
 
 
 def test_a_run_takes_todays_defaults_and_drops_what_was_removed(tmp_path: Path) -> None:
     small_trainer("Cartpole", tmp_path).train()
-    run = the_run(tmp_path)
-    file = run / "checkpoints" / "last.pt"
+    folder = the_run(tmp_path)
+    file = folder / "checkpoints" / "last.pt"
     state = load(file)
     config = state["config"]
-    del config["ppo"]["imitation"], config["ppo"]["network"]["activation"], config["sim"]["cone"]
+    del (
+        config["ppo"]["imitation"],
+        config["ppo"]["extensions"],
+        config["ppo"]["network"]["activation"],
+        config["sim"]["cone"],
+    )
     del config["env"]["cfg"], config["env"]["physics"]
     config["env"]["overlap"] = True
-    (run / "config.yaml").write_bytes(dump_yaml(config))
+    (folder / "config.yaml").write_bytes(dump_yaml(config))
     save(file, {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})
     log = {"dir": str(tmp_path / "new"), "console": "quiet"}
     assert make_trainer(prepare("Cartpole", checkpoint=str(file), test=True, log=log)).evaluate()["episodes"] == 8
@@ -35,6 +49,30 @@ def test_a_run_takes_todays_defaults_and_drops_what_was_removed(tmp_path: Path) 
         player.step()
     taught = {"teacher": str(file), "horizon": 4, "network": {"hidden": [8]}}
     make_trainer(prepare("Cartpole", algo="distill", num_envs=2, max_iterations=1, distill=taught, log=log)).train()
+
+
+def test_former_paths_of_our_algorithms_need_no_trust() -> None:
+    for name, (target, _) in ALGORITHMS.items():
+        if name in ("amp", "bc", "distill"):
+            former = f"gpusim_rl.learn.{name}.{'Distill' if name == 'distill' else name.upper()}"
+            settings = {"task": {}, "algo": {"name": name, "_target_": former}, name: {}}
+            assert check_saved_settings(settings, Path("config.yaml"))["algo"]["_target_"] == target
+    odd = {"task": {}, "algo": {"name": "ppo", "_target_": ["gpusim_rl.learn.amp.AMP"]}}
+    with pytest.raises(ConfigError, match=r"algo\._target_"):
+        check_saved_settings(odd, Path("config.yaml"))
+
+
+def test_a_checkpoint_from_before_extensions_has_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, env = learner("amp", {}, monkeypatch)
+    run(it, env, env.reset(), 2)
+    state = saved(it.state_dict())
+    older = copy.deepcopy(state)
+    extensions = older.pop("extensions")
+    assert extensions.keys() == {"style", "rnd", "symmetry", "teacher"}
+    older["episodes"]["teacher"] = extensions["teacher"]["episodes"]
+    other, _ = learner("amp", {}, monkeypatch)
+    other.load_state_dict({**older, "style": extensions["style"], "rnd": extensions["rnd"]})
+    assert differences(saved(other.state_dict()), state) == []
 
 
 def test_defaults_are_those_of_the_composed_yaml() -> None:
