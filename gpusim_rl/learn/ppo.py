@@ -105,9 +105,8 @@ class PPO(OnPolicy):
         self.extensions: dict[str, Extension] = {}
         if acts:
             return
-        made: dict[str, Any] = {"rnd": RandomDistillation.of(cfg, seen(), device, seed)}
+        made: dict[str, Any] = {"teacher": teacher, "rnd": RandomDistillation.of(cfg, seen(), device, seed)}
         made |= {"style": Style.of(cfg, env, device, seed), "symmetry": Symmetry.of(cfg, env, device, seed)}
-        made["teacher"] = teacher
         self.extensions = {name: made[name] for name in EXTENSIONS if made[name] is not None}
         for name, settings in own.items():
             self.extensions[name] = make_extension(f"{key}.{name}", settings, seen(*classes[name].groups), device)

@@ -81,7 +81,7 @@ def _advice(more: str = "") -> str:
 def strange_values(
     settings: Any, config_dir: str | Path | None = None, named: Collection[Named] = ()
 ) -> list[tuple[str, str]]:
-    """Returns keys and values that need trust: code that nobody has named, and arguments of envs that lead elsewhere.
+    """Return keys and values that need trust: code that nobody has named, and arguments of code that lead elsewhere.
 
     A function that makes envs gets arguments from the settings: that an installed package names it is not enough.
     """
@@ -90,11 +90,12 @@ def strange_values(
         code = (place_of(key), target)
         if code not in named and not (code[0] and _is_named(code, config_dir)):
             strange.append((key, target))
-    env = settings.get("env")
-    env = env if isinstance(env, dict) else {}
+    sections = {name: section for name, section in settings.items() if isinstance(section, dict)}
+    env = sections.get("env", {})
     if ":" in str(env.get("id")) and (place_of(ENV_ID), env["id"]) not in named:
         strange.append((ENV_ID, str(env["id"])))
     leaves = [leaf for part in ("kwargs", "cfg") for leaf in _leaves(env.get(part), f"env.{part}")]
+    leaves += [leaf for name, it in sections.items() for leaf in _leaves(it.get("extensions"), f"{name}.extensions")]
     texts = [(key, text) for key, text in leaves if isinstance(text, str)]
     return [*strange, *((key, text) for key, text in texts if LEADS_ELSEWHERE.search(text))]
 

@@ -111,6 +111,17 @@ def test_what_the_command_names_is_taken_in_its_place_only() -> None:
         check_saved_settings(settings, FILE, named=[("task", f"{MODULE}.Own")])
 
 
+def test_an_extension_is_taken_as_code_and_its_arguments_stay_in_the_folder() -> None:
+    target = f"{MODULE}.Own"
+    settings = changed("ppo.extensions", {"own": {"_target_": target, "weight": 1.0, "file": "shown.npz"}})
+    with pytest.raises(ConfigError, match=r"ppo\.extensions\.own\._target_=.* would run code"):
+        check_saved_settings(settings, FILE, named=[("algo", target), ("network", target)])
+    assert check_saved_settings(settings, FILE, named=[("extension", target)])
+    settings["ppo"]["extensions"]["own"]["file"] = "../shown.npz"
+    with pytest.raises(ConfigError, match=r"ppo\.extensions\.own\.file=.* may lead out of the folder"):
+        check_saved_settings(settings, FILE, named=[("extension", target)])
+
+
 # Which settings travel
 
 TRAVELS = (
@@ -133,6 +144,7 @@ TRAVELS = (
     "task.randomization_params",  # names of its parts, and numbers
     "task.observations",  # likewise
     "*.rnd.group",  # name of an observation group
+    "*.extensions",  # arguments of classes: settings/trust.py
     "wandb_project",  # names on a server, without effect where the call does not say wandb_activate=true
     "wandb_entity",
     "wandb_group",
