@@ -208,7 +208,7 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
         count = found.setdefault(f"{row['collection']} {row['simulator']}", Counter())
         steady = row["simulator"] == "mujoco" or row.get("chaos", 0.0) <= CHAOS
         compared = row["apart"] is not None and steady
-        equal = compared and row["apart"] <= TOLERANCE[row["simulator"]]
+        equal = compared and (row["apart"] or 0.0) <= TOLERANCE[row["simulator"]]
         count.update(files=1, loads=row["loads"], urdf="task" in row, task=row.get("task") is True, equal=equal)
         count.update(compared=compared, traceback="traceback" in row)
     return {key: {name: int(number) for name, number in count.items()} for key, count in found.items()}

@@ -61,9 +61,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str, Any]:
     """Audits our training and the baselines, each in a scratch run of its own."""
     from gpusim_rl.api import scratch_training
+    from gpusim_rl.connect import LIBRARIES
     from gpusim_rl.diagnose.transfers import audit, our_loop
     from gpusim_rl.errors import ConfigError
-    from throughput.baselines import choose_baselines, find_library, make_baseline
+    from throughput.baselines import choose_baselines, make_baseline
 
     if iterations < 1:
         raise ConfigError(f"--iterations must be a positive int, got {iterations}")
@@ -83,7 +84,7 @@ def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str
             env: Any = trainer.env
             baseline = make_baseline(name, env, trainer.cfg, device=trainer.start.device)
             try:
-                loop = baseline_loop(baseline, our_loop(trainer, log), find_library(name).module)
+                loop = baseline_loop(baseline, our_loop(trainer, log), LIBRARIES[name][0])
                 found = audit(loop, warm_up=1, iterations=iterations).as_dict()
             finally:
                 baseline.close()

@@ -17,8 +17,8 @@ from gpusim_rl.learn.algorithm import Algorithm, RecordedTensor, Recorder
 from gpusim_rl.run.held_objects import attributes
 from gpusim_rl.run.log_interval import LogRow
 
-FLAGS = dict.fromkeys(("check/obs", "check/style"), "an observation")
-FLAGS |= {"check/reward": "a reward", "loss/value": "the loss"}
+FLAGS = {"check/obs": "an observation", "check/style": "an observation", "check/reward": "a reward"}
+FLAGS |= {"loss/value": "the loss"}
 
 PATIENCE = 3
 """Iterations in a row whose update may leave the policy as it was. One rollout with an absurd number costs one."""
