@@ -3,7 +3,7 @@
 python tools/pretrain_encoder.py CartpoleCamera                      random actions; CartpoleCamera.encoder.pt and .png
 python tools/pretrain_encoder.py CartpoleCamera task.width=64        with settings, as for train.py
 python tools/pretrain_encoder.py runs/CartpoleCamera/2026-01-31_12-00-00 --policy trained    what this run sees
-python train.py task=CartpoleCamera encoder.init_from=CartpoleCamera.encoder.pt encoder.freeze=true
+python train.py task=CartpoleCamera pretrained.init_from=CartpoleCamera.encoder.pt pretrained.freeze=true
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
         raise ConfigError(f"{path}: cannot be written ({problem.strerror})") from None
     say(f"{picture}: frames that were not learned from, and below each what the encoder keeps of it", str(path))
     folder = [] if args.config_dir is None else ["-cd", str(args.config_dir)]
-    use = shlex.join([*folder, f"task={name}", *args.settings, f"encoder.init_from={path}"])
+    use = shlex.join([*folder, f"task={name}", *args.settings, f"pretrained.init_from={path}"])
     train_py = f"  {program('train')} {use}"
-    say("", "features in place of images:", f"{train_py} encoder.freeze=true encoder.frames=3")
+    say("", "features in place of images:", f"{train_py} pretrained.freeze=true pretrained.frames=3")
     say("an encoder that learns on:", f"{train_py} ppo.network.encoder.kind={args.kind}")
     return path
 

@@ -171,7 +171,7 @@ class EncodedEnv(Environment):
         assert self.encoder is not None, "reset() comes before the state of another run"
         if state.get("encoder") != self.encoder.digest:
             raise ConfigError(
-                "encoder.init_from is another encoder than the policy was trained with (its weights differ). Try the"
+                "pretrained.init_from is another encoder than the policy was trained with (its weights differ). Try the"
                 " file as it was then"
             )
 

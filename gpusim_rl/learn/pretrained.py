@@ -24,7 +24,7 @@ from gpusim_rl.learn.vae import VAE
 from gpusim_rl.settings.schema import OF_IMAGENET
 from gpusim_rl.spaces import ImageShape
 
-KEY = "encoder.init_from"
+KEY = "pretrained.init_from"
 TOOL = "python tools/pretrain_encoder.py"
 CONTENT: dict[str, type] = {"kind": str, "latents": int, "groups": dict, "made": dict}
 PIXELS = 1 << 21
@@ -143,7 +143,7 @@ def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.devic
         ConfigError: There is no such file, it is damaged or of other images, or a package is missing.
     """
     if not images:
-        raise ConfigError(f"{KEY}={name}: the task observes no images. Try {KEY}=null encoder.freeze=false")
+        raise ConfigError(f"{KEY}={name}: the task observes no images. Try {KEY}=null pretrained.freeze=false")
     if name in OF_IMAGENET:
         for group, shape in images.items():
             if shape[2] not in (1, 3):

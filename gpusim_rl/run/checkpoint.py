@@ -96,9 +96,9 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     if different:
         raise ConfigError(f"checkpoint {file} does not fit this configuration: {'; '.join(different)}")
     if not spec.cfg.test:
-        encoder = spec.cfg.encoder
+        encoder = spec.cfg.pretrained
         has_own = not encoder.freeze or encoder_of(spec) != encoder.init_from  # in the policy, or in the run folder
-        fixed = ["experiment"] * spec.checkpoint.continues + ["encoder.init_from"] * has_own
+        fixed = ["experiment"] * spec.checkpoint.continues + ["pretrained.init_from"] * has_own
         fixed.append("task.randomize_episode_start")  # of which the checkpoint has the result
         for line in structural_difference(known, spec.config, fixed):
             warn(f"{line}; a new one has no effect at a resume")

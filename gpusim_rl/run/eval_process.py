@@ -74,8 +74,8 @@ class EvalProcess:
             [sys.executable, "-c", _START], printed=open_file(printed, "ab+"), talks=True, env=importing_the_same()
         )
         threading.Thread(target=self._listen, name="evaluation", daemon=True).start()
-        encoder = {**spec.config["encoder"], "init_from": encoder_of(spec)}
-        self._send({"config": {**spec.config, "encoder": encoder}})
+        encoder = {**spec.config["pretrained"], "init_from": encoder_of(spec)}
+        self._send({"config": {**spec.config, "pretrained": encoder}})
 
     def _listen(self) -> None:
         assert self._child.process.stdout is not None

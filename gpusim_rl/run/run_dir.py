@@ -107,7 +107,7 @@ class RunDir:
             name, base = spec.cfg.experiment or task, Path(spec.cfg.log.dir)
             run_dir = cls.create(base, name, task, config=spec.config, overrides=spec.overrides)
             encoder = encoder_of(spec)
-            if spec.cfg.encoder.freeze and encoder is not None and Path(encoder).is_file():
+            if spec.cfg.pretrained.freeze and encoder is not None and Path(encoder).is_file():
                 with safe_open.writing(run_dir.path / ENCODER) as file:
                     file.write(Path(encoder).read_bytes())
             with run_dir.locked():
@@ -242,10 +242,10 @@ class RunDir:
 
 
 def encoder_of(spec: RunSpec) -> str | None:
-    """Returns the value of `encoder.init_from`; a run that has copied the file of its frozen encoder reads its copy."""
+    """Returns `pretrained.init_from`; a run that has copied the file of its frozen encoder reads its copy."""
     run = spec.checkpoint.run_dir if spec.checkpoint is not None else None
-    copied = run is not None and spec.cfg.encoder.freeze and (run / ENCODER).is_file()
-    return str(run / ENCODER) if run is not None and copied else spec.cfg.encoder.init_from
+    copied = run is not None and spec.cfg.pretrained.freeze and (run / ENCODER).is_file()
+    return str(run / ENCODER) if run is not None and copied else spec.cfg.pretrained.init_from
 
 
 def _name_of_task(spec: RunSpec) -> str:

@@ -189,7 +189,7 @@ def make_env(start: RunStart) -> Environment:
 
 
 def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environment:
-    """Returns envs as the policy of a run observes them: with `encoder.freeze` it gets features in place of images.
+    """Returns envs as the policy of a run observes them: with `pretrained.freeze` it gets features in place of images.
 
     Args:
         env: Envs of the task.
@@ -199,7 +199,7 @@ def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environme
     Raises:
         ConfigError: The envs cannot be encoded.
     """
-    cfg, name = spec.cfg.encoder, encoder_of(spec)
+    cfg, name = spec.cfg.pretrained, encoder_of(spec)
     if not cfg.freeze or name is None:
         return env
     return EncodedEnv(env, partial(load_frozen, name, device=device), cfg.frames)
@@ -238,8 +238,8 @@ def make_algorithm(start: RunStart, env: EnvSpec, seed: int) -> Algorithm:
     """Makes the algorithm of a run for environments with these properties; the seed is that of all its noise."""
     cfg, make = start.cfg, start.spec.algorithm_class
     algorithm = make(cfg.algorithm, env, device=start.device, seed=seed, max_iterations=cfg.max_iterations)
-    if cfg.encoder.init_from is not None and not (cfg.encoder.freeze or start.resumed or env.role == "acts"):
-        begin_from_pretrained(algorithm.policy, cfg.encoder.init_from, cfg.algo)
+    if cfg.pretrained.init_from is not None and not (cfg.pretrained.freeze or start.resumed or env.role == "acts"):
+        begin_from_pretrained(algorithm.policy, cfg.pretrained.init_from, cfg.algo)
     if cfg.start_from is not None and env.role != "acts":
         begin_from(algorithm.policy, cfg.algorithm, env, cfg.start_from)
     return algorithm

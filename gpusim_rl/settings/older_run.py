@@ -20,7 +20,9 @@ MOVED = {
 def upgrade_settings(settings: dict[str, Any]) -> None:
     """Add what our yaml of the run's algorithm, simulator and envs has had since; drop what it has no more."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")
-    _add_missing(settings, {"encoder": defaults["encoder"], "recipe": None})
+    if "encoder" in settings:
+        settings["pretrained"] = settings.pop("encoder")
+    _add_missing(settings, {"pretrained": defaults["pretrained"], "recipe": None})
     if isinstance(settings.get("env"), dict):
         settings["env"].pop("overlap", None)  # changed the speed alone
         _add_missing(settings["env"], defaults["env"])

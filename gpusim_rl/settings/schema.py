@@ -601,7 +601,7 @@ class PretrainedConfig:
         if self.freeze and self.init_from is None:
             raise ValueError("freeze=true needs init_from. Try python tools/pretrain_encoder.py TASK, which makes one")
         if self.init_from in OF_IMAGENET and not self.freeze:
-            raise ValueError(f"init_from={self.init_from} is not trained any further. Try encoder.freeze=true")
+            raise ValueError(f"init_from={self.init_from} is not trained any further. Try pretrained.freeze=true")
         if self.frames > 1 and not self.freeze:
             raise ValueError(
                 "frames is for a frozen encoder. Try network.encoder.frames in the algorithm's section, such as"
@@ -707,7 +707,7 @@ class RunConfig:
     algo: str  # name of the algorithm, and of the section with its settings
     algorithm: Any  # the algorithm's own Config, e.g. PPOConfig
     sim: SimConfig
-    encoder: PretrainedConfig
+    pretrained: PretrainedConfig
     actors: ActorsConfig
     eval: EvalConfig
     log: LogConfig

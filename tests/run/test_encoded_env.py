@@ -53,7 +53,14 @@ def written(path: Path, kind: str = "spatial", shape: tuple[int, int, int] = SHA
 def trainer(file: Path, folder: Path, /, **more: Any) -> Trainer:
     encoder = {"init_from": str(file), "freeze": True, "frames": 2}
     task = {"height": SIZE[0], "width": SIZE[1], "episode_length": 9}
-    settings = {"num_envs": 8, "max_iterations": 4, "encoder": encoder, "task": task, "sim": "mujoco", "device": "cpu"}
+    settings = {
+        "num_envs": 8,
+        "max_iterations": 4,
+        "pretrained": encoder,
+        "task": task,
+        "sim": "mujoco",
+        "device": "cpu",
+    }
     settings["log"] = {"console": "quiet", "dir": str(folder)}
     if "algo" not in more:
         settings["ppo"] = {"horizon": 6, "minibatch_size": 24}
@@ -152,7 +159,7 @@ def test_an_exported_policy_takes_images_and_acts_as_it_does(algo, frames, numbe
     onnxruntime = pytest.importorskip("onnxruntime")
     from gpusim_rl.export import files
 
-    more: dict[str, Any] = {"encoder": {"frames": frames}}
+    more: dict[str, Any] = {"pretrained": {"frames": frames}}
     if algo == "sac":
         more |= {"algo": "sac", "sac": {"horizon": 6, "learning_starts": 32, "batch_size": 16}}
     elif algo == "gru":
@@ -190,7 +197,7 @@ def test_another_encoder_than_it_was_trained_with_is_one_line(file, tmp_path):
     trainer(file, tmp_path).train()
     run = the_run(tmp_path)
     written(run / "encoder.pt", seed=1)
-    with pytest.raises(ConfigError, match=r"encoder\.init_from is another encoder than the policy was trained with"):
+    with pytest.raises(ConfigError, match=r"pretrained\.init_from is another encoder than the policy was trained with"):
         Player.open(str(run))
 
 
@@ -273,26 +280,29 @@ def test_the_true_last_frame_is_encoded_where_a_library_has_it():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"init_from": None}, r"encoder: freeze=true needs init_from\. Try python tools/pretrain_encoder\.py"),
+        ({"init_from": None}, r"pretrained: freeze=true needs init_from\. Try python tools/pretrain_encoder\.py"),
         ({"init_from": "efficientnet", "freeze": False, "frames": 1}, r"init_from=efficientnet is not trained any"),
-        ({"freeze": False}, r"encoder: frames is for a frozen encoder. Try .* such as ppo.network.encoder.frames=\d"),
-        ({"init_from": "nowhere.pt"}, r"encoder\.init_from=nowhere\.pt: no such file"),
+        (
+            {"freeze": False},
+            r"pretrained: frames is for a frozen encoder. Try .* such as ppo.network.encoder.frames=\d",
+        ),
+        ({"init_from": "nowhere.pt"}, r"pretrained\.init_from=nowhere\.pt: no such file"),
         (
             {"init_from": __file__},
-            r"encoder.init_from=.*test_encoded_env\.py is damaged, or no file of python tools/pretrain_encoder.py TASK",
+            r"pretrained.init_from=.*test_encoded_env\.py is damaged, or no file of python tools/pretrain_encoder",
         ),
     ],
 )
 def test_bad_settings_are_one_line(settings, message, file, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        trainer(file, tmp_path, encoder=settings)
+        trainer(file, tmp_path, pretrained=settings)
 
 
 def test_images_of_another_size_or_none_are_one_line(file, tmp_path):
     with pytest.raises(ConfigError, match=r"encodes images \[12, 16, 3\], and 'camera' of this task has \[14, 16, 3\]"):
         trainer(file, tmp_path, task={"height": 14})
     with pytest.raises(ConfigError, match=r"camera\.pt: the task observes no images"):
-        make_trainer(prepare("Cartpole", encoder={"init_from": str(file), "freeze": True}, num_envs=2))
+        make_trainer(prepare("Cartpole", pretrained={"init_from": str(file), "freeze": True}, num_envs=2))
     with pytest.raises(ConfigError, match=r"encoder for 'eye', but for camera"):
         load_frozen(str(file), {"eye": SHAPE}, torch.device("cpu"))
 
@@ -301,7 +311,7 @@ def test_a_policy_begins_with_the_weights_of_a_file(file, tmp_path):
     learns = {"freeze": False, "frames": 1}
     saved = checkpoint.load(file)["groups"]["camera"]["encoder"]
     for frames in (1, 3):
-        it = trainer(file, tmp_path, encoder=learns, ppo={"network": {"encoder": {"frames": frames}}})
+        it = trainer(file, tmp_path, pretrained=learns, ppo={"network": {"encoder": {"frames": frames}}})
         network = it.algorithm.policy.encoder.networks["camera"]
         weights = network.state_dict()
         first = next(iter(weights))
@@ -320,9 +330,9 @@ def test_a_policy_begins_with_the_weights_of_a_file(file, tmp_path):
     with pytest.raises(
         ConfigError, match=r"is of kind nature, and the policy's encoder of kind spatial\. Try ppo\.net"
     ):
-        trainer(written(file, "nature", (36, 36, 3)), tmp_path, encoder=learns)
+        trainer(written(file, "nature", (36, 36, 3)), tmp_path, pretrained=learns)
     with pytest.raises(ConfigError, match=r"the policy of algo=ppo encodes no images of this task"):
-        make_trainer(prepare("Cartpole", encoder={"init_from": str(file)}, num_envs=2))
+        make_trainer(prepare("Cartpole", pretrained={"init_from": str(file)}, num_envs=2))
 
 
 def test_features_of_imagenet_tell_more_than_random_weights():
@@ -362,5 +372,7 @@ def test_resnet18_says_where_its_weights_must_be(monkeypatch, tmp_path):
 def test_a_missing_package_is_one_line(name, monkeypatch):
     for module in ("efficientnet_lite_pytorch", "torchvision"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"encoder\.init_from={name} needs \w+: pip install 'gpusim-rl\[encoders\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"pretrained\.init_from={name} needs \w+: pip install 'gpusim-rl\[encoders\]'"
+    ):
         load_frozen(name, {"camera": SHAPE}, torch.device("cpu"))

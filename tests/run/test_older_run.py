@@ -40,6 +40,7 @@ def test_a_run_takes_todays_defaults_and_drops_what_was_removed(tmp_path: Path) 
     )
     del config["env"]["cfg"], config["env"]["physics"]
     config["env"]["overlap"] = True
+    config["encoder"] = config.pop("pretrained")
     (folder / "config.yaml").write_bytes(dump_yaml(config))
     save(file, {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})
     log = {"dir": str(tmp_path / "new"), "console": "quiet"}
@@ -80,6 +81,9 @@ def test_defaults_are_those_of_the_composed_yaml() -> None:
         settings: dict[str, Any] = {"algo": {"name": name}, name: {}}
         upgrade_settings(settings)
         assert settings[name] == algorithm_defaults(name)
+    settings = {"encoder": {"init_from": "eye.pt", "freeze": True}}
+    upgrade_settings(settings)
+    assert settings["pretrained"] == {"init_from": "eye.pt", "freeze": True, "frames": 1} and "encoder" not in settings
     settings = {"algo": {"name": "../ppo"}, "sim": {"name": "newton", "graph": False}}
     upgrade_settings(settings)
     assert settings["algo"] == {"name": "../ppo"} and settings["sim"]["persistent"] == "auto"

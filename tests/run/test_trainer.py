@@ -348,9 +348,9 @@ def test_a_resumed_run_takes_a_new_learning_rate_but_no_old_one(tmp_path):
 def test_a_setting_that_a_resume_cannot_take_is_told_of(tmp_path, capsys):
     make_trainer("Cartpole", tmp_path).train()
     again = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4}
-    make_trainer("Cartpole", tmp_path, **again, experiment="another", encoder={"init_from": "other.pt"})
+    make_trainer("Cartpole", tmp_path, **again, experiment="another", pretrained={"init_from": "other.pt"})
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and "experiment" in lines[0] and "encoder.init_from" in lines[1]
+    assert len(lines) == 2 and "experiment" in lines[0] and "pretrained.init_from" in lines[1]
     make_trainer("Cartpole", tmp_path, **again, log={"dir": str(tmp_path / "elsewhere")})
     assert "log.dir" in capsys.readouterr().err
     make_trainer("Cartpole", tmp_path, **again)

@@ -135,7 +135,7 @@ TRAVELS = (
     "env.cfg",  # likewise, fields
     "env.physics",  # name of one of their presets
     "task.robot",  # a model, which MuJoCo reads: docs/security.md
-    "encoder.init_from",  # weights, which are read as a checkpoint is
+    "pretrained.init_from",  # weights, which are read as a checkpoint is
     "task.clips",  # names and paths of motion clips, which are read as data
     "task.must_not_touch",  # names of its bodies
     "task.*.columns",  # names of kinds of ground

@@ -31,7 +31,7 @@ def test_it_writes_an_encoder_and_a_picture(tmp_path, monkeypatch, capsys):
     assert printed[1] == "camera: 540 frames of 12 x 20 x 3, spatial, on cpu"
     assert printed[2].split() == ["epoch", "reconstruction", "divergence", "held", "out", "seconds"]
     assert [line.split()[0] for line in printed[3:5]] == ["1", "2"]
-    use = "encoder.init_from=CartpoleCamera.encoder.pt encoder.freeze=true encoder.frames=3"
+    use = "pretrained.init_from=CartpoleCamera.encoder.pt pretrained.freeze=true pretrained.frames=3"
     assert any(line.endswith(f"train.py task=CartpoleCamera {' '.join(SMALL)} {use}") for line in printed)
     saved = torch.load("CartpoleCamera.encoder.pt", weights_only=True)
     assert saved["made"]["task"] == "CartpoleCamera" and saved["made"]["command"].startswith("CartpoleCamera --frames")
