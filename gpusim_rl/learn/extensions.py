@@ -64,7 +64,7 @@ class Extension:
         Args:
             index: Sequences of the minibatch, in the order of `minibatch.by_sequence`.
             weight: Weight of their samples in means, [time, batch].
-            last: Whether it is the last minibatch of the update.
+            last: True for the last minibatch of the update.
 
         Returns:
             Numbers for the log, 0-dim; their means over the minibatches are logged.

@@ -78,11 +78,12 @@ def test_a_student_that_is_equal_to_its_teacher_has_no_loss(rnn: str | None) -> 
     env = RandomEnv(6, seed=4)
     changes = {"network": {"rnn": rnn}, "normalize_obs": False}
     teacher = policy_of(env, **changes)
-    it = student(env, teacher, **changes)
+    it = student(env, teacher, epochs=1, sequence_length=8, **changes)
     collect(it, env)
     assert float(it.update()["loss/imitation"]) > 1e-3
     it.policy.load_state_dict(teacher.state_dict())
     it.exploration.begin_episodes()
+    it.labels.begin_episodes()  # type: ignore[union-attr]
     collect(it, env)
     stats = it.update()
     assert float(stats["loss/imitation"]) < 1e-12 and float(stats["policy/grad_norm"]) < 1e-5
@@ -129,7 +130,7 @@ def indices_of(it: Distill) -> list[Tensor]:
 
 def test_a_minibatch_has_steps_of_all_times() -> None:
     env = Recall(32)
-    it = student(env, Cue(), horizon=20, sequence_length=4)
+    it = student(env, Cue(), horizon=20, sequence_length=4, epochs=1)
     collect(it, env)
     parts = indices_of(it)
     assert len(parts) == it.num_minibatches == 5 and sum(map(len, parts)) == 20 * 32
