@@ -126,7 +126,7 @@ def test_inputs_are_normalised_behind_the_mirror():
     it.train(3)
     it.collect()
     inputs = prepared(it.ppo)[1].inputs
-    seen, raw = it.policy.obs_norm["policy"], it.rollout.obs["policy"]
+    seen, raw = it.policy.obs_norm["policy"], it.rollout.obs["policy"].flatten(0, 1)[None]
     torch.testing.assert_close(inputs[f"{IMAGE}policy"], seen(image("policy", raw)))
     assert not torch.allclose(inputs[f"{IMAGE}policy"], image("policy", seen(raw)), atol=1e-2)
 
@@ -156,7 +156,7 @@ def test_only_what_was_seen_is_in_the_statistics_of_observations():
 def test_it_waits_for_nothing_and_needs_no_values(device):
     it = learner(True, 0.5, critic=True, device=device, horizon=4)
     if device == "meta":
-        it.ppo.optimizer.step = lambda: None  # type: ignore[method-assign]
+        it.ppo.steps.optimizer.step = lambda: None  # type: ignore[method-assign]
     it.collect()
     with SyncCounter() as syncs:
         stats = it.update()
