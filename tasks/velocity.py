@@ -75,9 +75,9 @@ class Stride(NamedTuple):
         command: Commanded speed [m/s] plus yaw rate [rad/s], shape [num_envs].
         moves: Whether more than `MOVING` is commanded, bool [num_envs].
         height: Height of each sole above the ground [m], shape [num_envs, feet].
-        speed: Horizontal speed of each sole [m/s], shape [num_envs, feet].
+        speed: Horizontal speed of each sole [m/s], shape [num_envs, feet]; 0 unless `moves`.
         force: Force on each foot [N], shape [num_envs, feet].
-        lands: Feet that touch the ground for the first time, bool [num_envs, feet].
+        lands: Feet that touch the ground for the first time, bool [num_envs, feet]; False unless `moves`.
     """
 
     lin_error: Tensor
@@ -173,14 +173,10 @@ class VelocityTask(Task[VelocityConfig]):
         "pose": lambda task, now: near(task.deviation(now.command), 1.0),
         "joint_limits": lambda task, now: task.beyond_limits(),
         "action_rate": lambda task, now: (task.actions - task.last_actions).square().sum(dim=1),
-        "foot_clearance": lambda task, now: (
-            ((now.height - task.cfg.swing_height).abs() * now.speed).sum(dim=1) * now.moves
-        ),
-        "swing_height": lambda task, now: (
-            ((task.peak / task.cfg.swing_height - 1.0).square() * now.lands).sum(dim=1) * now.moves
-        ),
-        "foot_slip": lambda task, now: (now.speed.square() * task.touches).sum(dim=1) * now.moves,
-        "soft_landing": lambda task, now: (now.force * now.lands).sum(dim=1) * now.moves,
+        "foot_clearance": lambda task, now: ((now.height - task.cfg.swing_height).abs() * now.speed).sum(dim=1),
+        "swing_height": lambda task, now: ((task.peak / task.cfg.swing_height - 1.0).square() * now.lands).sum(dim=1),
+        "foot_slip": lambda task, now: (now.speed.square() * task.touches).sum(dim=1),
+        "soft_landing": lambda task, now: (now.force * now.lands).sum(dim=1),
         "air_time": lambda task, now: task.swings().sum(dim=1) * now.moves,
         "trot": lambda task, now: (task.swings() @ task.trot).abs_() * now.moves,
         "torso_ang_vel": lambda task, now: task.sensors["torso_ang_vel"].data[:, :2].square().sum(dim=1),
@@ -409,18 +405,18 @@ class VelocityTask(Task[VelocityConfig]):
         torch.abs(error[:, 1, 2], out=self.errors[1])
         lin_error, ang_error = error.square().sum(dim=2).unbind(dim=1)
         command = torch.linalg.vector_norm(self.command.value[:, :2], dim=1) + self.command.value[:, 2].abs()
-        height, contact = self._foot_height(), _stacked(self.feet)
+        moves, height, contact = command > MOVING, self._foot_height(), _stacked(self.feet)
         torch.gt(contact[..., 0], 0.0, out=self.touches)
         torch.where(self.touches, self.peak, torch.maximum(self.peak, height), out=self.peak)
         return Stride(
             lin_error,
             ang_error,
             command,
-            moves=command > MOVING,
-            height=height,
-            speed=torch.linalg.vector_norm(_stacked(self.sole_vel)[..., :2], dim=-1),
+            moves,
+            height,
+            speed=torch.linalg.vector_norm(_stacked(self.sole_vel)[..., :2], dim=-1) * moves[:, None],
             force=torch.linalg.vector_norm(contact[..., 1:], dim=-1),
-            lands=self.touches > self.touched,  # touches & ~touched in one kernel
+            lands=(self.touches > self.touched) & moves[:, None],  # touches & ~touched & moves in two kernels
         )
 
     def deviation(self, command: Float[Tensor, " envs"]) -> Float[Tensor, " envs"]:
