@@ -58,6 +58,14 @@ class _Solver(newton.solvers.SolverMuJoCo):
             values = array.numpy()
             values[:, rows] = getattr(scene, name)[geoms[rows]].reshape(values[0, rows].shape)
             array.assign(values)
+        data = mujoco.MjData(scene)
+        mujoco.mj_kinematics(scene, data)
+        still = rows[scene.body_weldid[scene.geom_bodyid[geoms[rows]]] == 0]  # kinematics leaves them where they were
+        for name in ("geom_xpos", "geom_xmat"):
+            array = getattr(self.mjw_data, name)
+            values = array.numpy()
+            values[:, still] = getattr(data, name)[geoms[still]].reshape(values[0, still].shape)
+            array.assign(values)
 
     def _init_pairs(self, model: Any, spec: mujoco.MjSpec, shape_mapping: Any, template_world: Any) -> None:
         """Replace Newton's masks, excludes, pairs, mocap bodies and equalities with the scene's.

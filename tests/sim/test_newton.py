@@ -645,7 +645,7 @@ def test_another_set_of_pairs_is_refused_by_the_names_of_the_geoms():
     assert repr(first) in str(error.value) and repr(second) in str(error.value)
 
 
-def egg(mesh: str = "", count: int = 300) -> Scene:
+def egg(mesh: str = "", count: int = 300, joint: str = "<freejoint/>") -> Scene:
     """A convex mesh, another mesh that the first one guides a tendon past, and a height field."""
     points = np.random.default_rng(0).normal(size=(count, 3))
     points *= np.array([0.2, 0.1, 0.07]) / np.linalg.norm(points, axis=1, keepdims=True)
@@ -657,7 +657,7 @@ def egg(mesh: str = "", count: int = 300) -> Scene:
             f'''<mujoco><asset><mesh name="egg" vertex="{vertices}" {mesh}/>
             <hfield name="hills" nrow="3" ncol="4" size="1 1 0.1 0.1" elevation="0 1 2 3 1 5 2 4 4 3 2 0"/></asset>
             <worldbody><geom name="hills" type="hfield" hfield="hills" pos="0 0 -0.3" euler="0 0 20"/>
-            <site name="top" pos="0.3 0 1"/><body name="egg" pos="0 0 0.3"><freejoint/>
+            <site name="top" pos="0.3 0 1"/><body name="egg" pos="0 0 0.3">{joint}
             <inertial pos="0.1 0 0" mass="1" diaginertia="0.01 0.01 0.01"/>
             <geom name="pulley" type="cylinder" size="0.02 0.05" pos="0.2 0 0.2" contype="0" conaffinity="0"/>
             <geom name="egg" type="mesh" mesh="egg" pos="0.1 0 0" euler="30 20 0"/><site name="eye" pos="0.3 0 0.2"/>
@@ -678,6 +678,19 @@ def test_convex_hulls_have_the_points_and_the_frame_that_mujoco_finds(mesh):
     for name in ("geom_type", "geom_dataid", "geom_pos", "geom_quat", "geom_aabb", "geom_size", "geom_rbound"):
         found = getattr(solved, name).numpy().reshape(-1, *getattr(ours, name).shape)
         np.testing.assert_allclose(found[-1], getattr(ours, name), atol=2e-6, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("joint", ["", "<freejoint/>"])
+def test_meshes_of_still_and_of_moving_bodies_are_where_mujoco_has_them(joint):
+    scene = egg(joint=joint)
+    sim = make("newton", scene, 2)
+    sim.step(1)
+    data = mujoco.MjData(scene.model)
+    mujoco.mj_step(scene.model, data)
+    row = sim._geoms.tolist().index(scene.model.geom("egg/egg").id)
+    for name in ("geom_xpos", "geom_xmat"):
+        found = getattr(sim._solver.mjw_data, name).numpy()[:, row].reshape(2, -1)
+        np.testing.assert_allclose(found, [getattr(data, name)[scene.model.geom("egg/egg").id]] * 2, atol=1e-5)
 
 
 @pytest.mark.parametrize(
