@@ -64,7 +64,8 @@ class Supervised(Algorithm):
         own = dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
         self.policy = ActorCritic(cfg, own)  # type: ignore[reportIncompatibleVariableOverride]
         for name, parameter in self.policy.named_parameters():
-            parameter.requires_grad_(not name.startswith(self.fixed))
+            if name.startswith(self.fixed):
+                parameter.requires_grad_(False)
         self.policy.to(device).bf16, _ = choose_precision(cfg.precision, device)
         self.exploration = Exploration(self.policy, own, cfg, sequence_length, device, seed + 1)
         self.rollout = self.exploration.rollout

@@ -170,7 +170,7 @@ def test_a_real_trace_goes_the_same_way(tmp_path):
     work = transfers.read_events(events).work
     assert {"rollout", "update", "log", OUTSIDE, PHYSICS} == set(work)
     names = [found["name"] for found in events if found.get("cat") == "python_function"]
-    assert any("gpusim_rl/learn/on_policy.py(" in name and name.endswith(": update") for name in names)
+    assert any("gpusim_rl/learn/ppo.py(" in name and name.endswith(": update") for name in names)
 
 
 def test_json_has_plain_values_only():

@@ -390,7 +390,7 @@ PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
         (owner, name)
         for owner in (it.algorithm, getattr(it.algorithm, "steps", None))
         for name in ("gradient", "make", "_adapt", "_critic_step", "_actor_step")
-        if hasattr(owner, name)
+        if hasattr(owner, name) and (owner is it.algorithm or name != "gradient" or not hasattr(it.algorithm, name))
     ],
     "update": lambda it: [(it.algorithm, "update")],
 }
@@ -465,7 +465,8 @@ def _read(counter: Placement) -> Iteration:
 
 def _make_optimizer_state(algorithm: Algorithm) -> None:
     """Optimisers make it at their first step, which is none of a steady iteration."""
-    for optimizer in vars(algorithm).values():
+    parts = [algorithm, getattr(algorithm, "steps", None), *getattr(algorithm, "extensions", {}).values()]
+    for optimizer in (each for part in parts for each in getattr(part, "__dict__", {}).values()):
         if isinstance(optimizer, torch.optim.Optimizer):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

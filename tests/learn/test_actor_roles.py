@@ -98,7 +98,7 @@ def test_impala_learns_from_actors_what_it_learns_from_envs_of_its_own(rnn: str 
 def test_impala_resumes_with_another_number_of_actors() -> None:
     before, now = (make("impala", RandomEnv(ENVS * actors), "learns").algorithm for actors in (1, ACTORS))
     now.load_state_dict({**before.state_dict(), "episodes": None})
-    assert now.iteration == before.iteration
+    assert now.steps.iteration == before.steps.iteration
 
 
 def test_windows_end_with_a_rollout_in_what_follows_it() -> None:

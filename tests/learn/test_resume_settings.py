@@ -45,7 +45,7 @@ OTHERS: dict[str, Any] = {
     "discriminator.replay_share": 0.5,
 }
 """Values to change to, where no rule makes one."""
-ELSEWHERE = ("max_iterations", "teacher", "imitation.teacher", "demonstrations.file")
+ELSEWHERE = ("max_iterations", "teacher", "imitation.teacher", "demonstrations.file", "extensions")
 """Settings of the trainer, and those that a resume is told to type again."""
 NOTHING: dict[str, tuple[str, ...]] = {
     "ppo": ("sequence_length",),

@@ -517,13 +517,13 @@ def test_an_extension_adds_a_reward_and_a_loss_and_a_resume_restores_it(folder: 
     run = the_run(folder / "parts")
     with pytest.raises(ConfigError, match=r"ppo\.extensions\.smooth\._target_=smooth\.Smoothness would run code"):
         prepare("Cartpole", checkpoint=str(run))
-    make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=4, config_dir="my_cfg")).train()
+    extended("parts", max_iterations=4, checkpoint=str(run)).train()
     ends = [checkpoint.load(the_run(folder / name) / "checkpoints" / "last.pt") for name in ("whole", "parts")]
     for part in ("policy", "algorithm"):
         assert differences(ends[0][part], ends[1][part]) == []
     assert ends[0]["algorithm"]["extensions"]["smooth"]["last"].any()
     assert read_csv(the_run(folder / "whole")) == read_csv(run)
-    assert make_trainer(prepare("Cartpole", checkpoint=str(run), test=True, trust=True)).evaluate()["episodes"] == 8
+    assert extended("parts", checkpoint=str(run), test=True).evaluate()["episodes"] == 8
 
 
 def test_its_reward_and_its_loss_change_what_is_learned(folder: Path) -> None:

@@ -657,7 +657,8 @@ def egg(mesh: str = "", count: int = 300, joint: str = "<freejoint/>") -> Scene:
             f'''<mujoco><asset><mesh name="egg" vertex="{vertices}" {mesh}/>
             <hfield name="hills" nrow="3" ncol="4" size="1 1 0.1 0.1" elevation="0 1 2 3 1 5 2 4 4 3 2 0"/></asset>
             <worldbody><geom name="hills" type="hfield" hfield="hills" pos="0 0 -0.3" euler="0 0 20"/>
-            <site name="top" pos="0.3 0 1"/><body name="egg" pos="0 0 0.3">{joint}
+            <site name="top" pos="0.3 0 1"/><body name="ball" pos="2 0 1"><freejoint/><geom size="0.1"/></body>
+            <body name="egg" pos="0 0 0.3">{joint}
             <inertial pos="0.1 0 0" mass="1" diaginertia="0.01 0.01 0.01"/>
             <geom name="pulley" type="cylinder" size="0.02 0.05" pos="0.2 0 0.2" contype="0" conaffinity="0"/>
             <geom name="egg" type="mesh" mesh="egg" pos="0.1 0 0" euler="30 20 0"/><site name="eye" pos="0.3 0 0.2"/>

@@ -994,7 +994,7 @@ def test_a_strangers_mjcf_takes_neither_memory_nor_time(tmp_path, monkeypatch, x
     "xml",
     [
         '<asset><texture name="t" type="cube" builtin="flat" width="20000"/></asset>',
-        "<asset>" + '<texture type="2d" builtin="flat" width="4000" height="4000" name="{}"/>' * 40 + "</asset>",
+        "<asset>" + '<texture type="2d" builtin="flat" width="4000" height="4000" name="{}"/>' * 400 + "</asset>",
         '<asset><hfield name="h" size="1 1 1 1" file="huge.png"/></asset>',
         '<sensor><user dim="200000000"/></sensor>',
         '<sensor><contact geom1="g" num="200000000"/></sensor>',
@@ -1005,7 +1005,7 @@ def test_a_strangers_mjcf_takes_neither_memory_nor_time(tmp_path, monkeypatch, x
 def test_what_a_strangers_mjcf_makes_mujoco_allocate_is_bounded(tmp_path, monkeypatch, xml):
     monkeypatch.setattr(budgets, "ROBOT_BYTES", 256 << 20)
     body = '<worldbody><body><joint name="j"/><geom name="g" size="0.1"/></body></worldbody>'
-    (tmp_path / "m.xml").write_text(f"<mujoco>{xml.format(*range(40))}{body}</mujoco>")
+    (tmp_path / "m.xml").write_text(f"<mujoco>{xml.format(*range(400))}{body}</mujoco>")
     head = struct.pack(">I4sIIBBBBB", 13, b"IHDR", 40000, 40000, 8, 0, 0, 0, 0)
     parts = ((b"IDAT", zlib.compress(bytes(10))), (b"IEND", b""))
     chunks = [

