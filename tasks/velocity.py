@@ -434,7 +434,7 @@ class VelocityTask(Task[VelocityConfig]):
         air_time = (self.air_time + self.dt).masked_fill_(self.touches, 0.0)
         return ((air_time > least) & (air_time < most)).float()
 
-    def hit_steps(self, name: str) -> Float[Tensor, " envs"]:
+    def hit_steps(self, name: str) -> Tensor:
         """Returns physics steps with a hit; one in the last physics step counts for all of the control step."""
         return self.cfg.decimation * _hit(self.hits[name])
 

@@ -105,7 +105,7 @@ def _array(solver: Any, name: str) -> np.ndarray:
 
 def _check_shapes(model: mujoco.MjModel, solver: Any) -> None:
     """Compares meshes and height fields, each of which has its own frame, in the frames of their bodies."""
-    for row, i in enumerate(collided_geoms(model)):
+    for row, i in enumerate(collided_geoms(model).tolist()):
         if model.geom_type[i] in (_MESH, _HFIELD):
             expected, found = _points(partial(getattr, model), i), _points(partial(_array, solver), row)
             if found.shape != expected.shape or np.abs(found - expected).max() > 1e-5 * np.abs(expected).max():

@@ -944,7 +944,8 @@ def test_collision_shapes_behind_visual_ones_are_not_drawn(tmp_path, group):
     assert scene.model.geom_group.tolist() == [0, group, 0]  # a detail
 
 
-def test_what_mujoco_warns_of_while_it_loads_is_one_line(tmp_path, caplog):
+def test_what_mujoco_warns_of_while_it_loads_is_one_line(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("gpusim_rl.sim.robot_file._said", set())
     for _ in range(2):
         add_urdf(tmp_path, GOOD, '<mimic joint="nobody_knows"/>')
     [line] = [record.getMessage() for record in caplog.records]
