@@ -134,10 +134,10 @@ def test_the_table_tells_medians_and_what_is_not_reached():
         {"Ant": Goal(task="Ant", threshold=100.0, compare="5466, skrl")},
     )
     assert lines[2] == (
-        "| `Ant` |  | 100 | 2 of 2 | 2.0 M (1.0 M to 3.0 M) | 40 s (30 s to 50 s) | 120 | 3 | `ppo` | 2 CPU cores |"
-        " 0123abc, – | 5466, skrl |"
+        "| `Ant` | full |  |  | 100 | 2 of 2 | 2.0 M (1.0 M to 3.0 M) | 40 s (30 s to 50 s) | 120 | 3 | `ppo` |"
+        " 2 CPU cores | 0123abc, – | 5466, skrl |"
     )
-    assert lines[3].startswith("| `Hopper` |  | 100 | 0 of 1, not above random | 0.0 M |")
+    assert lines[3].startswith("| `Hopper` | full |  |  | 100 | 0 of 1, not above random | 0.0 M |")
     assert "| `sac` `num_envs=8` `sac.horizon=2` | ? CPU cores | – |" in lines[3]
     assert lines[4] == "| `Walker2d` |  | 100 | 0 of 1 | 7.0 M | 10 min | -1,500 | – | `ppo` | ? CPU cores | – |  |"
     assert lines[5] == "" and lines[6].startswith("1 to 2 seeds of each task: medians, and the least and the most")
@@ -170,10 +170,10 @@ def test_success_comes_first_where_it_is_known():
     shown = {"successes": "{:.1f} goals per episode", "error": "{:.0%} off"}
     goals = {"Ant": Goal(task="Ant", threshold=1.0, success=shown)}
     seeds = [outcome(seed=seed, stats={"successes": 2.0 * seed, "other": 3.0}) for seed in (1, 2)]
-    assert table(seeds, goals)[2].startswith("| `Ant` | 3.0 goals per episode | 100 |")
+    assert table(seeds, goals)[2].startswith("| `Ant` | full | 3.0 goals per episode |  | 100 |")
     seeds[0].stats["error"] = 0.25
-    assert table(seeds, goals)[2].startswith("| `Ant` | 3.0 goals per episode, 25% off | 100 |")
-    assert table([outcome()], goals)[2].startswith("| `Ant` | – | 100 |")
+    assert table(seeds, goals)[2].startswith("| `Ant` | full | 3.0 goals per episode, 25% off |  | 100 |")
+    assert table([outcome()], goals)[2].startswith("| `Ant` | full | – |  | 100 |")
 
 
 def test_a_number_of_whole_episodes_is_the_newest_that_is_known(tmp_path):
@@ -221,8 +221,8 @@ def test_of_a_number_of_the_task_only_the_end_is_left_where_the_rows_are_gone():
 
 def test_a_threshold_of_a_number_of_the_task_is_told_with_its_name():
     short = outcome(threshold=0.5, stat="success", final_return=900.0, stats={"success": 0.0639}, env_steps=1e6)
-    assert table([short], {})[2].startswith("| `Ant` |  | `success` 0.5 | 0 of 1 | 1.0 M |")
-    text = "Ant seed 1: return 900, `success` 0.064, below `success` 0.5, after 1.0 M steps"
+    assert table([short], {})[2].startswith("| `Ant` | full |  |  | `success` 0.5 | 0 of 1 | 1.0 M |")
+    text = "Ant recipe full seed 1: return 900, `success` 0.064, below `success` 0.5, after 1.0 M steps"
     assert describe(short) == text
     short.reached, short.env_steps_to_threshold, short.seconds_to_threshold = True, 1e6, 9.0
     assert describe(short) == "Ant seed 1: `success` 0.5 after 1.0 M steps, 9 s; return 900, `success` 0.064"

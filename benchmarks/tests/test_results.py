@@ -13,7 +13,8 @@ from learn.learning import median_time, results
 
 def write(folder: Path, *times: float | None, **judged: Any) -> Path:
     """Data of one task with a seed for each time to the threshold."""
-    common = {"task": "Ant", "threshold": 3000.0, "seconds": 900.0, "final_return": 2000.0, "stats": {}, **judged}
+    common = {"task": "Ant", "recipe": "full", "threshold": 3000.0, "seconds": 900.0, "final_return": 2000.0}
+    common |= {"stats": {}, **judged}
     machine = {"environment": {"cpu": {"available": 1}, "gpu": None}, "overrides": ["num_envs=64"]}
     seeds = [{**common, **machine, "reached": time is not None, "seconds_to_threshold": time} for time in times]
     (folder / "tasks.json").write_text(json.dumps({"outcomes": seeds}))
@@ -35,12 +36,12 @@ def test_a_seed_that_did_not_reach_the_threshold_counts_as_the_longest():
     ],
 )
 def test_the_words_are_those_of_the_median_seed(tmp_path, times, result):
-    known = results(write(tmp_path, *times))["Ant"]
+    known = results(write(tmp_path, *times))["Ant"]["full"]
     assert (known.result, known.hardware, known.overrides) == (result, "1 CPU core", ["num_envs=64"])
 
 
 @pytest.mark.parametrize(("stats", "end"), [({"success": 0.0639}, "0.064"), ({}, "?")])
 def test_a_task_is_told_by_the_number_that_it_is_judged_by(tmp_path, stats, end):
     judged = {"stat": "success", "threshold": 0.5, "stats": stats}
-    assert results(write(tmp_path, None, **judged))["Ant"].result == f"success {end} of 0.5 in 15 min"
-    assert results(write(tmp_path, 400.0, **judged))["Ant"].result == "success 0.5 in 7 min"
+    assert results(write(tmp_path, None, **judged))["Ant"]["full"].result == f"success {end} of 0.5 in 15 min"
+    assert results(write(tmp_path, 400.0, **judged))["Ant"]["full"].result == "success 0.5 in 7 min"
