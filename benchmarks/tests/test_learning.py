@@ -139,7 +139,10 @@ def test_the_table_tells_medians_and_what_is_not_reached():
     )
     assert lines[3].startswith("| `Hopper` | full |  |  | 100 | 0 of 1, not above random | 0.0 M |")
     assert "| `sac` `num_envs=8` `sac.horizon=2` | ? CPU cores | – |" in lines[3]
-    assert lines[4] == "| `Walker2d` | full |  |  | 100 | 0 of 1 | 7.0 M | 10 min | -1,500 | – | `ppo` | ? CPU cores | – |  |"
+    assert (
+        lines[4] == "| `Walker2d` | full |  |  | 100 | 0 of 1 | 7.0 M | 10 min | -1,500 | – | `ppo` |"
+        " ? CPU cores | – |  |"
+    )
     assert lines[5] == "" and lines[6].startswith("1 to 2 seeds of each task: medians, and the least and the most")
     assert "It is reached when a mean of 100 episodes has reached it." in lines[6]
 
@@ -225,7 +228,9 @@ def test_a_threshold_of_a_number_of_the_task_is_told_with_its_name():
     text = "Ant recipe full seed 1: return 900, `success` 0.064, below `success` 0.5, after 1.0 M steps"
     assert describe(short) == text
     short.reached, short.env_steps_to_threshold, short.seconds_to_threshold = True, 1e6, 9.0
-    assert describe(short) == "Ant recipe full seed 1: `success` 0.5 after 1.0 M steps, 9 s; return 900, `success` 0.064"
+    assert (
+        describe(short) == "Ant recipe full seed 1: `success` 0.5 after 1.0 M steps, 9 s; return 900, `success` 0.064"
+    )
     draw([short], matplotlib.figure)
 
 
