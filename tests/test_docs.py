@@ -815,6 +815,10 @@ def test_the_table_of_robots_is_the_data():
         numbers = [int(number) for pair in re.findall(r"(\d+) of (\d+)", line) for number in pair]
         keys = ("task", "urdf", "loads", "files", "equal", "compared")
         assert numbers == [row[key] for key in keys] and row["traceback"] == 0
+    for simulator in ("mujoco", "mjwarp", "newton"):
+        row = counts[f"menagerie {simulator}"]
+        text = f"| `{simulator}` | {row['loads']} of {row['files']} | {row['equal']} of {row['compared']} |"
+        assert text in page and row["traceback"] == 0
 
 
 def test_the_numbers_of_the_gpu_are_the_data():
