@@ -79,7 +79,7 @@ class Eye:
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """What a task must know of a walking robot. Patterns are of names of joints; the first that fits counts.
+    """Description of a walking robot for a task. Patterns are of names of joints; the first that fits counts.
 
     Attributes:
         name: Its folder and file in tasks/assets, where there is no `file`.

@@ -95,7 +95,7 @@ def choose_baselines(asked: str) -> tuple[list[str], list[str]]:
 
 
 def install_command(names: Sequence[str]) -> str:
-    """How to install libraries."""
+    """Installation hints for libraries."""
     return " ".join(["pip install", *(f"'{LIBRARIES[name][1]}'" for name in names)])
 
 
