@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from gpusim_rl.env.environment import Environment, Observation, Step
@@ -15,34 +14,21 @@ from gpusim_rl.env.vec_env import VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.spaces import ImageShape
 
-SAME = (
-    "num_envs",
-    "device",
-    "action_space",
-    "num_actions",
-    "max_episode_length",
-    "steps_between_truncations",
-    "physics_evaluations",
-    "frames_per_s",
-    "summary",
-    "library",
-    "on_learners_device",
-    "resumable",
-    "stateful",
-    "num_threads",
-)
-"""Attributes that are those of the envs inside."""
+
+def _of_env(name: str) -> Any:
+    """Returns an attribute or method of a wrapper that is that of the envs inside."""
+    return property(lambda wrapper: getattr(wrapper.env, name))
 
 
 class FrozenEncoder(Protocol):
-    """What makes features of images, the same ones during a whole training."""
+    """Frozen image encoder."""
 
     out_size: int
     """Number of features."""
     digest: str
     """Digest of its weights."""
     words: str
-    """What it is, in words."""
+    """Its name for the log."""
 
     def __call__(self, images: Mapping[str, Tensor], /) -> Tensor:
         """Returns features [rows, out_size], float32, of images [rows, height, width, channels] by group."""
@@ -69,12 +55,20 @@ class EncodedEnv(Environment):
         seen: Observation to act on as the envs inside have it, with images; known after `reset`.
     """
 
+    num_envs, device, action_space, num_actions = map(_of_env, ("num_envs", "device", "action_space", "num_actions"))
+    max_episode_length = _of_env("max_episode_length")
+    steps_between_truncations = _of_env("steps_between_truncations")
+    physics_evaluations, frames_per_s = map(_of_env, ("physics_evaluations", "frames_per_s"))
+    library, on_learners_device = map(_of_env, ("library", "on_learners_device"))
+    resumable, stateful, num_threads = map(_of_env, ("resumable", "stateful", "num_threads"))
+    overflow, buffers, first_diverged = map(_of_env, ("overflow", "buffers", "first_diverged"))
+    render, compile, close, unwrapped = map(_of_env, ("render", "compile", "close", "unwrapped"))
+
     def __init__(
         self, env: Environment, make_encoder: Callable[[Mapping[str, ImageShape]], FrozenEncoder], frames: int
     ) -> None:
         self.env, self._make_encoder, self.frames = env, make_encoder, frames
-        for name in SAME:
-            setattr(self, name, getattr(env, name))
+        self.summary = env.summary
         self.name: str = getattr(env, "name", type(env).__name__)
         self.obs_sizes = {}
         self.features: Float[Tensor, "envs frames features"]
@@ -174,29 +168,3 @@ class EncodedEnv(Environment):
                 "pretrained.init_from is another encoder than the policy was trained with (its weights differ). Try the"
                 " file as it was then"
             )
-
-    @property
-    def overflow(self) -> Bool[Tensor, " envs"]:
-        """Envs in which the simulator ran out of room for contacts or constraints."""
-        return self.env.overflow
-
-    @property
-    def buffers(self) -> Mapping[str, tuple[int, Float[Tensor, ""]]]:
-        """Room per env in each buffer of the simulator that can overflow, and its need, by setting: `Sim.needs`."""
-        return self.env.buffers
-
-    def first_diverged(self) -> dict[str, Any] | None:
-        """Returns the state from which the first env diverged."""
-        return self.env.first_diverged()
-
-    def render(self) -> list[np.ndarray]:
-        """Returns pictures of the envs."""
-        return self.env.render()
-
-    def compile(self) -> None:
-        """Compiles what a step of the envs does besides the physics."""
-        self.env.compile()
-
-    def close(self) -> None:
-        """Frees what the envs hold."""
-        self.env.close()

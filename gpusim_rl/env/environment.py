@@ -142,6 +142,11 @@ class Environment(ABC):
         """
 
     @property
+    def unwrapped(self) -> Environment:
+        """These envs, or those inside a wrapper that changes what is observed."""
+        return self
+
+    @property
     def overflow(self) -> Bool[Tensor, " envs"]:
         """Envs in which the simulator ran out of room for contacts or constraints."""
         return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)

@@ -207,7 +207,7 @@ def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environme
 
 def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
     """Returns the properties of environments for an algorithm; `role` has fields for one of several processes."""
-    inside = env.env if isinstance(env, EncodedEnv) else env
+    inside = env.unwrapped
     spec = EnvSpec(
         env.num_envs,
         dict(env.obs_sizes),

@@ -42,7 +42,7 @@ class Player:
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
         self.observed = env  # as the policy observes them
-        self.env = env.env if isinstance(env, EncodedEnv) else env  # as they are drawn
+        self.env = env.unwrapped  # as they are drawn
         self.obs = env.reset()  # to act on next
         self.act = act
         self.explores = False  # whether a policy samples its actions
