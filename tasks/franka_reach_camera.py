@@ -48,14 +48,11 @@ class FrankaReachCamera(FrankaReach):
     | 14-16 | target    | position of the target                   | m     |
     | 17-23 | actions   | last action                              | -     |
 
-    So does the group `teacher`, which a trained policy of FrankaReach observes:
+    The group `teacher`, which a trained policy of FrankaReach observes:
 
-    | num   | name      | observation                              | unit  |
-    |-------|-----------|------------------------------------------|-------|
-    | 0-6   | joint_pos | joint positions of the arm from the pose | rad   |
-    | 7-13  | joint_vel | joint velocities of the arm              | rad/s |
-    | 14-16 | target    | position of the target                   | m     |
-    | 17-23 | actions   | last action                              | -     |
+    | num  | name   | observation | unit     |
+    |------|--------|-------------|----------|
+    | 0-23 | critic | the above   | as above |
 
     Reward terms: those of FrankaReach.
 

@@ -42,21 +42,15 @@ class G1Velocity(VelocityTask):
     | 67-95 | actions   | last action                                              | -               |
     | 96-98 | command   | commanded x, y velocity and yaw rate                     | m/s, m/s, rad/s |
 
-    The critic sees the same without noise and bias, and the feet:
+    The critic sees:
 
-    | num     | name          | observation                                          | unit            |
-    |---------|---------------|------------------------------------------------------|-----------------|
-    | 0-2     | lin_vel       | velocity of the IMU, its frame                       | m/s             |
-    | 3-5     | ang_vel       | angular velocity of the IMU, its frame               | rad/s           |
-    | 6-8     | gravity       | direction of gravity, pelvis frame                   | -               |
-    | 9-37    | joint_pos     | joint positions from the pose                        | rad             |
-    | 38-66   | joint_vel     | joint velocities                                     | rad/s           |
-    | 67-95   | actions       | last action                                          | -               |
-    | 96-98   | command       | commanded x, y velocity and yaw rate                 | m/s, m/s, rad/s |
-    | 99-100  | foot_height   | each foot above the ground                           | m               |
-    | 101-102 | air_time      | time since each foot left the ground                 | s               |
-    | 103-104 | contact       | 1 for feet that touch, else 0                        | -               |
-    | 105-110 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N)      |
+    | num     | name          | observation                                          | unit       |
+    |---------|---------------|------------------------------------------------------|------------|
+    | 0-98    | policy        | the above, without noise and bias                    | as above   |
+    | 99-100  | foot_height   | each foot above the ground                           | m          |
+    | 101-102 | air_time      | time since each foot left the ground                 | s          |
+    | 103-104 | contact       | 1 for feet that touch, else 0                        | -          |
+    | 105-110 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N) |
 
     With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
 

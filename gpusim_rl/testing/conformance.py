@@ -162,7 +162,7 @@ class TaskConformance:
         count = re.search(r"Action space: (\d+) number", docstring)
         assert count and int(count.group(1)) == env.num_actions
         # One table for each group of observations, in their order; the first column numbers all elements without a gap.
-        # Where the task names its parts, each is a row.
+        # Where the task names its parts, each is a row; one with the name of another group stands for its parts.
         tables: list[list[tuple[range, str, str]]] = []
         for line in docstring.splitlines():
             if re.match(r"\| *num *\|( *name *\|)? *observation *\| *unit *\|$", line):
@@ -174,10 +174,14 @@ class TaskConformance:
         sizes = {group: size for group, size in env.obs_sizes.items() if size}
         assert covered == [list(range(size)) for size in sizes.values()]
         assert all(f"`{group}`" in docstring for group in env.images), "it does not name a group of images"
+        named = {
+            group: [(part.name, part.size * part.history, part.unit) for part in parts]
+            for group, parts in env.obs_parts.items()
+        }
         for table, group in zip(tables, sizes, strict=True):
-            if parts := env.obs_parts.get(group):
-                documented = [(part, len(numbers), unit) for numbers, part, unit in table]
-                assert documented == [(part.name, part.size * part.history, part.unit) for part in parts]
+            if group in named:
+                documented = [named.get(part, [(part, len(numbers), unit)]) for numbers, part, unit in table]
+                assert [row for rows in documented for row in rows] == named[group]
 
     # The MDP
 
