@@ -76,7 +76,7 @@ class Clip:
     def __post_init__(self) -> None:
         for names in (self.joint_names, self.body_names):
             if twice := [name for name, count in Counter(names).items() if count > 1]:
-                raise ConfigError(f"the name {twice[0]!r} is there twice")
+                raise ConfigError(f"duplicate name {twice[0]!r}")
         frames, joints, bodies = len(self.joint_pos), len(self.joint_names), len(self.body_names)
         expected = {"joint_pos": (joints,), "joint_vel": (joints,)}
         expected |= {"body_pos_w": (bodies, 3), "body_quat_w": (bodies, 4)}
@@ -95,7 +95,7 @@ class Clip:
         error = np.abs(np.linalg.norm(self.body_quat_w, axis=-1) - 1.0)
         if error.max() > UNIT:
             frame, body = np.unravel_index(error.argmax(), error.shape)
-            raise ConfigError(f"the quaternion of {self.body_names[body]} in frame {frame} has not length 1")
+            raise ConfigError(f"the quaternion of {self.body_names[body]} in frame {frame} is not normalised")
 
     @property
     def seconds(self) -> float:
@@ -231,11 +231,17 @@ def _frames(clip: Clip, chosen: np.ndarray | slice, fps: float) -> Clip:
 
 def _check_velocities(clip: Clip) -> None:
     """Compares velocities with what changes within a tenth of a second: files have frames that are there twice."""
-    window, quat = min(max(1, round(0.1 * clip.fps)), len(clip.joint_pos) - 1), clip.body_quat_w
+    window = min(max(1, round(0.1 * clip.fps)), len(clip.joint_pos) - 1)
     for name, of, names, change, hint in (
         ("body_lin_vel_w", "body_pos_w", clip.body_names, np.diff(clip.body_pos_w, axis=0), "those of the origins"),
         ("joint_vel", "joint_pos", clip.joint_names, np.diff(clip.joint_pos, axis=0), "rad/s"),
-        ("body_ang_vel_w", "body_quat_w", clip.body_names, _turns(quat), "rad/s in the world frame"),
+        (
+            "body_ang_vel_w",
+            "body_quat_w",
+            clip.body_names,
+            _turns(clip.body_quat_w),
+            "rad/s in the world frame, of wxyz",
+        ),
     ):
         velocity = getattr(clip, name)
         got, expected = _mean(0.5 * (velocity[1:] + velocity[:-1]), window), clip.fps * _mean(change, window)
@@ -244,9 +250,7 @@ def _check_velocities(clip: Clip) -> None:
             continue
         place = np.unravel_index(np.abs(got - expected).argmax(), got.shape)
         where = f"{name} does not fit how {of} changes: {names[place[1]]} in frames {place[0]} to {place[0] + window}"
-        if name == "body_ang_vel_w" and _compare(got, _mean(_turns(quat[..., [3, 0, 1, 2]]), window))[1] > LIKENESS:
-            hint = "wxyz: these orientations are xyzw"
-        elif likeness > LIKENESS:
+        if likeness > LIKENESS:
             rate = clip.fps * scale
             hint = f"fps={rate:{'.0f' if rate >= 10.0 else '.2g'}} or so, not {clip.fps:g}"
         raise ConfigError(f"{where} is {got[place]:.3g}, expected {expected[place]:.3g}. Try {hint}")

@@ -108,23 +108,16 @@ class Environment(ABC):
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
         """Makes envs of another library from the section `env`, for a class that `task._target_` names.
 
-        Args:
-            cfg: The section `env`.
-            num_envs: Number of envs.
-            seed: Seed of the envs.
-            device: Device of the learner; a library that can have its envs there does so.
-
-        Raises:
-            ConfigError: There are no such envs, or they do not fit.
+        A library that can have its envs on `device`, the learner's, does so. Raises ConfigError where there are no such
+        envs, or they do not fit.
         """
         raise ConfigError(f"{cls.__name__} cannot be made from the section env")
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
-        """Returns vector envs of the library, which a script of the user has made, as ours; arguments as above.
+        """Returns vector envs of the library, which a script of the user has made, as ours.
 
-        Raises:
-            ConfigError: They are something else, or cannot be represented.
+        Raises ConfigError where they are something else, or cannot be represented.
         """
         raise ConfigError(f"{cls.__name__} cannot take envs that are there already")
 

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.stateful import restore_state, saved_state
+from gpusim_rl.env.stateful import SeededDraws
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.images import shifted
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Natural, Rule
 from gpusim_rl.spaces import ImageShape
-
-_SEED_OFFSET = 1 << 34  # another stream than the task's, the randomizer's and the sensors'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ class ImageSettings:
     """Least and most factor on all bytes of an image, which stay within 0 and 255."""
 
 
-class ImageNoise:
+class ImageNoise(SeededDraws):
     """Noise of the groups of images that `task.observations` names.
 
     Args:
@@ -54,6 +52,8 @@ class ImageNoise:
         shifts: How far each image of a group is moved now [pixels], int64 [num_envs, 2].
         factors: Its brightness now, float32 [num_envs, 1, 1, 1].
     """
+
+    _stream = 1 << 34
 
     def __init__(
         self,
@@ -74,14 +74,9 @@ class ImageNoise:
         self._settings = {group: dataclasses.asdict(spec) for group, spec in specs.items()}
         self._moves = {group: spec.shift for group, spec in specs.items() if spec.shift}
         self._ranges = {group: spec.brightness for group, spec in specs.items() if spec.brightness != (1.0, 1.0)}
-        self._random = EnvRandom(num_envs, device, seed + _SEED_OFFSET)
+        self._random = EnvRandom(num_envs, device, seed + self._stream)
         self.shifts = {group: torch.zeros(num_envs, 2, dtype=torch.int64, device=device) for group in self._moves}
         self.factors = {group: torch.ones(num_envs, 1, 1, 1, device=device) for group in self._ranges}
-        self.draw()
-
-    def seed(self, seed: int) -> None:
-        """Begins all draws anew, from this seed."""
-        self._random.seed(seed + _SEED_OFFSET)
         self.draw()
 
     def draw(self) -> None:
@@ -99,14 +94,8 @@ class ImageNoise:
             images = (images * self.factors[group]).round_().clamp_(0.0, 255.0).to(torch.uint8)
         return images
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns everything that the next frames depend on."""
-        return {"settings": self._settings, **saved_state(self, self._random)}
+    def _draw_step(self) -> None:
+        self.draw()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores in place what `state_dict` returned; noise of other settings is drawn anew."""
-        if state["settings"] == self._settings:
-            restore_state(self, self._random, state)
-            return
-        self._random.load_state_dict(state["random"])
+    def _draw_anew(self, state: Mapping[str, Any]) -> None:
         self.draw()

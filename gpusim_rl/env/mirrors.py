@@ -52,17 +52,11 @@ class AtSite(NamedTuple):
     omega: str = ""
 
 
-class Mirrored(NamedTuple):
-    """Mirror images of what a policy gets and does."""
-
-    maps: dict[str, SignedPermutation]
-    """Maps of the observation groups by name, and of `actions`."""
-    asymmetry: float
-    """Difference of the model from its mirror image, see `MirrorImage.measure`."""
-
-
-def mirrored(env: Environment) -> Mirrored:
+def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
     """Derives the mirror images of a task's observations and actions; call it after `reset`.
+
+    Returns:
+        Maps of the observation groups by name, and of `actions`; and the model's asymmetry, see `MirrorImage.measure`.
 
     Raises:
         TaskError: The robot has none, or the task does not say of which kind a part of its observation is.
@@ -100,7 +94,7 @@ def mirrored(env: Environment) -> Mirrored:
         twice = _matrix(swap) @ _matrix(swap)
         for k in np.flatnonzero((np.abs(twice - np.eye(len(twice))) > 1e-6).any(axis=1)):
             raise TaskError(f"{env.name}: {name}, number {k}: the mirror image of the mirror image is another one")
-    return Mirrored(maps, image.measure())
+    return maps, image.measure()
 
 
 def _matrix(swap: SignedPermutation) -> np.ndarray:
@@ -109,6 +103,11 @@ def _matrix(swap: SignedPermutation) -> np.ndarray:
     for row, source, factor in swap.terms:
         matrix[row, source] += factor
     return matrix
+
+
+def _terms(matrix: np.ndarray, row: int = 0, column: int = 0) -> list[tuple[int, int, float]]:
+    """Returns the terms of a map that a matrix adds, from this row and column on."""
+    return [(row + int(i), column + int(k), float(matrix[i, k])) for i, k in np.argwhere(matrix)]
 
 
 class _Kinds:
@@ -131,9 +130,7 @@ class _Kinds:
             self._check(where, size, 3)
             matrix, _ = self._image.at_site(kind.site, kind.kind)
             signs = SIGNS[kind.kind]
-            extra = matrix - np.diag(signs)
-            terms = [(int(i), int(k), float(extra[i, k])) for i, k in np.argwhere(extra)]
-            return SignedPermutation([0, 1, 2], signs, terms)
+            return SignedPermutation([0, 1, 2], signs, _terms(matrix - np.diag(signs)))
         if isinstance(kind, PerBody):
             index, width = self._image.among(kind.names), size // len(kind.names)
             signs = self._signs(where, kind.kind, width)
@@ -155,9 +152,11 @@ class _Kinds:
         begin, end = columns.get(kind.omega, (0, 0))
         source = begin + first - columns[name][0]
         if source + 3 > end:
-            problem = f"{kind.site!r} is beside the plane of symmetry, so {kind.omega!r} must be observed as long"
-            raise TaskError(f"{self._task}.mirrors[{name!r}]: {problem}")
-        return [(first + int(i), source + int(k), float(matrix[i, k])) for i, k in np.argwhere(matrix)]
+            raise TaskError(
+                f"{self._task}.mirrors[{name!r}]: {kind.site!r} is beside the plane of symmetry, so {kind.omega!r} must"
+                " be observed as long"
+            )
+        return _terms(matrix, first, source)
 
     def _signs(self, where: str, kind: Any, size: int) -> list[float]:
         if kind not in SIGNS:
@@ -170,10 +169,8 @@ class _Kinds:
 
     def _scan(self, where: str, points: Tensor, size: int) -> SignedPermutation:
         self._check(where, size, len(points))
-        flipped = points.detach().cpu().double().clone()
-        flipped[:, 1].neg_()
-        away = torch.cdist(flipped, points.detach().cpu().double())
-        nearest = away.min(dim=1)
+        points = points.detach().cpu().double()
+        nearest = torch.cdist(points * torch.tensor([1.0, -1.0]), points).min(dim=1)
         if float(nearest.values.max()) > EXACT:
             lonely = points[int(nearest.values.argmax())].tolist()
             raise TaskError(f"{where}: the point {lonely} of the scan has no counterpart on the other side")

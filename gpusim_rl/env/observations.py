@@ -20,7 +20,7 @@ from gpusim_rl.env.draws import LEAST_TO_MOST, Noise, VectorNoise, parse
 from gpusim_rl.env.environment import Observation, Parts
 from gpusim_rl.env.image_noise import ImageNoise
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.stateful import restore_state, saved_state
+from gpusim_rl.env.stateful import SeededDraws
 from gpusim_rl.env.task import Task
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.settings.checks import build
@@ -32,8 +32,6 @@ TaskObservation = Mapping[str, Tensor | Parts]
 
 TEACHER = "teacher"
 """Group with all parts of the policy's observation, where `task.observations` leaves out some."""
-
-_SEED_OFFSET = 1 << 33  # another stream than the task's and the randomizer's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +172,7 @@ class ObservationGroups:
         return value if isinstance(value, Tensor) else torch.cat(list(value.values()), dim=1)
 
 
-class SensorModel:
+class SensorModel(SeededDraws):
     """Makes a policy's observation of named parts, or of none, as real sensors give it: noisy, late, of several steps.
 
     Noise is drawn anew in every control step, and for the first observation of an episode. The delay is drawn for each
@@ -186,6 +184,8 @@ class SensorModel:
         delays: Delay of each part [control steps], int64 [num_envs, parts].
     """
 
+    _stream = 1 << 33
+
     def __init__(
         self,
         parts: Sequence[ObservationPart],
@@ -196,7 +196,7 @@ class SensorModel:
         seed: int,
     ) -> None:
         self._settings = [dataclasses.asdict(settings) for settings in (*parts, *([whole] if whole else []))]
-        self._random = EnvRandom(num_envs, device, seed + _SEED_OFFSET)
+        self._random = EnvRandom(num_envs, device, seed + self._stream)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
         self._frames = max((part.delay[1] + part.history for part in parts), default=1)
         self._least = torch.tensor([part.delay[0] for part in parts], device=device)
@@ -219,17 +219,12 @@ class SensorModel:
         self._noise = VectorNoise(of_parts, num_envs, device) if any(of_parts) else None
         of_whole = [whole] * (len(numbers) or size)
         self._whole_noise = VectorNoise(of_whole, num_envs, device) if whole else None
-        self._draw_noise()
-
-    def seed(self, seed: int) -> None:
-        """Begins all draws anew, from this seed."""
-        self._random.seed(seed + _SEED_OFFSET)
-        self._draw_noise()
+        self._draw_step()
 
     def advance(self) -> None:
         """Begins a control step: new noise, and room for a new frame. Call it once per step, before `read`."""
         self.steps += 1
-        self._draw_noise()
+        self._draw_step()
         if self._ring is not None:
             self._newest.add_(1).remainder_(self._frames)
             self._fresh.zero_()
@@ -259,7 +254,7 @@ class SensorModel:
             frame = self._through_ring(self._ring, frame)
         return frame if self._whole_noise is None else self._whole_noise.apply(frame)
 
-    def _draw_noise(self) -> None:
+    def _draw_step(self) -> None:
         for noise in (self._noise, self._whole_noise):
             if noise is not None:
                 noise.draw(self._random, self.steps)
@@ -272,23 +267,11 @@ class SensorModel:
         place = (self._newest - self._ages - self.delays.index_select(1, self._owners)).remainder_(self._frames)
         return ring[place, self._envs, self._columns]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns everything that the next frames depend on."""
-        return {"settings": self._settings, **saved_state(self, self._random)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores in place what `state_dict` returned.
-
-        If it was saved with other settings, noise and delays are drawn anew, and schedules continue.
-        """
-        if state["settings"] == self._settings:
-            restore_state(self, self._random, state)
-            return
-        self._random.load_state_dict(state["random"])
+    def _draw_anew(self, state: Mapping[str, Any]) -> None:
         self.begin_from(state)
         self.begin_episodes(torch.ones_like(self._fresh))
 
-    def begin_from(self, state: dict[str, Any]) -> None:
+    def begin_from(self, state: Mapping[str, Any]) -> None:
         """Continues the schedules of another run's `state_dict`."""
         self.steps.copy_(state["tensors"]["steps"])
 

@@ -69,14 +69,6 @@ class ActorProperties(Stateful):
             self._inertia = Inertia(self)
         return self._inertia
 
-    def quantities(self, section: str, name: str, elements: Sequence[str] | None) -> list[Quantity]:
-        """Returns MuJoCo's quantities for a property of `SECTIONS`, of some bodies, joints or tendons; None = all.
-
-        Raises:
-            TaskError: An element does not exist, or has no such property.
-        """
-        return SECTIONS[section][name](self, elements)
-
     def param(self, field: str, elements: Sequence[str] | None) -> Param:
         """Returns a parameter of the simulator for some elements; None = all."""
         return self.sim.param(field, self.name, elements)
@@ -103,7 +95,7 @@ class ActorProperties(Stateful):
 
 
 GetQuantities = Callable[[ActorProperties, Sequence[str] | None], list[Quantity]]
-"""Finds the quantities of a property for some elements; None = all."""
+"""Finds the quantities of a property for some elements, None = all; raises TaskError where there are none."""
 
 
 def _column(
@@ -117,12 +109,11 @@ def _column(
     """Returns one column of a parameter; with index None a parameter that has one number per element."""
     if index is None:
         return Quantity(param.default, param.set, low, high)
-    return Quantity(
-        sign * param.default[..., index],
-        lambda value, where: param.set(value if sign == 1.0 else sign * value, where, index),
-        low,
-        high,
-    )
+
+    def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+        param.set(value if sign == 1.0 else sign * value, where, index)
+
+    return Quantity(sign * param.default[..., index], write, low, high)
 
 
 def _field(field: str, column: int | None = None, *, low: float | None = 0.0) -> GetQuantities:
@@ -262,14 +253,14 @@ def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quant
     return [_column(actor.param("actuator_delay", late), low=0.0)]
 
 
-def _lower(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    param = actor.param("jnt_range", elements)
-    return [_column(param, 0, high=param.default.mean(dim=1))]  # limits never cross
+def _limit(column: int, bound: str) -> GetQuantities:
+    """Returns the property of lower or upper limits of joints [rad or m], which never cross."""
 
+    def find(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
+        param = actor.param("jnt_range", elements)
+        return [_column(param, column, **{bound: param.default.mean(dim=1)})]
 
-def _upper(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    param = actor.param("jnt_range", elements)
-    return [_column(param, 1, low=param.default.mean(dim=1))]
+    return find
 
 
 # Bodies and shapes
@@ -287,8 +278,7 @@ class Inertia(Stateful):
     def __init__(self, actor: ActorProperties) -> None:
         names, prefix = actor.sim.articulation(actor.name).body_names, actor.sim.scene.prefix(actor.name)
         self.names = [name for name in names if actor.model.body(f"{prefix}{name}").mass[0] > 0.0]
-        self._owner = actor.name
-        self._param = actor.param
+        self._owner, self._param = actor.name, actor.param
         self._inertia = actor.param("body_inertia", self.names)
         self.density = torch.ones(actor.sim.num_envs, len(self.names), device=actor.sim.device)
         self.spread = torch.ones_like(self.density)
@@ -326,11 +316,11 @@ class Inertia(Stateful):
         return names, torch.tensor(columns, dtype=torch.int64, device=self.density.device)
 
 
-# What cameras see
+# The scene
 
 
-def of_pictures(param: Param) -> Quantity:
-    """Returns a parameter of `PICTURES`, or colours of geoms; directions keep their length, colours their alpha."""
+def of_scene(param: Param) -> Quantity:
+    """Returns gravity, a parameter of `PICTURES` or colours of geoms. Directions keep their length, colours alpha."""
     if param.name in ("cam_quat", "light_dir"):
         return Quantity(param.default, lambda value, where: param.set(normalize(value, dim=-1), where))
     if param.name in ("mat_rgba", "geom_rgba"):
@@ -356,8 +346,8 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
         "friction": _field("dof_frictionloss"),
         "armature": _field("dof_armature"),
         "delay": _delay,
-        "lower": _lower,
-        "upper": _upper,
+        "lower": _limit(0, "high"),
+        "upper": _limit(1, "low"),
     },
     "rigid_body_properties": {
         "mass": lambda actor, elements: [actor.inertia.mass(elements)],
@@ -368,7 +358,7 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
         "friction": _field("geom_friction", 0, low=LEAST_FRICTION),
         "torsion_friction": _field("geom_friction", 1, low=LEAST_FRICTION),
         "rolling_friction": _field("geom_friction", 2, low=LEAST_FRICTION),
-        "color": lambda actor, elements: [of_pictures(actor.param("geom_rgba", elements))],
+        "color": lambda actor, elements: [of_scene(actor.param("geom_rgba", elements))],
     },
     "tendon_properties": {
         "stiffness": _field("tendon_stiffness"),

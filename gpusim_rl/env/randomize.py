@@ -7,8 +7,9 @@ keep it. All state is in tensors on the device: a captured CUDA graph continues 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -16,10 +17,10 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Draw, Draws, Names, Noise, VectorNoise, named, parse
-from gpusim_rl.env.properties import NOT_HERE, PICTURES, SECTIONS, ActorProperties, Quantity, of_pictures
+from gpusim_rl.env.properties import NOT_HERE, PICTURES, SECTIONS, ActorProperties, Quantity, of_scene
 from gpusim_rl.env.pushes import Pusher, Pushes
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.stateful import Stateful, restore_state, saved_state
+from gpusim_rl.env.stateful import SeededDraws, Stateful
 from gpusim_rl.env.task import control_steps
 from gpusim_rl.errors import ConfigError, did_you_mean
 from gpusim_rl.settings.checks import plain
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 PATH = "task.randomization_params"
 _KEYS = ("frequency", "observations", "actions", "latency", "sim_params", "actor_params", "picture_params")
-_SEED_OFFSET = 1 << 32  # other streams than the task's, whose seeds are smaller
-
 
 # The schema. Names and meanings are those of IsaacGymEnvs. Docstrings that begin with "Ours" mark our extensions.
 
@@ -106,7 +105,7 @@ class _Group:
             quantity.write(value, where)
 
 
-class Randomizer(Stateful):
+class Randomizer(SeededDraws, Stateful):
     """Randomises physics and actions as `task.randomization_params` says. `VecEnv` owns and calls it.
 
     Physical properties are drawn when it is made. Later each env draws them again at its resets, at intervals, or
@@ -130,13 +129,16 @@ class Randomizer(Stateful):
         observations: Noise on the policy's observation, which `env/observations.py` adds; None = none.
     """
 
+    _stream = 1 << 32  # seeds of tasks are smaller
+    _key = "params"
+
     def __init__(
         self, params: Mapping[str, Any], sim: Sim, *, num_actions: int, dt: float, clip_actions: float, seed: int
     ) -> None:
         num_envs, device = sim.num_envs, sim.device
         self._sim, self._dt, self._clip = sim, dt, clip_actions
-        self.params = plain(params)
-        self._random = EnvRandom(num_envs, device, seed + _SEED_OFFSET)
+        self.params = self._settings = plain(params)
+        self._random = EnvRandom(num_envs, device, seed + self._stream)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
         self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)
 
@@ -169,14 +171,9 @@ class Randomizer(Stateful):
         # A random phase per env, so that envs do not draw in the same control step.
         self.phases = {steps: self._random.integers(0, steps) for steps in self._at_interval}
         self._draw_properties()
-        self._draw_action_noise()
+        self._draw_step()
 
     # What VecEnv calls
-
-    def seed(self, seed: int) -> None:
-        """Begins all draws anew, from this seed."""
-        self._random.seed(seed + _SEED_OFFSET)
-        self._draw_action_noise()
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
         """Draws what is random per episode, in the envs of a mask, bool [num_envs]."""
@@ -194,7 +191,7 @@ class Randomizer(Stateful):
         if self.latency is not None:
             action = self.latency.apply(action)
         if self.action_noise is not None:
-            self._draw_action_noise()
+            self._draw_step()
             action = self.action_noise.apply(action).clamp(-self._clip, self._clip)
         return action
 
@@ -212,28 +209,16 @@ class Randomizer(Stateful):
         self.steps += 1
         self.age += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns everything that the next draws depend on. The simulator saves the parameters that were drawn."""
-        return {"params": self.params, **saved_state(self, self._random)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores in place what `state_dict` returned.
-
-        If it was saved with other `randomization_params`, properties are drawn again and schedules continue.
-        """
-        if state["params"] == self.params:
-            restore_state(self, self._random, state)
-            return
-        self._random.load_state_dict(state["random"])
+    def _draw_anew(self, state: Mapping[str, Any]) -> None:
         self.begin_from(state)
         self.begin_episodes(torch.ones_like(self.age, dtype=torch.bool))
 
-    def begin_from(self, state: dict[str, Any]) -> None:
+    def begin_from(self, state: Mapping[str, Any]) -> None:
         """Continues the schedules of another run's `state_dict`, and draws properties at their present strength."""
         self.steps.copy_(state["tensors"]["steps"])
         self._draw_properties()
 
-    def _draw_action_noise(self) -> None:
+    def _draw_step(self) -> None:
         if self.action_noise is not None:
             self.action_noise.draw(self._random, self.steps)
 
@@ -247,19 +232,12 @@ class Randomizer(Stateful):
 
     def _declared(self, params: Mapping[str, Any]) -> Iterator[tuple[Property, list[Quantity], str]]:
         """Yields the properties of the yaml: settings, quantities of the model, path of the key. Makes the pushes."""
-        node, path = _section(params, "sim_params", PATH), f"{PATH}.sim_params"
-        _check_keys(node, path, ("gravity",))
-        if (spec := _parse(Property, node, "gravity", path)) is not None:
-            gravity = self._sim.param("gravity")
-            yield spec, [Quantity(gravity.default, gravity.set)], f"{path}.gravity"
-        node, path = _section(params, "picture_params", PATH), f"{PATH}.picture_params"
-        _check_keys(node, path, PICTURES)
-        for key in node:
-            if (spec := _parse(Property, node, key, path)) is not None:
-                with named(f"{path}.{key}"):
-                    quantity = of_pictures(self._sim.param(key, None, spec.names))
-                yield spec, [quantity], f"{path}.{key}"
-        actors, known = _section(params, "actor_params", PATH), self._sim.scene.articulation_names
+        sim = self._sim
+        scene = {name: lambda names, name=name: [of_scene(sim.param(name, None, names))] for name in PICTURES}
+        gravity: Properties = {"gravity": lambda _: [of_scene(sim.param("gravity"))]}
+        yield from _properties(params, "sim_params", PATH, gravity)
+        yield from _properties(params, "picture_params", PATH, scene)
+        actors, known = _section(params, "actor_params", PATH), sim.scene.articulation_names
         for name in actors:
             node, path = _section(actors, name, f"{PATH}.actor_params"), f"{PATH}.actor_params.{name}"
             if name not in (*known, GROUND):
@@ -271,21 +249,28 @@ class Randomizer(Stateful):
                 )
             if (pushes := _parse(Pushes, node, "pushes", path)) is not None:
                 with named(f"{path}.pushes"):
-                    self.pushes.append(Pusher(pushes, self._sim, name, self._dt))
-            self.actors[name] = ActorProperties(self._sim, name)
-            for section in SECTIONS:
-                yield from self._of_section(self.actors[name], section, _section(node, section, path), path)
+                    self.pushes.append(Pusher(pushes, sim, name, self._dt))
+            actor = self.actors[name] = ActorProperties(sim, name)
+            for section, properties in SECTIONS.items():
+                found = {key: partial(find, actor) for key, find in properties.items()}
+                yield from _properties(node, section, path, found)
 
-    def _of_section(
-        self, actor: ActorProperties, section: str, node: Mapping[str, Any], path: str
-    ) -> Iterator[tuple[Property, list[Quantity], str]]:
-        path = f"{path}.{section}"
-        _check_keys(node, path, SECTIONS[section])
-        for key in node:
-            if (spec := _parse(Property, node, key, path)) is not None:
-                with named(f"{path}.{key}"):
-                    quantities = actor.quantities(section, key, spec.names)
-                yield spec, quantities, f"{path}.{key}"
+
+Properties = Mapping[str, Callable[[Sequence[str] | None], list[Quantity]]]
+"""By the name of a property: finds its quantities for some elements; None = all."""
+
+
+def _properties(
+    parent: Mapping[str, Any], section: str, path: str, known: Properties
+) -> Iterator[tuple[Property, list[Quantity], str]]:
+    """Yields the properties of a section of the yaml."""
+    node, path = _section(parent, section, path), f"{path}.{section}"
+    _check_keys(node, path, known)
+    for key in node:
+        if (spec := _parse(Property, node, key, path)) is not None:
+            with named(f"{path}.{key}"):
+                quantities = known[key](spec.names)
+            yield spec, quantities, f"{path}.{key}"
 
 
 def _effective(spec: Property, quantities: list[Quantity], path: str) -> list[Quantity]:

@@ -21,8 +21,6 @@ FAR, TURNED = 0.02, 0.1
 """Most by which a body may be away from where the joints put it [m], and turned [rad]."""
 MOST = 4
 """Names in a message."""
-WXYZ, XYZW = (0, 1, 2, 3), (3, 0, 1, 2)
-"""Where a quaternion has its w, x, y and z."""
 
 
 def scene_of(robot: str | Path) -> Scene:
@@ -96,43 +94,26 @@ def _check_kinematics(clip: Clip, scene: Scene, robot: str) -> None:
     places = [known.index(clip.body_names[row]) for row in rows]
     chosen = np.linspace(0, len(clip.joint_pos) - 1, FRAMES).astype(int)
     pos, quat = clip.body_pos_w[chosen][:, rows], clip.body_quat_w[chosen][:, rows]
-    still = np.zeros((FRAMES, scene.model.nv))
-
-    def compare(order: Sequence[int]) -> tuple[np.ndarray, Clip]:
-        model = from_states(scene, robot, positions(clip, scene, robot, order)[chosen], still, clip.fps)
-        far = np.linalg.norm(model.body_pos_w[:, places] - pos, axis=-1)
-        cosine = np.abs((model.body_quat_w[:, places] * quat[..., order]).sum(axis=-1))  # of half of the angle
-        return np.maximum(far / FAR, 2.0 * np.arccos(cosine.clip(0.0, 1.0)) / TURNED), model
-
-    error, model = compare(WXYZ)
+    model = from_states(
+        scene, robot, positions(clip, scene, robot)[chosen], np.zeros((FRAMES, scene.model.nv)), clip.fps
+    )
+    far = np.linalg.norm(model.body_pos_w[:, places] - pos, axis=-1)
+    cosine = np.abs((model.body_quat_w[:, places] * quat).sum(axis=-1))  # of half of the angle
+    error = np.maximum(far / FAR, 2.0 * np.arccos(cosine.clip(0.0, 1.0)) / TURNED)
     if error.max() < 1.0:
         return
     number, body = np.unravel_index(error.argmax(), error.shape)
-    name, got, expected = known[places[body]], pos[number, body], model.body_pos_w[number, places[body]]
-    distance = np.linalg.norm(model.body_pos_w - pos[:, body, None], axis=-1).mean(axis=0)
-    hint = "the order of joints and bodies that the robot has, wxyz, and rad"
-    if compare(XYZW)[0].max() < 1.0:
-        hint = "wxyz: these orientations are xyzw"
-    elif distance.min() < FAR and known[distance.argmin()] != name:
-        hint = f"another order of bodies: {known[distance.argmin()]} is there"
+    got, expected = (place.round(3).tolist() for place in (pos[number, body], model.body_pos_w[number, places[body]]))
     raise ConfigError(
-        f"{name} in frame {chosen[number]} is not where the joints of {robot!r} put it, or it is turned: expected"
-        f" {_text(expected)} m, got {_text(got)} m. Try {hint}"
+        f"{known[places[body]]} in frame {chosen[number]} is not where the joints of {robot!r} put it, or it is turned:"
+        f" expected {expected} m, got {got} m. Try the robot's order of joints and bodies, orientations wxyz, and rad"
     )
 
 
-def _text(vector: np.ndarray) -> str:
-    return f"[{', '.join(f'{value:.3f}' for value in vector)}]"
-
-
-def positions(clip: Clip, scene: Scene, robot: str, order: Sequence[int] = WXYZ) -> np.ndarray:
+def positions(clip: Clip, scene: Scene, robot: str) -> np.ndarray:
     """Returns the positions of the scene's model in each frame, shape [frames, nq].
 
-    Args:
-        clip: Clip with all joints of the articulation, and its root.
-        scene: Scene of the articulation.
-        robot: Name of the articulation.
-        order: Places of w, x, y and z in the clip's quaternions.
+    The clip needs all joints of the articulation, and its root.
     """
     model, (root, body) = scene.model, next(iter(scene.elements_of(robot, "body").items()))
     qpos, row = np.tile(model.qpos0, (len(clip.joint_pos), 1)), clip.body_names.index(root)
@@ -142,20 +123,12 @@ def positions(clip: Clip, scene: Scene, robot: str, order: Sequence[int] = WXYZ)
     if first >= 0 and model.jnt_type[first] == mujoco.mjtJoint.mjJNT_FREE.value:
         place = int(model.jnt_qposadr[first])
         qpos[:, place : place + 3] = clip.body_pos_w[:, row]
-        qpos[:, place + 3 : place + 7] = clip.body_quat_w[:, row][:, list(order)]
+        qpos[:, place + 3 : place + 7] = clip.body_quat_w[:, row]
     return qpos
 
 
 def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fps: float) -> Clip:
-    """Returns the clip of a robot that moved through states of its scene's model.
-
-    Args:
-        scene: Scene of the robot.
-        robot: Name of the articulation.
-        qpos: Positions, shape [frames, nq].
-        qvel: Velocities, shape [frames, nv].
-        fps: Frames per second [Hz].
-    """
+    """Returns the clip of a robot that moved through states of its scene's model, [frames, nq] and [frames, nv]."""
     model, bodies, joints = scene.model, scene.elements_of(robot, "body"), scene.elements_of(robot, "joint")
     data, ids, numbers = mujoco.MjData(model), list(bodies.values()), list(joints.values())
     pos, quat, velocity = (np.zeros((len(qpos), len(ids), width)) for width in (3, 4, 6))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -41,6 +41,40 @@ def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
     """Returns copies of all tensors that an object keeps in its attributes, and the state of its random streams."""
     tensors = {name: value.clone() for name, value in kept_tensors(vars(owner))}
     return {"tensors": tensors, "random": random.state_dict()}
+
+
+class SeededDraws:
+    """Random draws by settings. A checkpoint of other settings is drawn anew, and its schedules continue."""
+
+    _stream: ClassVar[int]  # is added to the run's seed: another stream than the task's and those of other draws
+    _key: ClassVar[str] = "settings"  # of the settings in a checkpoint
+    _settings: Any  # plain values
+    _random: EnvRandom
+
+    def _draw_step(self) -> None:
+        """Draws what is random in a control step."""
+        raise NotImplementedError
+
+    def _draw_anew(self, state: Mapping[str, Any]) -> None:
+        """Draws everything, at the progress of a state that was saved with other settings."""
+        raise NotImplementedError
+
+    def seed(self, seed: int) -> None:
+        """Begins all draws anew, from this seed."""
+        self._random.seed(seed + self._stream)
+        self._draw_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that the next draws depend on."""
+        return {self._key: self._settings, **saved_state(self, self._random)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores in place what `state_dict` returned, or draws anew where it was saved with other settings."""
+        if state[self._key] == self._settings:
+            restore_state(self, self._random, state)
+        else:
+            self._random.load_state_dict(state["random"])
+            self._draw_anew(state)
 
 
 def fitting(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
     Raises:
         TaskError: There is no mirror image.
     """
-    maps = mirrored(env).maps
+    maps, _ = mirrored(env)
     name = env.sim.scene.articulation_names[0]
     joints, random = MirrorImage(env.sim.scene, name).joints, torch.Generator().manual_seed(seed)
     robot, num = env.sim.articulation(name), env.num_envs
