@@ -15,8 +15,8 @@ from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.checks import build
-from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Scene, Sim, SimChoice
+from helpers.scenes import sim_config
 from helpers.states import saved
 
 WHEEL = """
@@ -81,18 +81,7 @@ def make_env(num_envs: int = 16, seed: int = 0, episode_length: int = 13) -> Vec
         "clip_observations": None,
         "randomize_episode_start": True,
     }
-    sim = SimConfig(
-        name="mujoco",
-        num_threads=1,
-        njmax=None,
-        nconmax=None,
-        integrator=None,
-        cone=None,
-        iterations=None,
-        ls_iterations=None,
-        graph=False,
-        persistent="auto",
-    )
+    sim = sim_config(name="mujoco")
     choice = SimChoice("mujoco", torch.device("cpu"), "test")
     return VecEnv.make(Follow, build(TaskConfig, values, "task"), num_envs=num_envs, choice=choice, sim=sim, seed=seed)
 

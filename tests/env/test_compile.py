@@ -16,23 +16,19 @@ import torch
 from gpusim_rl.tasks.cartpole import Cartpole
 from torch import Tensor
 
-from gpusim_rl.api import prepare
 from gpusim_rl.env import Parts, Step, VecEnv, vec_env
 from gpusim_rl.env.vec_env import COMPILED
 from gpusim_rl.machine.hardware import has_compiler
 from gpusim_rl.settings.discover import tasks
-from gpusim_rl.sim import SimChoice
 from helpers.commands import run_command
+from helpers.task_envs import class_env
 
 TOLERANCE = 1e-4
 """Of one step from the same state in kernels that torch wrote, relative and absolute: they round in another order."""
 
 
 def make(task: str, num_envs: int = 16, task_class: type | None = None, sim: str = "mujoco") -> VecEnv:
-    spec = prepare(task, num_envs=num_envs, device="cpu")
-    choice = SimChoice(sim, torch.device("cpu"), "test")
-    task_class = task_class or spec.task_class
-    env = VecEnv.make(task_class, spec.cfg.task, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=1)
+    env = class_env(task, num_envs, task_class, sim=sim)
     env.reset()
     return env
 

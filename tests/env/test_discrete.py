@@ -12,18 +12,15 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.sim import SimChoice
 from gpusim_rl.spaces import Box, MultiDiscrete
+from helpers.task_envs import class_env
 from helpers.training import merged
 
 SMALL = {"horizon": 4, "network": {"hidden": [16]}}
 
 
 def make_env(num_envs: int = 4, *, task_class: Any = None, **task: Any) -> VecEnv:
-    spec = prepare("Cartpole", num_envs=num_envs, device="cpu", task=task)
-    choice = SimChoice("mujoco", torch.device("cpu"), "test")
-    task_class = task_class or spec.task_class
-    env = VecEnv.make(task_class, spec.cfg.task, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=3)
+    env = class_env("Cartpole", num_envs, task_class, seed=3, **task)
     env.reset()
     return env
 

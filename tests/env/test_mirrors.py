@@ -11,21 +11,18 @@ import torch
 from gpusim_rl.tasks.anymal import Anymal
 from gpusim_rl.tasks.anymal_terrain import FEET, SCAN
 
-from gpusim_rl.api import prepare
 from gpusim_rl.env import AtSite, PerBody, VecEnv
 from gpusim_rl.env.mirrors import mirrored
 from gpusim_rl.errors import TaskError
-from gpusim_rl.sim import Scene, SimChoice
+from gpusim_rl.sim import Scene
 from gpusim_rl.sim.mirror_image import PSEUDOVECTOR, QUATERNION, VECTOR, MirrorImage
 from gpusim_rl.testing.mirror_check import WRONG, differences_by_part, image_of
+from helpers.task_envs import class_env
 
 
 def make(task: str | type = Anymal, **settings: Any) -> VecEnv:
-    name = task if isinstance(task, str) else "Anymal"
-    spec = prepare(name, num_envs=6, device="cpu", task={"clip_actions": 1e6, **settings})
-    choice = SimChoice("mujoco", torch.device("cpu"), "test")
-    task_class = spec.task_class if isinstance(task, str) else task
-    env = VecEnv.make(task_class, spec.cfg.task, num_envs=6, choice=choice, sim=spec.cfg.sim, seed=1)
+    name, task_class = (task, None) if isinstance(task, str) else ("Anymal", task)
+    env = class_env(name, 6, task_class, **{"clip_actions": 1e6, **settings})
     env.reset()
     return env
 
@@ -106,9 +103,9 @@ def test_a_pose_that_is_not_symmetric_is_found():
 
 
 def test_a_history_repeats_the_map():
-    plain = mirrored(make()).maps["policy"]
+    plain = mirrored(make())[0]["policy"]
     settings = {"joint_pos": {"history": 3, "delay": 2}, "gravity": {"history": 2}}
-    late = mirrored(make(observations=settings)).maps["policy"]
+    late = mirrored(make(observations=settings))[0]["policy"]
     values = torch.randn(4, 48)
     pieces = values.split([6, 3, 3, 12, 24], dim=1)
     now = image_of(values, plain).split([6, 3, 3, 12, 24], dim=1)
@@ -120,7 +117,7 @@ def test_a_history_repeats_the_map():
 
 def test_the_image_of_the_image_is_the_original():
     for task in ("Anymal", "AnymalTerrain", Feet):
-        maps = mirrored(make(task)).maps
+        maps = mirrored(make(task))[0]
         assert maps.keys() == {"policy", "actions"}
         for swap in maps.values():
             values = torch.randn(3, len(swap.sources))
@@ -158,7 +155,7 @@ def test_the_velocity_of_a_sensor_beside_the_plane(task, monkeypatch):
     measured = {group: found[f"{group}/lin_vel"] or 0.0 for group in env.obs_sizes}
     assert max(measured.values()) < 5e-3
     if task == "Go1Velocity":
-        maps = mirrored(env).maps["policy"]
+        maps = mirrored(env)[0]["policy"]
         assert all(abs(factor) == pytest.approx(0.133, abs=2e-3) for _, _, factor in maps.terms) and maps.terms
         values = torch.randn(3, len(maps.sources))
         torch.testing.assert_close(image_of(image_of(values, maps), maps), values)

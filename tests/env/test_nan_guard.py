@@ -7,20 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.nan_guard import NanGuard, put_state
-from gpusim_rl.sim import SimChoice
 from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.task_envs import class_env
 
 STATE = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3, "joint_pos": 8, "joint_vel": 8}
 
 
 def make_env(task: str, num_envs: int, sim: str = "mujoco", **settings: Any) -> VecEnv:
-    spec = prepare(task, num_envs=num_envs, sim=sim, task=settings)
-    run, task_class = spec.cfg, spec.task_class
-    choice = SimChoice(sim, torch.device("cpu"), "test")
-    env = VecEnv.make(task_class, run.task, num_envs=num_envs, choice=choice, sim=run.sim, seed=0)
+    env = class_env(task, num_envs, sim=sim, seed=0, **settings)
     env.reset()
     return env
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from typing import Any
@@ -12,20 +11,17 @@ import torch
 from gpusim_rl.tasks.cartpole import Cartpole
 
 import gpusim_rl
-from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.sim import SimChoice
 from helpers.painted import Painted
+from helpers.task_envs import class_env
 
 N = 32
 
 
 def make(observations: dict[str, Any] | None = None, task_class: type = Cartpole, **task: Any) -> VecEnv:
-    spec = prepare("Cartpole", num_envs=N, device="cpu")
     settings = {"episode_length": 7, "randomize_episode_start": False, "observations": observations or {}, **task}
-    cfg, choice = dataclasses.replace(spec.cfg.task, **settings), SimChoice("mujoco", torch.device("cpu"), "test")
-    return VecEnv.make(task_class, cfg, num_envs=N, choice=choice, sim=spec.cfg.sim, seed=1)
+    return class_env("Cartpole", N, task_class, **settings)
 
 
 def truth(env: VecEnv) -> dict[str, torch.Tensor]:

@@ -15,16 +15,17 @@ import torch
 import yaml
 from torch import Tensor
 
-from gpusim_rl.api import load_spec, make_env, prepare
+from gpusim_rl.api import load_spec, make_env
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, PICTURES, SECTIONS
 from gpusim_rl.env.stateful import kept_tensors
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.compose import compose
-from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
 from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.scenes import sim_config
 from helpers.states import fields, saved
+from helpers.task_envs import class_env
 from helpers.training import differences
 from helpers.watched import watched  # noqa: F401
 
@@ -124,18 +125,7 @@ SETTINGS: dict[str, Any] = {
     "clip_observations": None,
     "randomize_episode_start": False,
 }
-SIM = SimConfig(
-    name="mujoco",
-    num_threads=1,
-    njmax=None,
-    nconmax=None,
-    integrator=None,
-    cone=None,
-    iterations=None,
-    ls_iterations=None,
-    graph=False,
-    persistent="auto",
-)
+SIM = sim_config(name="mujoco")
 NUM = 6
 
 
@@ -800,10 +790,7 @@ def test_newton_randomizes_too():
     pytest.importorskip("newton")
     noise = {"observations": draw(0.0, 0.1, "additive", "gaussian"), "latency": {"range": [0, 2]}}
     noise["actor_params"] = {"cartpole": {BODY: {"mass": TWICE}}}
-    spec = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": noise})
-    run, task_class = spec.cfg, spec.task_class
-    choice = SimChoice("newton", torch.device("cpu"), "test")
-    env = VecEnv.make(task_class, run.task, num_envs=3, choice=choice, sim=run.sim, seed=0)
+    env = class_env("Cartpole", 3, sim="newton", seed=0, randomize=True, randomization_params=noise)
     env.reset()
     steps(env, 2)
     masses = value(env, "body_mass", None, "cartpole")
@@ -811,9 +798,7 @@ def test_newton_randomizes_too():
 
 
 def watched_cartpole(params: dict[str, Any]) -> VecEnv:
-    spec = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": params})
-    choice = SimChoice("mujoco", torch.device("cpu"), "test")
-    return VecEnv.make(spec.task_class, spec.cfg.task, num_envs=3, choice=choice, sim=spec.cfg.sim, seed=0)
+    return class_env("Cartpole", 3, seed=0, randomize=True, randomization_params=params)
 
 
 @pytest.mark.usefixtures("watched")

@@ -18,10 +18,10 @@ from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.checks import build
-from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
 from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.scenes import sim_config
 from helpers.states import copied, fields, saved
 from helpers.training import leaves
 
@@ -157,18 +157,7 @@ SETTINGS: dict[str, Any] = {
     "clip_observations": None,
     "randomize_episode_start": False,
 }
-SIM = SimConfig(
-    name="mujoco",
-    num_threads=1,
-    njmax=None,
-    nconmax=None,
-    integrator=None,
-    cone=None,
-    iterations=None,
-    ls_iterations=None,
-    graph=False,
-    persistent="auto",
-)
+SIM = sim_config(name="mujoco")
 CHOICE = SimChoice("mujoco", torch.device("cpu"), "test")
 
 

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import mujoco
 import pytest
 import torch
 from torch import Tensor
 
-import gpusim_rl
 from gpusim_rl.env import VecEnv
+from helpers.task_envs import task_env
 
 EVERYWHERE = torch.ones(4, dtype=torch.bool)
 JOINTS = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
 HEIGHT = {"Ant": 0.31, "Humanoid": 0.8}  # m; lower it has fallen
 
 both = pytest.mark.parametrize("name", ["Ant", "Humanoid"])
-
-
-def make_env(name: str, num_envs: int = 4, **settings: Any) -> VecEnv:
-    settings = {"randomize_episode_start": False, **settings}
-    env = gpusim_rl.make_env(name, num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
-    env.reset()
-    return env
 
 
 def turned(axis: Sequence[float], angles: Sequence[float]) -> Tensor:
@@ -48,7 +40,7 @@ def check(term: Tensor, expected: Sequence[float], atol: float = 1e-5) -> None:
 
 @both
 def test_progress_is_metres_per_second_towards_the_target(name):
-    env = make_env(name)
+    env = task_env(name)
     start = torch.tensor([[0.0, 0.0, 3.0]] * 3 + [[700.0, 400.0, 3.0]])  # the last one's way leads to (300, -400)
     put(env, root_pos=start)
     env.task.rewards()
@@ -60,7 +52,7 @@ def test_progress_is_metres_per_second_towards_the_target(name):
 
 @both
 def test_alive_pays_every_step_and_up_within_22_degrees(name):
-    env = make_env(name)
+    env = task_env(name)
     put(env, root_quat=turned((0.6, 0.8, 0.0), [0.0, 0.37, 0.38, math.pi]))  # cosines 1, 0.932, 0.929, -1
     terms = env.task.rewards()
     check(terms["alive"], [{"Ant": 0.5, "Humanoid": 2.0}[name]] * 4)
@@ -69,7 +61,7 @@ def test_alive_pays_every_step_and_up_within_22_degrees(name):
 
 @both
 def test_heading_pays_for_facing_the_target(name):
-    env = make_env(name)
+    env = task_env(name)
     put(env, root_quat=turned((0.0, 0.0, 1.0), [0.0, 0.6, -1.0, 2.5]))
     check(env.task.rewards()["heading"], [0.5, 0.5, 0.5 * math.cos(1.0) / 0.8, 0.5 * math.cos(2.5) / 0.8])
     beside = torch.tensor([700.0, 400.0, 3.0]).expand(4, 3)
@@ -81,7 +73,7 @@ def test_heading_pays_for_facing_the_target(name):
 
 @both
 def test_actions_and_energy_cost(name):
-    env = make_env(name)
+    env = task_env(name)
     robot = env.task.robot
     action, speed = torch.zeros(2, 4, env.num_actions).unbind()
     action[1, 3], action[2, 3], action[3] = 0.5, -0.5, 1.0
@@ -96,7 +88,7 @@ def test_actions_and_energy_cost(name):
 
 
 def test_each_joint_at_its_upper_limit_costs_ant_a_tenth():
-    env = make_env("Ant")
+    env = task_env("Ant")
     low, high = env.task.robot.joint_limits.unbind(dim=1)
     place = torch.zeros(4, 8)  # from -1 to 1
     place[0, [0, 5]], place[1, 2], place[2], place[3, 1] = 0.995, 0.98, -1.0, 1.02
@@ -106,7 +98,7 @@ def test_each_joint_at_its_upper_limit_costs_ant_a_tenth():
 
 @both
 def test_a_fall_ends_the_episode_and_costs_once_in_place_of_all_else(name):
-    env = make_env(name)
+    env = task_env(name)
     height = HEIGHT[name] + torch.tensor([-0.2, -0.005, 0.005, 2.0])
     fell = torch.tensor([True, True, False, False])
     put(env, root_pos=torch.stack([torch.full((4,), 0.3), torch.zeros(4), height], dim=1))
@@ -121,7 +113,7 @@ def test_a_fall_ends_the_episode_and_costs_once_in_place_of_all_else(name):
 
 @both
 def test_a_new_episode_is_not_paid_for_the_way_back(name):
-    env = make_env(name)
+    env = task_env(name)
     away = torch.tensor([[50.0, 0.0, 0.1], [50.0, 0.0, 3.0], [-50.0, 0.0, 0.1], [0.0, 50.0, 3.0]])
     put(env, root_pos=away)
     still = torch.zeros(4, env.num_actions)
@@ -131,7 +123,7 @@ def test_a_new_episode_is_not_paid_for_the_way_back(name):
 
 @both
 def test_it_starts_near_the_reference_pose_in_any_combination(name):
-    env = make_env(name, num_envs=256)
+    env = task_env(name, num_envs=256)
     robot = env.task.robot
     low, high = robot.joint_limits.unbind(dim=1)
     reference = robot.default_joint_pos.clamp(low, high)
@@ -150,7 +142,7 @@ def test_it_starts_near_the_reference_pose_in_any_combination(name):
 
 
 def test_ants_actions_drive_the_joints_in_their_order_with_15_newton_metres():
-    env = make_env("Ant")
+    env = task_env("Ant")
     robot = env.task.robot
     assert robot.joint_names == robot.actuator_names == JOINTS
     action = torch.linspace(-1.5, 1.5, 8).repeat(4, 1)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import mujoco
 import numpy as np
 import pytest
 import torch
 
-import gpusim_rl
 from gpusim_rl.api import prepare
-from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
+from helpers.scenes import everywhere
 from helpers.sensing import update_sensors
+from helpers.task_envs import task_env
 
 LEGS = {"LF": (1, 1), "LH": (-1, 1), "RF": (1, -1), "RH": (-1, -1)}  # forwards, to the left
 Z = torch.tensor([0.0, 0.0, 1.0])
 
 
-def make_env(num_envs: int = 4) -> VecEnv:
-    env = gpusim_rl.make_env("Anymal", num_envs=num_envs, sim="mujoco", device="cpu")
-    env.reset()
-    return env
-
-
-def everywhere(env: VecEnv) -> torch.Tensor:
-    return torch.ones(env.num_envs, dtype=torch.bool)
+make_env = partial(task_env, "Anymal")
 
 
 def foot(leg: str, haa: float, hfe: float, kfe: float) -> np.ndarray:

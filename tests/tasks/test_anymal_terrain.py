@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate, quat_yaw
 from gpusim_rl.errors import ConfigError
+from helpers.scenes import everywhere
 from helpers.sensing import update_sensors
+from helpers.task_envs import task_env
 
 NUM = 20  # an env on every column
 X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
@@ -21,17 +22,11 @@ HEIGHTS, COMMANDS, ACTIONS = slice(36, 176), slice(9, 12), slice(176, 188)
 
 
 def make_env(num_envs: int = NUM, level: int = 0, **settings) -> VecEnv:
-    settings = {"randomize_episode_start": False, **settings}
-    env = gpusim_rl.make_env("AnymalTerrain", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
-    env.reset()
+    env = task_env("AnymalTerrain", num_envs, **settings)
     if level:
         env.task.levels.value.fill_(level)
         env.reset()
     return env
-
-
-def everywhere(env: VecEnv) -> torch.Tensor:
-    return torch.ones(env.num_envs, dtype=torch.bool)
 
 
 def turned(yaw: torch.Tensor) -> torch.Tensor:

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_rotate
+from helpers.scenes import everywhere
+from helpers.task_envs import task_env
 
 LEGS = (0.0, 2 * math.pi / 3, 4 * math.pi / 3)  # rad
 BALL_WEIGHT = 4 / 3 * math.pi * 0.1**3 * 200 * 9.81  # N
 ON_TRAY = 0.559117 + 0.01 + 0.1  # m, of the ball's centre
 
 
-def make_env(num_envs: int = 4) -> VecEnv:
-    env = gpusim_rl.make_env(
-        "BallBalance", num_envs=num_envs, sim="mujoco", device="cpu", task={"randomize_episode_start": False}
-    )
-    env.reset()
-    return env
+make_env = partial(task_env, "BallBalance")
 
 
 def put_ball(env: VecEnv, pos: list[list[float]], velocity: tuple[float, ...] = (0.0, 0.0, 0.0)) -> None:
-    everywhere = torch.ones(env.num_envs, dtype=torch.bool)
     velocities = torch.tensor(velocity).expand(env.num_envs, 3)
-    env.task.ball.set_state(everywhere, root_pos=torch.tensor(pos), root_lin_vel=velocities)
+    env.task.ball.set_state(everywhere(env), root_pos=torch.tensor(pos), root_lin_vel=velocities)
 
 
 def ball_away(env: VecEnv) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
 from gpusim_rl.errors import ConfigError
+from helpers.task_envs import task_env
 
 EVERYWHERE = torch.ones(4, dtype=torch.bool)
 QUADCOPTER_WEIGHT = 0.25154 * 9.81  # N
@@ -21,13 +21,6 @@ LIGHT = INGENUITY_WEIGHT / (2 * 20.0)  # action with which both rotors carry it
 both = pytest.mark.parametrize("name", ["Quadcopter", "Ingenuity"])
 
 
-def make_env(name: str, num_envs: int = 4, **settings: Any) -> VecEnv:
-    settings = {"randomize_episode_start": False, **settings}
-    env = gpusim_rl.make_env(name, num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
-    env.reset()
-    return env
-
-
 def tilt_rotors(env: VecEnv, angles: torch.Tensor) -> None:
     env.task.robot.set_state(EVERYWHERE, joint_pos=angles)
     env.task.tilt_target.copy_(angles)
@@ -35,7 +28,7 @@ def tilt_rotors(env: VecEnv, angles: torch.Tensor) -> None:
 
 
 def test_the_quadcopter_hovers_when_its_rotors_carry_its_weight():
-    env = make_env("Quadcopter")
+    env = task_env("Quadcopter")
     robot = env.task.robot
     tilt_rotors(env, torch.zeros(4, 8))
     start = robot.root_pos.clone()
@@ -50,7 +43,7 @@ def test_the_quadcopter_hovers_when_its_rotors_carry_its_weight():
 
 
 def test_a_quadcopters_thrust_and_angles_stop_at_their_limits():
-    env = make_env("Quadcopter")
+    env = task_env("Quadcopter")
     tilt_rotors(env, torch.zeros(4, 8))
     action = torch.tensor([[1.0], [-1.0], [-1.0], [0.0]]).repeat(1, 12)
     action[2, :8] = 0.0  # its rotors stay as they are
@@ -65,7 +58,7 @@ def test_a_quadcopters_thrust_and_angles_stop_at_their_limits():
 
 
 def test_a_quadcopters_rotors_push_along_their_own_axes():
-    env = make_env("Quadcopter")
+    env = task_env("Quadcopter")
     robot = env.task.robot
     # Env 0: nothing is tilted. Env 1: every rotor rolls about its arm, which turns the craft about the vertical.
     tilt = torch.zeros(4, 8)
@@ -84,7 +77,7 @@ def test_a_quadcopters_rotors_push_along_their_own_axes():
 
 
 def test_ingenuity_hovers_on_mars_and_its_rotors_turn():
-    env = make_env("Ingenuity")
+    env = task_env("Ingenuity")
     robot = env.task.robot
     start = robot.root_pos.clone()
     for _ in range(100):
@@ -94,7 +87,7 @@ def test_ingenuity_hovers_on_mars_and_its_rotors_turn():
 
 
 def test_ingenuitys_thrust_turns_with_its_fuselage():
-    env = make_env("Ingenuity")
+    env = task_env("Ingenuity")
     axis = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.6, 0.0, 0.8]])
     quat = quat_from_axis_angle(axis, torch.tensor([0.5, 1.5, 2.0, 3.0]))
     env.task.robot.set_state(EVERYWHERE, root_quat=quat)
@@ -108,7 +101,7 @@ def test_ingenuitys_thrust_turns_with_its_fuselage():
 
 
 def test_the_lateral_thrust_of_ingenuity_is_a_fraction_of_its_thrust_and_tips_it_that_way():
-    env = make_env("Ingenuity")
+    env = task_env("Ingenuity")
     actions = torch.tensor([[0.2, 0.0], [1.0, 0.0], [0.0, 0.2], [0.0, -1.0]])
     actions = torch.cat([actions, torch.full((4, 1), LIGHT)], dim=1).repeat(1, 2)
     for _ in range(10):
@@ -122,7 +115,7 @@ def test_the_lateral_thrust_of_ingenuity_is_a_fraction_of_its_thrust_and_tips_it
 
 
 def test_ingenuitys_target_moves_when_it_should_and_stays_within_reach():
-    env = make_env("Ingenuity", num_envs=64, target_steps=7, lost_distance=8.0)
+    env = task_env("Ingenuity", num_envs=64, target_steps=7, lost_distance=8.0)
     task = env.task
     hover = torch.tensor([0.0, 0.0, LIGHT] * 2).expand(64, 6)
     moves = []
@@ -141,7 +134,7 @@ def test_ingenuitys_target_moves_when_it_should_and_stays_within_reach():
 
 
 def test_an_episode_that_just_ended_keeps_its_target_for_its_last_observation():
-    env = make_env("Ingenuity", target_steps=5, episode_length=5)
+    env = task_env("Ingenuity", target_steps=5, episode_length=5)
     hover = torch.tensor([0.0, 0.0, LIGHT] * 2).expand(4, 6)
     for _ in range(4):
         env.step(hover)
@@ -158,7 +151,7 @@ def test_an_episode_that_just_ended_keeps_its_target_for_its_last_observation():
     [((0.0, 0.0, 0.0), 0.0, 0.0), ((1.0, 0.0, 0.0), math.pi / 2, 0.0), ((0.3, 0.4, 0.0), 0.0, 2.0)],
 )
 def test_the_reward_at_known_states(name, way, tip, spin):
-    env = make_env(name)
+    env = task_env(name)
     task = env.task
     target = task.target if name == "Quadcopter" else task.target.root_pos
     axis = torch.tensor([1.0, 0.0, 0.0]).expand(4, 3)
@@ -179,7 +172,7 @@ def test_the_reward_at_known_states(name, way, tip, spin):
 
 @both
 def test_it_ends_too_far_from_the_target_and_too_low(name):
-    env = make_env(name)
+    env = task_env(name)
     task, cfg = env.task, env.cfg
     target = task.target.expand(4, 3) if name == "Quadcopter" else task.target.root_pos
     pos = target.clone()
@@ -193,7 +186,7 @@ def test_it_ends_too_far_from_the_target_and_too_low(name):
 
 @both
 def test_the_distance_from_the_target_is_logged(name):
-    env = make_env(name)
+    env = task_env(name)
     step = env.step(torch.zeros(4, env.num_actions))
     target = env.task.target.root_pos if name == "Ingenuity" else env.task.target
     expected = (target - env.task.robot.root_pos).norm(dim=1)

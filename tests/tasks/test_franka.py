@@ -16,24 +16,17 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_conjugate, quat_from_axis_angle, quat_multiply
-from gpusim_rl.sim import SimChoice
+from helpers.scenes import everywhere
+from helpers.task_envs import class_env
 
 OPEN, CLOSED = 1.0, -1.0
 UP = torch.tensor([0.0, 0.0, 1.0])
 
 
 def make_env(name: str, num_envs: int, **settings: Any) -> VecEnv:
-    settings = {"randomize_episode_start": False, "episode_length": 10000, **settings}
-    spec = prepare(name, num_envs=num_envs, task=settings)
-    run, task_class = spec.cfg, spec.task_class
-    choice = SimChoice("mujoco", torch.device("cpu"), "test")
-    env = VecEnv.make(task_class, run.task, num_envs=num_envs, choice=choice, sim=run.sim, seed=1)
+    env = class_env(name, num_envs, **{"randomize_episode_start": False, "episode_length": 10000, **settings})
     env.reset()
     return env
-
-
-def everywhere(env: VecEnv) -> Tensor:
-    return torch.ones(env.num_envs, dtype=torch.bool)
 
 
 def rotation_between(start: Tensor, end: Tensor) -> Tensor:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
-from gpusim_rl.sim import SimChoice
+from helpers.task_envs import class_env
 
 pytest.importorskip("imageio", reason="gymnasium[mujoco]")
 gymnasium = pytest.importorskip("gymnasium")
@@ -39,10 +38,7 @@ SIZES = ("nq", "nv", "nu", "na", "nbody", "njnt", "ngeom", "neq", "ntendon", "ne
 
 
 def make_env(name: str, **settings: Any) -> VecEnv:
-    spec = prepare(name, num_envs=NUM_ENVS, task=settings)
-    run, task_class = spec.cfg, spec.task_class
-    choice = SimChoice("mujoco", torch.device("cpu"), "test")
-    return VecEnv.make(task_class, run.task, num_envs=NUM_ENVS, choice=choice, sim=run.sim, seed=3)
+    return class_env(name, NUM_ENVS, seed=3, **settings)
 
 
 def make_gym(name: str) -> Any:

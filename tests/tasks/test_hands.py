@@ -11,23 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_multiply
 from gpusim_rl.errors import ConfigError
+from helpers.task_envs import task_env
 
 HANDS = ["ShadowHand", "AllegroHand"]
 EVERYWHERE = torch.ones(4, dtype=torch.bool)
 
 every_hand = pytest.mark.parametrize("name", HANDS)
-
-
-def make_env(name: str, num_envs: int = 4, **settings: Any) -> VecEnv:
-    settings = {"randomize_episode_start": False, **settings}
-    env = gpusim_rl.make_env(name, num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
-    env.reset()
-    return env
 
 
 def model_of(name: str) -> mujoco.MjModel:
@@ -81,12 +74,12 @@ def test_the_allegro_hand_is_as_long_as_the_published_one():
 
 @every_hand
 def test_actions_are_targets_between_the_limits(name):
-    env = make_env(name)
+    env = task_env(name)
     low, high = env.task.hand.control_limits.unbind(dim=1)
     for action, target in ((-1.0, low), (0.0, (low + high) / 2), (1.0, high)):
         env.step(torch.full((4, env.num_actions), action))
         torch.testing.assert_close(env.task.targets, target.expand(4, -1))
-    smooth = make_env(name, moving_average=0.25)
+    smooth = task_env(name, moving_average=0.25)
     before = smooth.task.targets.clone()
     torch.testing.assert_close(before, torch.zeros_like(before).clamp(low, high))
     smooth.step(torch.ones(4, env.num_actions))
@@ -95,7 +88,7 @@ def test_actions_are_targets_between_the_limits(name):
 
 @every_hand
 def test_joints_reach_their_targets(name):
-    env = make_env(name, fall_distance=1e6)
+    env = task_env(name, fall_distance=1e6)
     env.task.cube.set_state(EVERYWHERE, root_pos=torch.tensor([0.0, 0.0, -50.0]).expand(4, 3))  # out of the way
     hand = env.task.hand
     for _ in range(60):
@@ -107,7 +100,7 @@ def test_joints_reach_their_targets(name):
 
 
 def test_outer_joints_of_the_shadow_hand_bend_together():
-    env = make_env("ShadowHand", fall_distance=1e6)
+    env = task_env("ShadowHand", fall_distance=1e6)
     env.task.cube.set_state(EVERYWHERE, root_pos=torch.tensor([0.0, 0.0, -50.0]).expand(4, 3))
     names = env.task.hand.joint_names
     action = torch.full((4, 20), -1.0)
@@ -121,7 +114,7 @@ def test_outer_joints_of_the_shadow_hand_bend_together():
 
 @every_hand
 def test_a_goal_that_is_reached_is_followed_by_another_and_nothing_else_changes(name):
-    env, other = make_env(name, success_tolerance=0.1), make_env(name, success_tolerance=0.1)
+    env, other = task_env(name, success_tolerance=0.1), task_env(name, success_tolerance=0.1)
     still = torch.zeros(4, env.num_actions)
     near = torch.tensor([True, False, True, False])
     goals = torch.where(near[:, None], turned_goal(env, 0.02), turned_goal(env, 1.0))
@@ -142,7 +135,7 @@ def test_a_goal_that_is_reached_is_followed_by_another_and_nothing_else_changes(
 
 @every_hand
 def test_stats_count_the_goals_of_an_episode(name):
-    env = make_env(name, episode_length=3, fall_distance=1e6, success_tolerance=3.2)  # every step is a success
+    env = task_env(name, episode_length=3, fall_distance=1e6, success_tolerance=3.2)  # every step is a success
     still = torch.zeros(4, env.num_actions)
     for count in (1, 2):
         assert env.step(still).stats["successes"].isnan().all()
@@ -157,7 +150,7 @@ def curriculum(start: float | None, **settings: float) -> dict[str, Any]:
 
 
 def test_a_wide_tolerance_pays_and_brings_the_next_goal_but_is_no_success():
-    env = make_env("AllegroHand", episode_length=3, **curriculum(0.8))
+    env = task_env("AllegroHand", episode_length=3, **curriculum(0.8))
     still = torch.zeros(4, env.num_actions)
     angles = [0.02, 0.5, 1.0, 0.02]
     goals = torch.stack([turned_goal(env, angle)[i] for i, angle in enumerate(angles)])
@@ -175,7 +168,7 @@ def test_a_wide_tolerance_pays_and_brings_the_next_goal_but_is_no_success():
 
 
 def test_the_tolerance_narrows_with_goals_per_episode_and_no_further_than_its_end():
-    env = make_env("AllegroHand", episode_length=100, **curriculum(0.35))
+    env = task_env("AllegroHand", episode_length=100, **curriculum(0.35))
     task, tolerances = env.task, []
     nobody = torch.zeros(4, dtype=torch.bool)
     task.tolerance._steps.zero_()
@@ -189,11 +182,11 @@ def test_the_tolerance_narrows_with_goals_per_episode_and_no_further_than_its_en
 
 
 def test_an_evaluation_has_the_final_tolerance_whatever_a_training_has_reached():
-    trained = make_env("AllegroHand", **curriculum(0.8))
+    trained = task_env("AllegroHand", **curriculum(0.8))
     trained.step(torch.zeros(4, 16))
     cfg = trained.cfg.whole_episodes()
     assert cfg.curriculum.start is None and cfg.reset_from.share == 0.0
-    shown = make_env("AllegroHand", **curriculum(None))
+    shown = task_env("AllegroHand", **curriculum(None))
     shown.begin_from(trained.state_dict())
     shown.task.goal_quat.copy_(turned_goal(shown, 0.5))
     step = shown.step(torch.zeros(4, 16))
@@ -202,12 +195,12 @@ def test_an_evaluation_has_the_final_tolerance_whatever_a_training_has_reached()
 
 def test_a_tolerance_that_would_widen_is_one_line():
     with pytest.raises(ConfigError, match=r"task\.curriculum\.start must be null or at least .*=0\.1, got 0\.05"):
-        make_env("AllegroHand", **curriculum(0.05))
+        task_env("AllegroHand", **curriculum(0.05))
 
 
 @every_hand
 def test_a_cube_that_fell_ends_the_episode(name):
-    env = make_env(name)
+    env = task_env(name)
     away = torch.tensor([[0.0, 0.0, -0.2], [0.25, 0.0, 0.0], [0.0, 0.0, 0.05], [0.0, -0.26, 0.0]])
     env.task.cube.set_state(EVERYWHERE, root_pos=env.task.goal_pos + away)
     step = env.step(torch.zeros(4, env.num_actions))
@@ -219,7 +212,7 @@ def test_a_cube_that_fell_ends_the_episode(name):
 
 @every_hand
 def test_starts_are_near_the_palm_in_any_orientation(name):
-    env = make_env(name, num_envs=256)
+    env = task_env(name, num_envs=256)
     task = env.task
     start = task.cube.root_pos - task.cube.default_root_pos
     assert start.abs().max() <= 0.01 and start.abs().max() > 0.009
@@ -239,19 +232,19 @@ SIZES = {
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in HANDS for kind in SIZES[name]])
 def test_types_of_observation(name, kind):
-    env = make_env(name, observation_type=kind)
+    env = task_env(name, observation_type=kind)
     assert env.obs_sizes == {"policy": SIZES[name][kind]}
-    asymmetric = make_env(name, observation_type=kind, asymmetric=True)
+    asymmetric = task_env(name, observation_type=kind, asymmetric=True)
     assert asymmetric.obs_sizes == {"policy": SIZES[name][kind], "critic": SIZES[name]["full_state"]}
     action = torch.rand(4, env.num_actions)
-    full = make_env(name).step(action).obs["policy"]
+    full = task_env(name).step(action).obs["policy"]
     assert torch.equal(asymmetric.step(action).obs["critic"], full)
 
 
 @pytest.mark.slow
 @every_hand
 def test_no_env_diverges_under_random_actions(name):
-    env = make_env(name, num_envs=64)
+    env = task_env(name, num_envs=64)
     generator = torch.Generator().manual_seed(1)
     for count in range(200):
         if count % 10 == 0:

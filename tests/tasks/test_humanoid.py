@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 
-import gpusim_rl
 from gpusim_rl.api import prepare
-from gpusim_rl.env import VecEnv
+from helpers.scenes import everywhere
 from helpers.sensing import update_sensors
+from helpers.task_envs import task_env
 
 LEG = ["hip_x", "hip_z", "hip_y", "knee", "ankle_y", "ankle_x"]
 ARM = ["shoulder1", "shoulder2", "elbow"]
@@ -19,14 +20,7 @@ JOINTS += [f"{side}_{joint}" for part in (LEG, ARM) for side in ("right", "left"
 TORQUE = [67.5] * 3 + [45.0, 45.0, 135.0, 90.0, 22.5, 22.5] * 2 + [67.5, 67.5, 45.0] * 2  # N m
 
 
-def make_env(num_envs: int = 4) -> VecEnv:
-    env = gpusim_rl.make_env("Humanoid", num_envs=num_envs, sim="mujoco", device="cpu")
-    env.reset()
-    return env
-
-
-def everywhere(env: VecEnv) -> torch.Tensor:
-    return torch.ones(env.num_envs, dtype=torch.bool)
+make_env = partial(task_env, "Humanoid")
 
 
 def test_actions_drive_the_joints_in_their_order_with_their_motors_torque():

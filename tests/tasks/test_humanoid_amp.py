@@ -29,8 +29,9 @@ CYCLE = 30
 
 
 def make_env(num_envs: int = 8, **task: Any) -> VecEnv:
-    settings = {"randomize_episode_start": False, **task}
-    env = gpusim_rl.make_env("HumanoidAMP", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
+    env = gpusim_rl.make_env(
+        "HumanoidAMP", num_envs=num_envs, sim="mujoco", device="cpu", task={"randomize_episode_start": False, **task}
+    )
     assert isinstance(env, VecEnv) and isinstance(env.task, HumanoidAMP)
     return env
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.clip import Clip, load, save
 from gpusim_rl.env.math import quat_angle, quat_from_axis_angle, quat_multiply, quat_rotate
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.settings.compose import compose
+from helpers.scenes import everywhere
+from helpers.task_envs import task_env
 
 NUM = 16
 SETTINGS = compose(["task=Go1Tracking", "recipe=full"])["task"]
@@ -28,14 +29,8 @@ X, Y, Z = torch.eye(3)
 
 
 def make_env(num_envs: int = NUM, **settings: Any) -> VecEnv:
-    settings = {**{k: v for k, v in SETTINGS.items() if k != "_target_"}, "randomize_episode_start": False, **settings}
-    env = gpusim_rl.make_env("Go1Tracking", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
-    env.reset()
-    return env
-
-
-def everywhere(env: VecEnv) -> Tensor:
-    return torch.ones(env.num_envs, dtype=torch.bool)
+    own = {key: value for key, value in SETTINGS.items() if key not in ("_target_", "randomize_episode_start")}
+    return task_env("Go1Tracking", num_envs, **{**own, **settings})
 
 
 def put(env: VecEnv, **changes: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import mujoco
@@ -11,16 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import gpusim_rl
 from gpusim_rl.api import prepare
-from gpusim_rl.env import Task, VecEnv
+from gpusim_rl.env import Task
 from gpusim_rl.errors import ConfigError
+from helpers.task_envs import task_env
 
-
-def make_env(num_envs: int = 4, **settings: Any) -> VecEnv:
-    env = gpusim_rl.make_env("Trifinger", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
-    env.reset()
-    return env
+make_env = partial(task_env, "Trifinger")
 
 
 def fingertips(joints: tuple[float, float, float]) -> np.ndarray:

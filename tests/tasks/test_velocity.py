@@ -17,6 +17,8 @@ from gpusim_rl.env.math import euler_xyz, quat_from_axis_angle, wrap_angle
 from gpusim_rl.env.mirrors import mirrored
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.compose import compose
+from helpers.scenes import everywhere
+from helpers.task_envs import task_env
 
 NUM = 64
 X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
@@ -25,14 +27,7 @@ X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
 def make_env(robot: str = "Go1", num_envs: int = NUM, **settings) -> VecEnv:
     of_gpu = compose([f"task={robot}Velocity", "recipe=full"])["task"]  # they are mjlab's
     settings |= {name: {**of_gpu[name], **settings.get(name, {})} for name in ("weights", "command")}
-    settings.setdefault("randomize_episode_start", False)
-    env = gpusim_rl.make_env(f"{robot}Velocity", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
-    env.reset()
-    return env
-
-
-def everywhere(env: VecEnv) -> torch.Tensor:
-    return torch.ones(env.num_envs, dtype=torch.bool)
+    return task_env(f"{robot}Velocity", num_envs, **settings)
 
 
 def in_the_air(env: VecEnv, **state: torch.Tensor) -> dict[str, float]:
@@ -450,7 +445,7 @@ def test_a_robot_and_its_mirror_image_see_mirror_images(robot, monkeypatch):
     turn = quat_from_axis_angle(torch.tensor([[1.0, 0.2, 1.0], [-1.0, 0.2, -1.0]]) / 2.04**0.5, torch.full((2,), 0.25))
     here, there = seen(env, root_quat=turn, root_pos=torch.tensor([[0.1, 0.2, 0.9], [0.1, -0.2, 0.9]]))
     assert (here.flip(1) - there).abs().max() <= 1 and (here - there).abs().max() > 20
-    assert set(mirrored(env).maps) == {"policy", "critic", "actions"}
+    assert set(mirrored(env)[0]) == {"policy", "critic", "actions"}
     monkeypatch.setattr(type(env.task), "mirrors", {**type(env.task).mirrors, "depth": "scalar"})
     with pytest.raises(TaskError, match=r"mirrors\['depth'\]: the mirror image of these images is not known"):
         mirrored(env)

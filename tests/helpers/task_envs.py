@@ -1,0 +1,29 @@
+"""Environments of our tasks on CPU physics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import gpusim_rl
+from gpusim_rl.api import prepare
+from gpusim_rl.env import VecEnv
+from gpusim_rl.sim import SimChoice
+
+
+def task_env(name: str, num_envs: int = 4, **settings: Any) -> VecEnv:
+    """Environment of a task after `reset`, whose first episodes are whole."""
+    settings = {"randomize_episode_start": False, **settings}
+    env = gpusim_rl.make_env(name, num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
+    env.reset()
+    return env
+
+
+def class_env(
+    task: str, num_envs: int, task_class: type | None = None, *, sim: str = "mujoco", seed: int = 1, **settings: Any
+) -> VecEnv:
+    """Environment of a class, by default the task's, with the task's settings."""
+    spec = prepare(task, num_envs=num_envs, sim=sim, device="cpu", task=settings)
+    choice, cls = SimChoice(sim, torch.device("cpu"), "test"), task_class or spec.task_class
+    return VecEnv.make(cls, spec.cfg.task, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=seed)
