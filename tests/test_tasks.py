@@ -8,7 +8,8 @@ import pytest
 
 from gpusim_rl.testing.conformance import TaskConformance
 
-# MuJoCo Warp and Newton compile kernels for every scene, up to a minute each: the everyday run proves them on some.
+# MuJoCo Warp and Newton compile kernels for every scene, up to a minute each: the everyday run proves them on some. On
+# MuJoCo, `test_an_iteration_waits_for_nothing` trains every task.
 EVERY_DAY = ("Cartpole", "Ant")
 
 
@@ -21,6 +22,5 @@ class TestTasks(TaskConformance):
     @classmethod
     def trainings(cls):
         for name in cls.entries():
-            yield name, "mujoco"
-            yield pytest.param(name, "mjwarp", marks=() if name in EVERY_DAY else pytest.mark.slow)
-            yield pytest.param(name, "newton", marks=() if name in EVERY_DAY else pytest.mark.slow)
+            for sim in ("mujoco", "mjwarp", "newton"):
+                yield pytest.param(name, sim, marks=() if name in EVERY_DAY else pytest.mark.slow)

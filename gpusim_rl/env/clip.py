@@ -235,13 +235,7 @@ def _check_velocities(clip: Clip) -> None:
     for name, of, names, change, hint in (
         ("body_lin_vel_w", "body_pos_w", clip.body_names, np.diff(clip.body_pos_w, axis=0), "those of the origins"),
         ("joint_vel", "joint_pos", clip.joint_names, np.diff(clip.joint_pos, axis=0), "rad/s"),
-        (
-            "body_ang_vel_w",
-            "body_quat_w",
-            clip.body_names,
-            _turns(clip.body_quat_w),
-            "rad/s in the world frame, of wxyz",
-        ),
+        ("body_ang_vel_w", "body_quat_w", clip.body_names, _turns(clip.body_quat_w), "rad/s, world frame, wxyz"),
     ):
         velocity = getattr(clip, name)
         got, expected = _mean(0.5 * (velocity[1:] + velocity[:-1]), window), clip.fps * _mean(change, window)

@@ -390,6 +390,7 @@ class TaskConformance:
             with syncs:
                 trainer.iterate(log)
         assert syncs.total == 0, syncs.locations
+        assert all(value.isfinite().all() for value in trainer.algorithm.policy.state_dict().values())
 
     def test_it_trains_on_every_simulator(self, name: str, sim: str, tmp_path: Path) -> None:
         if SIMULATORS[sim].extra is not None:

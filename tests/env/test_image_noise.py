@@ -132,10 +132,10 @@ def test_the_policy_acts_on_the_bytes_that_it_learns_from(tmp_path):
 
 
 def test_a_run_resumes_bit_for_bit(tmp_path):
-    trainer(tmp_path / "whole", max_iterations=6).train()
-    trainer(tmp_path / "parts", max_iterations=3).train()
+    trainer(tmp_path / "whole", max_iterations=2).train()
+    trainer(tmp_path / "parts", max_iterations=1).train()
     run = the_run(tmp_path / "parts")
-    trainer(tmp_path, checkpoint=str(run), max_iterations=6).train()
+    trainer(tmp_path, checkpoint=str(run), max_iterations=2).train()
     ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
     assert set(ends[0]["env"]["images"]["tensors"]) == {"shifts.camera", "factors.camera"}
     for part in ("policy", "algorithm", "env", "metrics"):
@@ -180,14 +180,8 @@ def test_no_draw_waits_for_the_device_and_memory_stays():
     [
         ({"camra": {"shift": 1}}, "task.observations.camra: the policy's observation has no such part. Did you mean"),
         ({"camera": {"noise": 0.1}}, "unknown key 'task.observations.camera.noise'"),
-        ({"camera": {"shft": 1}}, "Did you mean 'task.observations.camera.shift'?"),
-        ({"camera": {"shift": -1}}, "task.observations.camera.shift must be an int >= 0, got -1"),
-        ({"camera": {"shift": 1.5}}, "task.observations.camera.shift must be an int >= 0, got 1.5"),
         ({"camera": {"shift": 12}}, "shift must be less than each side of the image, 12 x 20 pixels, got 12; try 2"),
         ({"camera": {"brightness": [1.2, 0.8]}}, "brightness must be [least, most], at least 0, got [1.2, 0.8]"),
-        ({"camera": {"brightness": [-1, 1]}}, "brightness must be [least, most], at least 0, got [-1, 1]"),
-        ({"camera": {"brightness": 0.2}}, "task.observations.camera.brightness must be [least, most], at least 0, got"),
-        ({"camera": 2}, "task.observations.camera must be a section with keys of its own, got 2"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):

@@ -65,25 +65,8 @@ def test_tolerance_by_hand(sigmoid: Any, at_half: float, at_two: float) -> None:
     assert value.tolist() == pytest.approx([1, 1, 1, at_half, 0.1, at_two, 0.1], abs=1e-9)
 
 
-def test_tolerance_numbers() -> None:
-    # the same again in figures that a pocket calculator gives
-    x = t(0.5)
-    figures = {
-        "gaussian": 0.562341,
-        "linear": 0.55,
-        "quadratic": 0.775,
-        "cosine": 0.658114,
-        "hyperbolic": 0.426401,
-        "long_tail": 0.307692,
-        "tanh_squared": 0.480506,
-    }
-    for sigmoid, figure in figures.items():
-        value = tolerance(x, margin=1.0, sigmoid=sigmoid).item()
-        assert value == pytest.approx(figure, abs=1e-6), sigmoid
-
-
 @pytest.mark.parametrize("sigmoid", SIGMOIDS)
-@pytest.mark.parametrize("at_margin", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize("at_margin", [0.05, 0.9])
 def test_tolerance_is_symmetric_falls_and_meets_the_margin(sigmoid: Any, at_margin: float) -> None:
     x = torch.linspace(0.0, 50.0, 1001, dtype=torch.float64)
     value = tolerance(x, (-1.0, 1.0), 2.0, sigmoid, at_margin)

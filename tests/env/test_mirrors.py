@@ -72,11 +72,7 @@ def test_on_the_ground_too():
     [
         ("lin_vel", "pseudovector"),
         ("ang_vel", "vector"),
-        ("gravity", "scalar"),
-        ("joint_vel", "scalar"),
         ("foot_height", "scalar"),
-        ("foot_velocity", PerBody(FEET)),
-        ("quat", "scalar"),
         ("scan", "scalar"),
     ],
 )
@@ -142,12 +138,7 @@ def test_what_does_not_fit_is_one_line(mirrors, problem, monkeypatch):
         mirrored(make(Feet))
 
 
-def test_tasks_that_have_no_image_say_why():
-    with pytest.raises(TaskError, match=r"has \['franka', 'cabinet'\]: mirror images are known of one robot alone"):
-        mirrored(make("FrankaCabinet"))
-
-
-@pytest.mark.parametrize("task", ["Go1Velocity", "Go2Velocity", "T1Velocity", "G1Velocity"])
+@pytest.mark.parametrize("task", ["Go1Velocity", "G1Velocity"])
 def test_the_velocity_of_a_sensor_beside_the_plane(task, monkeypatch):
     """Go1's IMU is 6.7 cm beside it: a state and its image have velocities there that are no images of each other."""
     env = make(task)

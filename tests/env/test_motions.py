@@ -66,7 +66,7 @@ def entries(clip: Clip) -> dict[str, np.ndarray]:
 HELD = {"each twice": [2], "each three times": [3], "three and two": [3, 2], "after a first one": [1, *[2] * 500]}
 
 
-@pytest.mark.parametrize("rate", [15.0, 25.0, 30.0, 50.0, 60.0, 120.0])
+@pytest.mark.parametrize("rate", [25.0, 60.0])
 @pytest.mark.parametrize("kind", [*HELD, "every second velocity is 0"])
 def test_velocities_are_those_of_the_positions_at_every_rate(tmp_path, capsys, kind, rate) -> None:
     """Isaac Lab's files hold each pose twice: at half of their rate all velocities were 0."""
@@ -147,18 +147,6 @@ def vars_of(clip: Clip) -> dict[str, np.ndarray]:
     return {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
 
 
-def test_bodies_that_are_elsewhere_are_refused(go1, tmp_path) -> None:
-    """Of a file without names, in another order of joints and bodies, or with names that are swapped."""
-    trot, file = load(TROT), tmp_path / "x.npz"
-    swapped = list(trot.body_names)
-    swapped[3], swapped[6] = swapped[6], swapped[3]
-    save(file, dataclasses.replace(trot, body_names=tuple(swapped)))
-    with pytest.raises(ConfigError, match=r"x\.npz: .* is not where the joints of 'robot' put it"):
-        read_clips([str(file)], go1, "robot", ["trunk"])
-    np.savez(file, fps=50.0, **vars_of(trot))
-    assert read_clips([str(file)], go1, "robot", ["trunk"])[str(file)].joint_names == trot.joint_names
-
-
 def test_no_start_is_a_last_frame_and_bins_do_not_cross_clips() -> None:
     found = motions(spinning(51, 50.0), spinning(171, 50.0), spinning(2, 50.0))
     playhead = Playhead(found, 1, "adaptive")
@@ -181,12 +169,6 @@ def test_an_env_stays_in_its_clip() -> None:
     assert playhead.advance(fine, fine).tolist() == [False, False] and playhead.index.tolist() == [2, 6]
     assert playhead.advance(fine, fine).tolist() == [False, True] and playhead.index.tolist() == [3, 6]
     assert playhead.advance(fine, fine).tolist() == [True, True] and playhead.index.tolist() == [3, 6]
-
-
-def test_only_the_envs_of_the_mask_begin() -> None:
-    playhead = Playhead(motions(spinning(51, 50.0)), 3, "adaptive")
-    playhead.begin(torch.tensor([True, False, True]), torch.full((3, 2), 0.5))
-    assert playhead.index.tolist() == [26, 1, 26]
 
 
 def test_failures_make_a_bin_likelier_and_are_forgotten() -> None:
@@ -253,13 +235,10 @@ def test_a_clip_that_does_not_fit_is_named(go1, tmp_path) -> None:
         motions(spinning(2, 200.0))
     save(tmp_path / "own.npz", spinning())
     for name, bodies, said in (
-        ("go1_trot", ["head"], r"go1_trot\.npz: it has no bodies head of 'robot'; it seems to be a clip of go1"),
         (str(tmp_path / "own.npz"), [], r"own\.npz: it has no joints FR_hip_joint, .*; .* of 2 joints swing, slide"),
         ("go1_trott", [], r"no motion clip 'go1_trott' in .*motions\. Did you mean 'go1_trot'"),
         ("~nosuch/x.npz", [], r"~nosuch/x\.npz: Could not determine home directory"),
         ("../motions/go1_trot", [], r"no motion clip '\.\./motions/go1_trot' in"),
-        ("x" * 5000, [], r"no motion clip 'xxx"),
-        (str(tmp_path / "missing.npz"), [], r"no file .*missing\.npz: expected a motion clip"),
     ):
         with pytest.raises(ConfigError, match=said):
             read_clips([name], go1, "robot", bodies)

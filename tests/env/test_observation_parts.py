@@ -10,7 +10,6 @@ import pytest
 import torch
 from gpusim_rl.tasks.cartpole import Cartpole
 
-import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from helpers.painted import Painted
@@ -53,12 +52,6 @@ def test_parts_are_described_and_joined():
         ("pole_angle", 1, "rad", 1.0),
         ("pole_vel", 1, "rad/s", 0.25),
     ]
-
-
-def test_settings_come_from_the_command_line():
-    env = gpusim_rl.make_env("Cartpole", num_envs=2, device="cpu", task={"observations": {"pole_vel": {"history": 3}}})
-    assert env.reset()["policy"].shape == (2, 6)
-    assert [part.history for part in env.obs_parts["policy"]] == [1, 1, 1, 3]
 
 
 class Oracle:
@@ -113,7 +106,7 @@ def test_delay_and_history_over_resets(clip):
         advance(done)
 
     env.task.advance = watch  # type: ignore[method-assign]
-    for action in actions(40):
+    for action in actions(24):
         step = env.step(action)
         for name, oracle in oracles.items():
             oracle.see(last[name])
@@ -164,7 +157,7 @@ def test_the_kind_of_noise_is_chosen_for_each_part():
     env = make(settings, clip_observations=None)
     env.reset()
     noise, factor = [], []
-    for action in actions(300):
+    for action in actions(200):
         obs, clean = env.step(action).obs["policy"], env.clean_obs()["policy"]
         noise.append(obs - clean)
         factor.append(obs / clean)
@@ -277,15 +270,9 @@ def test_new_settings_are_drawn_at_a_resume_and_schedules_continue():
             {"pole_angl": {"noise": 1}},
             "observation has no such part. Did you mean 'pole_angle'? It has cart_",
         ),
-        ({"pole_vel": {"nois": 1}}, "unknown key 'task.observations.pole_vel.nois'. Did you mean 'task.observations"),
         ({"pole_vel": {"noise": -1}}, "task.observations.pole_vel.noise must be a standard deviation of at least 0"),
-        ({"pole_vel": {"noise": "much"}}, "got 'much'; try 0.1"),
         ({"pole_vel": {"noise": [1, 0]}}, "task.observations.pole_vel.noise: range must be [low, high], got [1, 0]"),
-        ({"pole_vel": {"noise": [1]}}, "task.observations.pole_vel.noise.range"),
-        ({"pole_vel": {"noise": {"range": [0, 1]}}}, "missing key 'task.observations.pole_vel.noise.operation'"),
-        ({"pole_vel": {"noise": {"rnge": [0, 1]}}}, "Did you mean 'task.observations.pole_vel.noise.range'?"),
         ({"pole_vel": {"delay": [2, 1]}}, "delay must be an int >= 0 or [least, most], at least 0, got [2, 1]"),
-        ({"pole_vel": {"delay": 0.5}}, "delay must be an int >= 0 or [least, most], at least 0, got 0.5"),
         ({"pole_vel": {"history": 0}}, "task.observations.pole_vel.history must be a positive int, got 0"),
         ({"pole_vel": 3}, "task.observations.pole_vel must be a section with keys of its own, got 3"),
     ],

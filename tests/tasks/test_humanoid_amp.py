@@ -234,11 +234,14 @@ def test_it_learns_a_style_without_a_wait(tmp_path: Path) -> None:
     small = {"horizon": 4, "minibatch_size": 16, "epochs": 1, "network": {"hidden": [16]}}
     amp = {**small, "discriminator": {"hidden": [16], "replay": 50, "batch_size": 16}}
     log = {"console": "quiet", "dir": str(tmp_path), "interval": 1}
-    settings = {"num_envs": 8, "max_iterations": 2, "sim": "mjwarp", "device": "cpu", "log": log}
-    it = make_trainer(prepare("HumanoidAMP", algo="amp", amp=amp, **settings))
+    settings = {"num_envs": 8, "max_iterations": 2, "sim": "mujoco", "device": "cpu", "log": log}
+    it: Any = make_trainer(prepare("HumanoidAMP", algo="amp", amp=amp, **settings))
     with it.logging() as log:
         it.iterate(log)
-        with SyncCounter() as syncs:
+        syncs = SyncCounter()
+        for method in ("step", "reset", "refresh", "draw"):  # physics on the host
+            setattr(it.env.sim, method, syncs.pause()(getattr(it.env.sim, method)))
+        with syncs:
             it.collector.collect()
             it.algorithm.update()
     assert syncs.total == 0, syncs.locations
