@@ -106,12 +106,6 @@ def test_the_reward_at_known_states(pos, velocity, reward):
     torch.testing.assert_close(env.task.rewards()["balance"], torch.full((4,), reward))
 
 
-def test_the_balls_distance_from_the_middle_is_logged():
-    env = make_env()
-    put_ball(env, [[0.3, 0.4, 0.7], [0.0, 0.0, 0.7], [0.0, 0.0, 0.2], [0.0, 0.0, 0.9]])
-    torch.testing.assert_close(env.task.stats()["distance"], torch.tensor([0.5, 0.0, 0.5, 0.2]))
-
-
 def test_it_ends_where_the_ball_is_beside_the_tray():
     env = make_env()
     put_ball(env, [[0.7, 0.0, 0.149], [0.7, 0.0, 0.151], [0.0, 0.0, 0.7], [0.0, 0.0, 2.0]])

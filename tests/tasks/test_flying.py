@@ -7,10 +7,8 @@ import math
 import pytest
 import torch
 
-import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
-from gpusim_rl.errors import ConfigError
 from helpers.task_envs import task_env
 
 EVERYWHERE = torch.ones(4, dtype=torch.bool)
@@ -182,17 +180,3 @@ def test_it_ends_too_far_from_the_target_and_too_low(name):
     pos[3, 2] = cfg.lost_height + 0.01
     task.robot.set_state(EVERYWHERE, root_pos=pos)
     assert task.terminated().tolist() == [True, False, True, False]
-
-
-@both
-def test_the_distance_from_the_target_is_logged(name):
-    env = task_env(name)
-    step = env.step(torch.zeros(4, env.num_actions))
-    target = env.task.target.root_pos if name == "Ingenuity" else env.task.target
-    expected = (target - env.task.robot.root_pos).norm(dim=1)
-    torch.testing.assert_close(step.stats["distance"], expected)
-
-
-def test_a_target_that_moves_in_no_time_is_refused():
-    with pytest.raises(ConfigError, match="target_steps must be a positive int, got 0"):
-        gpusim_rl.make_env("Ingenuity", num_envs=1, device="cpu", task={"target_steps": 0})

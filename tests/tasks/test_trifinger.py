@@ -146,11 +146,6 @@ def test_goals_follow_the_difficulty(difficulty, low, high):
     assert radius.max() == 0 if difficulty == 2 else radius.max() > 0.1
 
 
-def test_an_unknown_difficulty_is_one_line():
-    with pytest.raises(ConfigError, match=r"task.difficulty must be one of \[1, 2, 3, 4\], got 7"):
-        make_env(difficulty=7)
-
-
 def curriculum(start: float | None) -> dict[str, Any]:
     return {"curriculum": {"start": start, "factor": 0.5, "threshold": 0.5, "window": 2}}
 
@@ -159,10 +154,9 @@ def yaw(quat: Tensor) -> Tensor:
     return 2.0 * torch.atan2(quat[:, 3], quat[:, 0])
 
 
-@pytest.mark.parametrize("difficulty", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_three_of_four_envs_begin_near_their_goals_and_the_others_as_without(difficulty):
-    plain = make_env(num_envs=32, difficulty=difficulty).task
-    task = make_env(num_envs=32, difficulty=difficulty, **curriculum(0.25)).task
+def test_three_of_four_envs_begin_near_their_goals_and_the_others_as_without():
+    plain = make_env(num_envs=32, difficulty=1).task
+    task = make_env(num_envs=32, difficulty=1, **curriculum(0.25)).task
     for env_id in range(32):
         share = 1.0 if env_id % 4 == 0 else 0.25
         for axis in range(3):
@@ -200,6 +194,7 @@ def test_an_evaluation_has_no_curriculum():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"difficulty": 7}, r"task.difficulty must be one of \[1, 2, 3, 4\], got 7"),
         ({"difficulty": 1, **curriculum(1.0)}, r"task\.curriculum\.start must be null or below 1, got 1"),
         ({"difficulty": 4, **curriculum(0.1)}, r"task\.curriculum needs goals that are not turned: try task\.diff"),
     ],

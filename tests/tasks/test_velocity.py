@@ -189,13 +189,15 @@ MOTORS = {
 }
 
 
-@pytest.mark.parametrize(("robot", "joint"), MOTORS)
-def test_a_servo_has_the_numbers_of_its_motor(robot, joint):
+@pytest.mark.parametrize("robot", ["Go1", "G1", "T1"])
+def test_servos_have_the_numbers_of_their_motors(robot):
     env = make_env(robot, num_envs=1)
-    model, index = env.sim.scene.model, env.task.body.joint_names.index(joint)
-    servo, dof = model.actuator(f"robot/{joint}"), model.joint(f"robot/{joint}").dofadr[0]
-    found = [model.dof_armature[dof], servo.gainprm[0], -servo.biasprm[2], servo.forcerange[1]]
-    assert [*found, env.task.scale[index].item()] == pytest.approx(MOTORS[robot, joint], rel=1e-3)
+    model = env.sim.scene.model
+    for joint in (joint for name, joint in MOTORS if name == robot):
+        servo, dof = model.actuator(f"robot/{joint}"), model.joint(f"robot/{joint}").dofadr[0]
+        found = [model.dof_armature[dof], servo.gainprm[0], -servo.biasprm[2], servo.forcerange[1]]
+        scale = env.task.scale[env.task.body.joint_names.index(joint)].item()
+        assert [*found, scale] == pytest.approx(MOTORS[robot, joint], rel=1e-3), joint
 
 
 @pytest.mark.parametrize("robot", ["Go1", "Go2", "G1", "T1"])
@@ -263,8 +265,6 @@ def test_legs_that_press_against_each_other_cost():
     ("robot", "foot", "trunk", "sliding"),
     [
         ("Go1", "FR_calf", "trunk", (0.3, 1.5)),
-        ("Go2", "FR_foot", "base", (0.3, 1.5)),
-        ("G1", "left_ankle_roll_link", "torso_link", (0.3, 1.2)),
         ("T1", "left_foot_link", "Trunk", (0.3, 1.2)),
     ],
 )
@@ -283,9 +283,7 @@ def test_friction_of_feet_and_centre_of_mass_of_the_trunk_are_random(robot, foot
     ("values", "words"),
     [
         ({"pose": {"*_caff_joint": -1.8}}, r"'go1': pose: '\*_caff_joint' matches no joint..* There are \['FR_hip"),
-        ({"pose": {"FL_clf_joint": -1.8}}, r"pose: 'FL_clf_joint' matches no joint. Did you mean 'FL_calf_joint'\?"),
         ({"widths": {"*_calf_joint": (0.1, 0.6, 0.6)}}, r"'go1': widths: no pattern matches 'FR_hip_joint'; try '\*'"),
-        ({"widths": {"*": (0.1, 0.6)}}, r"widths\['\*'\] must be three numbers above 0: .*, got \(0.1, 0.6\)"),
         ({"widths": {"*": (0.1, 0.6, 0.0)}}, r"widths\['\*'\] must be three numbers above 0"),
         ({"feet": ("FR_calf", *["body:FL_calf"] * 3)}, r"or geom:<name>, got 'FR_calf'; try 'body:FR_calf'"),
         ({"soles": ("FR", "FL", "RR")}, r"'go1': expected a sole for each of 4 feet, got 3"),
@@ -377,7 +375,7 @@ def rays(env: VecEnv) -> torch.Tensor:
     return ahead + above * up + left * torch.tensor([0.0, 1.0, 0.0])
 
 
-@pytest.mark.parametrize("robot", ["Go1", "Go2", "G1", "T1"])
+@pytest.mark.parametrize("robot", ["Go1", "G1"])
 def test_on_flat_ground_the_depth_is_that_of_a_plane(robot):
     env = make_env(robot, num_envs=2, **SEES)
     task, eye = env.task, env.task.robot.eye
@@ -429,19 +427,14 @@ def test_without_vision_a_policy_observes_what_the_teacher_does_with_it():
     assert both.obs_sizes == {"policy": 48 + 187, "critic": 72 + 187} and "depth" in both.images
 
 
-def test_on_flat_ground_vision_adds_images_alone():
-    assert make_env(num_envs=1, **SEES).obs_sizes == make_env(num_envs=1).obs_sizes == {"policy": 48, "critic": 72}
-
-
 def test_an_image_comes_every_fifth_control_step():
     env = make_env(num_envs=2, **SEES)
     ages = [env.task.eye.age.tolist()] + [env.step(torch.zeros(2, 12)) and env.task.eye.age.tolist() for _ in range(6)]
     assert ages == [[age, age] for age in (0, 1, 2, 3, 4, 0, 1)]
 
 
-@pytest.mark.parametrize("robot", ["Go1", "G1"])
-def test_a_robot_and_its_mirror_image_see_mirror_images(robot, monkeypatch):
-    env = make_env(robot, num_envs=2, **SEES)
+def test_a_robot_and_its_mirror_image_see_mirror_images(monkeypatch):
+    env = make_env(num_envs=2, **SEES)
     turn = quat_from_axis_angle(torch.tensor([[1.0, 0.2, 1.0], [-1.0, 0.2, -1.0]]) / 2.04**0.5, torch.full((2,), 0.25))
     here, there = seen(env, root_quat=turn, root_pos=torch.tensor([[0.1, 0.2, 0.9], [0.1, -0.2, 0.9]]))
     assert (here.flip(1) - there).abs().max() <= 1 and (here - there).abs().max() > 20
@@ -491,19 +484,13 @@ def test_a_term_of_its_own_takes_an_entry_and_a_weight(tmp_path):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ({"stages": [{"x": [0.0, 1.0]}]}, "steps"),
         ({"stages": [{"steps": -5}]}, r"stages\[0\].steps must be .*got -5"),
         ({"stages": [{"steps": 5}, {"steps": 4}]}, r"stages: .*growing.*\[5, 4\]"),
-        ({"stages": [{"steps": 1, "z": [0.0, 1.0]}]}, "z"),
-        ({"stages": [{"steps": 5, "x": 1.0}]}, r"stages\[0\].x must be \[low, high\].*, got 1.0"),
         ({"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}, r"stages\[0\].yaw must be .*, got \[1.0, -1.0\]"),
-        ({"stages": [{"steps": 5, "y": ["a", "b"]}]}, r"stages\[0\].y must be .*, got \['a', 'b'\]"),
         ({"x": [1.0, 0.0]}, r"x must be \[low, high\], got \[1.0, 0.0\]"),
-        ({"standing": 2.0}, r"standing must be .*got 2.0"),
     ],
 )
 def test_wrong_commands_are_one_line(command, words):
-    words = words if len(words) > 5 else rf"stages\[0\]\.{words}"
     with pytest.raises(ConfigError, match=rf"task\.command\.{words}"):
         make_env(num_envs=1, command=command)
 
@@ -512,13 +499,8 @@ def test_wrong_commands_are_one_line(command, words):
     ("settings", "words"),
     [
         ({"push": {"interval": [3.0, 1.0]}}, r"push.interval must be .*, got \[3.0, 1.0\]"),
-        ({"push": {"interval": [-1.0, 1.0]}}, r"push.interval must be .*, got \[-1.0, 1.0\]"),
-        ({"push": {"lin_vel": [0.5]}}, r"push.lin_vel must be three numbers.*, got \[0.5\]"),
         ({"push": {"ang_vel": [0.5, 0.5, -1.0]}}, r"push.ang_vel must be three numbers.*, got"),
         ({"start_height": [0.1]}, r"start_height must be \[low, high\], got \[0.1\]"),
-        ({"lin_vel_width": 0.0}, r"lin_vel_width must be .*, got 0.0"),
-        ({"swing_height": 0.0}, r"swing_height must be .*, got 0.0"),
-        ({"encoder_bias": -1.0}, r"encoder_bias must be .*, got -1.0"),
     ],
 )
 def test_wrong_settings_are_one_line(settings, words):
