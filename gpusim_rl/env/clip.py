@@ -23,20 +23,13 @@ from gpusim_rl.files.budgets import CLIP_BYTES
 
 MAX_NAMES, MAX_LETTERS = 10_000, 256
 """Most names, and letters in one: a file of 2 kB can have millions of names without letters."""
-UNIT = 1e-3
-"""Most by which the length of a quaternion may differ from 1."""
-LIKENESS, SCALE = 0.8, 1.1
-"""Least correlation of velocities with differences, and largest factor between them."""
-GIMBAL = 0.05
-"""Least cosine of a ball joint's second angle, by which a rate is divided."""
-STILL = 1e-3
-"""Root mean square of velocities, below which there is nothing to compare [rad/s or m/s]."""
-SAME, PAUSE = 1e-6, 0.1
-"""Most by which two frames of one pose differ [rad or m], and least duration of standing still [s]."""
-HOLDS, MIN_HELD = 1.2, 4
-"""Mean frames per pose from which poses count as held, and the number of poses that this takes."""
-STRIDE, UNEVEN = 3, 1.5
-"""Largest spacing of frames with velocities of their own, and largest ratio of those to position differences."""
+UNIT = 1e-3  # most by which the length of a quaternion may differ from 1
+LIKENESS, SCALE = 0.8, 1.1  # least correlation of velocities with differences, and largest factor between them
+GIMBAL = 0.05  # least cosine of a ball joint's second angle, by which a rate is divided
+STILL = 1e-3  # root mean square of velocities, below which there is nothing to compare [rad/s or m/s]
+SAME, PAUSE = 1e-6, 0.1  # most by which frames of one pose differ [rad or m], least duration of standing still [s]
+HOLDS, MIN_HELD = 1.2, 4  # mean frames per pose from which poses count as held, and the number of poses that it takes
+STRIDE, UNEVEN = 3, 1.5  # largest spacing of frames with own velocities, and largest ratio to position differences
 DOCS = "docs/motion.md#clips"
 ISAAC_LAB = {
     "joint_names": "dof_names",

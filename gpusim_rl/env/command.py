@@ -104,12 +104,7 @@ class Commands(Stateful):
         return self.value[:, self.names.index(name)]
 
     def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs commands"] | None = None) -> None:
-        """Draws new commands in the envs of a mask, bool [num_envs].
-
-        Args:
-            where: Envs with new commands.
-            unit: Numbers in [0, 1) that the task has drawn for them; None draws here.
-        """
+        """Draws new commands in the envs of a mask, bool [num_envs], or makes them of numbers in [0, 1)."""
         if unit is None:
             unit = self._random.uniform(0.0, 1.0, len(self.names))
         new = unit.mul(self._span).add_(self._low)
@@ -171,10 +166,6 @@ class CommandConfig:
 
 class VelocityCommands(Commands):
     """Commanded velocities of a robot that walks, in its frame; some follow a heading, go straight ahead or stand.
-
-    Args:
-        task: The task that they belong to.
-        cfg: Settings.
 
     Attributes:
         value: x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
@@ -280,14 +271,9 @@ class Levels(Stateful):
         self.value = initial.to(task.device, torch.int64).clamp(0, count - 1)
 
     def move(self, *, up: Bool[Tensor, " envs"], down: Bool[Tensor, " envs"]) -> None:
-        """Moves envs one level up or down.
+        """Moves the envs of masks, bool [num_envs], one level up or down; those in both masks stay.
 
-        An env in both masks stays at its level. An env at level 0 cannot go down. An env above the highest level gets a
-        random level.
-
-        Args:
-            up: Envs that go up, bool [num_envs].
-            down: Envs that go down, bool [num_envs].
+        An env at level 0 cannot go down. An env above the highest level gets a random level.
         """
         level = (self.value + up).add_(down, alpha=-1).clamp_(min=0)
         torch.where(level < self.count, level, self._random.integers(0, self.count), out=self.value)

@@ -17,10 +17,6 @@ def moved(step: Step, device: torch.device) -> Step:
 
     Envs on the CPU under a policy on the GPU are the one configuration that copies, as its user asked. All of a step
     goes in one copy. To CUDA it goes from pinned memory, and the host does not wait for it.
-
-    Args:
-        step: The step.
-        device: Device of the learner.
     """
     if step.reward.device == device:
         return step

@@ -36,17 +36,7 @@ class ImageSettings:
 
 
 class ImageNoise(SeededDraws):
-    """Noise of the groups of images that `task.observations` names.
-
-    Args:
-        settings: Section of each such group.
-        images: Shape of each group of images.
-        num_envs: Number of envs.
-        device: Device of the images.
-        seed: Seed of all draws.
-
-    Raises:
-        ConfigError: A setting is wrong.
+    """Noise of the groups of images that `task.observations` names; raises ConfigError where a setting is wrong.
 
     Attributes:
         shifts: How far each image of a group is moved now [pixels], int64 [num_envs, 2].

@@ -24,22 +24,13 @@ from gpusim_rl.sim import Scene
 
 Starts = Literal["adaptive", "uniform", "first"]
 """Frames in which episodes begin: any, more often where episodes fail; any; the first of each clip."""
-FORGETTING = 0.001
-"""Share by which the failures of a control step enter their mean."""
-FLOOR = 0.1
-"""Failures per control step, shared by all bins, that are added to those counted."""
-STRAIGHT = 1e-4
-"""Angle between two quaternions [rad] below which they are interpolated linearly."""
+FORGETTING = 0.001  # share by which the failures of a control step enter their mean
+FLOOR = 0.1  # failures per control step, shared by all bins, that are added to those counted
+STRAIGHT = 1e-4  # angle between two quaternions [rad] below which they are interpolated linearly
 
 
 def read_clips(names: Sequence[str], scene: Scene, robot: str, bodies: Sequence[str]) -> dict[str, Clip]:
-    """Returns clips by name, with the joints in the robot's order.
-
-    Args:
-        names: Names of clips in `tasks/assets/motions`, or files with the ending `.npz`.
-        scene: Scene of the robot.
-        robot: Name of its articulation.
-        bodies: Names of bodies, in the order of the result.
+    """Returns clips by name (see `clip_file`), with joints in the order of an articulation's and with these bodies.
 
     Raises:
         ConfigError: There is no such clip, or a file is none of this robot.
@@ -115,10 +106,7 @@ class Frame(NamedTuple):
 class Motions:
     """The frames of all clips, one clip after the other. They follow from the settings: no checkpoint has them.
 
-    Args:
-        clips: Clips by name, of the same joints and bodies in the same order, as `read_clips` returns them.
-        rate: Frames per second [Hz]; clips of another rate are resampled.
-        device: Device of the frames.
+    The clips are those of `read_clips`, and are resampled to `rate`.
 
     Attributes:
         last: Last frame of each clip, shape [clips].
@@ -165,11 +153,6 @@ class Playhead(Stateful):
     Adaptive starts are BeyondMimic's (arXiv 2508.08241): a clip is cut into bins of about a second. How likely a bin is
     follows from the mean number of episodes that failed in it; inside a bin all frames are alike. An episode never
     begins in the last frame of a clip, which has no next one to follow.
-
-    Args:
-        motions: The clips.
-        num: Number of envs.
-        starts: Frames in which episodes begin.
 
     Attributes:
         index: Frame that is to be reached by the end of the control step, int64 [num_envs].

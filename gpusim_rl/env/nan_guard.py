@@ -51,13 +51,7 @@ class NanGuard:
     def after_step(
         self, diverged: Bool[Tensor, " envs"], progress: Int[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]
     ) -> None:
-        """Keeps what belongs to the states of `before_step`.
-
-        Args:
-            diverged: Envs that diverged in this step, shape [num_envs].
-            progress: Control steps since the start of each episode, this one included, shape [num_envs].
-            bad_input: Envs with a control or a force that is not finite, shape [num_envs].
-        """
+        """Keeps what belongs to the states of `before_step`; `bad_input`: envs with a control that is not finite."""
         self._keep(diverged, self._diverged)
         self._keep(progress, self._progress)
         self._keep(bad_input, self._bad_input)

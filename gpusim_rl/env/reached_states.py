@@ -102,15 +102,14 @@ class ReachedStates:
         tensors, rings = dict(state["tensors"]), self._rings()
         self.total.copy_(tensors.pop("total"))
         rows = self._filled()
-        sizes = {rows, self._cfg.capacity + 1}  # the latter in older checkpoints, where all rows are
         if tensors.keys() != rings.keys() or any(
-            len(x) not in sizes or x.shape[1:] != rings[name].shape[1:] for name, x in tensors.items()
+            x.shape != (rows, *rings[name].shape[1:]) for name, x in tensors.items()
         ):
             self.total.zero_()
             warn("the reached states were kept with other settings of the task, and are collected again")
             return
         for name, value in tensors.items():
-            rings[name][: len(value)].copy_(value)
+            rings[name][:rows].copy_(value)
 
     def _rings(self) -> dict[str, Tensor]:
         return dict(kept_tensors({"_states": self._states, "_tensors": self._tensors}))

@@ -15,12 +15,9 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
 
-FRAMES = 30
-"""Frames in which kinematics are checked."""
-FAR, TURNED = 0.02, 0.1
-"""Most by which a body may be away from where the joints put it [m], and turned [rad]."""
-MOST = 4
-"""Names in a message."""
+FRAMES = 30  # in which kinematics are checked
+FAR, TURNED = 0.02, 0.1  # most by which a body may be away from where the joints put it [m], and turned [rad]
+MOST = 4  # names in a message
 
 
 def scene_of(robot: str | Path) -> Scene:
@@ -60,13 +57,7 @@ def _in_ground(clip: Clip, scene: Scene, robot: str) -> float:
 
 
 def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
-    """Returns a clip with joints and bodies in the order of an articulation's, after a look at its kinematics.
-
-    Args:
-        clip: Clip; joints and bodies that the articulation has not are left out.
-        scene: Scene of the articulation.
-        robot: Name of the articulation.
-        bodies: Bodies that are needed, in the order of the result; None = all.
+    """Returns a clip with the joints of an articulation and the needed bodies, None = all, in that order.
 
     Raises:
         ConfigError: Joints or bodies are missing, or the bodies are not where the joints put them.
