@@ -73,33 +73,6 @@ class Peer(Task[TaskConfig]):
 # Gymnasium
 
 
-class Reacher(Peer):
-    FILE = GYMNASIUM / "reacher.xml"
-    FRAME_SKIP, EPISODE = 2, 50
-
-    def __init__(self, cfg: TaskConfig, sim: Sim) -> None:
-        super().__init__(cfg, sim)
-        self.ends = self.robot.bodies(["fingertip", "target"])
-
-    def _way(self) -> Tensor:
-        fingertip, target = self.ends.pos.unbind(dim=1)
-        return fingertip - target
-
-    def observe(self) -> dict[str, Parts]:
-        pos = self.robot.joint_pos
-        parts = {
-            "cos": pos[:, :2].cos(),
-            "sin": pos[:, :2].sin(),
-            "target": pos[:, 2:],
-            "joint_vel": self.robot.joint_vel[:, :2],
-            "way": self._way()[:, :2],
-        }
-        return {"policy": parts}
-
-    def rewards(self) -> dict[str, Tensor]:
-        return {"distance": -self._way().norm(dim=1), "control": -self.actions.square().sum(dim=1)}
-
-
 class Pusher(Peer):
     FILE = GYMNASIUM / "pusher_v5.xml"
     FRAME_SKIP, EPISODE = 5, 100
@@ -276,22 +249,6 @@ class GymnasiumHumanoid(Peer):
 
 
 # DeepMind Control Suite
-
-
-class SuiteCheetah(Peer):
-    FILE = SUITE / "cheetah.xml"
-    FRAME_SKIP = 1
-
-    def __init__(self, cfg: TaskConfig, sim: Sim) -> None:
-        super().__init__(cfg, sim)
-        self.velocity = self.robot.sensor("torso_subtreelinvel")
-
-    def observe(self) -> dict[str, Parts]:
-        return {"policy": {"position": self.robot.joint_pos[:, 1:], "velocity": self.robot.joint_vel}}
-
-    def rewards(self) -> dict[str, Tensor]:
-        speed = self.velocity.data[:, 0]
-        return {"run": tolerance(speed, (10.0, INFINITY), margin=10.0, value_at_margin=0.0, sigmoid="linear")}
 
 
 class SuiteWalker(Peer):

@@ -24,7 +24,7 @@ from helpers.scenes import sim_config
 
 STEPS, NUM_ENVS = 200, 2
 # Of Gymnasium's tasks: how many numbers, from the first, are of the new state in what it returns.
-GYMNASIUM = {"Reacher": 8, "Pusher": 14, "Swimmer": 8, "InvertedDoublePendulum": 8, "Humanoid": 45}
+GYMNASIUM = {"Pusher": 14, "Swimmer": 8, "InvertedDoublePendulum": 8, "Humanoid": 45}
 
 
 def make_env(task: type[Peer], backend: str = "mujoco") -> VecEnv:
@@ -81,7 +81,7 @@ class OfGymnasium:
             if contact is not None:
                 self._set_contact(*contact)
             forward, (obs, terminated) = (self.x - before) / env.dt, (env._get_obs(), False)
-            if self.name in ("Reacher", "Pusher"):
+            if self.name == "Pusher":
                 reward, _ = env._get_rew(action)
             elif self.name == "InvertedDoublePendulum":
                 x, _, y = env.data.site("tip").xpos
@@ -138,9 +138,9 @@ def gaussian(x: float, low: float, margin: float) -> float:
 
 
 class OfSuite:
-    """The definitions of dm_control's suite, in plain MuJoCo: `suite/cheetah.py`, `walker.py` and `humanoid.py`."""
+    """The definitions of dm_control's suite, in plain MuJoCo: `suite/walker.py` and `humanoid.py`."""
 
-    SECONDS_AND_STEP: ClassVar = {"Cheetah": (10.0, 0.01), "Walker": (25.0, 0.025), "Humanoid": (25.0, 0.025)}
+    SECONDS_AND_STEP: ClassVar = {"Walker": (25.0, 0.025), "Humanoid": (25.0, 0.025)}
 
     def __init__(self, name: str) -> None:
         self.name, (seconds, step) = name, self.SECONDS_AND_STEP[name]
@@ -158,11 +158,6 @@ class OfSuite:
         mujoco.mj_step1(self.model, self.data)  # poses and sensors of the new state
         obs, reward = getattr(self, self.name.lower())()
         return obs, reward, False
-
-    def cheetah(self) -> tuple[np.ndarray, float]:
-        data = self.data
-        speed = data.sensor("torso_subtreelinvel").data[0]
-        return np.concatenate([data.qpos[1:], data.qvel]), linear(speed, 10.0, 10.0, 0.0)
 
     def walker(self) -> tuple[np.ndarray, float]:
         data, torso = self.data, self.data.body("torso")
@@ -185,7 +180,7 @@ class OfSuite:
 
 
 PEERS = {
-    **{name: (getattr(peer_tasks, name), OfGymnasium) for name in list(GYMNASIUM)[:4]},
+    **{name: (getattr(peer_tasks, name), OfGymnasium) for name in list(GYMNASIUM)[:3]},
     "Humanoid": (peer_tasks.GymnasiumHumanoid, OfGymnasium),
     **{f"Suite{name}": (getattr(peer_tasks, f"Suite{name}"), OfSuite) for name in OfSuite.SECONDS_AND_STEP},
 }
@@ -240,7 +235,7 @@ def test_a_users_task_is_the_peers_for_200_steps(name, backend, tolerance, share
 def test_the_suites_definitions_are_dm_controls(name):
     suite = pytest.importorskip("dm_control.suite")
     try:
-        env = suite.load(name.lower(), "run" if name == "Cheetah" else "walk", {"random": 0})
+        env = suite.load(name.lower(), "walk", {"random": 0})
     except AttributeError as error:
         pytest.skip(f"this dm_control does not work with this MuJoCo: {error}")
     ours = OfSuite(name)
