@@ -191,23 +191,6 @@ def test_noise_is_before_the_scale_the_delay_and_the_history():
         assert torch.equal(obs["policy"][:, 3], before[:, 4])
 
 
-def test_lasting_noise_of_a_part_stays_for_an_episode_and_grows_with_the_schedule():
-    noise = {"range": [0.0, 0.0], "range_correlated": [-1.0, 1.0], **UNIFORM, **RAMP}
-    env = make({"pole_angle": {"noise": noise}}, episode_length=20, clip_observations=None)
-    env.task.terminated = lambda: torch.zeros(N, dtype=torch.bool)
-    obs, offsets = env.reset(), []
-    for number in range(60):
-        added = (obs["policy"] - env.clean_obs()["policy"])[:, 2]
-        offsets.append(added / min(number / 40, 1.0) if number else added)
-        obs = env.step(torch.zeros(N, 1)).obs
-    assert (offsets[0] == 0.0).all()
-    for first in (1, 20, 40):
-        of_episode = torch.stack(offsets[first : first - first % 20 + 20])
-        torch.testing.assert_close(of_episode, of_episode[:1].expand_as(of_episode), atol=1e-4, rtol=0.0)
-        assert of_episode.abs().max() <= 1.0 and of_episode[0].std() > 0.4
-    assert ((offsets[19] - offsets[20]).abs() > 1e-3).float().mean() > 0.9
-
-
 def test_the_first_observation_of_an_episode_has_noise_of_its_own():
     env = make({"cart_pos": {"noise": 0.5}}, episode_length=3, clip_observations=None)
     env.reset()

@@ -212,21 +212,6 @@ def test_auto_reset_in_the_same_step() -> None:
     assert torch.equal(torch.stack([s.obs["policy"] for s in steps[-1:]])[0], env._obs["policy"])
 
 
-def test_final_obs_equals_a_run_that_is_never_reset() -> None:
-    pushes = actions(29)
-    steps = run(make(), pushes)
-    oracle = run(make(limit=1e9, episode_length=10_000), pushes)
-    running = torch.ones(6, dtype=torch.bool)
-    compared = 0
-    for ours, theirs in zip(steps, oracle, strict=True):
-        assert not theirs.done.any()
-        assert torch.equal(ours.final_obs["policy"][running], theirs.obs["policy"][running])
-        assert torch.equal(ours.reward[running], theirs.reward[running])
-        compared += int((ours.done & running).sum())
-        running &= ~ours.done
-    assert compared >= 4, "several episodes must end, or this proves nothing"
-
-
 def test_the_time_limit_truncates() -> None:
     env = make(limit=1e9, episode_length=7)
     for t, step in enumerate(run(env, actions(21)), start=1):
@@ -341,14 +326,6 @@ def test_reset_hooks_start_from_the_default_state() -> None:
         assert ((pos - default).abs() <= 0.1 + 1e-6).all()
 
 
-def test_rewards_are_named_terms_and_their_sum() -> None:
-    for step in run(make(), actions(40)):
-        assert list(step.terms) == ["alive", "position"]
-        torch.testing.assert_close(step.reward, step.terms["alive"] + step.terms["position"])
-        # of the step that ended, not of the state after the reset
-        torch.testing.assert_close(step.terms["position"], 0.5 * step.final_obs["policy"][:, 0])
-
-
 def test_a_returned_step_never_changes() -> None:
     class Views(Cart):  # returns views of the simulator's memory
         def observe(self) -> Tensor:
@@ -441,16 +418,6 @@ def test_a_diverged_env_is_masked_out_and_reset(task: type[Task], value: float) 
             assert (first_obs[:2].abs() <= START).all()
         else:
             assert ((first_obs[:3] - torch.tensor([0.0, 0.0, 0.4])).abs() <= 0.1 + 1e-6).all()
-
-
-def test_a_diverged_env_continues_after_its_reset() -> None:
-    env = make()
-    env.reset()
-    inject(env, 0)
-    env.step(torch.zeros(6, 1))
-    for push in actions(40):
-        step = env.step(push)
-        assert not step.diverged.any() and torch.isfinite(step.obs["policy"]).all()
 
 
 def make_on(sim: str, task: type[Task] = Cart, **changes: Any) -> VecEnv:
@@ -593,26 +560,6 @@ def test_clipping_changes_no_bit_of_what_is_finite() -> None:
 # State
 
 
-@pytest.mark.parametrize(("task", "new_process"), [(Cart, True), (Box, False), (Box, True)])
-def test_state_continues_bit_for_bit(task: type[Task], new_process: bool) -> None:
-    settings = {"randomize_episode_start": True, "episode_length": 25}
-    env = make(task, **settings)
-    pushes = actions(70)
-    run(env, pushes[:23])
-    state = saved(env.state_dict())
-    expected = [copied(env.step(push)) for push in pushes[23:]]
-    assert any(s.done.any() for s in expected)
-
-    other = make(task, seed=99, **settings) if new_process else env
-    if new_process:
-        run(other, pushes[40:50])
-    obs = other.load_state_dict(state)
-    first = {k: v.clone() for k, v in obs.items()}
-    for i, (push, theirs) in enumerate(zip(pushes[23:], expected, strict=True)):
-        assert same(other.step(push), theirs), f"step {i} after loading"
-    assert set(first) == set(env.obs_sizes)
-
-
 def test_state_of_a_task_holds_every_tensor() -> None:
     class Keeps(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
@@ -713,21 +660,6 @@ def test_begin_from_takes_the_training_progress_of_another_run(num_envs: int) ->
 # Randomness
 
 
-def test_envs_are_different_and_seeds_decide() -> None:
-    a, b, c = make(seed=1), make(seed=1), make(seed=2)
-    x, y, z = (env.reset()["policy"] for env in (a, b, c))
-    assert torch.equal(x, y) and not torch.equal(x, z)
-    assert x[:, 0].unique().numel() == 6
-    steps = [run(env, actions(40)) for env in (a, b)]
-    assert all(same(p, q) for p, q in zip(*steps, strict=True))
-
-
-def test_every_reset_is_different() -> None:
-    env = make()
-    first = env.reset()["policy"].clone()
-    assert not torch.equal(first, env.reset()["policy"])
-
-
 def test_an_env_does_not_depend_on_how_many_there_are() -> None:
     few, many = make(num_envs=3), make(num_envs=40)
     pushes = actions(50, num_envs=40)
@@ -800,15 +732,6 @@ def test_an_observation_that_changes_its_size_is_refused() -> None:
 
     with pytest.raises(TaskError, match=r"Grows\.observe\(\) returned shape \[6, 1\], expected \[6, 2\]"):
         run(make(Grows), actions(30))
-
-
-def test_an_observation_that_is_infinite_at_the_start_is_refused() -> None:
-    class Infinite(Cart):
-        def observe(self) -> Tensor:
-            return torch.full((self.num_envs, 2), math.inf)
-
-    with pytest.raises(TaskError, match="not finite"):
-        make(Infinite, clip_observations=5.0).reset()
 
 
 @pytest.mark.parametrize("hook", ["observe", "rewards"])
