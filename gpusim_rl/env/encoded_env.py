@@ -61,8 +61,8 @@ class EncodedEnv(Environment):
     physics_evaluations, frames_per_s = map(_of_env, ("physics_evaluations", "frames_per_s"))
     library, on_learners_device = map(_of_env, ("library", "on_learners_device"))
     resumable, stateful, num_threads = map(_of_env, ("resumable", "stateful", "num_threads"))
-    overflow, buffers, first_diverged = map(_of_env, ("overflow", "buffers", "first_diverged"))
-    render, compile, close, unwrapped = map(_of_env, ("render", "compile", "close", "unwrapped"))
+    first_diverged, render, compile, close = map(_of_env, ("first_diverged", "render", "compile", "close"))
+    overflow, buffers, unwrapped = map(_of_env, ("overflow", "buffers", "unwrapped"))  # type: ignore[override]
 
     def __init__(
         self, env: Environment, make_encoder: Callable[[Mapping[str, ImageShape]], FrozenEncoder], frames: int

@@ -253,12 +253,13 @@ def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quant
     return [_column(actor.param("actuator_delay", late), low=0.0)]
 
 
-def _limit(column: int, bound: str) -> GetQuantities:
+def _limit(column: int) -> GetQuantities:
     """Returns the property of lower or upper limits of joints [rad or m], which never cross."""
 
     def find(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
         param = actor.param("jnt_range", elements)
-        return [_column(param, column, **{bound: param.default.mean(dim=1)})]
+        middle = param.default.mean(dim=1)
+        return [_column(param, column, low=middle if column else None, high=None if column else middle)]
 
     return find
 
@@ -346,8 +347,8 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
         "friction": _field("dof_frictionloss"),
         "armature": _field("dof_armature"),
         "delay": _delay,
-        "lower": _limit(0, "high"),
-        "upper": _limit(1, "low"),
+        "lower": _limit(0),
+        "upper": _limit(1),
     },
     "rigid_body_properties": {
         "mass": lambda actor, elements: [actor.inertia.mass(elements)],
