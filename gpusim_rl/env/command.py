@@ -104,7 +104,7 @@ class Commands(Stateful):
         return self.value[:, self.names.index(name)]
 
     def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs commands"] | None = None) -> None:
-        """Draws new commands in the envs of a mask, bool [num_envs], or makes them of numbers in [0, 1)."""
+        """Draws new commands in the envs of a mask, bool [num_envs]; `unit` has numbers in [0, 1) drawn by the task."""
         if unit is None:
             unit = self._random.uniform(0.0, 1.0, len(self.names))
         new = unit.mul(self._span).add_(self._low)

@@ -15,9 +15,9 @@ from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.checks import build
-from gpusim_rl.sim import Scene, Sim, SimChoice
-from helpers.scenes import sim_config
+from gpusim_rl.sim import Scene, Sim
 from helpers.states import saved
+from helpers.task_envs import plain_env
 
 WHEEL = """
 <mujoco>
@@ -73,17 +73,8 @@ class Follow(Task[TaskConfig]):
 
 
 def make_env(num_envs: int = 16, seed: int = 0, episode_length: int = 13) -> VecEnv:
-    values: dict[str, Any] = {
-        "physics_hz": 50.0,
-        "control_hz": 50.0,
-        "episode_length": episode_length,
-        "clip_actions": 1.0,
-        "clip_observations": None,
-        "randomize_episode_start": True,
-    }
-    sim = sim_config(name="mujoco")
-    choice = SimChoice("mujoco", torch.device("cpu"), "test")
-    return VecEnv.make(Follow, build(TaskConfig, values, "task"), num_envs=num_envs, choice=choice, sim=sim, seed=seed)
+    settings = {"physics_hz": 50.0, "episode_length": episode_length, "randomize_episode_start": True}
+    return plain_env(Follow, num_envs, seed, **settings)
 
 
 def make_task(num_envs: int = 16, seed: int = 0) -> Follow:

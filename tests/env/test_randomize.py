@@ -21,11 +21,10 @@ from gpusim_rl.env.properties import LEAST_MASS, PICTURES, SECTIONS
 from gpusim_rl.env.stateful import kept_tensors
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.compose import compose
-from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
+from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.testing.sync_counter import SyncCounter
-from helpers.scenes import sim_config
 from helpers.states import fields, saved
-from helpers.task_envs import class_env
+from helpers.task_envs import class_env, plain_env
 from helpers.training import differences
 from helpers.watched import watched  # noqa: F401
 
@@ -117,24 +116,13 @@ class Rover(Task["TaskConfig"]):
         return torch.zeros(self.num_envs, dtype=torch.bool)
 
 
-SETTINGS: dict[str, Any] = {
-    "physics_hz": 200.0,
-    "control_hz": 50.0,
-    "episode_length": 10,
-    "clip_actions": 1.0,
-    "clip_observations": None,
-    "randomize_episode_start": False,
-}
-SIM = sim_config(name="mujoco")
 NUM = 6
 
 
 def make(params: dict[str, Any] | None, num_envs: int = NUM, seed: int = 0, **changes: Any) -> VecEnv:
     """An environment of the rover; `params` None switches randomisation off."""
     off = {"randomize": params is not None, "randomization_params": params or {}}
-    cfg = TaskConfig(**{**SETTINGS, **off, **changes})
-    sim = make_sim(Rover.scene(cfg), SimChoice("mujoco", torch.device("cpu"), "test"), num_envs, SIM)
-    return VecEnv(Rover, cfg, sim, seed)
+    return plain_env(Rover, num_envs, seed, **{"episode_length": 10, **off, **changes})
 
 
 def draw(low: float, high: float, operation: str = "scaling", distribution: str = "uniform", **more: Any) -> dict:

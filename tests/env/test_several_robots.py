@@ -7,19 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig, VecEnv
-from gpusim_rl.sim import Scene, Sim, SimChoice
-from helpers.scenes import ARM, arm_scene, everywhere, make, sim_config
+from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.sim import Scene, Sim
+from helpers.scenes import ARM, arm_scene, everywhere, make
+from helpers.task_envs import plain_env
 
 NAMES = ("left", "right")
-CONFIG = TaskConfig(
-    physics_hz=200,
-    control_hz=50,
-    episode_length=30,
-    clip_actions=1.0,
-    clip_observations=None,
-    randomize_episode_start=False,
-)
 
 
 class Pair(Task[TaskConfig]):
@@ -68,8 +61,7 @@ class Pair(Task[TaskConfig]):
 
 @pytest.mark.parametrize("backend", ["mujoco", pytest.param("mjwarp", marks=pytest.mark.slow)])
 def test_two_robots_of_one_task_move_as_each_alone(backend):
-    choice = SimChoice(backend, torch.device("cpu"), "test")
-    env = VecEnv.make(Pair, CONFIG, num_envs=3, choice=choice, sim=sim_config(name=backend), seed=0)
+    env = plain_env(Pair, 3, sim=backend)
     assert env.num_actions == 2
     obs = env.reset()["policy"]
     assert [part.name for part in env.obs_parts["policy"]] == [f"{n}_{q}" for n in NAMES for q in ("pos", "vel", "end")]

@@ -18,9 +18,9 @@ from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.simulators import SIMULATORS
-from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
-from helpers.scenes import sim_config
+from gpusim_rl.sim import Scene, Sim
 from helpers.states import copied, fields, saved
+from helpers.task_envs import SETTINGS, plain_env
 from helpers.training import leaves
 
 # A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.
@@ -68,7 +68,7 @@ class Cart(Task["Cart.Config"]):
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config(TaskConfig):
-        limit: float
+        limit: float = 0.5
 
     cfg: Config
 
@@ -147,23 +147,8 @@ class Box(Task["TaskConfig"]):
         return self.robot.root_pos[:, 2] < -1.0
 
 
-SETTINGS: dict[str, Any] = {
-    "physics_hz": 200.0,
-    "control_hz": 50.0,
-    "episode_length": 30,
-    "clip_actions": 1.0,
-    "clip_observations": None,
-    "randomize_episode_start": False,
-}
-SIM = sim_config(name="mujoco")
-CHOICE = SimChoice("mujoco", torch.device("cpu"), "test")
-
-
-def make(task: type[Task] = Cart, num_envs: int = 6, seed: int = 0, check: bool = False, **changes: Any) -> VecEnv:
-    values = {**SETTINGS, **({"limit": 0.5} if issubclass(task, Cart) else {}), **changes}
-    cfg = task.Config(**values)
-    sim = make_sim(task.scene(cfg), CHOICE, num_envs, SIM)
-    return VecEnv(task, cfg, sim, seed, check=check)
+def make(task: type[Task] = Cart, num_envs: int = 6, seed: int = 0, **settings: Any) -> VecEnv:
+    return plain_env(task, num_envs, seed, **settings)
 
 
 def actions(steps: int, num_envs: int = 6, seed: int = 0, scale: float = 1.5) -> Tensor:
@@ -423,9 +408,7 @@ def test_a_diverged_env_is_masked_out_and_reset(task: type[Task], value: float) 
 def make_on(sim: str, task: type[Task] = Cart, **changes: Any) -> VecEnv:
     if SIMULATORS[sim].extra:
         pytest.importorskip(SIMULATORS[sim].library)
-    cfg = task.Config(**{**SETTINGS, "limit": 0.5, **changes})
-    choice = SimChoice(sim, torch.device("cpu"), "test")
-    return VecEnv(task, cfg, make_sim(task.scene(cfg), choice, 6, SIM), 0)
+    return make(task, sim=sim, **changes)
 
 
 @pytest.mark.parametrize(

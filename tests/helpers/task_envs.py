@@ -10,6 +10,16 @@ import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.sim import SimChoice
+from helpers.scenes import make
+
+SETTINGS: dict[str, Any] = {
+    "physics_hz": 200.0,
+    "control_hz": 50.0,
+    "episode_length": 30,
+    "clip_actions": 1.0,
+    "clip_observations": None,
+    "randomize_episode_start": False,
+}
 
 
 def task_env(name: str, num_envs: int = 4, **settings: Any) -> VecEnv:
@@ -27,3 +37,11 @@ def class_env(
     spec = prepare(task, num_envs=num_envs, sim=sim, device="cpu", task=settings)
     choice, cls = SimChoice(sim, torch.device("cpu"), "test"), task_class or spec.task_class
     return VecEnv.make(cls, spec.cfg.task, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=seed)
+
+
+def plain_env(
+    task: Any, num_envs: int, seed: int = 0, *, sim: str = "mujoco", check: bool = False, **settings: Any
+) -> VecEnv:
+    """Environment of a class without a yaml, with `SETTINGS`."""
+    cfg = task.Config(**{**SETTINGS, **settings})
+    return VecEnv(task, cfg, make(sim, task.scene(cfg), num_envs, graph=False), seed, check=check)
