@@ -228,25 +228,3 @@ def test_a_users_task_is_the_peers_for_200_steps(name, backend, tolerance, share
     assert shares.min() >= share, shares
     assert (ended > 0) == (name in ("InvertedDoublePendulum", "Humanoid"))
     assert name not in RARE or np.abs(np.stack(observed)[:, RARE[name]]).max() > 1.0
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", OfSuite.SECONDS_AND_STEP)
-def test_the_suites_definitions_are_dm_controls(name):
-    suite = pytest.importorskip("dm_control.suite")
-    try:
-        env = suite.load(name.lower(), "walk", {"random": 0})
-    except AttributeError as error:
-        pytest.skip(f"this dm_control does not work with this MuJoCo: {error}")
-    ours = OfSuite(name)
-    env.reset()
-    ours.begin(env.physics.data.qpos, env.physics.data.qvel)
-    spec, random = env.action_spec(), np.random.default_rng(0)
-    assert env.control_timestep() == pytest.approx(ours.substeps * ours.model.opt.timestep)
-    for _ in range(STEPS):
-        action = random.uniform(spec.minimum, spec.maximum)
-        theirs = env.step(action)
-        obs, reward, _ = ours.step(action)
-        parts = [np.ravel(part) for part in theirs.observation.values()]
-        np.testing.assert_allclose(obs, np.concatenate(parts), rtol=1e-6, atol=1e-6)
-        assert theirs.reward == pytest.approx(reward, abs=1e-6)
