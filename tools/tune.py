@@ -2,11 +2,11 @@
 
 python tools/tune.py task=Ant trials=20                                       PPO's settings, with Optuna
 python tools/tune.py task=Ant algo=sac num_envs=64 space=my_space.yaml        your own space of settings
-python tools/tune.py task=Ant trials=40 study=ants                            again: goes on, until there are 40
+python tools/tune.py task=Ant trials=40 study=ants                            again: continues, until there are 40
 python tools/tune.py task=Ant trials=40 method=asha                           the trials on Ray
 python tools/tune.py task=Ant trials=8 method=pbt                             population-based training, on Ray
 
-With Optuna the same command in several terminals, or on several machines with one folder, searches together.
+With Optuna the same command in several terminals of one machine searches together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Searches settings on Ray Tune: `method=asha` stops hopeless trials early, `method=pbt` lets the worst copy the best.
+"""Search of settings on Ray Tune: `method=asha` stops hopeless trials early, with `method=pbt` the worst copy the best.
 
 Ray starts the trials, on this machine or on a cluster whose nodes see the folder. Each is a usual run all the same. The
-study is in Optuna's journal, as with `method=optuna`: table, pictures and resume are the same.
+study is in Optuna's database, as with `method=optuna`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from gpusim_rl.distributed import pbt
 from gpusim_rl.distributed.ray_cluster import ray_cluster, same_handler
 from gpusim_rl.distributed.search import Search
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
-from gpusim_rl.distributed.tuning import Study, number_of
+from gpusim_rl.distributed.tuning import Study, database_errors, number_of
 from gpusim_rl.errors import ConfigError, say, warn
+from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import lock, open_file
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.run.time_share import SAVE_ALL
@@ -38,55 +38,21 @@ RESTARTS = 5
 
 
 def tune(search: Search) -> list[str]:
-    """Searches on Ray Tune until the study has its trials; writes `trials.csv` and pictures.
-
-    Returns:
-        Lines for the user: the best trials, and the command that repeats the best one.
-
-    Raises:
-        ConfigError: There is no Ray, or no Optuna; or a population cannot change what the space has; or another command
-            searches in the study.
-    """
-    if search.cfg.method == "pbt":
-        _refuse_structure(search)
-    with ray_cluster(f"method={search.cfg.method}") as ray:
+    """Search on Ray Tune until the study has its trials; return lines for the user, as `tuning.tune` does."""
+    with ray_cluster(f"method={search.cfg.method}") as ray, database_errors(search):
         study = Study(replace(search, folder=search.folder.absolute()))
-        with _alone(study.search.folder):
+        with open_file(study.search.folder / "ray.lock", "ab") as file:
+            if not lock(file):  # Ray Tune numbers its trials by itself
+                place = study.search.folder
+                raise ConfigError(f"{place}: another command searches there. Try study=<another>, or wait for its end")
             if study.num_ended < search.cfg.trials:
                 _fit(study, ray.cluster_resources())
-        return [*study.report(), *pbt.report(study.search)]
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keeps other commands out of the study: Ray Tune numbers its trials by itself."""
-    with open_file(folder / "ray.lock", "ab") as file:
-        with suppress(OSError):  # a file system without locks
-            if not lock(file):
-                raise ConfigError(f"{folder}: another command searches there. Try study=<another>, or wait for its end")
-        yield
-
-
-def _refuse_structure(search: Search) -> None:
-    """Refuses settings that change shapes: a trial goes on from the checkpoint of another one."""
-    from gpusim_rl.learn.algorithm import load_algorithm_class
-    from gpusim_rl.settings.checks import algorithm_settings_class
-    from gpusim_rl.settings.compose import compose
-    from gpusim_rl.settings.schema import declarations
-
-    algo = compose(search.overrides, search.config_dir)["algo"]
-    config = algorithm_settings_class(algo["name"], load_algorithm_class(algo["_target_"]))
-    fixed = [f"{algo['name']}.{name}" for name in declarations(config).structure]
-    for key in search.space:
-        if key == "num_envs" or any(f"{key}.".startswith(f"{name}.") for name in fixed):
-            raise ConfigError(f"method=pbt: {key} cannot change from one checkpoint to the next. Try method=asha")
-
-
-# Ray Tune
+        table = study.search.folder / pbt.TABLE
+        return [*study.report(), *([f"copies: {paths.from_here(table)}"] if table.is_file() else [])]
 
 
 def _fit(study: Study, cluster: Mapping[str, float]) -> None:
-    """Lets Ray Tune run the trials that are left; each is in the study as soon as it has ended."""
+    """Run the trials that are left; add each to the study as soon as it has ended."""
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -124,7 +90,7 @@ def _fit(study: Study, cluster: Mapping[str, float]) -> None:
 
 
 def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[str, Any]]]:
-    """Returns numbers of the trials that are left; checkpoints, and settings, of those of a population that go on."""
+    """Return numbers of the trials that are left; checkpoints, and settings, of those of a population to continue."""
     search, ended = study.search, {number_of(trial) for trial in study.trials.get_trials(deepcopy=False)}
     left = search.cfg.trials - study.num_ended
     numbers = [number for number in range(len(ended) + left) if number not in ended][:left]
@@ -138,7 +104,7 @@ def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[st
 
 
 def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, float]:
-    """Returns what a trial asks Ray for. A population runs at once: where CPUs or GPUs are too few, trials share."""
+    """Return what a trial asks Ray for. A population runs at once: where CPUs or GPUs are too few, trials share."""
     together = search.cfg.trials if search.cfg.method == "pbt" else 1
 
     def share(count: float) -> float:
@@ -151,7 +117,7 @@ def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, f
 
 
 def _domain(ray_tune: Any, allowed: Mapping[str, Any]) -> Any:
-    """Returns the values of a setting in Ray Tune's words."""
+    """Return the values of a setting as Ray Tune's domain."""
     if "choices" in allowed:
         return ray_tune.choice(allowed["choices"])
     low, high, log = allowed["low"], allowed["high"], bool(allowed.get("log"))
@@ -161,7 +127,7 @@ def _domain(ray_tune: Any, allowed: Mapping[str, Any]) -> Any:
 
 
 def make_scheduler(search: Search) -> Any:
-    """Makes what decides at each row of metrics how a trial goes on."""
+    """Make Ray Tune's scheduler, which decides at each row of metrics how a trial continues."""
     from ray.tune import schedulers
 
     if search.cfg.method == "asha":
@@ -175,7 +141,7 @@ def make_scheduler(search: Search) -> Any:
     space, chance = search.space, random.Random()
 
     class Together(schedulers.PopulationBasedTraining):  # type: ignore[reportUntypedBaseClass]
-        """Lets no trial wait for another one: that one has a place of its own, and has just been started again."""
+        """Population whose trials never pause: each has CPUs of its own."""
 
         def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> str:
             decision = super().on_trial_result(tune_controller, trial, result)
@@ -192,7 +158,7 @@ def make_scheduler(search: Search) -> Any:
 def _trainable(
     ray_tune: Any, search: Search, numbers: Sequence[int], checkpoints: Mapping[int, Path], cpus: float
 ) -> Any:
-    """Makes what Ray Tune calls a trainable: it follows a run of ours, row by row."""
+    """Make Ray Tune's trainable, which follows a run of ours row by row."""
     cwd = os.getcwd()  # Ray's processes are elsewhere
     more, grace = [], search.iterations + 1
     if search.cfg.method == "pbt":
@@ -200,7 +166,7 @@ def _trainable(
         more = [f"log.checkpoint_interval={grace}", "log.keep=0"]
 
     class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
-        """A trial; its run begins with the first step, when it is known from where."""
+        """A trial; its run begins with the first step, when its checkpoint is known."""
 
         def setup(self, config: dict[str, Any]) -> None:
             self._number = numbers[int(self.trial_id.rpartition("_")[2])]
@@ -225,9 +191,8 @@ def _trainable(
             if row is None:
                 raise TrialFailedError(f"no {OBJECTIVE} was told")
             run, (iteration, value) = self._trial_run, row
-            result = {"number": self._number, "run": run.folder}
             done = iteration >= search.iterations
-            result |= {"iteration": iteration, OBJECTIVE: value, "done": done}
+            result = {"number": self._number, "run": run.folder, "iteration": iteration, OBJECTIVE: value, "done": done}
             if iteration % grace == 0 or (done and grace <= search.iterations):
                 result |= {"since": self._interval_end, "parent": self._parent, "should_checkpoint": not done}
                 self._interval_end, self._parent = iteration, self._number
@@ -258,7 +223,7 @@ def _trainable(
 
 
 def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
-    """Makes what Ray Tune tells of the trials."""
+    """Make the callback of Ray Tune, which adds intervals and ended trials to the study."""
     search = study.search
 
     def number(trial: Any) -> int:
@@ -269,8 +234,6 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
         return text.splitlines()[-1].rpartition(f"{TrialFailedError.__name__}: ")[2]
 
     class Listener(ray_tune.Callback):  # type: ignore[reportUntypedBaseClass]
-        """Adds intervals to the table of a population, and trials that have ended to the study."""
-
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
         ) -> None:
@@ -278,8 +241,7 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
                 return
             row = {"trial": result["number"], "iteration": result["iteration"], "score": result[OBJECTIVE]}
             row |= {name: result[name] for name in ("since", "parent", "run")}
-            with suppress(OSError):  # a full disk: the trials go on
-                pbt.add_row(search.folder, row | {key: result["config"][key] for key in search.space})
+            pbt.add_row(study, row | {key: result["config"][key] for key in search.space})
             copied = "" if row["parent"] == row["trial"] else f", after a copy of trial {row['parent']}"
             say(f"iteration {row['iteration']}  trial {row['trial']}  {row['score']:.5g}{copied}", file=sys.stderr)
 
@@ -297,22 +259,19 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
 
 
 def _add(study: Study, settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Adds a trial that has ended to the study, and says so."""
+    """Add a trial that has ended to the study, and show a line about it."""
     trials: Any = study.optuna.trial
-    value, failed = result.get(OBJECTIVE), result.get("failed")
-    attributes = {"number": result["number"], "run": result.get("run", "")}
-    if failed or value is None:
-        state = trials.TrialState.FAIL
-    else:
-        whole = result.get("iteration", 0) >= study.search.iterations
-        state = trials.TrialState.COMPLETE if whole else trials.TrialState.PRUNED
+    value, states = result.get(OBJECTIVE), trials.TrialState
+    state = states.COMPLETE if result.get("iteration", 0) >= study.search.iterations else states.PRUNED
+    if "failed" in result or value is None:
+        state = states.FAIL
     study.trials.add_trial(
         trials.create_trial(
             state=state,
-            value=None if state == trials.TrialState.FAIL else value,
+            value=None if state == states.FAIL else value,
             params=dict(settings),
             distributions=study.distributions(),
-            user_attrs=attributes | ({"failed": failed} if failed else {}),
+            user_attrs={name: result[name] for name in ("number", "run", "failed") if name in result},
             intermediate_values={} if value is None else {int(result["iteration"]): value},
         )
     )

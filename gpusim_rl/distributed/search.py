@@ -1,7 +1,8 @@
-"""Requests for a search of settings: the words of `tools/tune.py`, and the yaml with the space."""
+"""Command line of a search of settings (`tools/tune.py`), and the yaml with its space."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import re
@@ -14,11 +15,11 @@ from typing import Annotated, Any, Literal
 from gpusim_rl.errors import ConfigError, closest
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import refuse_link, refuse_links
-from gpusim_rl.settings.checks import build, check_settings
+from gpusim_rl.settings.checks import algorithm_settings_class, build, check_settings
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.discover import read_yaml, tasks
 from gpusim_rl.settings.overrides import key_of, value_of
-from gpusim_rl.settings.schema import ALGORITHMS, Count, Positive, Rule, RunConfig
+from gpusim_rl.settings.schema import ALGORITHMS, Count, Positive, Rule, RunConfig, declarations
 
 SPACES = Path(__file__).parent / "spaces"
 
@@ -43,35 +44,24 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Search:
-    """A search of settings, as the user asked for it.
+    """A search of settings, as the user asked for it."""
 
-    Attributes:
-        cfg: Settings of the search, with `study` and `grace` in place of their defaults.
-        space: Settings that are searched.
-        overrides: Command line that all trials share, as typed behind `train.py`.
-        config_dir: Folder of the user (`-cd`).
-        device: Setting `device` of the trainings.
-        iterations: Iterations of a trial that is not stopped.
-        folder: Folder of the journal, the tables and the pictures; run folders are beside it.
-    """
-
-    cfg: SearchConfig
+    cfg: SearchConfig  # with `study` and `grace` in place of their defaults
     space: Space
-    overrides: Sequence[str]
-    config_dir: Path | None
-    device: str
-    iterations: int
-    folder: Path
+    overrides: Sequence[str]  # that all trials share, as typed behind `train.py`
+    config_dir: Path | None  # -cd
+    device: str  # setting of the trainings
+    iterations: int  # of a trial that is not stopped
+    folder: Path  # of the database and the tables; run folders are next to it
 
     def runs_of(self, number: int) -> Path:
-        """Returns the folder of the run folders of a trial."""
+        """Return the folder of the run folders of a trial."""
         return self.folder.parent / f"{self.cfg.study}.{number:04d}"
 
     def refuse_links(self) -> None:
-        """Refuses folders of the study and of its trials that hold more than files and folders.
+        """Raise ConfigError where a folder of the study or of its trials holds more than files and folders.
 
-        Raises:
-            ConfigError: An entry is neither file nor folder. `latest` may be a link: nothing is read by way of it.
+        `latest` may be a link: nothing is read by way of it.
         """
         trials = self.folder.parent.glob(f"{self.cfg.study}.[0-9]*")
         for folder in (path for path in (self.folder, *trials) if os.path.lexists(path)):
@@ -80,16 +70,15 @@ class Search:
 
 
 def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
-    """Reads and checks a command line of `tools/tune.py`.
+    """Read and check a command line of `tools/tune.py`.
 
     Raises:
         ConfigError: A setting is unknown, or a space cannot be searched.
     """
 
-    def number(text: str) -> int | float | str:
-        for kind in (int, float):
-            with suppress(ValueError):
-                return kind(text)
+    def number(text: str) -> Any:
+        with suppress(ValueError, SyntaxError):
+            return ast.literal_eval(text)
         return text
 
     for word in words:
@@ -97,7 +86,10 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
             raise ConfigError(f"cannot read {word!r}: expected key=value")
     fields = {field.name: field.type for field in dataclasses.fields(SearchConfig)}
     overrides = [word for word in words if key_of(word) not in fields]
-    _refuse_unknown(overrides, list(fields))
+    of_training = {field.name for field in dataclasses.fields(RunConfig)}
+    for key in map(key_of, overrides):  # a misspelt setting of the search would get no good hint from the training
+        if "." not in key and key not in of_training and (near := closest(key, list(fields), 0.75)):
+            raise ConfigError(f"unknown key {key!r}. Did you mean {near!r}?")
     texts = {key_of(word): value_of(word) for word in words if key_of(word) in fields}
     cfg = build(SearchConfig, {key: text if fields[key] == "str" else number(text) for key, text in texts.items()})
     config = compose(overrides, config_dir)
@@ -113,9 +105,12 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
         raise ConfigError(f"study={study} is the name of a task, whose runs are in that folder. Try study={study}-1")
     if not re.fullmatch(r"[\w-][\w.-]*", study):
         raise ConfigError(f"study must be a folder name of A-Z a-z 0-9 . _ -, got {study!r}")
+    space = _read_space(cfg.space, algo, overrides, config_dir)
+    if cfg.method == "pbt":
+        _refuse_structure(space, config["algo"])
     return Search(
         cfg=dataclasses.replace(cfg, study=study, grace=grace),
-        space=_read_space(cfg.space, algo, overrides, config_dir),
+        space=space,
         overrides=overrides,
         config_dir=config_dir,
         device=config["device"],
@@ -124,16 +119,8 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     )
 
 
-def _refuse_unknown(overrides: Sequence[str], of_search: Sequence[str]) -> None:
-    """Refuses settings of the search that are misspelt: as settings of a training they would get no good hint."""
-    of_training = {field.name for field in dataclasses.fields(RunConfig)}
-    for key in map(key_of, overrides):
-        if "." not in key and key not in of_training and (near := closest(key, of_search, 0.75)):
-            raise ConfigError(f"unknown key {key!r}. Did you mean {near!r}?")
-
-
 def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path | None) -> Space:
-    """Reads a space, and checks that a training takes every end of it."""
+    """Read a space, and check that a training takes every end of it."""
     file = Path(name) if name else SPACES / f"{algo}.yaml"
     if not file.is_file():
         problem = f"space={file}: there is no such file" if name else f"there is no space for {algo}"
@@ -154,16 +141,25 @@ def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path
     return space
 
 
+def _refuse_structure(space: Space, algo: Mapping[str, Any]) -> None:
+    """Refuse settings that change shapes: a trial of a population continues the checkpoint of another one."""
+    from gpusim_rl.learn.algorithm import load_algorithm_class  # torch
+
+    config = algorithm_settings_class(algo["name"], load_algorithm_class(algo["_target_"]))
+    fixed = ["num_envs", *(f"{algo['name']}.{name}" for name in declarations(config).structure)]
+    for key in space:
+        if any(f"{key}.".startswith(f"{name}.") for name in fixed):
+            raise ConfigError(f"method=pbt: {key} cannot change from one checkpoint to the next. Try method=asha")
+
+
 def _ends(allowed: Any, where: str) -> list[Any]:
-    """Returns the values of a setting that must be possible: its choices, or both ends of its range."""
-    expected = ConfigError(f"{where}: expected {{low: a, high: b}}, or {{choices: [a, b]}}, got {allowed}")
-    if not isinstance(allowed, dict):
-        raise expected
-    choices = allowed["choices"] if isinstance(allowed.get("choices"), list) else None
-    ends: list[Any] = choices or [allowed.get("low"), allowed.get("high")]
-    known = allowed.keys() <= ({"choices"} if choices else {"low", "high", "log"})
-    if not known or len(ends) < 2 or not all(isinstance(end, int | float | str) for end in ends):
-        raise expected
-    if not choices and not (ends[0] < ends[1] and (ends[0] > 0 or not allowed.get("log"))):
-        raise ConfigError(f"{where}: low must be below high, and above 0 with log: true, got {allowed}")
-    return ends
+    """Return the values of a setting that must be possible: its choices, or both ends of its range."""
+    match allowed:
+        case {"choices": [_, _, *_] as choices, **others} if not others:
+            if all(isinstance(choice, int | float | str) for choice in choices):
+                return choices
+        case {"low": int() | float() as low, "high": int() | float() as high, **others} if others.keys() <= {"log"}:
+            if low < high and (low > 0 or not others.get("log")):
+                return [low, high]
+            raise ConfigError(f"{where}: low must be below high, and above 0 with log: true, got {allowed}")
+    raise ConfigError(f"{where}: expected {{low: a, high: b}}, or {{choices: [a, b]}}, got {allowed}")

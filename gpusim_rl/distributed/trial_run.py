@@ -1,4 +1,4 @@
-"""A trial of a search: a usual run, in a process and a run folder of its own, which is followed and stopped."""
+"""A trial of a search: a usual run in a process and a run folder of its own, which is followed and stopped."""
 
 from __future__ import annotations
 
@@ -27,36 +27,26 @@ POLL_S = 0.2
 
 
 class TrialFailedError(Exception):
-    """A run ended with an error, stalled, or told no finite return."""
+    """A run ended with an error, had no new row of metrics for `stall_s`, or has no finite return."""
 
 
 def command_of(search: Search, chosen: Mapping[str, Any]) -> str:
-    """Returns the command that repeats a trial with chosen settings."""
-    return shlex.join(["python", "train.py", *search.overrides, *_words(chosen)])
+    """Return the command that repeats a trial with chosen settings."""
+    return shlex.join(["python", "train.py", *search.overrides, *(f"{key}={value}" for key, value in chosen.items())])
 
 
 def log_name(number: int) -> str:
-    """Returns the name of the file, in the folder of the study, with what a trial prints."""
+    """Return the name of the file, in the folder of the study, with what a trial prints."""
     return f"{number:04d}.log"
-
-
-def _words(chosen: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={value}" for key, value in chosen.items()]
 
 
 class TrialRun:
     """A training with chosen settings, which begins at once.
 
     Args:
-        search: Search of the trial.
-        number: Number of the trial.
         chosen: Settings of the trial, by key.
         more: Overrides for this run alone.
-        cwd: Folder that the run begins in; None is that of this process.
-        env: Variables that its environment has beside those of this process.
-
-    Raises:
-        ConfigError: The file for what it prints is no regular file.
+        env: Environment variables in addition to those of this process.
     """
 
     def __init__(
@@ -73,13 +63,12 @@ class TrialRun:
         user = ["-cd", str(search.config_dir)] if search.config_dir is not None else []
         runs = search.runs_of(number)
         place = [f"experiment={runs.name}", f"log.dir={quote(str(runs.parent))}", "log.console=quiet"]
-        words = [*user, *search.overrides, *_words(chosen), *group, *more, *place]
+        words = [*user, *search.overrides, *(f"{key}={value}" for key, value in chosen.items()), *group, *more, *place]
         self._search, self._runs = search, runs
         self._before = set(runs.glob("2*"))  # of earlier starts of this trial
         printed = open_file(search.folder / log_name(number), "ab+")
         command = [sys.executable, str(paths.train_file()), *words]
-        variables = None if env is None else {**os.environ, **env}
-        self._child = Child(command, printed=printed, cwd=cwd, env=variables)
+        self._child = Child(command, printed=printed, cwd=cwd, env={**os.environ, **(env or {})})
 
     @property
     def running(self) -> bool:
@@ -93,12 +82,7 @@ class TrialRun:
         return str(max(new).absolute()) if new else ""
 
     def rows(self) -> Iterator[tuple[int, float]]:
-        """Yields iteration and objective of each row of metrics that has one; the last one when the run has ended.
-
-        Raises:
-            TrialFailedError: The run ended with an error, its objective is NaN or infinite, or there was no new row for
-                `stall_s`.
-        """
+        """Yield iteration and objective of each row of metrics that has one; the last one when the run has ended."""
         seen = 0
         while True:
             running = self.running
@@ -122,7 +106,7 @@ class TrialRun:
             time.sleep(POLL_S)
 
     def end(self) -> None:
-        """Ends the run as Ctrl-C would, with a checkpoint."""
+        """End the run as Ctrl-C would, with a checkpoint."""
         self._child.stop()
         self._child.close()
 

@@ -20,8 +20,6 @@ METRICS_COLUMNS = 4096
 """Columns of metrics.csv; ours have some 60."""
 LINE_BYTES = 1 << 20
 """Length of a line of a csv file; one of 100 columns has some 2 kB."""
-TABLE_BYTES = 8 << 20
-"""Size of the table of a search's population; a row has some 100 bytes."""
 COPIED_BYTES = 1 << 30
 """Size of a damaged file that is copied before it is replaced."""
 CLIP_BYTES = 256 << 20

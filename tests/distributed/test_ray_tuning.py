@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
-from gpusim_rl.distributed.ray_search import _alone
+from gpusim_rl.distributed import ray_search
+from gpusim_rl.distributed.search import read_search
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
+from gpusim_rl.files.safe_open import lock, open_file
 from helpers.commands import ROOT, Finished, run_command
 from helpers.training import read_csv
 
@@ -23,10 +27,9 @@ SPACE = "ppo.learning_rate: {low: 1.0e-6, high: 1.0e-2, log: true}\nppo.epochs: 
 SMALL = ("task=Cartpole", "device=cpu", "num_envs=32", "space=space.yaml", "study=poles")
 
 
-def tune(folder: Path, *words: str, env: dict[str, str] | None = None, check: bool = True) -> Finished:
+def tune(folder: Path, *words: str) -> Finished:
     (folder / "space.yaml").write_text(SPACE)
-    tool = ROOT / "tools" / "tune.py"
-    return run_command(sys.executable, tool, *SMALL, *words, cwd=folder, env=env, check=check, timeout_s=280)
+    return run_command(sys.executable, ROOT / "tools" / "tune.py", *SMALL, *words, cwd=folder, timeout_s=280)
 
 
 def trials(folder: Path) -> list[dict[str, str]]:
@@ -34,26 +37,21 @@ def trials(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_without_ray_one_line_has_the_command(tmp_path: Path) -> None:
-    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError(\"No module named 'ray'\", name='ray')\n")
-    done = tune(tmp_path, "method=asha", env={"PYTHONPATH": str(tmp_path)}, check=False)
-    assert done.returncode == 2 and "method=asha needs ray: pip install 'gpusim-rl[ray]'" in done.stderr
-    assert not (tmp_path / "runs").exists()
+def test_without_ray_one_line_has_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=re.escape("method=asha needs ray: pip install 'gpusim-rl[ray]'")):
+        ray_search.tune(read_search([*SMALL[:-2], "study=poles", "method=asha", f"log.dir={tmp_path}"]))
+    assert not (tmp_path / "poles").exists()
 
 
-def test_a_population_of_ray_changes_no_sizes(tmp_path: Path) -> None:
-    (tmp_path / "space.yaml").write_text("ppo.horizon: {choices: [8, 16]}\n")
-    words = (*SMALL, "method=pbt")
-    done = run_command(sys.executable, ROOT / "tools" / "tune.py", *words, cwd=tmp_path, check=False)
-    assert done.returncode == 2 and "ppo.horizon cannot change from one checkpoint to the next" in done.stderr
-    assert not (tmp_path / "runs").exists()
-
-
-def test_one_command_at_a_time_searches_on_ray(tmp_path: Path) -> None:
-    with _alone(tmp_path), pytest.raises(ConfigError, match="another command searches there"), _alone(tmp_path):
-        pass
-    with _alone(tmp_path):  # the first one has ended
-        pass
+def test_one_command_at_a_time_searches_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = read_search([*SMALL[:-2], "study=poles", "method=asha", f"log.dir={tmp_path}"])
+    monkeypatch.setattr(ray_search, "ray_cluster", lambda _: nullcontext())
+    (tmp_path / "poles").mkdir()
+    with open_file(tmp_path / "poles" / "ray.lock", "ab") as file:
+        assert lock(file)
+        with pytest.raises(ConfigError, match="another command searches there"):
+            ray_search.tune(search)
 
 
 @pytest.mark.slow
@@ -107,15 +105,3 @@ def test_sigterm_ends_a_search_on_ray_and_leaves_no_process(tmp_path: Path) -> N
     first, last = said.splitlines()  # and no stack trace of Ray's
     assert first.startswith("poles: 0 of 2 trials have ended") and last.startswith("stopped: ")
     assert psutil.wait_procs(below, timeout=10)[1] == []
-
-
-@pytest.mark.slow
-def test_a_population_of_ray_copies_checkpoints(tmp_path: Path) -> None:
-    done = tune(tmp_path, "method=pbt", "trials=3", "max_iterations=24", "grace=4")
-    assert "3 complete" in done.stdout, done.stdout
-    assert [row["state"] for row in trials(tmp_path)] == ["complete"] * 3
-    # A member that copied has more than one run folder, and the later one goes on from the donor's iteration.
-    branches = [run for run in tmp_path.glob("runs/poles.*/2*") if not run.is_symlink()]
-    assert len(branches) > 3
-    first = [int(read_csv(run)[0]["iteration"]) for run in branches]
-    assert {iteration % 4 for iteration in first} == {1} and max(first) > 1
