@@ -6,42 +6,28 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
-import stat
 import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import psutil
-
 from gpusim_rl.errors import ConfigError, first_line, import_extra
-from gpusim_rl.files import safe_open
 from gpusim_rl.files.provenance import check_versions
 from gpusim_rl.machine.hardware import available_cpus
 
 REQUIREMENT = "ray[tune]>=2.50,<3"  # pyproject.toml has the same
-
-PREFIX, OWNER = "gpusim-rl-ray-", "owner"
-"""Names of a folder with Ray's files, and of the file in it that its owner has locked."""
 
 PATIENCE_S = 5.0
 """Time that a cluster has to answer at its address [s]."""
 
 
 def require_ray(needed_by: str, address: str | None = None) -> Any:
-    """Imports Ray.
-
-    Raises:
-        ConfigError: It is not installed, or of a version that does not work.
-    """
+    """Import Ray; raise ConfigError where it is not installed, or of a version that does not work."""
     if not (address or os.environ.get("RAY_ADDRESS")) and "ray" not in sys.modules:
         # Ray listens on all addresses of the machine. Who has no token can start nothing in it. Read at import.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -53,7 +39,7 @@ def require_ray(needed_by: str, address: str | None = None) -> Any:
 
 @contextmanager
 def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1) -> Iterator[Any]:
-    """Connects Ray: to a cluster, or to one on this machine that ends with the block.
+    """Connect Ray: to a cluster, or to one on this machine that ends with the block.
 
     Args:
         needed_by: Command or setting that needs it.
@@ -77,7 +63,8 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
             warnings.simplefilter("ignore")  # of versions to come
             try:
                 if address is None:
-                    quiet |= {"_temp_dir": stack.enter_context(_folder()), "include_dashboard": False}
+                    folder = tempfile.TemporaryDirectory(prefix="gpusim-rl-ray-", ignore_cleanup_errors=True)
+                    quiet |= {"_temp_dir": stack.enter_context(folder), "include_dashboard": False}
                     ray.init("local", num_cpus=max(num_cpus, available_cpus()), **quiet)
                 else:
                     _look_for(address)
@@ -92,41 +79,8 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
 
 
 @contextmanager
-def _folder() -> Iterator[str]:
-    """Makes a folder for Ray's files, and deletes those that killed processes have left.
-
-    Its owner holds a lock on a file in it, which ends with the process. A folder without that file is being made, or is
-    not ours.
-    """
-    used = cache(_names_in_use)
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError, ConfigError):
-            is_ours = stat.S_ISDIR(left.lstat().st_mode) and left.lstat().st_uid == os.getuid()
-            with safe_open.open_file(left / OWNER) as file:
-                if is_ours and safe_open.lock(file) and not any(str(left) in name for name in used()):
-                    shutil.rmtree(left)  # which follows no links
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder:
-        new, owner = Path(folder, "new"), Path(folder, OWNER)
-        with safe_open.open_file(new, "ab") as file:
-            with suppress(OSError):  # a file system without locks: nobody deletes it
-                safe_open.lock(file)
-                new.rename(owner)
-            yield folder
-
-
-def _names_in_use() -> list[str]:
-    """Returns arguments and open files of all other processes: the last ones of Ray end a minute after their owner."""
-    names = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has just ended, or is another user's
-            if process.pid != os.getpid():
-                names += [*process.cmdline(), *(file.path for file in process.open_files())]
-    return names
-
-
-@contextmanager
 def same_handler(number: signal.Signals) -> Iterator[None]:
-    """Has a signal do after the block what it did before: Ray puts handlers of its own in place and leaves them."""
+    """Restore a signal's handler after the block; Ray replaces it and never puts it back."""
     before = signal.getsignal(number)
     try:
         yield
@@ -136,7 +90,7 @@ def same_handler(number: signal.Signals) -> Iterator[None]:
 
 
 def _look_for(address: str) -> None:
-    """Raises OSError where nobody is at an address: Ray itself tries for minutes."""
+    """Raise OSError where nobody is at an address: Ray itself tries for minutes."""
     place = re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address)
     if place is not None:
         socket.create_connection((place[1], int(place[2])), timeout=PATIENCE_S).close()
