@@ -42,21 +42,13 @@ REPLACED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ActorJob:
-    """Job of an actor: plain data, for a process on another machine.
+    """Job of an actor: plain data, for a process on another machine."""
 
-    Attributes:
-        config: Composed settings of the run.
-        number: Number of the actor, from 0.
-        num_actors: Number of actors of the run.
-        seed: Seed of the run.
-        attempt: Number of earlier starts of the actor.
-    """
-
-    config: dict[str, Any]
-    number: int
+    config: dict[str, Any]  # composed settings of the run
+    number: int  # from 0
     num_actors: int
-    seed: int
-    attempt: int = 0
+    seed: int  # of the run
+    attempt: int = 0  # earlier starts of the actor
 
 
 # What an actor answers
@@ -76,10 +68,8 @@ class EnvDescription:
     max_episode_length: int
     steps_between_truncations: int
     summary: str
-    recording: list[tuple[tuple[int, ...], torch.dtype]]
-    """Shape and type of each tensor of a rollout."""
-    progress: dict[str, Any]
-    """State of the envs at their start."""
+    recording: list[tuple[tuple[int, ...], torch.dtype]]  # shape and type of each tensor of a rollout
+    progress: dict[str, Any]  # state of the envs at their start
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +77,13 @@ class SentRollout:
     """A rollout for the learner. Its tensors are good until it is released."""
 
     actor: int
-    tensors: Sequence[Any]
-    """Tensors, or arrays while they are sent by Ray."""
-    version: int
-    """Version of the weights that acted: updates of the learner."""
-    taken: Taken
-    """Metrics of the rollout."""
-    worked_s: float = 0.0
-    """Duration of the rollout [s]."""
-    waited_s: float = 0.0
-    """Time that the actor had waited before it [s]."""
-    progress: dict[str, Any] | None = None
-    """State of the envs, from the first actor, now and then."""
-    place: Any = None
-    """Handle by which an engine releases the tensors."""
+    tensors: Sequence[Any]  # or arrays while they are sent by Ray
+    version: int  # of the weights that acted: updates of the learner
+    taken: Taken  # metrics of the rollout
+    worked_s: float = 0.0  # duration of the rollout [s]
+    waited_s: float = 0.0  # time that the actor had waited before it [s]
+    progress: dict[str, Any] | None = None  # state of the envs, from the first actor, now and then
+    place: Any = None  # handle by which an engine releases the tensors
     warnings: Sequence[Warned] = ()
 
 
@@ -120,12 +103,11 @@ class Failed:
     """An error in an actor, which would come again."""
 
     error: ConfigError | TaskError
-    trace: str
-    """Traceback for the user; empty where the error says enough."""
+    trace: str  # traceback for the user; empty where the error says enough
 
     @classmethod
     def of(cls, actor: int, error: BaseException) -> Failed:
-        """Makes the answer from what was raised."""
+        """Make the answer from an exception."""
         if isinstance(error, (ConfigError, TaskError)):
             return cls(error, "")
         text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
@@ -143,7 +125,7 @@ class _Warnings(logging.Handler):
         self._heard: list[Warned] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps a warning."""
+        """Keep a warning."""
         self._heard.append((str(record.msg), record.getMessage()))
 
     def take(self) -> list[Warned]:
@@ -163,14 +145,7 @@ class _OneOfActors(Collective):
 
 
 class Actor:
-    """Envs, and a policy that acts in them as a learner elsewhere says.
-
-    Raises:
-        ConfigError: The envs cannot be made here.
-
-    Attributes:
-        collector: Envs, and what acts in them.
-    """
+    """Envs, and a policy that acts in them as a learner elsewhere says."""
 
     def __init__(self, job: ActorJob) -> None:
         logging.getLogger("gpusim_rl").addHandler(_WARNINGS)
@@ -204,11 +179,9 @@ class Actor:
         return self._remote.acting_state()
 
     def rollout(self, version: int, state: Mapping[str, Tensor]) -> SentRollout:
-        """Acts for a rollout in all envs; the next rollout overwrites its tensors.
+        """Act for a rollout in all envs by a version of the learner's `Remote.acting_state`.
 
-        Args:
-            version: Version of the weights.
-            state: `Remote.acting_state` of the learner.
+        The next rollout overwrites its tensors.
         """
         began = time.monotonic()
         waited_s = began - self._idle_since

@@ -209,12 +209,9 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
 
 
 def continued(arguments: list[str]) -> list[str]:
-    """Returns the command line of a process of torchrun: one that was restarted continues the run that it began.
+    """Return the command line of a process of torchrun: one that was restarted continues the run that it began.
 
     A run without a checkpoint yet is begun again.
-
-    Args:
-        arguments: Words that the user typed behind `train.py`.
     """
     store = _agent_store()
     sweep = {"-m", "--multirun"} & {*arguments}  # which run of it was lost is not known

@@ -1,4 +1,4 @@
-"""Engines start actors and carry their answers: an interface for processes of this machine, and for Ray."""
+"""Engine: interface that starts actors and carries their answers, for processes of this machine and for Ray."""
 
 from __future__ import annotations
 
@@ -31,21 +31,16 @@ class Lost:
     """An actor died or hung, and what it was doing is lost. The engine starts it again; then it is described anew."""
 
     actor: int
-    silent_s: float | None = None
-    """Time for which one that hung was silent [s]."""
+    silent_s: float | None = None  # of one that hung [s]
 
 
 Answer = EnvDescription | SentRollout | Stepped | Lost
 
 
 class Engine(ABC):
-    """Actors that work beside each other. No call waits for one of them, except `get` up to its timeout.
+    """Pool of concurrent actors, each of which does what it is asked in order.
 
-    An actor does what it is asked in order.
-
-    Args:
-        num_actors: Number of actors.
-        timeout_s: `actors.timeout_s`.
+    Every call is non-blocking except `get`, which waits up to its timeout.
     """
 
     waits_for: str

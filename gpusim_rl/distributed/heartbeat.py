@@ -48,16 +48,14 @@ if os.getppid() == parent:
 class Heartbeat:
     """Beats while its block runs, and ends the process where another one does not beat any more.
 
-    The block begins when all processes have made theirs.
+    The block begins when all processes have made theirs. `over` says that another process is lost, and a line has told
+    which.
 
     Args:
         store: Connection to the store of the processes that nothing else uses. A lost machine lets it wait for ever.
         rank: Number of the process.
         size: Number of processes.
         lost_after_s: Time without a beat after which a process counts as lost [s].
-
-    Attributes:
-        over: Another process is lost, and a line has told which.
     """
 
     def __init__(self, store: Store, rank: int, size: int, lost_after_s: float) -> None:

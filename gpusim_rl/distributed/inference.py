@@ -31,16 +31,13 @@ class _ServedActor:
     """State of an actor in the learner's process."""
 
     number: int
-    remote: Remote
-    """Algorithm that acts and records: its noise, recurrent state and rollout are of this actor."""
+    remote: Remote  # acts and records: its noise, recurrent state and rollout are of this actor
     metrics: Metrics
-    free: deque[list[Tensor]]
-    """Room for rollouts that are finished; without it the actor gets no answer."""
+    free: deque[list[Tensor]]  # room for rollouts that are finished; without it the actor gets no answer
     alive: bool = False
     obs: dict[str, Tensor] = field(default_factory=dict)
     action: Tensor | None = None
-    ready_since: float | None = None
-    """Time since which it has waited for actions; None while it steps."""
+    ready_since: float | None = None  # since when it has waited for actions; None while it steps
     t: int = 0
     version: int = 0
 

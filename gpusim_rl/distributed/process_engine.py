@@ -41,11 +41,7 @@ class SharedWeights:
 
     A sequence lock: the writer counts before and after it writes. Who reads an odd count, or another one afterwards,
     reads again. So a process that is killed while it reads blocks nobody. Other processes must see stores in their
-    order, as on x86.
-
-    Args:
-        memory: Memory of the weights.
-        state: Tensors by name, of the shapes and types of the weights. Their values are not used.
+    order, as on x86. Of `state` only names, shapes and types are used.
     """
 
     def __init__(self, memory: SharedMemory, state: Mapping[str, Tensor]) -> None:
@@ -133,12 +129,7 @@ class _Process:
 
 
 class ProcessEngine(Engine):
-    """Processes of this machine.
-
-    Args:
-        jobs: Jobs of the actors.
-        pin: Whether the learner is on CUDA, which copies rollouts from pinned memory.
-    """
+    """Processes of this machine. With `pin` the learner is on CUDA, which copies rollouts from pinned memory."""
 
     waits_for = "It makes its envs"
 

@@ -38,7 +38,6 @@ class Rollouts(ABC):
     """Source of the learner's rollouts.
 
     Attributes:
-        engine: The engine.
         envs: Description of their envs; known after `start`.
         progress: Newest state of envs that an actor has sent (levels of a curriculum, say); known after `start`.
     """
@@ -161,13 +160,9 @@ class ActorsRollouts(Rollouts):
 
 
 class RemoteEnvs(Environment):
-    """The envs of all actors, as the learner sees them: it knows what they are, and steps none of them.
+    """Envs of all actors, as the learner sees them: it knows what they are, and steps none of them.
 
-    Args:
-        rollouts: Rollouts of the actors.
-        num_envs: Columns of a batch: envs of an actor x rollouts of a batch.
-        of_actor: Envs of an actor.
-        threads: CPU threads of an actor.
+    `num_envs` are the columns of a batch: envs of an actor (`of_actor`) x rollouts of a batch.
     """
 
     resumable = False
@@ -278,11 +273,7 @@ class ActorsCollector(Collector):
         super().__init__(cfg, env, algorithm, obs, start.device)
 
     def collect(self, pause: Pause = no_pause) -> None:
-        """Takes over rollouts until there are enough for an update.
-
-        Args:
-            pause: Called while the learner waits for a rollout.
-        """
+        """Take over rollouts until there are enough for an update; call `pause` while waiting for one."""
         with self.timer("actors"):
             self._in_flight.publish(self._version, self._remote.acting_state())
             for number in range(self._num_rollouts):

@@ -18,11 +18,7 @@ ALIGNMENT = 64
 class SharedMemory:
     """Memory in a file without a name: it is gone when the last process that has it ends, however it ends.
 
-    Args:
-        fd: Descriptor of the file, as another process has passed it on; None makes one.
-
-    Attributes:
-        fd: Descriptor of the file, to be passed on to other processes.
+    Its descriptor `fd` can be passed on to other processes; None makes a new file.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -30,11 +26,9 @@ class SharedMemory:
         self._pinned: list[Tensor] = []
 
     def lay_out(self, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], *, pin: bool = False) -> list[Tensor]:
-        """Makes tensors in it, one behind the other; all processes must ask for the same.
+        """Make tensors of these shapes and types in it, in a row; all processes must ask for the same.
 
-        Args:
-            shapes: Shape and type of each.
-            pin: Whether CUDA copies from and to it by itself.
+        With `pin` CUDA copies from and to it by itself.
         """
         places, end = [], 0
         for shape, dtype in shapes:

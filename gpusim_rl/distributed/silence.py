@@ -16,11 +16,8 @@ class Silence:
     """Measures how long each actor owes an answer.
 
     From one look to the next a quarter of an actor's time passes at most. So a learner that updates for long, or was
-    stopped itself, takes nobody for hung whose answer may be there already.
-
-    Args:
-        num_actors: Number of actors.
-        timeout_s: Time that an actor has at least; None for ever [s].
+    stopped itself, takes nobody for hung whose answer may be there already. `timeout_s` is the least time
+    that an actor has; None for ever [s].
     """
 
     def __init__(self, num_actors: int, timeout_s: float | None) -> None:
