@@ -53,11 +53,7 @@ DTYPES = tuple(torch.storage._dtype_to_storage_type_map())
 
 
 def save(path: Path, payload: Mapping[str, Any]) -> None:
-    """Writes a checkpoint in place of `path`, atomically.
-
-    Args:
-        path: File to write.
-        payload: State, nested dicts and lists of tensors, numbers, strings and None.
+    """Write a state, nested dicts and lists of tensors, numbers, strings and None, in place of `path`, atomically.
 
     Raises:
         OSError: The disk is full or the folder is gone. The old file is as it was.
@@ -81,16 +77,19 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def check_is_data(node: Any, path: str = "") -> None:
-    """Refuses a state with something that `load` would refuse; `path` has the keys that lead to this branch of it.
+    """Raise ConfigError where a state has more than data; `path` has the keys that lead to this branch of it."""
 
-    Raises:
-        ConfigError: There is something else than data.
-    """
+    def not_data(value: Any, where: str) -> ConfigError:
+        name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        return ConfigError(
+            f"the state to save has a {name} at {where}; a checkpoint holds tensors, numbers, strings, lists and dicts"
+        )
+
     kind = type(node)
     if kind in (dict, OrderedDict):
         for key, value in node.items():
             if type(key) not in SCALARS:
-                raise _not_data(key, f"a key of {path or '/'}")
+                raise not_data(key, f"a key of {path or '/'}")
             check_is_data(value, f"{path}/{key}" if path else str(key))
     elif kind in (list, tuple, set):
         for index, value in enumerate(node):
@@ -99,28 +98,20 @@ def check_is_data(node: Any, path: str = "") -> None:
         if node.dtype not in DTYPES:
             raise ConfigError(f"the state to save has a tensor of {node.dtype} at {path}. Try torch.int32")
     elif kind not in SCALARS:
-        raise _not_data(node, path)
-
-
-def _not_data(value: Any, where: str) -> ConfigError:
-    kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return ConfigError(
-        f"the state to save has a {name} at {where}; a checkpoint holds tensors, numbers, strings, lists and dicts"
-    )
+        raise not_data(node, path)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint of this format, its tensors on the CPU.
-
-    Raises:
-        ConfigError: The file is damaged, not ours, of another format, or holds more than data.
-    """
+    """Do `load_with_digest` without the digest."""
     return load_with_digest(path)[0]
 
 
 def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
-    """Does `load`; returns the digest of what was read too."""
+    """Read a checkpoint of this format, its tensors on the CPU, and its digest.
+
+    Raises:
+        ConfigError: The file is damaged, not ours, of another format, or holds more than data.
+    """
     try:
         file = open_file(path)
     except OSError as error:
@@ -155,11 +146,6 @@ def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
     return payload, digest
 
 
-def newest_intact(folder: Path) -> Path | None:
-    """Returns the newest checkpoint in a folder whose digest is right; None without one."""
-    return next(filter(is_whole, newest_first(folder.glob("*.pt"))), None)
-
-
 def is_whole(path: Path) -> bool:
     """Whether the digest of a checkpoint is that of its content; False where it cannot be read."""
     with suppress(OSError, ConfigError), open_file(path) as file:
@@ -181,17 +167,14 @@ def _in_memory() -> IO[bytes]:
 
 
 def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
-    """Returns the SHA-256 of the first `size` bytes, in hex; writes these bytes to a copy."""
-    digest, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
+    """Return the SHA-256 of the first `size` bytes, in hex; write these bytes to a copy."""
+    digest = hashlib.sha256()
     file.seek(0)
-    while size:
-        count = file.readinto(block[: min(size, len(block))])  # type: ignore[attr-defined]
-        if not count:
-            break
-        digest.update(block[:count])
+    while block := file.read(min(size, 1 << 20)):
+        digest.update(block)
         if copy is not None:
-            copy.write(block[:count])
-        size -= count
+            copy.write(block)
+        size -= len(block)
     return digest.hexdigest().encode()
 
 
@@ -213,13 +196,11 @@ def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
 
 def _damaged(path: Path) -> ConfigError:
     """Returns the error for a file without the digest of its content."""
-    good = newest_intact(path.parent)
-    if good is not None:
+    hint = ". No other checkpoint there is good" if path.parent.name == "checkpoints" else ""
+    if good := next(filter(is_whole, newest_first(path.parent.glob("*.pt"))), None):
         new = "" if good.name == "last.pt" else "; a training from it begins a new run folder"
         advice = shlex.quote(f"checkpoint={good}")
         hint = f". The newest good checkpoint there is {good.name}: try {advice} (tools: only the path{new})"
-    else:
-        hint = ". No other checkpoint there is good" if path.parent.name == "checkpoints" else ""
     return ConfigError(
         f"cannot read checkpoint {path}: damaged, or not a checkpoint of gpusim_rl (the SHA-256 of its content is not"
         f" the one in it){hint}"
@@ -286,14 +267,14 @@ def _strange_pickle(content: bytes) -> str:
 
 
 def _is_small(payload: Any) -> bool:
-    """Returns whether walking through the state ends soon, and no tensor is larger than its memory.
+    """Return whether walking through the state ends soon, and no tensor is larger than its memory.
 
     A pickle of 1 kB can hold lists that contain each other a billion times, and views that repeat one number as often.
     """
-    budget = CHECKPOINT_VALUES
     stack = [payload]
-    while stack and budget:
-        budget -= 1
+    for _ in range(CHECKPOINT_VALUES):
+        if not stack:
+            return True
         node = stack.pop()
         if isinstance(node, dict):
             stack += [*node.keys(), *node.values()]
@@ -301,4 +282,4 @@ def _is_small(payload: Any) -> bool:
             stack += node
         elif isinstance(node, torch.Tensor) and node.numel() * node.element_size() > node.untyped_storage().nbytes():
             return False
-    return budget > 0
+    return False

@@ -23,17 +23,14 @@ PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[dict[str, Any], str]:
-    """Returns the arrays of a file by name, and the SHA-256 of its content in hex.
+    """Return the arrays of a file by name (`names`; None = all), and the SHA-256 of its content in hex.
 
-    An entry of the archive that is no array is None, by its file name.
+    An entry of the archive that is no array is None, by its file name. ConfigError says what is wrong with the file.
 
     Args:
         path: File.
         limit: Largest size, packed and unpacked [bytes]. Unpacked, a small file is bounded further: see budgets.py.
-        names: Names of the arrays that are read; None = all.
-
-    Raises:
-        ConfigError: It is not there, is no npz file, is larger, or has Python objects.
+        names: Names of the arrays that are read.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: expected an npz file")
@@ -103,10 +100,6 @@ def _array(content: memoryview) -> np.ndarray:
 
 
 def save(path: Path, arrays: dict[str, Any]) -> None:
-    """Writes arrays by name in place of `path`, packed.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write arrays by name in place of `path`, packed."""
     with safe_open.replacing(path) as file:
         np.savez_compressed(file, **arrays)

@@ -8,7 +8,7 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +42,7 @@ def assets_dir() -> Path:
 
 
 def from_home(name: str) -> Path:
-    """Returns the path of a file; a `~` is a home folder.
-
-    Raises:
-        ConfigError: There is no such user.
-    """
+    """Return the path of a file; a `~` is a home folder. Raises ConfigError where there is no such user."""
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
@@ -54,13 +50,9 @@ def from_home(name: str) -> Path:
 
 
 def robot_file(name: str) -> str | Path:
-    """Returns the argument of `Scene.add` for a task's setting `robot`.
+    """Return the argument of `Scene.add` for a task's setting `robot`.
 
-    Args:
-        name: File of `assets_dir` without its ending, path to an .xml or .urdf file, or `menagerie:<robot>`.
-
-    Raises:
-        ConfigError: There is no such file in `assets_dir`.
+    That is a file of `assets_dir` without its ending, a path to an .xml or .urdf file, or `menagerie:<robot>`.
     """
     if name.startswith("menagerie:"):
         return name
@@ -78,11 +70,7 @@ ROS_PACKAGES: dict[str, Path] = {}
 
 
 def _package(text: str) -> tuple[str, Path]:
-    """Parse an argument `--packages NAME=FOLDER`, and note the folder in `ROS_PACKAGES`.
-
-    Raises:
-        argparse.ArgumentTypeError: The text has no such form, or there is no such folder.
-    """
+    """Parse an argument `--packages NAME=FOLDER`, and note the folder in `ROS_PACKAGES`."""
     name, _, folder = text.partition("=")
     path = Path(folder).absolute()
     if not name or not folder or not path.is_dir():
@@ -124,7 +112,7 @@ def _shipped(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, and the folder of its run; None for a file that was copied elsewhere."""
+    """Checkpoint, and the folder of its run; None for a file that was copied elsewhere."""
 
     file: Path
     run_dir: Path | None
@@ -136,14 +124,10 @@ class Checkpoint:
 
 
 def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
-    """Finds what a user calls a run: a folder, a .pt file, or a task (meaning its latest run with a checkpoint).
+    """Find what a user calls a run: a folder, a .pt file, or a task (meaning its latest run with a checkpoint).
 
-    Args:
-        name: `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`.
-        runs: Folder of all runs (`log.dir`).
-
-    Raises:
-        ConfigError: There is none, or the run folder holds links.
+    `name` is `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`; `runs` the folder of all runs
+    (`log.dir`). Raises ConfigError where there is no checkpoint, or the run folder holds links.
     """
     path = _resolve(name, runs, ("checkpoints/*.pt",))
     if path.is_dir():
@@ -163,12 +147,9 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
 
 
 def find_run(name: str, runs: str | Path = "runs") -> Path:
-    """Finds the folder of a run by its name, as for `find_checkpoint`, though it may not have saved a checkpoint yet.
+    """Find the folder of a run by its name, as `find_checkpoint` does, even if it has no checkpoint yet.
 
-    A task means its latest run with metrics or a checkpoint.
-
-    Raises:
-        ConfigError: There is none, or it holds links.
+    A task means its latest run with metrics or a checkpoint. Raises ConfigError where there is none, or it holds links.
     """
     path = _resolve(name, runs, ("metrics.csv", "checkpoints/*.pt"))
     folder = path.parent.parent if path.is_file() else path
@@ -192,8 +173,7 @@ def newest_first(checkpoints: Iterable[Path]) -> list[Path]:
 
 def _without_last(run: Path) -> ConfigError:
     """Returns the error for a folder without checkpoints/last.pt."""
-    checkpoints = [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]
-    if checkpoints:
+    if checkpoints := [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]:
         newest = newest_first(checkpoints)[0]
         return ConfigError(
             f"no checkpoints/last.pt in {run}: it is gone. The newest checkpoint there is {newest.name}: try"
@@ -223,10 +203,9 @@ def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
 
 
 def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
-    """Returns the latest run of a group, or the one before it where the latest has none of the files `patterns`.
+    """Return the latest run of a group that has a file of `patterns`: a run that crashed at its start hides no other.
 
-    A run that crashed at its start must not hide those that trained. `latest` may be in the folder of an experiment,
-    where other tasks are too: only runs of its task count.
+    `latest` may be in the folder of an experiment, where other tasks are too: only runs of its task count.
     """
     latest, folder = (group / "latest").resolve(), group.resolve()
     of_experiment = folder.parent == base.resolve() == latest.parent.parent  # the group's task, in another folder
@@ -262,11 +241,7 @@ def run_names(runs: str | Path = "runs") -> list[str]:
 
 
 def check_out(out: Path | None, *, overwrite: bool) -> None:
-    """Checks, before the work begins, that a tool may write to the path `--out`.
-
-    Raises:
-        ConfigError: It exists, and is not to be overwritten, or the folder around it does not.
-    """
+    """Raise ConfigError, before the work begins, where a tool must not write to the path `--out`."""
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}. Try one that is there, or make it first")
     if out is not None and out.exists() and not overwrite:
@@ -289,17 +264,11 @@ def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:
-    """Returns the runs that there are where one was looked for, and the one that may have been meant."""
+    """Return the names in the folder where a run was looked for, and the run that may have been meant."""
     nearest = Path(runs) if "/" not in name else next(parent for parent in path.parents if parent.is_dir())
     hint = did_you_mean(name, run_names(runs))
-    found = _contents(nearest, _leads_to_run) if nearest.is_dir() else "no run yet"
-    return f"in {nearest} there is {found}{hint and '.'}{hint}"
-
-
-def _leads_to_run(entry: Path) -> bool:
-    """Returns whether an entry of a folder is a checkpoint, a run, or what holds some."""
-    patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
-    return entry.suffix == ".pt" or any(next(entry.glob(pattern), None) for pattern in patterns)
+    contents = _contents(nearest) if nearest.is_dir() else "no run yet"
+    return f"in {nearest} there is {contents}{hint and '.'}{hint}"
 
 
 def from_here(path: Path) -> Path:
@@ -308,8 +277,8 @@ def from_here(path: Path) -> Path:
     return path.relative_to(current) if current in path.parents else path
 
 
-def _contents(folder: Path, counts: Callable[[Path], bool] | None = None, limit: int = 6) -> str:
-    """Returns the names in a folder, newest first; only those that count."""
+def _contents(folder: Path, limit: int = 6) -> str:
+    """Return the names in a folder, newest first."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
-    names = [entry.name for entry in entries if entry.name[0] != "." and (counts is None or counts(entry))]
-    return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or ("no run" if counts else "nothing")
+    names = [entry.name for entry in entries if entry.name[0] != "."]
+    return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or "nothing"

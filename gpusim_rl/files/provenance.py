@@ -81,14 +81,10 @@ def _cpu_model() -> str:
 
 
 def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
-    """Returns the commit of the project's checkout (else of the current folder), and what differs from it.
+    """Return the commit of the project's checkout (else of the current folder), and what differs from it.
 
-    Args:
-        exclude: Files or folders that the caller writes itself, such as that of all runs. May lie in the checkout.
-
-    Returns:
-        `{"sha", "dirty"}` and a diff with new source files in it; None and no diff outside a repository, before its
-        first commit or without git.
+    Files and folders of `exclude`, which the caller writes itself, do not count. The result is `{"sha", "dirty"}` and a
+    diff with new source files in it; None and no diff outside a repository, before its first commit or without git.
     """
     folder = paths.checkout() or Path.cwd()
     try:

@@ -28,7 +28,6 @@ from gpusim_rl.files import budgets
 
 DIGEST = b"# sha256 "
 """Beginning of the first line of a saved yaml; the hex digest of what follows the line is behind it."""
-BLOCK = 1 << 20
 NUMBER = re.compile(r"[-+.]?[0-9][0-9a-fA-FxobE_:.+-]*")
 PLAIN = (str, int, float, bool, type(None))
 
@@ -59,7 +58,7 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
 
 
 def lock(file: IO[bytes]) -> bool:
-    """Locks an open file for this process and those that inherit it, until the last of them has closed it or ended.
+    """Lock an open file for this process and those that inherit it, until the last of them has closed it or ended.
 
     Returns False if another process has locked it. Raises OSError where the file system has no locks.
     """
@@ -108,10 +107,10 @@ class _Bounded:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Writes a file that takes the place of `path` only when it is complete and on disk.
+    """Write a file that takes the place of `path` only when it is complete and on disk.
 
-    Whatever happens before, a full disk or a kill, leaves the old file as it was. A link at `path` is replaced, not
-    followed. Programs that write by name write to `file.name`.
+    Until then a full disk or a kill leaves the old file as it was. A link at `path` is replaced, not followed. Programs
+    that write by name write to `file.name`.
     """
     temporary = temporary_name(path)
     try:
@@ -129,11 +128,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
-    """`replacing` for a file that the user asked for: its folder is made, and a failure is one line.
-
-    Raises:
-        ConfigError: The file cannot be written. An older one is as it was.
-    """
+    """Do `replacing` for a file that the user asked for: make its folder, and raise ConfigError at a failure."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -148,29 +143,15 @@ def temporary_name(path: Path) -> Path:
 
 
 def keep_damaged(path: Path) -> str:
-    """Copies a file that is about to be replaced; returns the copy's name, `<name>-damaged`, `<name>-damaged-2` ..."""
-    for count in itertools.count(1):
-        copy = path.with_stem(f"{path.stem}-damaged{f'-{count}' if count > 1 else ''}")
-        with open_file(path) as file:
-            if os.fstat(file.fileno()).st_size > budgets.COPIED_BYTES:
-                raise ConfigError(f"{path} has more than {budgets.COPIED_BYTES} bytes: it is not what a run writes")
-            if not copy.exists():
-                with replacing(copy) as new:
-                    shutil.copyfileobj(file, new)
-            elif not _are_equal(file, copy):
-                continue
-            return copy.name
-    raise AssertionError("unreachable")
-
-
-def _are_equal(file: IO[bytes], path: Path) -> bool:
-    with open_file(path) as other:
-        block = None
-        while block != b"":
-            block = file.read(BLOCK)
-            if block != other.read(BLOCK):
-                return False
-    return True
+    """Copy a file that is about to be replaced; return the copy's name, `<name>-damaged`, `<name>-damaged-2` ..."""
+    stems = itertools.chain(["-damaged"], (f"-damaged-{count}" for count in itertools.count(2)))
+    copies = (path.with_stem(path.stem + stem) for stem in stems)
+    copy = next(copy for copy in copies if not os.path.lexists(copy))
+    with open_file(path) as file, replacing(copy) as new:
+        if os.fstat(file.fileno()).st_size > budgets.COPIED_BYTES:
+            raise ConfigError(f"{path} has more than {budgets.COPIED_BYTES} bytes: it is not what a run writes")
+        shutil.copyfileobj(file, new)
+    return copy.name
 
 
 def remove_temporary(folder: Path) -> None:
@@ -182,17 +163,14 @@ def remove_temporary(folder: Path) -> None:
 
 
 def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) -> None:
-    """Refuses a run folder that holds more than files and folders: it could lead to other files of the user's.
+    """Raise ConfigError where a run folder holds more than files and folders, which could lead to the user's own files.
 
     Links below `wandb` are W&B's own, which replaces them and does not follow them.
 
     Args:
         folder: The folder.
-        depth: Folders around it that belong to the run.
+        depth: Folders around it that belong to the run; too many are an error.
         skipped: Beginnings of names in it that may be links.
-
-    Raises:
-        ConfigError: An entry is neither file nor folder, or a folder is nested too deeply.
     """
     if depth > budgets.FOLDERS:
         raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
@@ -248,10 +226,9 @@ def read_intact(path: Path) -> bytes | None:
 
 
 def load_yaml(path: Path, content: bytes | None = None) -> Any:
-    """Reads plain values, whoever wrote them, from a file; or from its `content`, where that was read before.
+    """Read plain values, whoever wrote them, from a file; or from its `content`, where that was read before.
 
-    Raises:
-        ConfigError: The file cannot be read, is no yaml, or holds more than data: see `check_plain`.
+    Raises ConfigError where the file cannot be read, is no yaml, or holds more than data: see `check_plain`.
     """
     try:
         content = read_bytes(path) if content is None else content
@@ -291,11 +268,7 @@ def check_events(text: bytes, path: Path) -> None:
 
 
 def check_plain(value: Any, where: Path | str) -> None:
-    """Refuses saved settings that hold more than resolved data.
-
-    Args:
-        value: Settings, nested dicts and lists.
-        where: File that they are from.
+    """Refuse saved settings from a file (`where`) that hold more than resolved data.
 
     Raises:
         ConfigError: There is an interpolation, which could read the environment; an object that is neither number nor
@@ -310,27 +283,25 @@ def check_plain(value: Any, where: Path | str) -> None:
             raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
         if isinstance(node, dict):
             for name, item in node.items():
-                if type(name) not in PLAIN:
-                    raise ConfigError(f"{where}: a key is a {type(name).__name__}: saved settings are numbers and text")
+                check_type(name, "a key")
                 check(item, f"{key}.{name}" if key else str(name), depth + 1)
         elif isinstance(node, (list, tuple)):
             for item in node:
                 check(item, key, depth + 1)
-        elif type(node) not in PLAIN:
-            raise ConfigError(f"{where}: {key} is a {type(node).__name__}: saved settings are numbers and text")
-        elif isinstance(node, str) and "${" in node:
-            raise ConfigError(f"{where}: {key} is the interpolation {node!r}: saved settings are resolved values")
+        else:
+            check_type(node, key)
+            if isinstance(node, str) and "${" in node:
+                raise ConfigError(f"{where}: {key} is the interpolation {node!r}: saved settings are resolved values")
+
+    def check_type(node: Any, name: str) -> None:
+        if type(node) not in PLAIN:
+            raise ConfigError(f"{where}: {name} is a {type(node).__name__}: saved settings are numbers and text")
 
     check(value, "", 0)
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Reads a file such as env.json.
-
-    Raises:
-        ValueError: It is damaged. ConfigError is one.
-        OSError: It cannot be read.
-    """
+    """Read a file such as env.json; a damaged one is a ValueError, such as ConfigError."""
     try:
         value = json.loads(read_bytes(path))
     except RecursionError:

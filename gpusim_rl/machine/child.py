@@ -44,19 +44,9 @@ class Child:
 
     Args:
         command: Program and its words.
-        printed: File for its output, opened for appending and reading; the child closes it. None makes one without a
-            name.
+        printed: File for its output, opened for appending and reading, which `close` closes; None makes an unnamed one.
         talks: Whether its standard input and output are pipes. Else it has no input, and its output is printed.
-        env: Variables of its environment; None for those of this process.
-        cwd: Folder in which it begins; None for that of this process.
-        pass_fds: Descriptors of files that it inherits.
-
-    Raises:
-        OSError: It cannot be started.
-
-    Attributes:
-        process: Handle of the process.
-        printed: File with its output.
+        env: Environment variables; None for those of this process. `cwd` and `pass_fds` are those of `Popen` too.
     """
 
     def __init__(
@@ -131,14 +121,9 @@ class Child:
         return self.last_line().removeprefix("error: ") or f"exit status {status}"
 
     def stop(self, within_s: float = ENDS_WITHIN_S, number: int = signal.SIGTERM) -> bool:
-        """Ends it by one signal, and then what it has left: a training ends with a checkpoint.
+        """End it by one signal, then what it has left; kill it after a time [s]. Return whether it has ended by itself.
 
-        Args:
-            within_s: Time that it has; then it is killed [s].
-            number: Number of the signal. A second one would end a training without a checkpoint.
-
-        Returns:
-            Whether it has ended by itself.
+        A training ends with a checkpoint; a second signal would end it without one.
         """
         if self.running:
             self.process.send_signal(number)

@@ -24,15 +24,10 @@ _CHANGED = re.compile(r"^ *- \d+/\d+: (.*?) *(#.*)?$", re.MULTILINE)
 class Compiled(Generic[P, R]):
     """A function as one compiled region: call it in the function's place.
 
-    Where it cannot be compiled, it runs as it is from then on, and one warning says why. With `one_shape` this is so
-    too where it cannot be traced as a whole, or would have to be compiled again. The compiler runs no line before it
-    has all, so nothing is done twice. Threads may call it at a time, once it is compiled.
-
-    Args:
-        function: Function to compile.
-        name: Name of the function in the warning.
-        backend: Backend of torch.compile.
-        one_shape: Whether its arguments always have the same shapes.
+    Where it cannot be compiled, it runs as it is from then on, and one warning with its `name` says why. With
+    `one_shape`, for arguments that always have the same shapes, this is so too where it cannot be traced as a whole, or
+    would have to be compiled again. The compiler runs no line before it has all, so nothing is done twice. Threads may
+    call it at a time, once it is compiled.
     """
 
     def __init__(

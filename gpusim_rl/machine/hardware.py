@@ -67,9 +67,8 @@ def check_address_space() -> None:
 def limit_openmp_spin() -> None:
     """Limits how long torch's idle threads spin before they sleep. Call it before torch is imported.
 
-    In GNU OpenMP a thread that waits for work spins for milliseconds. The spinning takes cores from threads that have
-    work: from the physics, and from a second run on the same machine. Two runs on two cores then slow each other down
-    several times more than they should. A value set by the user stays.
+    In GNU OpenMP a thread that waits for work spins for milliseconds, which takes cores from the physics and from a
+    second run on the same machine. A value set by the user stays.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -77,8 +76,7 @@ def limit_openmp_spin() -> None:
 def tune_malloc() -> None:
     """Tells glibc to keep freed memory instead of returning it to the kernel. Without glibc it does nothing.
 
-    Every update frees and allocates the same activations. By default glibc asks the kernel for blocks of that size each
-    time. The page faults cost a large share of an update on the CPU.
+    Every update frees and allocates the same activations; by default their page faults cost a large share of it.
     """
     if not sys.platform.startswith("linux"):
         return

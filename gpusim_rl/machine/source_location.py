@@ -31,9 +31,7 @@ def describe(error: BaseException) -> str:
 def locate(frame: FrameType | None, library: str | None = None) -> str:
     """Returns `file:line` of the innermost frame of a package; without one, of the innermost that is no library's.
 
-    Args:
-        frame: Frame where the search begins, outwards. Frames of its file are skipped.
-        library: Name of the package; None for no package.
+    The search begins at `frame`, outwards, and skips frames of its file.
     """
     location = ""
     skipped = frame and frame.f_code.co_filename

@@ -26,12 +26,8 @@ ROWS_PER_THREAD = 1024
 def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL_ROWS) -> Iterator[None]:
     """Limits torch's threads inside a `with` block to one per `per_thread` rows; it never raises their number.
 
-    A Python thread that starts inside the block keeps the limited number: torch copies it then.
-
-    Args:
-        rows: Rows of the tensors in the block.
-        device: Device of the tensors; the limit is for the CPU only.
-        per_thread: Rows per thread.
+    It is for tensors of so many rows on the CPU. A Python thread that starts inside the block keeps the limited number:
+    torch copies it then.
     """
     threads = torch.get_num_threads()
     fewer = max(1, rows // per_thread)
@@ -48,11 +44,8 @@ def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL
 def use_available_cpus(batch_rows: int | None = None) -> None:
     """Gives torch a thread for each CPU of this process, unless the user chose a number, which torch has followed.
 
-    `limit_torch_threads` lowers the number for a block of small work.
-
-    Args:
-        batch_rows: Rows of the largest matrices of a training; None for an environment alone. Threads that share few
-            rows wait for each other longer than they work, so there is one for every ROWS_PER_THREAD at most.
+    `batch_rows` are those of the largest matrices of a training; None for an environment alone. Threads that share few
+    rows wait for each other longer than they work, so there is one for every ROWS_PER_THREAD at most.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
