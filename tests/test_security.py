@@ -29,7 +29,6 @@ import pytest
 import torch
 
 import gpusim_rl
-from gpusim_rl.diagnose.machine_check import Check
 from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
 from gpusim_rl.diagnose.short_training import Measurement
@@ -120,11 +119,7 @@ def both(change: Callable[[dict[str, Any]], Any]) -> Callable[[Stranger], None]:
 
 
 def rerun(it: Stranger) -> None:
-    class Run:
-        def __reduce__(self) -> Any:
-            return exec, (EVIL,)
-
-    (it.run / "rerun.pickle").write_bytes(pickle.dumps(Run()))
+    (it.run / "rerun.pickle").write_bytes(b"cbuiltins\nexec\n(%btR." % pickle.dumps(EVIL, 0)[:-1])
     overrides(f"--experimental-rerun={it.run}/rerun.pickle")(it)
 
 
@@ -191,7 +186,7 @@ class RawYaml:
 
 
 def compressed(it: Stranger) -> None:
-    it.checkpoint(lambda state: state.update(zeros=torch.zeros(100_000_000, dtype=torch.uint8)))
+    it.checkpoint(lambda state: state.update(zeros=torch.zeros(10_000_000, dtype=torch.uint8)))
     source = zipfile.ZipFile(it.run / "checkpoints" / "last.pt")
     name = next(entry.filename for entry in source.infolist() if entry.filename.endswith("data.pkl"))
     it.pickle(source.read(name), zipfile.ZIP_DEFLATED)
@@ -214,12 +209,8 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     # 1. Code by way of Hydra
     "a flag that unpickles a file": (rerun, "'--experimental-rerun="),
     "a folder of configs with callbacks": (callbacks, "overrides.yaml has '--config-dir="),
-    "hydra/callbacks": (overrides("hydra/callbacks=evil"), "overrides.yaml has 'hydra/callbacks=evil'"),
     "hydra.": (overrides("hydra.job.chdir=true"), "overrides.yaml has 'hydra.job.chdir=true'"),
-    "++hydra": (overrides("++hydra.callbacks.a._target_=evil.Evil"), "overrides.yaml has '++hydra.callbacks"),
     "a section hydra": (settings(hydra={"callbacks": {"a": {"_target_": "evil.Evil"}}}), "the key 'hydra'"),
-    "a key hydra/callbacks": (settings(**{"hydra/callbacks": "evil"}), "the key 'hydra/callbacks'"),
-    "a list of defaults": (settings(defaults=[{"override hydra/callbacks": "evil"}]), "the key 'defaults'"),
     # 2. Code by way of a class
     "a task": (both(lambda s: s["task"].update(_target_="evil.Evil")), "task._target_=evil.Evil would run code"),
     "an algorithm": (both(lambda s: s["algo"].update(_target_="evil.Evil")), "algo._target_=evil.Evil would run code"),
@@ -238,10 +229,8 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     # 3. Other files by way of links
     "a link in place of a temporary file": (link("config.yaml.tmp", ".profile"), "config.yaml.tmp is a link to"),
     "a link in place of the log": (link("train.log", ".profile"), "train.log is a link to"),
-    "a link in place of the lock": (link("lock", ".profile"), "lock is a link to"),
     "a link in place of the checkpoints": (link("checkpoints", "precious"), "checkpoints is a link to"),
     "a link in place of a checkpoint": (link("checkpoints/best.pt", "precious/last.pt"), "best.pt is a link to"),
-    "a link in place of the curves": (link("tensorboard", "precious"), "tensorboard is a link to"),
     "a pipe in place of the metrics": (pipe("metrics.csv"), "metrics.csv is a named pipe"),
     "a pipe in place of the settings": (pipe("env.json"), "env.json is a named pipe"),
     # 4. The environment
@@ -251,7 +240,6 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     "a tag": (RawYaml("task: !!python/object/apply:os.system ['touch x']\n"), "the tag "),
     "deep nesting": (RawYaml("a: " + "[" * 5000), "too deeply nested"),
     "masses of text": (RawYaml("a: " + "x" * 2_000_000), "has more than 1048576 bytes"),
-    "masses of values": (RawYaml("a: [" + "1," * 200_000 + "]"), "too many"),
     "an int of masses of digits": (RawYaml("a: 1" + "0" * 50_000), "a number of 50001 characters"),
     "a compressed checkpoint": (compressed, "is compressed"),
     "a pickle that takes memory": (lambda it: it.pickle(BYTEARRAY), "names 'builtins bytearray'"),
@@ -261,14 +249,10 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
         lambda it: it.checkpoint(lambda state: state.update(policy={"w": torch.zeros(1).expand(GIGABYTES)})),
         "has values without end",
     ),
-    "lists in lists": (
-        lambda it: it.checkpoint(lambda state: state.update(more=nested_lists())),
-        "has values without end",
-    ),
 }
 
 
-OF_THE_SETTINGS = [*list(STRANGE)[:8], *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
+OF_THE_SETTINGS = [*list(STRANGE)[:4], *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
 """Files that only a resumed run reads; to play, the checkpoint is enough."""
 
 
@@ -276,13 +260,6 @@ OF_ALL = [kind for kind, (_, words) in STRANGE.items() if " is a link to" in wor
 OF_ALL += ["an interpolation", *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
 """What plot, report and doctor refuse too: they import no class and read no checkpoint."""
 FAST = ["a network", "a link in place of a checkpoint", "an interpolation"]
-
-
-def nested_lists() -> list[Any]:
-    node: list[Any] = [1]
-    for _ in range(30):
-        node = [node] * 10
-    return node
 
 
 @pytest.fixture
@@ -435,17 +412,12 @@ def test_metrics_are_read_up_to_a_limit_and_never_through_a_link(
 
 OF_ANOTHER_TYPE: dict[str, tuple[dict[str, Any], str]] = {
     "sim": ({"sim": ["mujoco"]}, "sim is a list, expected str"),
-    "no such sim": ({"sim": "nosuch"}, "there is no simulator 'nosuch'"),
     "env": ({"env": {}}, "does not fit task Cartpole.*: no '"),
-    "task of the env": ({"env": {"task": 5}}, "does not fit task Cartpole"),
     "policy": ({"policy": {}}, "does not fit task Cartpole.*: Error"),
     "sizes": ({"obs_sizes": {"policy": torch.zeros(2)}}, "does not fit task Cartpole"),
     "iteration": ({"iteration": [1]}, "iteration is a list, expected int"),
-    "negative": ({"env_steps": -1}, "env_steps is .*, out of range"),
     "seed": ({"seed": "abc"}, "seed is a str, expected int"),
-    "large seed": ({"seed": 2**64}, "seed is .*, out of range"),
     "time": ({"elapsed_s": float("nan")}, "elapsed_s is nan"),
-    "best return": ({"best_return": "x"}, "best_return is a str, expected float or int or NoneType"),
     "command line": ({"overrides": [5]}, "overrides holds something else than text"),
 }
 
@@ -472,16 +444,12 @@ def dump(it: Stranger) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        *[({key: None}, f"not the dump of a divergence: it has no {key}") for key in ("task", "sim", "episode_step")],
+        ({"episode_step": None}, "not the dump of a divergence: it has no episode_step"),
         ({"sim": "nosuch"}, "there is no simulator 'nosuch'"),
-        ({"sim": ["mujoco"]}, "sim is a list, expected str"),
         ({"config": {"task": {}, "algo": [1]}}, "expected the settings of a run"),
-        ({"config": {"task": {}, "algo": {"name": "ppo"}}}, "missing key"),
-        ({"action": 5}, "action is a int, expected Tensor"),
         ({"action": torch.zeros(2)}, "does not fit task Cartpole: expected an action of 1 numbers"),
         ({"state": {"cartpole": 5}}, "does not fit task Cartpole"),
         ({"state": {"cartpole": {"joint_pos": torch.zeros(7)}}}, "does not fit task Cartpole"),
-        ({"state": {"nosuch": {}}}, "does not fit task Cartpole"),
     ],
 )
 def test_a_dump_that_is_not_one_is_refused(stranger: Stranger, change: dict[str, Any], words: str) -> None:
@@ -501,17 +469,7 @@ def test_a_replay_of_a_checkpoint_needs_its_command_line(stranger: Stranger) -> 
         DumpReplay.open(stranger.run / "checkpoints" / "last.pt")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"seed": "abc"},
-        {"algo": [1]},
-        {"algo": {"name": [1]}},
-        {"task": None},
-        {"task": {}},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [{"seed": "abc"}, {"algo": {"name": [1]}}, {"task": {}}], ids=str)
 def test_a_plot_of_other_settings_is_refused(stranger: Stranger, load_tool, change: dict[str, Any]) -> None:
     plot = load_tool("plot")
     settings(**change)(stranger)
@@ -541,10 +499,7 @@ def test_strange_numbers_are_not_drawn(stranger: Stranger, load_tool, name: str,
     ("change", "words"),
     [
         ({"sim": {"name": "nosuch"}}, "there is no simulator 'nosuch'"),
-        ({"sim": {"name": ["mujoco"]}}, "env.json is not that of a run"),
-        ({"sim": {"threads": "x"}}, "env.json is not that of a run"),
         ({"sim": 5}, "env.json is not that of a run"),
-        ({"cpu": {"available": "x"}}, "env.json is not that of a run"),
         ({"cpu": {"available": -1}}, "env.json is not that of a run"),
     ],
     ids=str,
@@ -557,8 +512,7 @@ def test_a_doctor_of_another_machine_is_refused(stranger: Stranger, change: dict
         read_run_stats(stranger.run)
 
 
-@pytest.mark.parametrize("key", ["num_envs", "ppo.minibatch_size", "ppo.epochs", "task.physics_hz", "task.control_hz"])
-@pytest.mark.parametrize("value", [0, -1, "x", [1]])
+@pytest.mark.parametrize(("key", "value"), [("num_envs", 0), ("ppo.minibatch_size", "x"), ("task.control_hz", [1])])
 def test_a_doctor_of_other_settings_is_refused(stranger: Stranger, key: str, value: Any) -> None:
     *sections, name = key.split(".")
     stranger.settings(lambda saved: (saved[sections[0]] if sections else saved).update({name: value}))
@@ -575,24 +529,22 @@ def assert_is_text(text: str) -> None:
     assert not any(sign in text for sign in ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\u2028", "\u202e")), ascii(text)
 
 
-def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_cli, tool) -> None:
+def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_here, tool_here) -> None:
     run = stranger.run.rename(stranger.here / f"down{ESCAPES}loaded")
     (run / "overrides.yaml").write_bytes(dump_yaml(["task=Cartpole", f"wandb_name={ESCAPES}"]))
     both(lambda saved: saved.update(wandb_name=ESCAPES))(stranger_at(stranger, run))
     texts = []
-    for console in ("plain", "rich"):
-        done = train_cli(f"checkpoint={run}", "max_iterations=8", f"log.console={console}", cwd=stranger.here)
+    for console, iterations in (("plain", 7), ("rich", 8)):
+        words = (f"max_iterations={iterations}", f"log.console={console}")
+        done = train_here(f"checkpoint={run}", *words, cwd=stranger.here)
+        assert done.returncode == 0, done
         texts += [done.stdout, done.stderr]
-    for arguments in (
-        ("play", run, "--viewer", "none", "--steps", "2"),
-        ("plot", run),
-        ("report", run),
-        ("doctor", run),
-    ):
-        done = tool(*arguments, cwd=stranger.here)
+    for name, *options in (("play", "--viewer", "none", "--steps", "2"), ("report", "--no-replay"), ("doctor",)):
+        done = tool_here(name, run, *options, cwd=stranger.here)
+        assert done.returncode == 0, done
         texts += [done.stdout, done.stderr]
     both(lambda saved: saved["task"].update(_target_=f"evil.{ESCAPES}"))(stranger_at(stranger, run))
-    done = train_cli(f"checkpoint={run}", cwd=stranger.here, check=False)
+    done = train_here(f"checkpoint={run}", cwd=stranger.here)
     assert done.returncode == 2, done
     texts.append(done.stderr)
     for text in texts:
@@ -619,31 +571,23 @@ def made(tool: ModuleType) -> None:
     tool.main(["Reach", "--out", f"my{ESCAPES}"])
 
 
-def looked_at(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = Check("name", "failed", ESCAPES, ESCAPES)
-    monkeypatch.setattr("gpusim_rl.diagnose.machine_check.check_machine", lambda _: [check])
-    monkeypatch.setattr(tool, "self_tests", list)
-    assert tool.main([]) == 1
-
-
 def scaled(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "checked", lambda *_: (ESCAPES, 8))
     point = Measurement(error=ESCAPES)
     monkeypatch.setattr("gpusim_rl.diagnose.short_training.measure_training", lambda *_, **__: point)
     tool.main(["scaling", "task=Ant", "--num-envs", "8", "--devices", "cpu"])
-    tool.main(["scaling", "task=Ant", "algo=impala", "actors=process", "num_actors=1"])
     tool.print_table([{"device": ESCAPES, "sim": "[red]"}])
 
 
 @pytest.mark.parametrize(
     ("name", "use"),
-    [("audit", audited), ("check_task", checked), ("new_task", made), ("doctor", looked_at), ("doctor", scaled)],
+    [("audit", audited), ("check_task", checked), ("new_task", made), ("doctor", scaled)],
 )
 def test_a_tool_prints_names_of_its_user_s_files_as_text(
     load_tool, tmp_path, monkeypatch, capsys, name: str, use: Callable[..., None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    more = (monkeypatch,) if use in (looked_at, scaled) else ()
+    more = (monkeypatch,) if use is scaled else ()
     use(load_tool(name), *more)
     for text in capsys.readouterr():
         assert_is_text(text)
@@ -664,14 +608,6 @@ def test_a_window_prints_names_as_text(stranger: Stranger, load_tool, monkeypatc
         play.watch(player, 1)
     printed = capsys.readouterr().out
     assert printed.count(AS_TEXT) == 2 and "\x1b" not in printed
-
-
-def test_a_snapshot_prints_its_name_as_text(stranger: Stranger, load_tool, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(stranger.here)
-    small = ("--width", "32", "--height", "32")
-    load_tool("snapshot").main(["downloaded", "--policy", "trained", "--out", f"{ESCAPES}.png", *small])
-    assert capsys.readouterr().out == f"{AS_TEXT}.png\n"
-    assert Path(f"{ESCAPES}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def stranger_at(stranger: Stranger, run: Path) -> Stranger:
@@ -722,16 +658,11 @@ def evil_class(it: Stranger) -> None:
 NO_COMMAND: dict[str, Callable[[Stranger], None]] = {
     "a class in the settings": evil_class,
     "no record": lambda it: (it.run / "overrides.yaml").unlink(),
-    "no list": lambda it: (it.run / "overrides.yaml").write_bytes(dump_yaml("task=Cartpole")),
     "a flag": typed("task=Cartpole", "-cd", "/tmp/evil"),
-    "a flag with a value": typed("task=Cartpole", "--config-dir=/tmp/evil"),
     "a setting of hydra": typed("task=Cartpole", "hydra/launcher=evil"),
-    "hydra itself": typed("task=Cartpole", "+hydra.run.dir=/tmp/evil"),
     "an interpolation": typed("task=Cartpole", "task.gear=${oc.env:HOME}"),
     "another task": typed("task=Ant"),
-    "no task of ours": typed("task=../../evil"),
     "a key that is none": typed("task=Cartpole", "$(touch x)=1"),
-    "a key that no setting has": typed("task=Cartpole", "task.nothing=1"),
     "a key with a line": typed("task=Cartpole", "num_envs\ntouch x=1"),
     "a deletion": typed("task=Cartpole", "~task.gear=1"),
     "a path of another library": lambda it: it.settings(lambda cfg: cfg.update(env={"id": "evil:Env-v0"})),

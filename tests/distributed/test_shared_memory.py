@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import torch
 
@@ -23,10 +22,11 @@ def child(code: str, *fds: int) -> subprocess.Popen[str]:
     """A process with the files of some memory."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, fds)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, pass_fds=fds, env=env, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, pass_fds=fds, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_another_process_sees_the_same_tensors() -> None:
+def test_another_process_sees_the_same_tensors_and_leaves_nothing_when_it_is_killed() -> None:
+    before = set(os.listdir("/dev/shm"))
     memory = SharedMemory()
     first, second, third = memory.lay_out(SHAPES)
     assert [(tuple(x.shape), x.dtype) for x in (first, second, third)] == SHAPES
@@ -38,21 +38,16 @@ def test_another_process_sees_the_same_tensors() -> None:
         first, second, third = SharedMemory(int(sys.argv[1])).lay_out(shapes)
         third.fill_(int(first.sum()))
         second[2] = True
+        print("written", flush=True)
+        input()
     """
-    assert child(code, memory.fd).wait(60) == 0
+    process = child(code, memory.fd)
+    assert process.stdout is not None and process.stdout.readline() == "written\n"
+    process.kill()
+    process.communicate()
     assert third == 15 and second.tolist() == [False, False, True, False, False]
     memory.close()
     assert first.sum() == 15, "it stays as long as it is in use"
-
-
-def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
-    memory = SharedMemory()
-    memory.lay_out(SHAPES)
-    holds = child("import sys, time; from gpusim_rl.distributed.shared_memory import *; time.sleep(60)", memory.fd)
-    holds.kill()
-    holds.communicate()
-    memory.close()
     assert set(os.listdir("/dev/shm")) <= before
 
 
