@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,12 +123,6 @@ def rerun(it: Stranger) -> None:
     overrides(f"--experimental-rerun={it.run}/rerun.pickle")(it)
 
 
-def callbacks(it: Stranger) -> None:
-    (it.run / "cfg" / "hydra" / "callbacks").mkdir(parents=True)
-    (it.run / "cfg" / "hydra" / "callbacks" / "evil.yaml").write_text("evil: {_target_: evil.Evil}\n")
-    overrides(f"--config-dir={it.run}/cfg", "hydra/callbacks=evil")(it)
-
-
 def announced(it: Stranger) -> None:
     """The folder of a stranger, in which the user works, says that it is an installed package."""
     folder = it.here / "evil-1.0.dist-info"
@@ -208,7 +202,6 @@ COPY = {"_target_": "shutil.copyfile"}
 STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     # 1. Code by way of Hydra
     "a flag that unpickles a file": (rerun, "'--experimental-rerun="),
-    "a folder of configs with callbacks": (callbacks, "overrides.yaml has '--config-dir="),
     "hydra.": (overrides("hydra.job.chdir=true"), "overrides.yaml has 'hydra.job.chdir=true'"),
     "a section hydra": (settings(hydra={"callbacks": {"a": {"_target_": "evil.Evil"}}}), "the key 'hydra'"),
     # 2. Code by way of a class
@@ -252,7 +245,7 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
 }
 
 
-OF_THE_SETTINGS = [*list(STRANGE)[:4], *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
+OF_THE_SETTINGS = [*list(STRANGE)[:3], *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
 """Files that only a resumed run reads; to play, the checkpoint is enough."""
 
 
@@ -469,30 +462,27 @@ def test_a_replay_of_a_checkpoint_needs_its_command_line(stranger: Stranger) -> 
         DumpReplay.open(stranger.run / "checkpoints" / "last.pt")
 
 
-@pytest.mark.parametrize("change", [{"seed": "abc"}, {"algo": {"name": [1]}}, {"task": {}}], ids=str)
-def test_a_plot_of_other_settings_is_refused(stranger: Stranger, load_tool, change: dict[str, Any]) -> None:
-    plot = load_tool("plot")
-    settings(**change)(stranger)
-    with pytest.raises(ConfigError, match=r"config\.yaml is not the settings of a run"):
-        plot.plot(plot.parse([str(stranger.run)]))
-
-
-def test_settings_are_drawn_as_text(stranger: Stranger, load_tool) -> None:
+def test_settings_are_drawn_as_text_or_refused(stranger: Stranger, load_tool) -> None:
     """A dollar begins a formula of matplotlib's, and a key may be a number."""
     plot = load_tool("plot")
     stranger.settings(lambda saved: saved["task"].update({"_target_": "a.B$\\nosuch$", 5: 6}))
     assert plot.plot(plot.parse([str(stranger.run)])).read_bytes().startswith(b"\x89PNG")
+    for change in ({"seed": "abc"}, {"task": {}}):
+        settings(**change)(stranger)
+        with pytest.raises(ConfigError, match=r"config\.yaml is not the settings of a run"):
+            plot.plot(plot.parse([str(stranger.run)]))
 
 
-@pytest.mark.parametrize("columns", ["", "iteration,env_steps,time/elapsed_s,episode/return\n1,-1e308,-5,1e308\n"])
-@pytest.mark.parametrize("name", ["plot", "report"])
-def test_strange_numbers_are_not_drawn(stranger: Stranger, load_tool, name: str, columns: str) -> None:
-    """An empty metrics.csv is what a full disk leaves."""
-    (stranger.run / "metrics.csv").write_text(columns)
-    tool = load_tool(name)
-    args = tool.parse([str(stranger.run), *(["--no-replay"] if name == "report" else [])])
-    with nullcontext() if columns and name == "report" else pytest.raises(ConfigError, match=r"metrics\.csv"):
-        assert getattr(tool, name)(args).is_file()
+def test_strange_numbers_are_not_drawn(stranger: Stranger, load_tool) -> None:
+    plot, report = load_tool("plot"), load_tool("report")
+    for columns in (
+        "",
+        "iteration,env_steps,time/elapsed_s,episode/return\n1,-1e308,-5,1e308\n",
+    ):
+        (stranger.run / "metrics.csv").write_text(columns)
+        with pytest.raises(ConfigError, match=r"metrics\.csv"):
+            plot.plot(plot.parse([str(stranger.run)]))
+    assert report.report(report.parse([str(stranger.run), "--no-replay"])).is_file()
 
 
 @pytest.mark.parametrize(
@@ -552,43 +542,13 @@ def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_here, to
     assert "\\x1b]0;gone" in texts[-1]
 
 
-def audited(tool: ModuleType) -> None:
-    work = {"to_device": {"count": 0}, "to_host": {"count": 0}, "syncs": {}, "operators": 0}
-    about = {"num_envs": 1, "device": "cpu", "precision": "fp32", "method": "", "iterations": 1, "ok": False}
-    tool.show({"task": ESCAPES, "sim": "", **about, "phases": {"policy": work}, "violations": [ESCAPES]})
-
-
-def checked(tool: ModuleType) -> None:
-    report = tool.Report(ESCAPES)
-    failed = {"when": "call", "passed": False, "skipped": False, "longrepr": ESCAPES, "failed": True}
-    report.pytest_runtest_logreport(SimpleNamespace(location=("", 0, f"T.test_it[{ESCAPES}]"), **failed))
-    report.pytest_collectreport(SimpleNamespace(**failed))
-    report.summarise()
-
-
-def made(tool: ModuleType) -> None:
-    Path(f"my{ESCAPES}").mkdir()
-    tool.main(["Reach", "--out", f"my{ESCAPES}"])
-
-
-def scaled(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_prints_names_of_its_user_s_files_as_text(load_tool, monkeypatch, capsys) -> None:
+    tool = load_tool("doctor")
     monkeypatch.setattr(tool, "checked", lambda *_: (ESCAPES, 8))
     point = Measurement(error=ESCAPES)
     monkeypatch.setattr("gpusim_rl.diagnose.short_training.measure_training", lambda *_, **__: point)
     tool.main(["scaling", "task=Ant", "--num-envs", "8", "--devices", "cpu"])
     tool.print_table([{"device": ESCAPES, "sim": "[red]"}])
-
-
-@pytest.mark.parametrize(
-    ("name", "use"),
-    [("audit", audited), ("check_task", checked), ("new_task", made), ("doctor", scaled)],
-)
-def test_a_tool_prints_names_of_its_user_s_files_as_text(
-    load_tool, tmp_path, monkeypatch, capsys, name: str, use: Callable[..., None]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    more = (monkeypatch,) if use is scaled else ()
-    use(load_tool(name), *more)
     for text in capsys.readouterr():
         assert_is_text(text)
         assert text == "" or ("\\x1b]0;gone" in text and "[red]" in text), text
@@ -642,29 +602,16 @@ def test_folders_without_end_are_one_line(stranger: Stranger) -> None:
         find_checkpoint(str(stranger.run))
 
 
-def typed(*words: str) -> Callable[[Stranger], None]:
-    """Another command line on record."""
-
-    def change(it: Stranger) -> None:
-        (it.run / "overrides.yaml").write_bytes(dump_yaml([*words]))
-
-    return change
-
-
-def evil_class(it: Stranger) -> None:
-    it.settings(lambda cfg: cfg["task"].update(_target_="evil.Evil"))
-
-
 NO_COMMAND: dict[str, Callable[[Stranger], None]] = {
-    "a class in the settings": evil_class,
+    "a class in the settings": lambda it: it.settings(lambda cfg: cfg["task"].update(_target_="evil.Evil")),
     "no record": lambda it: (it.run / "overrides.yaml").unlink(),
-    "a flag": typed("task=Cartpole", "-cd", "/tmp/evil"),
-    "a setting of hydra": typed("task=Cartpole", "hydra/launcher=evil"),
-    "an interpolation": typed("task=Cartpole", "task.gear=${oc.env:HOME}"),
-    "another task": typed("task=Ant"),
-    "a key that is none": typed("task=Cartpole", "$(touch x)=1"),
-    "a key with a line": typed("task=Cartpole", "num_envs\ntouch x=1"),
-    "a deletion": typed("task=Cartpole", "~task.gear=1"),
+    "a flag": overrides("-cd", "/tmp/evil"),
+    "a setting of hydra": overrides("hydra/launcher=evil"),
+    "an interpolation": overrides("task.gear=${oc.env:HOME}"),
+    "another task": overrides("task=Ant"),
+    "a key that is none": overrides("$(touch x)=1"),
+    "a key with a line": overrides("num_envs\ntouch x=1"),
+    "a deletion": overrides("~task.gear=1"),
     "a path of another library": lambda it: it.settings(lambda cfg: cfg.update(env={"id": "evil:Env-v0"})),
 }
 
@@ -686,8 +633,7 @@ def reported(it: Stranger, load_tool) -> tuple[list[str], str]:
 
 def test_a_command_of_a_report_has_the_values_of_the_settings(stranger: Stranger, load_tool) -> None:
     name = "'; touch executed; echo '$(touch executed)`touch executed` !x \\"
-    typed(
-        "task=Cartpole",
+    overrides(
         "ppo.learning_rate=$(touch executed)",
         "num_envs=16; touch executed",
         "wandb_project=x",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusim_rl.errors import ConfigError, did_you_mean, say
-from gpusim_rl.files.safe_open import read_bytes, refuse_link, refuse_links
+from gpusim_rl.files.safe_open import refuse_link, refuse_links
 
 SAFE = re.compile(r"[A-Za-z0-9._/=+~,@:%-]+")
 """Words that TAB offers. Bash puts a word on the command line as it is, and a folder may be named `$(command)`."""
@@ -203,10 +203,7 @@ def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
 
 
 def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
-    """Return the latest run of a group that has a file of `patterns`: a run that crashed at its start hides no other.
-
-    `latest` may be in the folder of an experiment, where other tasks are too: only runs of its task count.
-    """
+    """Return the latest run of a group that has a file of `patterns`: a run that crashed hides no other."""
     latest, folder = (group / "latest").resolve(), group.resolve()
     of_experiment = folder.parent == base.resolve() == latest.parent.parent  # the group's task, in another folder
     if latest.parent != folder and not of_experiment:
@@ -215,18 +212,9 @@ def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
     def trained(run: Path) -> bool:
         return any(file.is_file() for pattern in patterns for file in run.glob(pattern))
 
-    def task(run: Path) -> str:
-        try:
-            config = read_bytes(run / "config.yaml").decode(errors="replace")
-        except (OSError, ConfigError):
-            return ""
-        match = re.search(r"^task:.*?_target_: *([\w.]+)", config, re.DOTALL | re.MULTILINE)
-        return match.group(1) if match else ""
-
     if trained(latest):
         return latest
-    runs = {run.resolve() for folder in (group, latest.parent) for run in folder.iterdir() if not run.is_symlink()}
-    runs = [run for run in runs if trained(run) and task(run) == task(latest)]
+    runs = [run for run in folder.iterdir() if not run.is_symlink() and trained(run)]
     if not runs:
         return latest
     newest = max(runs, key=lambda run: [int(digits) for digits in re.findall(r"\d+", run.name)])  # named after the time
