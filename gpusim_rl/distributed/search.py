@@ -70,11 +70,7 @@ class Search:
 
 
 def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
-    """Read and check a command line of `tools/tune.py`.
-
-    Raises:
-        ConfigError: A setting is unknown, or a space cannot be searched.
-    """
+    """Read and check a command line of `tools/tune.py`."""
 
     def number(text: str) -> Any:
         with suppress(ValueError, SyntaxError):
@@ -157,7 +153,7 @@ def _ends(allowed: Any, where: str) -> list[Any]:
     match allowed:
         case {"choices": [_, _, *_] as choices, **others} if not others:
             if all(isinstance(choice, int | float | str) for choice in choices):
-                return choices
+                return [*choices]
         case {"low": int() | float() as low, "high": int() | float() as high, **others} if others.keys() <= {"log"}:
             if low < high and (low > 0 or not others.get("log")):
                 return [low, high]

@@ -164,9 +164,8 @@ class Study:
     @property
     def num_ended(self) -> int:
         """Number of trials that have ended, except those that the user has stopped."""
-        states = self.optuna.trial.TrialState
-        ended = self.trials.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED, states.FAIL))
-        return sum(INTERRUPTED not in trial.user_attrs for trial in ended)
+        trials = self.trials.get_trials(deepcopy=False)
+        return sum(trial.state.is_finished() and INTERRUPTED not in trial.user_attrs for trial in trials)
 
     def say_ended(self, place: int) -> None:
         """Show a line about the trial at a place in the study, which has ended."""
@@ -192,7 +191,9 @@ class Study:
         if not complete:
             return [*lines, f"no trial was completed; {paths.from_here(search.folder)} has what each printed"]
         complete.sort(key=lambda trial: trial.value, reverse=True)
-        lines += [f"  {trial.value:10.5g}  trial {number_of(trial)}  {_settings(trial)}" for trial in complete[:5]]
+        for trial in complete[:5]:
+            settings = (f"{key}={f'{it:.4g}' if isinstance(it, float) else it}" for key, it in trial.params.items())
+            lines.append(f"  {trial.value:10.5g}  trial {number_of(trial)}  {'  '.join(settings)}")
         lines.append("best:")
         if search.cfg.method != "pbt":  # whose settings have changed
             best = {key: value for key, value in complete[0].params.items() if key in search.space}
@@ -236,8 +237,3 @@ def number_of(trial: Any) -> int:
 
 def _state(trial: Any) -> str:
     return INTERRUPTED if INTERRUPTED in trial.user_attrs else trial.state.name.lower()
-
-
-def _settings(trial: Any) -> str:
-    numbers = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in trial.params.items()}
-    return "  ".join(f"{key}={value}" for key, value in numbers.items())

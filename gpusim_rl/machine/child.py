@@ -93,7 +93,7 @@ class Child:
         return False
 
     def heard(self) -> None:
-        """Notes that it has shown a sign of life."""
+        """Note a sign of life."""
         self._heard_s = time.monotonic()
 
     @property

@@ -52,10 +52,7 @@ def _cgroup_quota() -> float | None:
 
 
 def check_address_space() -> None:
-    """Stops with a ConfigError where the address space (`ulimit -v`) is too small to load torch and MuJoCo.
-
-    Their libraries would end the process, or misreport it.
-    """
+    """Raise ConfigError where the address space (`ulimit -v`) is too small for torch and MuJoCo, which would crash."""
     limit = address_space_limit_bytes()
     if limit is not None and limit < LEAST_ADDRESS_SPACE:
         raise ConfigError(
@@ -132,17 +129,14 @@ def memory_available_bytes() -> int:
 
 
 def _memory_cgroups() -> Iterator[tuple[Path, str, str, str]]:
-    """Yields the cgroups of this process up to the root: folder, files of limit and usage, and key of the cache."""
+    """Yield the cgroups of this process up to the root: folder, files of limit and usage, and key of the cache."""
+    v1 = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    v2 = "", "memory.max", "memory.current", "inactive_file"
     with suppress(OSError):
         for line in CGROUP_MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                root, limit, used, cache = CGROUP_MOUNT, "memory.max", "memory.current", "inactive_file"
-            elif "memory" in controllers.split(","):
-                root = CGROUP_MOUNT / "memory"
-                limit, used, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            else:
-                continue
-            group = Path(path.lstrip("/"))
-            for folder in (group, *group.parents):
-                yield root / folder, limit, used, cache
+            if controllers == "" or "memory" in controllers.split(","):
+                root, limit, used, cache = v1 if controllers else v2
+                group = Path(path.lstrip("/"))
+                for folder in (group, *group.parents):
+                    yield CGROUP_MOUNT / root / folder, limit, used, cache
