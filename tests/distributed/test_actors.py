@@ -39,9 +39,9 @@ SMALL = ("task=Cartpole", "algo=impala", NETWORK, "num_envs=4", "num_actors=2", 
 LONG = "max_iterations=1000000"
 
 
-def train(folder: Path, *arguments: str, check: bool = True, env: dict[str, str] | None = None) -> Finished:
+def train(folder: Path, *arguments: str, check: bool = True) -> Finished:
     """`python train.py`, as a user types it."""
-    return run_command(sys.executable, ROOT / "train.py", *arguments, cwd=folder, check=check, env=env)
+    return run_command(sys.executable, ROOT / "train.py", *arguments, cwd=folder, check=check)
 
 
 def children_with(process: subprocess.Popen[str], word: str) -> list[psutil.Process]:
@@ -362,13 +362,11 @@ def test_a_learner_that_cannot_be_built_leaves_no_actors(tmp_path: Path, monkeyp
 
 
 def test_an_actor_that_cannot_work_ends_the_run_and_tells_where(tmp_path: Path) -> None:
-    (tmp_path / "my_envs.py").write_text("def make(num_envs):\n    raise RuntimeError('no license')\n")
-    broken = ("task=Gymnasium", "env._target_=my_envs.make", "algo=impala", "actors=process", "num_actors=1")
-    done = train(tmp_path, *broken, check=False)
-    assert done.returncode == 2 and "my_envs.py" in done.stderr, "where it failed: " + done.stderr
-    assert re.fullmatch(
-        r"error: env\._target_=my_envs\.make: .*RuntimeError: no license.*", done.stderr.splitlines()[-1]
-    ), done.stderr
+    (tmp_path / "no_envs.py").write_text("def make(num_envs):\n    raise RuntimeError('no license')\n")
+    broken = ("task=Gymnasium", "env._target_=no_envs.make", "algo=impala", "actors=process", "num_actors=1")
+    done = run_here(ROOT / "train.py", *broken, cwd=tmp_path)
+    assert done.returncode == 2 and "no_envs.py" in done.stderr, "where it failed: " + done.stderr
+    assert re.search(r"^error: env\._target_=no_envs\.make: .*RuntimeError: no license", done.stderr, re.MULTILINE)
     assert not (tmp_path / "runs").exists()
 
 
@@ -400,15 +398,18 @@ def make(num_envs):
         pytest.param("ray", "actor", marks=pytest.mark.slow),
     ],
 )
-def test_a_warning_of_an_actor_is_told_once_by_the_learner(tmp_path: Path, engine: str, inference: str) -> None:
+def test_a_warning_of_an_actor_is_told_once_by_the_learner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str, inference: str
+) -> None:
     if engine == "ray":
         pytest.importorskip("ray")
-    (tmp_path / "my_envs.py").write_text(NOT_FINITE)
-    words = ("task=Gymnasium", "env._target_=my_envs.make", "env.max_episode_steps=50", "algo=impala", NETWORK)
+    (tmp_path / "nan_envs.py").write_text(NOT_FINITE)
+    words = ("task=Gymnasium", "env._target_=nan_envs.make", "env.max_episode_steps=50", "algo=impala", NETWORK)
     words += (f"actors={engine}", f"actors.inference={inference}", "num_actors=2", "num_envs=2", "max_iterations=8")
-    done = train(tmp_path, *words, "actors.rollouts=2")
-    [told] = [line for line in done.stderr.splitlines() if "step() returned a NaN" in line]
-    assert re.match(r"actor [01]: my_envs.make: step\(\) returned a NaN .*\(reward of env [01]\)", told), done.stderr
+    done = run_here(ROOT / "train.py", *words, "actors.rollouts=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [told] = [text for record in caplog.records if "step() returned a NaN" in (text := record.getMessage())]
+    assert re.match(r"actor [01]: nan_envs.make: step\(\) returned a NaN .*\(reward of env [01]\)", told), told
 
 
 @pytest.mark.slow
@@ -426,12 +427,9 @@ def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) ->
     ("typed", "told"),
     [
         (["num_actors=2"], "num_actors=2 has no effect without actors. Try num_actors=null, or actors=process"),
-        (["actors=process", "num_actors=0", "algo=impala"], "num_actors must be a positive int or null, got 0"),
-        (["actors=proces", "algo=impala"], "unknown actors 'proces'. Did you mean 'process'?"),
         (["actors=process"], "algo=ppo learns only from what its newest policy has done. Try algo=impala"),
         (["actors=process", "algo=impala", "multi_gpu=true"], "actors send to one learner. Try multi_gpu=false"),
         (["actors=process", "algo=impala", "sim_device=cuda"], "sim_device=cuda with actors=process"),
-        (["actors=process", "algo=impala", "actors.inferenc=actor"], "Did you mean 'actors.inference'?"),
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, typed: list[str], told: str) -> None:
@@ -446,10 +444,10 @@ def test_without_ray_one_line_has_the_command(tmp_path: Path, monkeypatch: pytes
     assert done.returncode == 2 and "actors=ray needs ray: pip install 'gpusim-rl[ray]'" in done.stderr, done.stderr
 
 
-def test_another_version_of_ray_is_refused(monkeypatch, version: str = "3.1.0") -> None:
+def test_another_version_of_ray_is_refused(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    monkeypatch.setattr(provenance, "installed_version", {"ray": version}.get)
-    with pytest.raises(ConfigError, match=re.escape(f"actors=ray needs {ray_cluster.REQUIREMENT}, and {version} is")):
+    monkeypatch.setattr(provenance, "installed_version", {"ray": "3.1.0"}.get)
+    with pytest.raises(ConfigError, match=re.escape(f"actors=ray needs {ray_cluster.REQUIREMENT}, and 3.1.0 is")):
         ray_cluster.require_ray("actors=ray")
 
 
