@@ -6,7 +6,6 @@ docs/gpu.md tells what this proves and what it does not.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -202,16 +201,11 @@ def test_every_setting_of_the_learner_stays_on_the_device(variant: str, cuda: No
 MIRRORED = {"augment": True, "mirror_loss": 0.5}
 
 
-@pytest.mark.usefixtures("watched")
 def test_cameras_stay_on_the_device(cuda: None) -> None:
     pictures = {name: draw(0.0, 0.1, "additive") for name in PICTURES}
     settings = {"randomize": True, "randomization_params": {"picture_params": pictures}}
-    assert iterate(fake.make_trainer("Cartpole", task=settings, ppo=SMALL), steps=4).faults == []
-
-
-def test_noise_of_images_stays_on_the_device(cuda: None) -> None:
-    noise = {"observations": {"camera": {"shift": 2, "brightness": [0.8, 1.2]}}}
-    assert iterate(fake.make_trainer("CartpoleCamera", task=noise, ppo=SMALL), steps=4).faults == []
+    settings |= {"observations": {"camera": {"shift": 2, "brightness": [0.8, 1.2]}}}
+    assert iterate(fake.make_trainer("CartpoleCamera", task=settings, ppo=SMALL), steps=4).faults == []
 
 
 @pytest.mark.usefixtures("watched")
@@ -338,36 +332,25 @@ FAULTS: dict[str, tuple[str, Callable[[Given], object]]] = {
     "cpu": ("cpu", lambda it: it.x.cpu()),
     "numpy": ("numpy", lambda it: it.x.numpy()),
     "nonzero": ("nonzero", lambda it: it.mask.nonzero()),
-    "where of a mask": ("nonzero", lambda it: torch.where(it.mask)),
     "mask as an index": ("index", lambda it: it.x[it.mask]),
-    "writing by a mask": ("index_put_", lambda it: it.x.__setitem__(it.mask, it.x[0])),
     "repeats without a length": ("repeat_interleave", lambda it: it.x.repeat_interleave(it.index, dim=0)),
     "a new number": ("tensor", lambda it: torch.tensor(1.0, device=CUDA)),
-    "a new list": ("as_tensor", lambda it: torch.as_tensor([1.0, 2.0], device=CUDA)),
-    "a list as an index": ("_to_copy", lambda it: it.x[:, [0, 2]]),
     "an index of the host": ("host tensor", lambda it: it.x[torch.arange(3)]),
     "a factory without a device": ("host tensor: zeros", lambda it: torch.zeros(4)),
     "a tensor to the device": ("_to_copy", lambda it: torch.zeros(4).to(CUDA)),
     "a copy into the host": ("copy_", lambda it: torch.zeros(6, 4).copy_(it.x)),
     "a number of the host": ("host tensor: mul", lambda it: it.x * torch.ones(())),
-    "a number of the host in where": ("host tensor: where", lambda it: torch.where(it.mask, torch.ones(()), it.x.T)),
     "solve": ("linear algebra", lambda it: torch.linalg.solve(it.square, it.x.T)),
     "multinomial": ("linear algebra: multinomial", lambda it: torch.multinomial(it.square, 1)),
 }
 HARMLESS: dict[str, tuple[int, Callable[[Given], object]]] = {
     "a view": (0, lambda it: it.x[:, 1:].unsqueeze(0).expand(3, 6, 3).detach()),
-    "memory": (0, lambda it: torch.empty(6, device=CUDA)),
-    "zeros": (1, lambda it: torch.zeros(6, device=CUDA)),
     "a number in where": (2, lambda it: torch.where(it.mask, 1.0, it.x.T)),  # which is filled into a tensor
     "a number in a sum": (1, lambda it: it.x + 1.0),
-    "an index of the device": (1, lambda it: it.x[it.index]),
     "a mask that fills": (1, lambda it: it.x.masked_fill_(it.mask[:, None], 0.0)),
-    "one column": (1, lambda it: it.x.__setitem__((slice(None), 0), 3.0)),
     "a norm": (1, lambda it: torch.linalg.vector_norm(it.x, dim=1)),
     "a cross product": (1, lambda it: torch.linalg.cross(it.x[:, :3], it.x[:, 1:])),
-    "repeats of a number": (1, lambda it: it.x.repeat_interleave(2, dim=0)),
     "a product of matrices": (1, lambda it: it.x @ it.x.T),
-    "a product of many matrices": (1, lambda it: it.x[:, None] @ it.square.expand(6, 4, 4)),
 }
 
 
@@ -389,15 +372,6 @@ def test_what_is_harmless_is_no_fault(what: str, cuda: None) -> None:
         call(given)
     assert placement.locations == []
     assert sum(work.kernels for work in placement.work.values()) == kernels
-
-
-def test_kernels_are_counted_by_the_line_that_asked_for_them(cuda: None) -> None:
-    x = nn.Parameter(torch.zeros(6, device=CUDA))
-    with torch.autograd.set_detect_anomaly(True, check_nan=False), Placement(by_line=True) as placement:
-        backward(x.exp().sum(), [x])
-    (lines,) = placement.lines.values()
-    asked = {re.sub(r"^tests/test_placement.py:\d+", "", line): number for line, number in lines.items()}
-    assert asked == {": exp": 1, ": sum": 1, ": ones_like": 1, " backward: mul": 1}
 
 
 PLACES: dict[str, Callable[[Any], tuple[object, str]]] = {
