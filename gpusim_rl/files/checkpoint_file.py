@@ -216,15 +216,13 @@ def _strange(file: IO[bytes]) -> str:
     try:
         with open_archive(file) as archive:
             entries = archive.infolist()
-            if min((entry.header_offset for entry in entries), default=1) != 0:
+            pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
+            if min((entry.header_offset for entry in entries), default=1) != 0 or len(pickles) != 1:
                 return "is no archive of torch"
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 return "is compressed"
             if sum(entry.file_size for entry in entries) > size:
                 return "holds more than its size"
-            pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                return "is no archive of torch"
             return _strange_pickle(archive.read(pickles[0]))
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, LookupError, NotImplementedError, RuntimeError):
         return "is no archive of torch"
