@@ -106,7 +106,8 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings have tracebacks of what Ctrl-C has ended
         search.refuse_links()
         search.folder.mkdir(parents=True, exist_ok=True)
-        engine = {"creator": partial(_connect, search.folder)}
+        _check_database(search.folder / DATABASE)
+        engine = {"creator": partial(sqlite3.connect, search.folder / DATABASE, timeout=LOCK_S)}
         with open_file(search.folder / "study.lock", "ab") as file:
             while not lock(file):  # Optuna's tables cannot be made by two processes at once
                 time.sleep(0.05)
@@ -209,14 +210,16 @@ class Study:
         return str(self.search.runs_of(number_of(trial)).absolute() / name) if name else ""
 
 
-def _connect(folder: Path) -> sqlite3.Connection:
-    """Open the database of a study, which may be a stranger's."""
-    open_file(folder / DATABASE, "ab").close()  # no link, pipe or second name
-    with suppress(FileNotFoundError), open_file(folder / f"{DATABASE}-journal") as journal:
+def _check_database(file: Path) -> None:
+    """Refuse a database, which may be a stranger's, that leads to other files.
+
+    To be called before the first connection: to close the file would end SQLite's locks on it in this process.
+    """
+    open_file(file, "ab").close()  # no link, pipe or second name
+    with suppress(FileNotFoundError), open_file(Path(f"{file}-journal")) as journal:
         journal.seek(max(0, journal.seek(0, 2) - len(SUPER_JOURNAL)))
         if journal.read() == SUPER_JOURNAL:
-            raise ConfigError(f"{folder / DATABASE}-journal names another file. Try removing it")
-    return sqlite3.connect(folder / DATABASE, timeout=LOCK_S)
+            raise ConfigError(f"{file}-journal names another file. Try removing it")
 
 
 def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
