@@ -298,10 +298,10 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
     # the networks are not what is hostile: exporting them takes seconds
     card = {"parity": {"observations": 1, "files": {}}, "latency_us": {"calls": 1, "median": {}}}
 
-    def write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
+    def write(player: Player, *_: Any, **__: Any) -> dict[str, Any]:
         assert player.policy is not None
         model = ExportedPolicy(player.policy, clip_observations=None, clip_actions=None, control=None)
-        return {**describe(player, model, None), **card}
+        return {**describe(player, model, None, None), **card}
 
     monkeypatch.setattr(files, "_write", write)
     commands = {
