@@ -9,17 +9,8 @@ python tools/plot.py runs/Ant/* --key policy/kl --x time     another column, ove
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
-
 import argparse
+import sys
 import textwrap
 from collections.abc import Sequence
 from functools import partial
@@ -31,10 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-    from gpusim_rl.view.curves import SavedCurves
+    from gpusim_rl.view.curves import Curve, SavedCurves
 
 X_COLUMNS = {"env_steps": "env_steps", "time": "time/elapsed_s"}
-TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0}  # seconds of each unit
 FAR = 2.0  # heights of the picture within which the threshold is drawn
 LABEL_WIDTH = 100  # characters of the legend on one row
 
@@ -70,6 +60,8 @@ def plot(args: argparse.Namespace) -> Path:
     from gpusim_rl.view.curves import grouped, run_folders
 
     import_extra("matplotlib", "view", "plot")
+    from gpusim_rl.view.charts import save
+
     folders = run_folders(args.runs)
     name = f"{args.key.replace('/', '_')}.png"
     out = args.out or (folders[0] / name if len(folders) == 1 else Path(name))
@@ -79,7 +71,7 @@ def plot(args: argparse.Namespace) -> Path:
     runs = read_runs(folders, args.key, X_COLUMNS[args.x])
     figure = draw(grouped(runs), args.key, args.x)
     with writing(out) as file:  # a link there is replaced, not followed
-        figure.savefig(file, format=out.suffix[1:], dpi=150)
+        save(figure, file, out.suffix[1:])
     return out
 
 
@@ -87,20 +79,22 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
     """Returns the picture: a line for each group of runs, and below the axes their titles and last values."""
     from matplotlib.figure import Figure
 
-    from gpusim_rl.view.curves import as_text, in_words, titles
-    from gpusim_rl.view.svg_chart import visible_range
+    from gpusim_rl.view.charts import time_unit, visible_range
+    from gpusim_rl.view.curves import Curve, count, in_words, titles
 
     figure = Figure(layout="constrained")
     axes = figure.subplots()
     tasks = list(dict.fromkeys(runs[0].task for runs in groups))
-    ends = [float(run.curve(key, X_COLUMNS[x_axis]).x[-1]) for runs in groups for run in runs]
-    x_label, scale, unit = x_units(x_axis, max(ends))
+    curves = [[run.curve(key, X_COLUMNS[x_axis]) for run in runs] for runs in groups]
+    ends = [float(curve.x[-1]) for group in curves for curve in group]
+    unit, scale = time_unit(max(ends)) if x_axis == "time" else ("steps", 1.0)
+    common = min(ends) / scale if len(groups) > 1 else None
     rows = 0  # rows of the legend
-    for runs, title in zip(groups, titles([runs[0].settings for runs in groups]), strict=True):
-        settings = title.removeprefix(tasks[0]).strip() if len(tasks) == 1 else title
-        common = min(ends) / scale if len(groups) > 1 else None
-        rows += draw_group(axes, runs, settings, key, X_COLUMNS[x_axis], (scale, unit), common)
+    for runs, group, title in zip(groups, curves, titles([runs[0].settings for runs in groups]), strict=True):
+        words = [title.removeprefix(tasks[0]).strip() if len(tasks) == 1 else title, count(runs) or "1 run"]
+        rows += draw_group(axes, [Curve(curve.x / scale, curve.y) for curve in group], words, unit, common)
     rows += draw_threshold(axes, groups, key)
+    x_label = f"time of training [{unit}]" if x_axis == "time" else "env steps (control steps of all envs together)"
     axes.set(xlabel=x_label, ylabel=in_words(key), title=", ".join(tasks))
     axes.set_ylim(*visible_range(*axes.get_ylim()))
     for axis in (axes.xaxis, axes.yaxis):
@@ -109,60 +103,41 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False, fontsize="small")
     figure.set_size_inches(8, 5 + 0.2 * rows)
-    as_text(figure)
     return figure
 
 
 def tick(axis: Axis, value: float, _: object) -> str:
     """Returns the label of a tick; one at 0 may be a rounding error beside it."""
-    from gpusim_rl.view.svg_chart import short
+    from gpusim_rl.view.charts import short
 
     low, high = axis.get_view_interval()
     return short(0.0 if abs(value) < 1e-9 * (high - low) else value)
 
 
-def draw_group(
-    axes: Axes,
-    runs: Sequence[SavedCurves],
-    settings: str,
-    key: str,
-    x_column: str,
-    x_unit: tuple[float, str],
-    common: float | None = None,
-) -> int:
-    """Draws the mean of runs with its spread, and thin what is before and after it; returns its rows in the legend.
+def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: str, common: float | None) -> int:
+    """Draws runs and their mean, named by words and last values; returns the rows in the legend.
 
-    The legend compares groups at `common`, the x that all of them have reached, next to their own last values.
+    Groups are compared at `common` too, the x that all of them have reached.
     """
     import numpy as np
 
-    from gpusim_rl.view.curves import Curve, beyond, count, mean_and_std
-    from gpusim_rl.view.svg_chart import short
+    from gpusim_rl.view.charts import draw_runs, short
 
-    scale, unit = x_unit
-    curves = [Curve(curve.x / scale, curve.y) for curve in (run.curve(key, x_column) for run in runs)]
-    x, mean, std = mean_and_std(curves)
-    [line] = axes.plot(x, mean, linewidth=1.8)
-    color = line.get_color()
-    words = [settings] * bool(settings) + [count(runs) or "1 run"]
+    line, x, mean, std = draw_runs(axes, curves)
+    label = [*filter(None, words)]
     if len(x):
-        spread = f" ± {std[-1]:,.3g}" if len(runs) > 1 else ""
-        words.append(f"{mean[-1]:,.4g}{spread} at {short(x[-1], 3)} {unit}")
-        axes.plot(x[-1], mean[-1], "o", color=color, markersize=4)
+        spread = f" ± {std[-1]:,.3g}" if len(curves) > 1 else ""
+        label.append(f"{mean[-1]:,.4g}{spread} at {short(x[-1], 3)} {unit}")
+        axes.plot(x[-1], mean[-1], "o", color=line.get_color(), markersize=4)
         if common is not None and x[0] <= common < x[-1]:
-            words.append(f"{np.interp(common, x, mean):,.4g} at {short(common, 3)} {unit}, which all have")
-    if len(runs) > 1:
-        axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.2, linewidth=0)
-    rests = beyond(curves, x)
-    for rest in rests:
-        axes.plot(rest.x, rest.y, color=color, linewidth=0.8, alpha=0.8)
-    if not len(x):
-        words.append("no mean: no part in common")
-    elif any(rest.x[-1] > x[-1] for rest in rests):
-        words.append("where the shortest ends; thin: single runs")
-    label = textwrap.fill(", ".join(words), LABEL_WIDTH)
-    line.set_label(f" {label}" if label.startswith("_") else label)  # matplotlib leaves out what begins with a _
-    return 1 + label.count("\n")
+            label.append(f"{np.interp(common, x, mean):,.4g} at {short(common, 3)} {unit}, which all have")
+        if any(curve.x[-1] > x[-1] for curve in curves):
+            label.append("where the shortest ends; thin: single runs")
+    else:
+        label.append("no mean: no part in common")
+    text = textwrap.fill(", ".join(label), LABEL_WIDTH)
+    line.set_label(f" {text}" if text.startswith("_") else text)  # matplotlib leaves out what begins with a _
+    return 1 + text.count("\n")
 
 
 def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str) -> int:
@@ -178,14 +153,6 @@ def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str
     else:
         axes.plot([], [], " ", label=f"{label}, outside of the picture")
     return 1
-
-
-def x_units(x_axis: str, last: float) -> tuple[str, float, str]:
-    """Returns label, size and short name of the unit of the horizontal axis, which ends at `last`."""
-    if x_axis == "env_steps":
-        return "env steps (control steps of all envs together)", 1.0, "steps"
-    unit = next((unit for unit, seconds in TIMES.items() if last >= 2.0 * seconds), "s")
-    return f"time of training [{unit}]", TIMES[unit], unit
 
 
 def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCurves]:
@@ -212,4 +179,8 @@ def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCur
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
+    from gpusim_rl import interrupts
+
+    interrupts.install()
     sys.exit(main())

@@ -7,18 +7,9 @@ python tools/report.py runs/*/latest --no-replay      several tasks
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
-
 import argparse
 import base64
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def report(args: argparse.Namespace) -> Path:
     """Reads the runs, plays the best of each group, and writes the page; returns its file."""
-    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out
     from gpusim_rl.files.safe_open import writing
     from gpusim_rl.machine.hardware import limit_openmp_spin
@@ -68,6 +59,7 @@ def report(args: argparse.Namespace) -> Path:
     if args.out is not None and args.out.suffix != ".html":
         raise ConfigError(f"--out must end in .html, got {args.out}")
     check_out(args.out, overwrite=args.overwrite)
+    import_extra("matplotlib", "view", "report")  # said before the work, not after it
     folders = run_folders(args.runs)
     out = args.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     limit_openmp_spin()  # before torch is imported
@@ -96,16 +88,14 @@ def pace(run: SavedCurves) -> Pace:
     try:
         stats = read_run_stats(run.run.path)
     except (ConfigError, OSError) as error:
-        return Pace(None, {}, (str(error),))
+        return Pace(limits=(str(error),))
     shares = {phase: getattr(stats, phase) for phase in PHASES}
     findings = [str(finding) for finding in diagnose(stats)] or [conclusion(stats)]
     return Pace(stats.env_steps_per_s, shares, findings)
 
 
 def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
-    """Plays a run; where the extra for 3D is missing, its moving picture. Where it cannot be played, the reason."""
-    import importlib.util
-
+    """Plays a run in 3D, an env of another library as a moving picture; where it cannot be played, gives the reason."""
     from gpusim_rl.env import VecEnv
     from gpusim_rl.errors import first_line, say
     from gpusim_rl.view.caption import words_of
@@ -114,23 +104,23 @@ def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
     from gpusim_rl.view.report import Playback
     from gpusim_rl.view.video import moving_picture
 
-    in_3d = all(importlib.util.find_spec(name) for name in ("viser", "mjviser"))
     options = {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
     try:
         with closing(Player.open(str(run.run.path), **options)) as player:
-            text = f"{', '.join(words_of(player))}, seed {run.seed}"
-            if in_3d and isinstance(player.env, VecEnv):
-                return Playback(
-                    f"{text}. Drag to turn, scroll to zoom.", html_replay(player, range(args.steps), "report")
-                )
-            webp = moving_picture(player, args.steps, PICTURE, "report")
-            better = "" if in_3d else " In 3D with pip install 'gpusim-rl[view]'."
-            data = base64.b64encode(webp).decode()
-            return Playback(f"{text}.{better}", picture=f"data:image/webp;base64,{data}")
+            text = f"{', '.join(words_of(player))}, seed {run.seed}."
+            if isinstance(player.env, VecEnv):
+                page = html_replay(player, range(args.steps), "report")
+                return Playback(f"{text} Drag to turn, scroll to zoom.", page)
+            data = base64.b64encode(moving_picture(player, args.steps, PICTURE, "report")).decode()
+            return Playback(text, picture=f"data:image/webp;base64,{data}")
     except Exception as error:  # of a task or a simulator, too: the numbers are worth the page without it
         say(f"no replay of {run.run}: {first_line(error)}", file=sys.stderr)
         return Playback(f"No replay: {first_line(error)}")
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
+    from gpusim_rl import interrupts
+
+    interrupts.install()
     sys.exit(main())

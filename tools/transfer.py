@@ -7,19 +7,10 @@ python tools/transfer.py Go1Velocity --num-envs 64 --seconds 10    64 episodes e
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
-
 import argparse
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -362,27 +353,19 @@ def draw(rows: list[dict[str, Any]], title: str) -> Figure:
     """Returns the picture: a panel for each number, a row for each variant, the worst return at the top."""
     from matplotlib.figure import Figure
 
-    from gpusim_rl.view.curves import as_text
-
     plain, played = rows[0], worst_first(rows)[::-1]
     names = ["return_mean", *numbers(rows)]
     figure = Figure(layout="constrained", figsize=(3.0 + 2.4 * len(names), 1.6 + 0.25 * len(played)))
-    places = range(len(played))
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
-        errors = [row.get("standard_error", 0.0) for row in played] if name == "return_mean" else None
-        colours = ["black" if row is plain else "tab:blue" for row in played]
-        values = [row[name] for row in played]
-        axes.hlines(places, plain[name], values, colors=colours, linewidth=1)
-        axes.errorbar(values, places, xerr=errors, fmt="none", ecolor="tab:gray")
-        axes.scatter(values, places, c=colours, s=20, zorder=3)
+        errors = [row.get("standard_error", 0.0) if name == "return_mean" else 0.0 for row in played]
+        values, variants = [row[name] for row in played], [row["variant"] for row in played]
+        axes.errorbar(values, variants, xerr=errors, fmt="o", markersize=4)
         axes.axvline(plain[name], color="black", linewidth=0.8, linestyle=":")
         axes.axvspan(0.9 * plain[name], 1.1 * plain[name], color="tab:gray", alpha=0.15, linewidth=0)
         axes.set_title(name.removeprefix("task/").removesuffix("_mean"), fontsize="medium")
-        axes.set_yticks(places, [row["variant"] for row in played])
         axes.grid(axis="x", alpha=0.3)
     words = f"{plain['episodes']:.0f} episodes each; grey: within 10 % of plain; bars: standard error of the difference"
     figure.suptitle(f"{title}: {words}", fontsize="medium")
-    as_text(figure)
     return figure
 
 
@@ -391,16 +374,19 @@ def write(run_dir: Path, result: Mapping[str, Any], figure: Figure) -> None:
     from gpusim_rl.errors import say
     from gpusim_rl.files.safe_open import writing
     from gpusim_rl.run.console import finite
+    from gpusim_rl.view.charts import save
 
-    result = {**result, "rows": [finite(row) for row in result["rows"]]}
-    for name in ("transfer.json", "transfer.png"):
-        with writing(run_dir / name) as file:
-            if name.endswith(".png"):
-                figure.savefig(file, format="png", dpi=150)
-            else:
-                file.write((json.dumps(result, indent=2) + "\n").encode())
-        say(str(run_dir / name))
+    with writing(run_dir / "transfer.json") as file:
+        text = json.dumps({**result, "rows": [finite(row) for row in result["rows"]]}, indent=2)
+        file.write(f"{text}\n".encode())
+    with writing(run_dir / "transfer.png") as file:
+        save(figure, file, "png")
+    say(str(run_dir / "transfer.json"), str(run_dir / "transfer.png"))
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
+    from gpusim_rl import interrupts
+
+    interrupts.install()
     sys.exit(main())

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.writers import read_csv
 from gpusim_rl.settings.overrides import key_of
 from gpusim_rl.settings.schema import ALGORITHMS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Settings that may differ between runs of one line: they do not change what is learned on average, or are names.
 FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
@@ -121,25 +118,19 @@ def read_run(folder: Path) -> SavedCurves:
     if content.damaged:
         warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")
     config = run.config
-    if not _is_of_a_run(config):
+    try:
+        target, algorithm, seed = config["task"]["_target_"], config["algo"]["name"], config["seed"]
+    except (KeyError, TypeError):
+        target = algorithm = seed = None
+    if not (isinstance(target, str) and isinstance(algorithm, str) and isinstance(seed, int)):
         raise ConfigError(
             f"{run.config_yaml} is not the settings of a run: expected a seed, and the sections task and algo"
         )
-    algorithm = config["algo"]["name"]
     unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values that a task's yaml holds
     settings = {name: value for name, value in flat(config) if not name.startswith((*FREE, *unused))}
     cells = array("d", (float(cell) if cell else np.nan for row in content.rows for cell in row))
     table = np.array(cells).reshape(len(content.rows), len(content.columns)).T
     return SavedCurves(run, config, settings, dict(zip(content.columns, table, strict=True)))
-
-
-def _is_of_a_run(config: Any) -> bool:
-    """Returns whether settings, which may be a stranger's, have what names a line."""
-    try:
-        target, name, seed = config["task"]["_target_"], config["algo"]["name"], config["seed"]
-    except (KeyError, TypeError):
-        return False
-    return isinstance(target, str) and isinstance(name, str) and isinstance(seed, int)
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -194,15 +185,6 @@ def in_words(key: str) -> str:
     return WORDS.get(key) or (f"{words} [{UNITS[end]}]" if end else GROUPS.get(group, "{}").format(words))
 
 
-def as_text(figure: Figure) -> None:
-    """Make matplotlib draw all texts of a picture as they are: names of runs are no formulas of TeX."""
-    from matplotlib.text import Text
-
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)  # pyright: ignore[reportAttributeAccessIssue]
-        text.set_usetex(False)  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns x, and mean and standard deviation over all runs, where all of them have values.
 
@@ -215,18 +197,3 @@ def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.nd
     x = np.linspace(*ends, POINTS if ends[0] < ends[1] else 1) if ends[0] <= ends[1] else np.zeros(0)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     return x, values.mean(axis=0), values.std(axis=0)
-
-
-def beyond(curves: Sequence[Curve], x: np.ndarray) -> list[Curve]:
-    """Returns what of the curves is before and after their mean at `x`, joined to it; all where there is no mean."""
-    if not len(x):
-        return list(curves)
-    rests = []
-    for curve in curves:
-        first, last = np.interp(x[[0, -1]], curve.x, curve.y)
-        before, after = curve.x < x[0], curve.x > x[-1]
-        if before.any():
-            rests.append(Curve(np.append(curve.x[before], x[0]), np.append(curve.y[before], first)))
-        if after.any():
-            rests.append(Curve(np.append(x[-1], curve.x[after]), np.append(last, curve.y[after])))
-    return rests

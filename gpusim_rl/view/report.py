@@ -27,8 +27,8 @@ from gpusim_rl.run.run_dir import chosen_task
 from gpusim_rl.settings.discover import recipes, tasks
 from gpusim_rl.settings.overrides import key_of
 from gpusim_rl.settings.saved_run import repeating_words
+from gpusim_rl.view.charts import MOST, Line, chart, short
 from gpusim_rl.view.curves import FREE, SavedCurves, count, flat, grouped, in_words, titles
-from gpusim_rl.view.svg_chart import MOST, Line, chart, short
 
 WINDOW = 100  # episodes in a mean
 STILL_TRAINS_S = 60.0  # age of a row, up to which a run without an end is taken for one that trains
@@ -42,22 +42,16 @@ PHASE_WORDS = {"rollout": "simulation and policy", "actors": "waiting for actors
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a run was.
+    """Speed of a run."""
 
-    Attributes:
-        env_steps_per_s: Control steps per second, over all envs [1/s].
-        shares: Share of the time by phase.
-        limits: Sentences on what limits it, the most costly first.
-    """
-
-    env_steps_per_s: float | None
-    shares: Mapping[str, float]
-    limits: Sequence[str]
+    env_steps_per_s: float | None = None  # control steps per second, over all envs [1/s]
+    shares: Mapping[str, float] = field(default_factory=dict)  # of the time, by phase
+    limits: Sequence[str] = ()  # sentences on what limits it, the most costly first
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended: `complete`, `training`, `stopped` or `failed`, and that in a sentence."""
+    """End of a run: `complete`, `training`, `stopped` or `failed`, and that in a sentence."""
 
     kind: str
     words: str
@@ -65,7 +59,7 @@ class Ending:
 
 @dataclass
 class Playback:
-    """What is seen of a group: a page of its own in 3D, or a moving picture (WebP), and a caption or a reason."""
+    """Replay of a group: a page of its own in 3D, or a moving picture (WebP), and a caption or a reason."""
 
     caption: str = ""
     page: str = ""
@@ -80,7 +74,7 @@ class Group:
     colour: int
     runs: Sequence[SavedCurves]
     endings: Sequence[Ending]
-    pace: Pace
+    pace: Pace = field(default_factory=Pace)
     replay: Playback = field(default_factory=Playback)
 
     @property
@@ -94,10 +88,9 @@ def groups_of(runs: Sequence[SavedCurves]) -> list[list[Group]]:
     by_task: dict[str, list[list[SavedCurves]]] = {}
     for group in grouped(runs):
         by_task.setdefault(str(group[0].settings["task._target_"]), []).append(group)
-    nothing = Pace(None, {}, ())
     return [
         [
-            Group(title, colour, group, [ending(run) for run in group], nothing)
+            Group(title, colour, group, [ending(run) for run in group])
             for colour, (title, group) in enumerate(zip(titles([g[0].settings for g in groups]), groups, strict=True))
         ]
         for groups in by_task.values()
@@ -220,11 +213,10 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
     verdict = ""
     if goal is not None:
         times = [seconds_to(run, goal) for run in runs]
-        reached, median = [s for s in times if s is not None], median_time(times)
-        of = f"{len(reached)} of {len(runs)} seeds" if len(runs) > 1 else "reached" if reached else "not reached"
-        verdict = "good" if median is not None else "bad"
-        when = f", median {duration(median)}" if median is not None and len(runs) > 1 else ""
-        when = f" after {duration(median)}" if median is not None and not when else when
+        median, several = median_time(times), len(runs) > 1
+        verdict, of = ("bad", "not reached") if median is None else ("good", "reached")
+        of = f"{sum(s is not None for s in times)} of {len(runs)} seeds" if several else of
+        when = "" if median is None else f"{', median' if several else ' after'} {duration(median)}"
         tiles.append((f"threshold {number(goal.threshold)}", of, f"{in_words(goal.stat or 'return')}{when}"))
     tiles += [(in_words(key), value, "last 100 episodes") for key in stats if (value := _spread(runs, key)) != "–"]
     tiles.append(("episode length", _spread(runs, "episode/length"), "control steps"))
@@ -232,17 +224,14 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
     if steps and took:
         done = short(statistics.median(steps), 3)
         tiles.append(("trained for", duration(statistics.median(took)), f"{done} env steps"))
-    if group.pace.env_steps_per_s:
-        tiles.append(
-            ("speed", f"{group.pace.env_steps_per_s:,.0f}", f"env steps/s, {runs[0].config.get('num_envs')} envs")
-        )
+    if speed := group.pace.env_steps_per_s:
+        tiles.append(("speed", f"{speed:,.0f}", f"env steps/s, {runs[0].config.get('num_envs')} envs"))
     recipe, task = runs[0].config.get("recipe"), chosen_task(_overrides(runs[0])) or runs[0].task
     if recipe and len(recipes(task, config_dir)) > 1:
         tiles.append(("recipe", str(recipe), "named changes of the task"))
     lines, reasons = commands(runs, config_dir)
     return {
-        "title": group.title,
-        "colour": group.colour,
+        **vars(group),
         "count": count(runs),
         "tiles": tiles,
         "verdict": verdict,
@@ -251,11 +240,9 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
             for run, end in zip(runs, group.endings, strict=True)
             if end.kind != "complete"
         ],
-        "replay": group.replay,
         "shares": [
             (PHASE_WORDS.get(phase, phase), share) for phase, share in group.pace.shares.items() if share >= 0.005
         ],
-        "limits": group.pace.limits,
         "commands": lines,
         "no_commands": reasons,
     }
@@ -267,9 +254,10 @@ def _run(group: Group, run: SavedCurves, end: Ending) -> dict[str, Any]:
         environment = run.run.environment
     except (OSError, ValueError):
         environment = {}
-    git, sim = _section(environment, "git"), _section(environment, "sim")
-    machine = [_section(environment, "cpu").get("model"), *_gpu_names(_section(environment, "gpu").get("devices"))]
-    versions = _section(environment, "versions")
+    git, sim, versions = (_section(environment, name) for name in ("git", "sim", "versions"))
+    devices = _section(environment, "gpu").get("devices")
+    gpus = [device.get("name") for device in (devices if isinstance(devices, list) else []) if isinstance(device, dict)]
+    machine = dict.fromkeys([_section(environment, "cpu").get("model"), *map(str, gpus)])
     return {
         "colour": group.colour,
         "folder": str(run.run),
@@ -306,7 +294,6 @@ def commands(runs: Sequence[SavedCurves], config_dir: str | None) -> tuple[list[
 def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict[str, Any]], str]:
     """Returns settings other than the defaults of this version, with each group's value; or why they are not known."""
     from gpusim_rl.settings.compose import compose
-    from gpusim_rl.settings.discover import tasks
 
     runs = [group.runs[0] for group in groups]
     try:
@@ -359,7 +346,7 @@ def _reading(groups: Sequence[Group]) -> str:
     words += ["Cross: a run failed."] * ("failed" in kinds)
     words += ["Ring: a run was stopped, or still trains."] * bool(kinds & {"stopped", "training"})
     size = math.ceil(max(len(run.columns["iteration"]) for run in runs) / MOST)
-    words += [f"A run's point is the mean of up to {size} rows of metrics.csv."] * (size > 1)
+    words += [f"Of up to {size} rows of metrics.csv one is drawn."] * (size > 1)
     return " ".join(words)
 
 
@@ -374,7 +361,7 @@ def _chart(
     threshold = goal.threshold if goal else None
     by_time = x_column.startswith("time/")
     label = f"{key} over {'time' if by_time else 'env steps'}"
-    return chart(lines, label=label, width=size[0], height=size[1], time_axis=by_time, threshold=threshold)
+    return chart(lines, label=label, size=size, time_axis=by_time, threshold=threshold)
 
 
 def _spread(runs: Sequence[SavedCurves], key: str) -> str:
@@ -393,12 +380,6 @@ def _overrides(run: SavedCurves) -> list[str]:
     with suppress(ConfigError):
         words = load_yaml(run.run.overrides_yaml)
     return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
-
-
-def _gpu_names(devices: Any) -> list[Any]:
-    """Returns the names in env.json of the machine's GPUs, each once."""
-    devices = devices if isinstance(devices, list) else []
-    return list(dict.fromkeys(str(device.get("name")) for device in devices if isinstance(device, dict)))
 
 
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:

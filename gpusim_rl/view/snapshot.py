@@ -101,11 +101,9 @@ class FramingCamera(Camera):
 
 
 def draw(
-    scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto", fill: float = FILL
+    scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto"
 ) -> tuple[np.ndarray, str | None]:
     """Draws envs at these positions, shape [envs, nq], each framed: with other arguments as `make_renderer` does.
-
-    `fill` is the share of a tile's width or height that the framed things take.
 
     Returns:
         The picture, uint8, shape [height, width, 3], and the line for the user of `make_renderer`.
@@ -114,7 +112,7 @@ def draw(
         ConfigError: Nothing can draw here, or the picture is too small for the envs or too large for OpenGL.
     """
     grid = Grid.of(len(qpos), width, height)
-    camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height, fill)
+    camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height)
     try:
         drawn, note = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
     except mujoco.FatalError as error:  # what OpenGL can draw at once depends on the driver

@@ -49,7 +49,6 @@ def view_in_browser(
     host: str = LOCALHOST,
     port: int | None = None,
     steps: int | None = None,
-    title: str | None = None,
 ) -> None:
     """Serves the viewer until Ctrl-C, or until the steps are over, and prints its address.
 
@@ -58,12 +57,11 @@ def view_in_browser(
         host: Address to serve on; any other than this machine's own lets others watch and steer, without a password.
         port: TCP port; None for the first free one from 8080 on.
         steps: Control steps; None for no end, and for none at all while nobody looks.
-        title: Name above the controls; None for the task's.
 
     Raises:
         ConfigError: viser is missing, the envs are another library's, or the port cannot be had.
     """
-    with contextlib.closing(WebViewer(player, host=host, port=port, title=title)) as viewer:
+    with contextlib.closing(WebViewer(player, host=host, port=port)) as viewer:
         say(f"{player.name} is shown at {viewer.address} (Ctrl-C ends it)")
         sys.stdout.flush()  # a pipe would keep it
         if host not in (LOCALHOST, "localhost", "::1"):
@@ -92,9 +90,7 @@ class WebViewer:
         queue: Functions to be called between two steps.
     """
 
-    def __init__(
-        self, player: Player, *, host: str = LOCALHOST, port: int | None = None, title: str | None = None
-    ) -> None:
+    def __init__(self, player: Player, *, host: str = LOCALHOST, port: int | None = None) -> None:
         if not isinstance(player.env, VecEnv):
             raise ConfigError(
                 f"{player.name}: envs of another library have no model that a browser could show."
@@ -121,7 +117,7 @@ class WebViewer:
         self.port = self._server.get_port()
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         self._scene = WebScene(self._server, player.env.sim, DISTANCE)
-        self._panel(title or player.name)
+        self._panel()
         self._scene.draw()
 
     # -- the loop ------------------------------------------------------------------------------
@@ -251,10 +247,10 @@ class WebViewer:
 
     # -- the panel -----------------------------------------------------------------------------
 
-    def _panel(self, title: str) -> None:
+    def _panel(self) -> None:
         """Makes the controls, from what is used most to what is used least."""
         gui, num_envs = self._server.gui, self._vec_env.num_envs
-        gui.set_panel_label(title)
+        gui.set_panel_label(self._player.name)
         gui.configure_theme(show_share_button=False, show_logo=False)
         self._buttons = gui.add_button_group("Time", BUTTONS[False])
         self._on(self._buttons, self._press)

@@ -122,9 +122,9 @@ def test_the_address_is_told_once_the_port_listens(run, monkeypatch):
     assert len(answers) == 1
 
 
-def test_without_a_display_a_run_is_played_in_the_browser(tool):
+def test_without_a_display_a_run_is_played_in_the_browser(tool_here):
     pytest.importorskip("viser")
-    done = tool("play", "Cartpole", "--steps", "5", "--num-envs", "2", env=NO_DISPLAY)
+    done = tool_here("play", "Cartpole", "--steps", "5", "--num-envs", "2", env=NO_DISPLAY)
     first, second = done.stdout.splitlines()
     assert "checkpoints/last.pt, iteration 6" in first
     assert second.startswith("Cartpole is shown at http://127.0.0.1:")
@@ -140,10 +140,7 @@ def test_a_missing_library_is_one_line_with_what_to_do(run, load_tool, monkeypat
     with pytest.raises(SystemExit) as end:
         load_tool("play").main([str(run)])
     assert end.value.code == 2
-    assert capsys.readouterr().err == (
-        "error: a viewer in the browser needs mjviser: pip install 'gpusim-rl[view]'."
-        " Or try --viewer none, or the tool record for a video\n"
-    )
+    assert capsys.readouterr().err == "error: a viewer in the browser needs viser: pip install 'gpusim-rl[view]'\n"
 
 
 class Missing:
@@ -152,15 +149,6 @@ class Missing:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.split(".")[0] in ("viser", "mjviser"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def test_words_that_do_not_fit_are_one_line(tool_here):
-    for words, part in [
-        (["Ant", "--viewer", "none", "--port", "8080"], "--host and --port need --viewer web"),
-        (["--replay", "x.pt", "--viewer", "web"], "a browser cannot show --replay; try --viewer none"),
-    ]:
-        done = tool_here("play", *words)
-        assert done.returncode == 2 and part in done.stderr
 
 
 def test_envs_of_another_library_are_one_line():
@@ -440,7 +428,7 @@ def touch(handle: Any, value: Any) -> None:
             callback(Touch(handle, value)).send(None)
 
 
-@pytest.mark.parametrize("task", ["Anymal", "Go1Velocity", "AnymalTerrain"])
+@pytest.mark.parametrize("task", ["Go1Velocity", "AnymalTerrain"])
 def test_a_command_of_the_page_is_that_of_the_task(task):
     with shown(task, num_envs=3) as viewer:
         viewer.step()
@@ -627,7 +615,7 @@ def test_a_policy_of_numbers_has_no_images_on_the_page():
 # -- the scene --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["Cartpole", "AnymalTerrain", "FrankaCubeStack", "ShadowHand", "Quadcopter"])
+@pytest.mark.parametrize("task", ["Cartpole", "AnymalTerrain", "FrankaCubeStack"])
 def test_envs_stand_side_by_side_around_the_one_that_is_followed(task):
     with shown(task, num_envs=3) as viewer:
         scene = viewer._scene

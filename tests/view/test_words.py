@@ -7,8 +7,8 @@ import math
 import pytest
 
 from gpusim_rl.run.console import number
+from gpusim_rl.view.charts import short
 from gpusim_rl.view.curves import in_words
-from gpusim_rl.view.svg_chart import short
 
 
 @pytest.mark.parametrize(

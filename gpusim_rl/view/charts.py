@@ -1,0 +1,206 @@
+"""Charts of learning curves, drawn by matplotlib: as a picture, or as SVG in the colours and letters of a page."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
+
+from gpusim_rl.view.curves import Curve, mean_and_std
+
+MOST = 400  # points of a run in a page; of more rows some are left out
+GROUP_COLOURS = 8
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 10, 24  # margins in a page [px]
+TINY = 1e-12  # numbers of this size are rounding errors of 0
+SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0}  # seconds of each unit
+# CSS variables of a page, and colours that stand for them until the SVG is written.
+COLOURS = ("soft", "grid", "line", "card", *(f"c{number}" for number in range(GROUP_COLOURS)))
+DRAWN = {name: f"#0000{number:02x}" for number, name in enumerate(COLOURS)}
+# Of matplotlib's SVG: names that would repeat, styles that would be of the whole page, digits that nobody sees.
+NOT_FOR_A_PAGE = (
+    r' id="\w+[_.]\w+"|<metadata>.*?</metadata>|<style.*?</style>|font-[a-z]+: [^;"]*;? ?| transform="rotate\(-0 [^"]*"'
+    r"|(?<=\.\d)\d+(?=[ \n\"])"
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A group of runs in a chart."""
+
+    colour: int  # number of its colour
+    curves: Sequence[Curve]  # of each run
+    ends: Sequence[str]  # of each run: complete, training, stopped or failed
+
+
+def draw_runs(
+    axes: Axes, curves: Sequence[Curve], colour: str | None = None
+) -> tuple[Line2D, np.ndarray, np.ndarray, np.ndarray]:
+    """Draw runs as thin lines, their mean, and one standard deviation as a band.
+
+    Returns:
+        The line of the mean, its x, the mean, and the standard deviation.
+    """
+    x, mean, std = mean_and_std(curves)
+    [line] = axes.plot(x, mean, color=colour, linewidth=1.8)
+    if len(curves) > 1:
+        look = {"color": line.get_color()}
+        axes.fill_between(x, mean - std, mean + std, **look, alpha=0.18, linewidth=0)
+        for curve in curves:
+            axes.plot(curve.x, curve.y, **look, linewidth=0.8, alpha=0.75)
+    return line, x, mean, std
+
+
+def chart(
+    lines: Sequence[Line],
+    *,
+    label: str,
+    size: tuple[int, int],
+    time_axis: bool = False,
+    threshold: float | None = None,
+) -> str:
+    """Draw a mean for each group, its spread as a band, and each run as a thin line.
+
+    The mean of several runs ends with the shortest: a bar there says so. A run that did not complete ends in a mark.
+
+    Args:
+        lines: Groups of runs; curves without points are left out.
+        label: Text for screen readers.
+        size: Width and height [px]; the picture scales.
+        time_axis: Whether x is a time [s], else env steps.
+        threshold: Value at which a dashed line is drawn.
+
+    Returns:
+        An `<svg>` element; empty where no curve has a point.
+    """
+    points = [curve for line in lines for curve in line.curves if len(curve.x)]
+    if not points:
+        return ""
+    width, height = size
+    right = max(float(curve.x.max()) for curve in points) or 1.0
+    figure = Figure(figsize=(width / 72, height / 72))
+    axes = figure.add_axes((LEFT / width, BOTTOM / height, 1.0 - (LEFT + RIGHT) / width, 1.0 - (TOP + BOTTOM) / height))
+    axes.set(xlim=(0.0, right), ylim=_range(points, threshold))
+    _draw_axes(axes, time_unit(right) if time_axis else ("steps", 1.0), threshold)
+    for line in lines:
+        _draw_line(axes, line)
+    return _svg(figure, label)
+
+
+def save(figure: Figure, file: IO[bytes], form: str) -> None:
+    """Write a picture, all texts of it as they are: names of runs are no formulas of TeX."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # pyright: ignore[reportAttributeAccessIssue]
+        text.set_usetex(False)  # pyright: ignore[reportAttributeAccessIssue]
+    figure.savefig(file, format=form, dpi=150)
+
+
+def time_unit(last_s: float) -> tuple[str, float]:
+    """Returns the unit that suits an axis up to a time [s], and its seconds."""
+    return next((unit, seconds) for unit, seconds in TIMES.items() if last_s >= 2.0 * seconds or seconds == 1.0)
+
+
+def short(value: float, digits: int = 6) -> str:
+    """Returns a number in few characters, `1.5 k`, `0.002`: a round one, or one that is rounded to some digits."""
+    value = float(f"{value:.{digits}g}")
+    size, suffix = next((pair for pair in SUFFIXES if abs(value) >= pair[0]), (1.0, ""))
+    return f"{value / size:.6g} {suffix}".rstrip()
+
+
+def visible_range(low: float, high: float) -> tuple[float, float]:
+    """Returns a range of y in which the rounding errors of a constant, 1e-16 say, are no curve."""
+    size = max(abs(low), abs(high))
+    if size > TINY and high - low > 1e-6 * size:
+        return low, high
+    middle = 0.5 * (low + high) if size > TINY else 0.0
+    margin = 0.1 * abs(middle) or 1.0
+    return middle - margin, middle + margin
+
+
+def _range(curves: Sequence[Curve], threshold: float | None) -> tuple[float, float]:
+    """Returns the range of y: all that is drawn but absurd values at the start of a training."""
+    values = np.concatenate([curve.y for curve in curves])
+    low, high = float(np.percentile(values, 2)), float(values.max())
+    low = float(values.min()) if high - values.min() < 3 * (high - low) else low
+    if threshold is not None:
+        low, high = min(low, threshold), max(high, threshold)
+    low, high = visible_range(low, high)
+    if low > 0 and low < 0.4 * high:
+        low = 0.0
+    margin = 0.06 * (high - low)
+    return low if low == 0.0 else low - margin, high + margin
+
+
+def _draw_axes(axes: Axes, unit: tuple[str, float], threshold: float | None) -> None:
+    width, height = 72.0 * axes.get_figure(root=True).get_size_inches()
+    (name, scale), (_, right) = unit, axes.get_xlim()
+    xs, ys = _ticks(0.0, right / scale, width / 90), _ticks(*axes.get_ylim(), height / 55)
+    axes.set_yticks(ys, [short(value) for value in ys])
+    axes.set_xticks(xs * scale, [short(value) for value in xs[:-1]] + [f"{short(xs[-1])} {name}"])
+    if xs[-1] * scale > 0.95 * right:
+        axes.get_xticklabels()[-1].set_horizontalalignment("right")
+    axes.tick_params(length=0, pad=6)
+    axes.grid(axis="y", color=DRAWN["grid"], linewidth=1)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.spines["bottom"].set_color(DRAWN["line"])
+    if threshold is not None:
+        axes.axhline(threshold, color=DRAWN["soft"], linewidth=1, linestyle=(0, (5, 4)))
+        words = f"threshold {short(threshold)}"
+        axes.annotate(words, (0.0, threshold), (6, 4), textcoords="offset points", fontsize=9)
+
+
+def _ticks(low: float, high: float, most: float) -> np.ndarray:
+    """Returns round numbers within a range."""
+    values = MaxNLocator(max(2, int(most)), steps=[1, 2, 5, 10]).tick_values(low, high)
+    margin = 1e-9 * (high - low)
+    return np.where(abs(values) < margin, 0.0, values)[(values >= low - margin) & (values <= high + margin)]
+
+
+def _draw_line(axes: Axes, line: Line) -> None:
+    known = [(_thinned(curve), end) for curve, end in zip(line.curves, line.ends, strict=True) if len(curve.x)]
+    if not known:
+        return
+    colour = DRAWN[f"c{line.colour % GROUP_COLOURS}"]
+    _, x, mean, _ = draw_runs(axes, [curve for curve, _ in known], colour)
+    for curve, end in known:
+        end_point, look = (curve.x[-1], curve.y[-1]), {"color": colour, "clip_on": False, "markeredgewidth": 2}
+        if end == "failed":
+            axes.plot(*end_point, "x", **look, markersize=8, gid="failed")
+        elif end != "complete":
+            axes.plot(*end_point, "o", **look, markerfacecolor=DRAWN["card"], gid="stopped")
+    if len(x) and any(curve.x[-1] > 1.02 * x[-1] for curve, _ in known):
+        axes.plot(x[-1], mean[-1], "|", color=colour, markersize=16, markeredgewidth=2, gid="mean-ends")
+
+
+def _thinned(curve: Curve) -> Curve:
+    """Returns every n-th point of a curve, the last one among them: MOST at most."""
+    stride = -(-len(curve.x) // MOST) or 1
+    return Curve(*(values[::-stride][::-1] for values in (curve.x, curve.y)))
+
+
+def _svg(figure: Figure, label: str) -> str:
+    """Returns a picture as an element of a page, with its colours and letters."""
+    file = io.BytesIO()
+    with rc_context({"svg.fonttype": "none"}):
+        figure.patch.set_visible(False)
+        figure.axes[0].patch.set_visible(False)
+        save(figure, file, "svg")
+    width, height = (72.0 * figure.get_size_inches()).round().astype(int)
+    label = html.escape(label, quote=True)
+    text = re.sub(NOT_FOR_A_PAGE, "", file.getvalue().decode(), flags=re.DOTALL)
+    text = re.sub(r"#0000([0-9a-f]{2})", lambda match: f"var(--{COLOURS[int(match[1], 16)]})", text)
+    text = re.sub(r' id="(failed|stopped|mean-ends)"', r' class="\1"', text)
+    body = re.sub(r".*?<svg [^>]*>", "", text, count=1, flags=re.DOTALL)
+    return f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{body}'.strip()
