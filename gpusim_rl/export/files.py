@@ -138,20 +138,16 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
 def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[str, str]) -> dict[str, Any]:
     """Returns errors and latencies of the files."""
     sizes = player.env.obs_sizes
-    exact, near = (
-        parity.with_images(model, parity.torch_function(each, sizes)) for each in (model, parity.rounded(model))
-    )
+    exact = parity.torch_function(model, sizes)
     state = tuple(layers.numpy() for layers in model.initial_state(1))
-    obs = parity.random_observations(model.policy, sizes["policy"], SEED)
-    if model.has_order:
-        obs = obs[:, model.obs_order.numpy()]
-    obs = parity.beside_images(model, obs, SEED)
+    inputs = parity.random_inputs(model, sizes["policy"], SEED)
+    one = (*(values[:1] for values in inputs), *state)
     errors, times, threads = {}, {}, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for kind, file in files.items():
-            function = parity.with_images(model, parity.READ.get(kind, parity.onnx_function)(folder / file))
-            result = parity.compare(exact, function, obs, state, parity.error_units(model), near)
+            function = parity.READ.get(kind, parity.onnx_function)(folder / file)
+            result = parity.compare(exact, function, inputs, state, parity.error_units(model))
             errors[kind] = {"max_error": result.max_error, "borders": result.borders}
             if kind != "int8":
                 parity.require(result, file)
@@ -161,11 +157,11 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
                 errors[kind]["refused"] = True
                 (folder / file).unlink()
                 continue
-            times[kind] = parity.latency_us(function, (obs[:1], *state))
-        times["torch"] = parity.latency_us(exact, (obs[:1], *state))
+            times[kind] = parity.latency_us(function, one)
+        times["torch"] = parity.latency_us(exact, one)
     finally:
         torch.set_num_threads(threads)
     return {
-        "parity": {"observations": len(obs), "tolerance": parity.TOLERANCE, "files": errors},
+        "parity": {"observations": len(inputs[0]), "tolerance": parity.TOLERANCE, "files": errors},
         "latency_us": {"calls": parity.CALLS, "threads": 1, "batch": 1, "median": times},
     }

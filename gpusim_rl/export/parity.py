@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import statistics
 import timeit
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +20,8 @@ from gpusim_rl.learn.algorithm import Policy
 OBSERVATIONS = 10_000
 OBSERVATIONS_OF_IMAGES = 500
 """The same, where a policy sees images."""
+ROUNDING_OF_IMAGES = 5e-5
+"""Change of an output, in the unit of `TOLERANCE`, that rounding alone explains where a policy sees images."""
 STEPS = 10
 """Length of an episode, over which a recurrent state is carried [control steps]."""
 TOLERANCE = 1e-5
@@ -56,8 +56,7 @@ class Parity:
     others: int
     """Observations with an error above `INT8_TOLERANCE`."""
     rounding: float
-    """Largest change of the policy's own outputs from one float32 of the observations to the next, of the same unit;
-    where it sees images, from one float32 of the weights to the next too, as pixels are whole numbers."""
+    """Largest change of the policy's own outputs from one float32 of the observations to the next, of the same unit."""
 
     @property
     def allowed(self) -> float:
@@ -125,31 +124,13 @@ def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Funct
     return run
 
 
-def beside_images(model: ExportedPolicy, obs: np.ndarray, seed: int) -> np.ndarray:
-    """Returns observations with random pixels behind their numbers; fewer of them, where a policy sees images."""
-    pixels = sum(math.prod(shape) for shape in model.images.values())
-    if not pixels:
-        return obs
-    random = np.random.default_rng(seed)
-    obs = obs[:OBSERVATIONS_OF_IMAGES]
-    return np.concatenate([obs, random.integers(0, 256, (len(obs), pixels)).astype(np.float32)], axis=1)
-
-
-def with_images(model: ExportedPolicy, function: Function) -> Function:
-    """Returns a function of what `beside_images` returns: it makes images of the pixels again."""
-    if not model.images:
-        return function
-    sizes = [math.prod(shape) for shape in model.images.values()]
-
-    def run(joined: np.ndarray, *state: np.ndarray) -> Arrays:
-        obs, *images = np.split(joined, -np.cumsum(sizes[::-1])[::-1], axis=1)
-        shaped = [
-            np.rint(pixels).clip(0.0, 255.0).astype(np.uint8).reshape(-1, *shape)
-            for pixels, shape in zip(images, model.images.values(), strict=True)
-        ]
-        return function(obs, *shaped, *state)
-
-    return run
+def random_inputs(model: ExportedPolicy, size: int, seed: int) -> Arrays:
+    """Returns random observations [n, size], and images of random pixels, [n, height, width, channels] each."""
+    count, random = OBSERVATIONS_OF_IMAGES if model.images else OBSERVATIONS, np.random.default_rng(seed)
+    obs = random_observations(model.policy, size, seed)[:count]
+    if model.has_order:
+        obs = obs[:, model.obs_order.numpy()]
+    return (obs, *(random.integers(0, 256, (count, *shape), dtype=np.uint8) for shape in model.images.values()))
 
 
 def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
@@ -181,26 +162,7 @@ def error_units(model: ExportedPolicy) -> list[np.ndarray | float]:
     return [1.0, *control, *(1.0 for _ in model.initial_state(1))]
 
 
-def rounded(model: ExportedPolicy) -> ExportedPolicy:
-    """Returns the policy; where it sees images, a copy in which each weight is a neighbour of what it was."""
-    if not model.images:
-        return model
-    model, random = copy.deepcopy(model), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            up = torch.rand(weight.shape, generator=random) < 0.5
-            weight.copy_(weight.nextafter(torch.where(up, math.inf, -math.inf)))
-    return model
-
-
-def compare(
-    exact: Function,
-    other: Function,
-    obs: np.ndarray,
-    state: Arrays,
-    units: Units = (1.0,),
-    near: Function | None = None,
-) -> Parity:
+def compare(exact: Function, other: Function, inputs: Arrays, state: Arrays, units: Units = (1.0,)) -> Parity:
     """Returns the errors of a function, in episodes of `STEPS` control steps; each function carries its own state.
 
     A choice (of discrete actions, or of bins) can change from one float32 to the next. An observation is at such a
@@ -209,31 +171,31 @@ def compare(
     Args:
         exact: Function of the policy.
         other: Function of the file.
-        obs: Observations [n, size]; n is a multiple of `STEPS`.
+        inputs: Observations [n, size] and images [n, ...]; n is a multiple of `STEPS`.
         state: State at the start, [layers, 1, units] each.
         units: Result of `error_units`.
-        near: Function of the policy with rounded weights; None for `exact`.
     """
-    near = near or exact
-    episodes = obs.reshape(STEPS, -1, obs.shape[1])
-    exact_state = other_state = tuple(np.repeat(layers, episodes.shape[1], axis=1) for layers in state)
-    worst, rounding, borders, others, random = 0.0, 0.0, 0, 0, np.random.default_rng(0)
-    for step_obs in episodes:
-        expected, got = exact(step_obs, *exact_state), other(step_obs, *other_state)
-        next_obs = np.nextafter(step_obs, random.choice(np.array([-np.inf, np.inf], np.float32), step_obs.shape))
-        moved = _errors(expected, near(next_obs, *exact_state), units)
+    count, images = len(inputs[0]), len(inputs) > 1
+    episodes = zip(*(values.reshape(STEPS, -1, *values.shape[1:]) for values in inputs), strict=True)
+    exact_state = other_state = tuple(np.repeat(layers, count // STEPS, axis=1) for layers in state)
+    worst, rounding, borders, others = 0.0, ROUNDING_OF_IMAGES if images else 0.0, 0, 0
+    random = np.random.default_rng(0)
+    for seen in episodes:
+        expected, got = exact(*seen, *exact_state), other(*seen, *other_state)
+        next_obs = np.nextafter(seen[0], random.choice(np.array([-np.inf, np.inf], np.float32), seen[0].shape))
+        moved = _errors(expected, exact(next_obs, *seen[1:], *exact_state), units)
         rounding = max(rounding, float(moved.max(initial=0.0, where=moved <= JUMP)))
         error = _errors(expected, got, units)
         rows = np.flatnonzero(error > JUMP)
-        if 0 < len(rows) <= BORDER * len(obs):
-            at_border = _at_border(exact, got, step_obs, exact_state, rows, units)
+        if 0 < len(rows) <= BORDER * count:
+            at_border = _at_border(exact, got, seen, exact_state, rows, units)
             borders += len(at_border)
             error[at_border] = 0.0
         worst = max(worst, float(np.nan_to_num(error, nan=np.inf).max()))
         others += int(np.count_nonzero(~(error <= INT8_TOLERANCE)))
-        count = len(expected) - len(state)
-        exact_state, other_state = expected[count:], got[count:]
-    return Parity(worst, borders, len(obs), others, rounding)
+        outputs = len(expected) - len(state)
+        exact_state, other_state = expected[outputs:], got[outputs:]
+    return Parity(worst, borders, count, others, rounding)
 
 
 def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
@@ -247,15 +209,15 @@ def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
 
 
 def _at_border(
-    exact: Function, got: Arrays, obs: np.ndarray, state: Arrays, rows: np.ndarray, units: Units
+    exact: Function, got: Arrays, inputs: Arrays, state: Arrays, rows: np.ndarray, units: Units
 ) -> np.ndarray:
     """Returns those of some rows where the policy gives the other outputs for a neighbour of the observation."""
     random, near = np.random.default_rng(0), np.zeros(len(rows), dtype=bool)
-    state = tuple(layers[:, rows] for layers in state)
+    (obs, *images), state = (values[rows] for values in inputs), tuple(layers[:, rows] for layers in state)
     got = tuple(output[:, rows] if output.ndim == 3 else output[rows] for output in got)
     for _ in range(64):
-        factor = 1.0 + 2e-6 * random.uniform(-1.0, 1.0, obs[rows].shape)
-        near |= _errors(exact((obs[rows] * factor).astype(np.float32), *state), got, units) <= TOLERANCE
+        factor = 1.0 + 2e-6 * random.uniform(-1.0, 1.0, obs.shape)
+        near |= _errors(exact((obs * factor).astype(np.float32), *images, *state), got, units) <= TOLERANCE
     return rows[near]
 
 
