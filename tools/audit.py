@@ -9,18 +9,9 @@ that do are named.
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
-
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,25 +83,18 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table and the result."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from gpusim_rl.cli import table_lines
     from gpusim_rl.errors import say
 
     counted = "operators" in next(iter(report["phases"].values()))
-    device = ("operators",) if counted else ("launches", "kernels", "device busy")
-    console = Console(highlight=False, markup=False)
-    console.width = max(console.width, 100)  # no column is cut in a pipe
+    columns = ["phase", "to device", "to host", "syncs"]
+    columns += ["operators"] if counted else ["launches", "kernels", "device busy"]
+    rows = [[phase, *cells(work, report["iterations"], counted)] for phase, work in report["phases"].items()]
     say(
         f"{report['task']}, {report['num_envs']} envs, {report['sim']}, learner on {report['device']}"
-        f" ({report['precision']}); {report['method']}; per iteration, mean of {report['iterations']}"
+        f" ({report['precision']}); {report['method']}; per iteration, mean of {report['iterations']}",
+        *table_lines([columns, *rows], right=columns[1:], width=None),
     )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("phase", "to device", "to host", "syncs", *device):
-        table.add_column(column, justify="left" if column == "phase" else "right", no_wrap=True)
-    for phase, work in report["phases"].items():
-        table.add_row(phase, *cells(work, report["iterations"], counted))
-    console.print(table)
     ok = "ok: a steady iteration copies and waits for nothing but the row of metrics"
     not_ok = "NOT ok: a steady iteration may copy the row of metrics, and nothing else"
     say(*report["violations"], ok if report["ok"] else not_ok)
@@ -145,4 +129,8 @@ def number(value: float) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
+    from gpusim_rl import interrupts
+
+    interrupts.install()
+    sys.exit(main())

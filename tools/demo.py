@@ -7,18 +7,10 @@ gpusim-rl demo Ant --num-envs 9       what follows are options of play
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
-
 import argparse
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 FIRST = "Go1Velocity"
@@ -86,4 +78,8 @@ def summary(card: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
+    from gpusim_rl import interrupts
+
+    interrupts.install()
     sys.exit(main())

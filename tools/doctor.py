@@ -10,21 +10,13 @@ python tools/doctor.py scaling task=Ant algo=impala actors=process num_actors=1,
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
-
 import argparse
+import dataclasses
 import importlib.util
 import itertools
 import json
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -79,10 +71,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         args = parser.parse_intermixed_args(argv[1:])
         args.argv = argv
         return args
-    if argv and not argv[0].startswith("-") and any("=" in text for text in argv[1:]):  # what no run takes
-        from gpusim_rl.errors import ConfigError
-
-        raise ConfigError(f"unknown command {argv[0]!r}.{meant(argv[0]) or ' Available: scaling'}")
     parser = argparse.ArgumentParser(
         prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -92,13 +80,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.command = report_machine if args.run is None else report_run
     return args
-
-
-def meant(name: str) -> str:
-    """Returns the command that a user probably meant, as a hint."""
-    from gpusim_rl.errors import closest
-
-    return " Did you mean 'scaling'?" if closest(name, ["scaling", "scale", "sweep"]) else ""
 
 
 def counts(text: str) -> list[int]:
@@ -112,9 +93,8 @@ def counts(text: str) -> list[int]:
 def names(text: str) -> list[str]:
     """Returns the devices of an argument."""
     devices = text.strip("[]").split(",")
-    for device in devices:
-        if device not in ("cpu", "cuda"):
-            raise argparse.ArgumentTypeError(f"must be of cpu and cuda, got {device!r}")
+    if not {*devices} <= {"cpu", "cuda"}:
+        raise argparse.ArgumentTypeError(f"must be of cpu and cuda, got {text!r}")
     return devices
 
 
@@ -132,14 +112,12 @@ def report_machine(args: argparse.Namespace) -> int:
         if not args.json:
             say(*str(check).split("\n"))
             sys.stdout.flush()
-    broken = [check for check in checks if check.state == "failed"]
+    broken = [check.name for check in checks if check.state == "failed"]
     if args.json:
-        lines = [{name: getattr(check, name) for name in ("name", "state", "text", "fix")} for check in checks]
+        lines = [dataclasses.asdict(check) for check in checks]
         print(json.dumps({"works": not broken, "checks": lines}, indent=2))
-    elif broken:
-        say("", f"{len(broken)} broken: {', '.join(check.name for check in broken)}")
     else:
-        say("", "training works here")
+        say("", f"{len(broken)} broken: {', '.join(broken)}" if broken else "training works here")
     return 1 if broken else 0
 
 
@@ -174,17 +152,12 @@ def self_tests() -> Iterator[Check]:
 
 def report_run(args: argparse.Namespace) -> int:
     """Prints what limits a run."""
-    import dataclasses
-
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
-    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.errors import say
     from gpusim_rl.files.paths import find_run
 
-    try:
-        folder = find_run(args.run)
-    except ConfigError as error:
-        raise ConfigError(f"{error}.{meant(args.run)}".removesuffix(".")) from None
+    folder = find_run(args.run)
     stats = read_run_stats(folder)
     findings = diagnose(stats)
     if args.json:
@@ -211,32 +184,30 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
     quiet = age_s > FINISHED_OR_STOPPED_S and age_s > 3 * stats.all_envs * stats.horizon / stats.env_steps_per_s
     newest = f"iteration {stats.iteration}" + ("" if quiet else f", {age_s:.0f} s ago")
     shares = {phase: getattr(stats, phase) for phase in PHASES}
-    use = [
-        f"CPU {stats.cpu_percent:.0f} %" if stats.cpu_percent is not None else "",
-        f"RAM {stats.memory_gb:.1f} GB" if stats.memory_gb is not None else "",
-        f"GPU {stats.gpu_percent:.0f} %" if stats.gpu_percent is not None else "",
-        f"GPU memory {stats.gpu_memory_gb:.1f} GB" if stats.gpu_memory_gb is not None else "",
-        f"load {stats.load:.1f}" if stats.load is not None else "",
-        f"sums {100 * stats.sums:.0f} %" if stats.sums is not None else "",
-        f"actors wait {100 * stats.actor_wait:.0f} %" if stats.actor_wait is not None else "",
-        f"samples {stats.lag_mean:.1f} updates old" if stats.num_actors and stats.lag_mean is not None else "",
-    ]
+    sums, wait = (None if share is None else 100 * share for share in (stats.sums, stats.actor_wait))
+    numbers = {
+        "CPU {:.0f} %": stats.cpu_percent,
+        "RAM {:.1f} GB": stats.memory_gb,
+        "GPU {:.0f} %": stats.gpu_percent,
+        "GPU memory {:.1f} GB": stats.gpu_memory_gb,
+        "load {:.1f}": stats.load,
+        "sums {:.0f} %": sums,
+        "actors wait {:.0f} %": wait,
+        "samples {:.1f} updates old": stats.lag_mean if stats.num_actors else None,
+    }
+    use = [words.format(value) for words, value in numbers.items() if value is not None]
+    several = f"{stats.processes} processes x " if stats.processes > 1 else ""
+    if stats.num_actors:
+        several = f"{stats.num_actors} actor{'s' * (stats.num_actors > 1)} ({stats.actor_engine}) x "
     left_out = f"; {stats.warm_up_rows} of the warm-up left out" if stats.warm_up_rows else "; still warming up"
     graph = f", graph={stats.graph_mode}" if stats.on_gpu and stats.graph_mode else ""
     return [
         f"{folder}, {newest} ({stats.rows} row{'s' if stats.rows > 1 else ''} read{left_out})",
-        f"{stats.task}, {several(stats)}{stats.num_envs} envs{sim}, learner on"
+        f"{stats.task}, {several}{stats.num_envs} envs{sim}, learner on"
         f" {stats.rl_device}{graph}: {stats.env_steps_per_s:,.0f} env steps/s",
         " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if share),
-        *filter(None, [" · ".join(filter(None, use))]),
+        *[" · ".join(use)] * bool(use),
     ]
-
-
-def several(stats: RunStats) -> str:
-    """Returns how many processes or actors have the envs; nothing for one process."""
-    if stats.num_actors:
-        return f"{stats.num_actors} actor{'s' * (stats.num_actors > 1)} ({stats.actor_engine}) x "
-    return f"{stats.processes} processes x " if stats.processes > 1 else ""
 
 
 # Scaling
@@ -244,52 +215,41 @@ def several(stats: RunStats) -> str:
 
 def measure_scaling(args: argparse.Namespace) -> int:
     """Measures every number of envs on every device, and recommends one; or every number of processes or of actors."""
-    counted = [text for text in args.overrides if text.partition("=")[0] in COUNTED]
-    if counted:
-        return measure_parallel(args, counted)
-    import dataclasses
-
     import psutil
 
+    args.load = psutil.getloadavg()[0]
+    counted = [text for text in args.overrides if text.partition("=")[0] in COUNTED]
+    return measure_parallel(args, counted) if counted else measure_envs(args)
+
+
+def measure_envs(args: argparse.Namespace) -> int:
+    """Measures every number of envs on every device, and recommends one."""
+    import torch
+
     from gpusim_rl.diagnose.scaling import recommend
-    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.errors import ConfigError
 
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:
         raise ConfigError(f"scaling sets {fixed[0].partition('=')[0]} itself: try --num-envs and --devices")
     task, tuned_envs = checked(args.overrides, args.config_dir)
-    load = psutil.getloadavg()[0]
     measured: dict[str, dict[int, Measurement]] = {}
-    for device in args.devices or available_devices():
+    for device in args.devices or ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
         measured[device] = {}
         for num_envs in args.num_envs or (GPU_COUNTS if device == "cuda" else CPU_COUNTS):
             overrides = [*args.overrides, f"num_envs={num_envs}", f"device={device}"]
             measured[device][num_envs] = measure(args, f"{task} with {num_envs} envs on {device}", overrides)
     advice = recommend(measured, task=task, tuned_envs=tuned_envs)
     points = [(device, num_envs, point) for device in measured for num_envs, point in measured[device].items()]
+    errors = [f"{num_envs} envs on {device}: {point.error}" for device, num_envs, point in points if point.error]
     rows = [{"device": device, "num_envs": num_envs, **dataclasses.asdict(point)} for device, num_envs, point in points]
-    keep_result(args, load, task, rows, dataclasses.asdict(advice))
-    if not args.json:
-        print_table([envs_row(*point) for point in points])
-        for device, num_envs, point in points:
-            if point.error is not None:
-                say(f"{num_envs} envs on {device}: {point.error}")
-        best = f"recommended: device={advice.device} num_envs={advice.num_envs}" if advice.device else ""
-        print_reasons(best, advice.reasons, load)
-    return 0 if advice.device else 1
+    best = f"recommended: device={advice.device} num_envs={advice.num_envs}" if advice.device else ""
+    table = [envs_row(*point) for point in points]
+    return finish(args, task, rows, dataclasses.asdict(advice), table, best, [*errors, *advice.reasons])
 
 
 def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
-    """Measures every number of processes, or of actors, and says which is useful.
-
-    Args:
-        args: Command line.
-        counted: Overrides with the numbers to measure.
-    """
-    import dataclasses
-
-    import psutil
-
+    """Measures the numbers of processes, or of actors, that the overrides `counted` hold; says which is useful."""
     from gpusim_rl.diagnose.scaling import efficiency, reasons, useful
     from gpusim_rl.errors import ConfigError
 
@@ -305,7 +265,6 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
     fixed, torchrun = [text for text in args.overrides if text not in counted], key == "processes"
     lines = {count: [*fixed, "multi_gpu=true" if torchrun else f"num_actors={count}"] for count in numbers}
     task, _ = checked(lines[numbers[0]], args.config_dir)
-    load = psutil.getloadavg()[0]
     points = {
         count: measure(args, f"{task} with {key}={count}", line, processes=count if torchrun else None)
         for count, line in lines.items()
@@ -315,11 +274,9 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
         {"count": count, "efficiency": shares.get(count), **dataclasses.asdict(point)}
         for count, point in points.items()
     ]
-    keep_result(args, load, task, rows, {key: best, "reasons": sentences})
-    if not args.json:
-        print_table([parallel_row(COUNTED[key], count, point, shares.get(count)) for count, point in points.items()])
-        print_reasons(f"useful: {key}={best}" if best else "", sentences, load)
-    return 0 if best else 1
+    table = [parallel_row(COUNTED[key], count, point, shares.get(count)) for count, point in points.items()]
+    words = f"useful: {key}={best}" if best else ""
+    return finish(args, task, rows, {key: best, "reasons": sentences}, table, words, sentences)
 
 
 def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]:
@@ -332,24 +289,10 @@ def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]
     return config["task"]["_target_"].rpartition(".")[2], config["num_envs"]
 
 
-def available_devices() -> list[str]:
-    """Returns the kinds of device of this machine."""
-    import torch
-
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-
-
 def measure(
     args: argparse.Namespace, title: str, overrides: Sequence[str], processes: int | None = None
 ) -> Measurement:
-    """Measures one point.
-
-    Args:
-        args: Command line, with the length of a measurement.
-        title: Words for what is measured.
-        overrides: Command line of the training.
-        processes: Number of processes that torchrun starts; None trains without torchrun.
-    """
+    """Measures one point: a training with these overrides, of so many processes of torchrun; None for no torchrun."""
     from gpusim_rl.diagnose.short_training import measure_training
     from gpusim_rl.errors import say
 
@@ -358,29 +301,6 @@ def measure(
     length = {"warm_up": args.warm_up, "iterations": args.iterations, "seconds": args.seconds}
     more_tasks = ["-cd", args.config_dir] if args.config_dir else []
     return measure_training([*more_tasks, *overrides], processes=processes, **length)
-
-
-def keep_result(
-    args: argparse.Namespace, load: float, task: str, points: list[dict[str, Any]], recommendation: dict[str, Any]
-) -> None:
-    """Writes the measurements to `--out`, and with `--json` prints them."""
-    from gpusim_rl.files.provenance import describe_environment, git_state
-    from gpusim_rl.files.safe_open import writing
-
-    result = {
-        "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
-        "git": git_state(*filter(None, [args.out]))[0],
-        "environment": describe_environment(),
-        "load_before": round(load, 2),
-        "task": task,
-        "points": points,
-        "recommendation": recommendation,
-    }
-    if args.out:
-        with writing(args.out) as file:
-            file.write(f"{json.dumps(result, indent=2)}\n".encode())
-    if args.json:
-        print(json.dumps(result, indent=2))
 
 
 def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
@@ -425,38 +345,60 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f} %"
 
 
-def print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Prints rows below the names of their columns; columns that no row fills are left out."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from gpusim_rl.errors import on_one_line
-
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = [name for name in names if any(row.get(name) for row in rows)]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("device", "sim") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(on_one_line(row.get(name, "")) for name in columns))
-    Console(width=None if sys.stdout.isatty() else 160, markup=False).print(table)
-
-
-def print_reasons(best: str, reasons: Sequence[str], load: float) -> None:
-    """Prints the recommendation, its reasons, and a doubt where other programs ran.
+def finish(
+    args: argparse.Namespace,
+    task: str,
+    points: list[dict[str, Any]],
+    recommendation: dict[str, Any],
+    table: Sequence[Mapping[str, str]],
+    best: str,
+    reasons: Sequence[str],
+) -> int:
+    """Writes the measurements to `--out`, and prints them, as json or as a table; returns the exit code.
 
     Args:
+        args: Command line.
+        task: Name of the task.
+        points: Measurements.
+        recommendation: Setting and reasons, for programs.
+        table: Rows; columns that no row fills are left out.
         best: Line with the setting; empty where nothing could be measured.
         reasons: Sentences.
-        load: Load of the machine before the first measurement.
     """
+    from gpusim_rl.cli import table_lines
     from gpusim_rl.errors import say
+    from gpusim_rl.files.provenance import describe_environment, git_state
+    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.machine.hardware import available_cpus
 
-    say("", *filter(None, [best]), *(f"- {reason}" for reason in reasons))
-    if load > 0.5 * available_cpus():
-        say(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
+    result = {
+        "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
+        "git": git_state(*filter(None, [args.out]))[0],
+        "environment": describe_environment(),
+        "load_before": round(args.load, 2),
+        "task": task,
+        "points": points,
+        "recommendation": recommendation,
+    }
+    text = f"{json.dumps(result, indent=2)}\n"
+    if args.out:
+        with writing(args.out) as file:
+            file.write(text.encode())
+    if args.json:
+        print(text, end="")
+        return 0 if best else 1
+    columns = [name for name in dict.fromkeys(itertools.chain(*table)) if any(row.get(name) for row in table)]
+    cells = [columns, *([row.get(name, "") for name in columns] for row in table)]
+    say(*table_lines(cells, right=[name for name in columns if name not in ("device", "sim")], width=None))
+    say("", *[best] * bool(best), *(f"- {reason}" for reason in reasons))
+    if args.load > 0.5 * available_cpus():
+        say(f"- the machine was not quiet (load {args.load:.1f} before the first measurement): numbers may be low")
+    return 0 if best else 1
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
+    from gpusim_rl import interrupts
+
+    interrupts.install()
     sys.exit(main())

@@ -10,17 +10,9 @@ python tools/play.py --replay runs/Ant/latest/diverged.pt      how the first env
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-
-if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
-
-import argparse
 import threading
 import time
 import warnings
@@ -89,7 +81,7 @@ def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
 
 def play(args: argparse.Namespace) -> None:
     """Steps the run in a window, in a browser, or unseen."""
-    from gpusim_rl.errors import ConfigError, say
+    from gpusim_rl.errors import ConfigError, import_extra, say
     from gpusim_rl.files.paths import find_checkpoint
     from gpusim_rl.view.arguments import open_player
 
@@ -104,36 +96,21 @@ def play(args: argparse.Namespace) -> None:
         replay(args)
         return
     if args.viewer == "web":
-        serve(args)
-        return
-    num_envs = args.num_envs or (HEADLESS_ENVS if args.viewer == "none" else 1)
-    render_mode = None if args.viewer == "none" else "human"
+        for name in ("viser", "mjviser"):
+            import_extra(name, "view", "a viewer in the browser")
+    num_envs = args.num_envs or {"none": HEADLESS_ENVS, "web": WEB_ENVS}.get(args.viewer, 1)
+    render_mode = "human" if args.viewer == "native" else None
     with closing(open_player(args, num_envs=num_envs, render_mode=render_mode)) as player:
         if player.checkpoint is not None:
             say(f"{player.checkpoint}, iteration {player.iteration}")
         if args.viewer == "none":
             measure(player, 1000 if args.steps is None else args.steps)
+        elif args.viewer == "web":
+            from gpusim_rl.view.web import LOCALHOST, view_in_browser
+
+            view_in_browser(player, host=args.host or LOCALHOST, port=args.port, steps=args.steps)
         else:
             watch(player, args.steps)
-
-
-def serve(args: argparse.Namespace) -> None:
-    """Shows the run in a browser."""
-    from gpusim_rl.errors import ConfigError, say
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-    from gpusim_rl.view.arguments import open_player
-
-    limit_openmp_spin()  # before torch is imported
-    from gpusim_rl.view.web import LOCALHOST, check_installed, view_in_browser
-
-    try:
-        check_installed()
-    except ConfigError as error:
-        raise ConfigError(f"{error}. Or try --viewer none, or the tool record for a video") from None
-    with closing(open_player(args, num_envs=args.num_envs or WEB_ENVS)) as player:
-        if player.checkpoint is not None:
-            say(f"{player.checkpoint}, iteration {player.iteration}")
-        view_in_browser(player, host=args.host or LOCALHOST, port=args.port, steps=args.steps)
 
 
 def replay(args: argparse.Namespace) -> None:
@@ -177,9 +154,11 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
     from gpusim_rl.sim.interface import put_pose
     from gpusim_rl.view.renderer import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
 
-    env = player.env
-    if not isinstance(env, VecEnv):
-        step_alone(player, steps)
+    env, follow = player.env, follower(player)
+    if not isinstance(env, VecEnv):  # of another library: they show themselves, as fast as they do it
+        for _ in count() if steps is None else range(steps):
+            player.step()
+            follow()
         return
     sim = env.sim
     camera = Camera(sim.scene, sim.poses.cpu().numpy())
@@ -197,7 +176,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
         viewer.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING.value
         viewer.cam.trackbodyid = camera.body
         viewer.cam.distance, viewer.cam.azimuth, viewer.cam.elevation = camera.distance, AZIMUTH_DEG, ELEVATION_DEG
-        done, due, follow = 0, time.perf_counter(), follower(player)
+        done, due = 0, time.perf_counter()
         while viewer.is_running() and (steps is None or done < steps):
             if not paused:
                 step = player.step()
@@ -215,14 +194,6 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
             # Real time; where the machine is too slow for it, slower, without a rush to catch up.
             due = max(due + dt, now)
             time.sleep(due - now)
-
-
-def step_alone(player: Player | DumpReplay, steps: int | None) -> None:
-    """Steps envs of another library, which show themselves, as fast as they do it."""
-    follow = follower(player)
-    for _ in count() if steps is None else range(steps):
-        player.step()
-        follow()
 
 
 def follower(player: Player | DumpReplay) -> Callable[[], None]:
@@ -268,4 +239,8 @@ def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], 
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
+    from gpusim_rl import interrupts
+
+    interrupts.install()
     sys.exit(main())

@@ -6,20 +6,11 @@ python tools/publish_demo.py Ant --out my_demos/Ant           the latest Ant run
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
-
 import argparse
 import json
 import re
 import shutil
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -101,21 +92,18 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
     import yaml
 
     from gpusim_rl.files.checkpoint_file import save
+    from gpusim_rl.settings.compose import compose
 
     (folder / "checkpoints").mkdir(parents=True)
-    config = _impersonal(state["config"])
+    ours = compose([])  # without folders and names of who trained
+    config = {
+        key: ours[key] if key in PERSONAL or key.startswith("wandb_") else value
+        for key, value in state["config"].items()
+    }
     policy = {name: _half(name, value) for name, value in state["policy"].items()}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     kept = {key: state[key] for key in KEPT}
     save(folder / "checkpoints/last.pt", {**kept, "config": config, "policy": policy, "env": _progress(state["env"])})
-
-
-def _impersonal(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings without folders and names of who trained."""
-    from gpusim_rl.settings.compose import compose
-
-    ours = compose([])
-    return {key: ours[key] if key in PERSONAL or key.startswith("wandb_") else value for key, value in config.items()}
 
 
 def _half(name: str, value: Any) -> Any:
@@ -181,4 +169,8 @@ def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, 
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
+    from gpusim_rl import interrupts
+
+    interrupts.install()
     sys.exit(main())

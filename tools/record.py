@@ -9,18 +9,9 @@ python tools/record.py Ant --html                           a replay in 3D with 
 
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
-
 import argparse
 import shlex
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +49,7 @@ def record(args: argparse.Namespace) -> Path:
     """Plays the run and draws every frame; returns the video or the page."""
     from gpusim_rl.errors import ConfigError, import_extra, say
     from gpusim_rl.files.paths import check_out, free_name
+    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.view.arguments import check_video, open_player
 
     # Said before the work, not after it.
@@ -75,21 +67,22 @@ def record(args: argparse.Namespace) -> Path:
         check_video(args.out or Path("default.mp4"), (args.width, args.height))
     args.num_envs = args.num_envs or (1 if as_page else 9)
     with closing(open_player(args, render_mode="rgb_array")) as player:
-        default = default_path(player.run_dir, player.iteration, args, ".html" if as_page else ".mp4")
+        from gpusim_rl.view.html_replay import html_replay
+
+        suffix = ".html" if as_page else ".mp4"
+        default = Path(f"{args.run}-{args.policy}{suffix}")
+        if player.run_dir is not None:
+            name = args.policy if player.iteration is None else f"{player.iteration:06d}"
+            default = player.run_dir / "videos" / f"{name}{suffix}"
         path = args.out or (default if args.overwrite else free_name(default))
-        (write_page if as_page else write_video)(player, path, args)
+        if as_page:
+            page = html_replay(player, progress(args.steps), "record --html")
+            with writing(path) as file:
+                file.write(page.encode())
+        else:
+            write_video(player, path, args)
     say(str(path))
     return path
-
-
-def write_page(player: Player, path: Path, args: argparse.Namespace) -> None:
-    """Writes a replay."""
-    from gpusim_rl.files.safe_open import writing
-    from gpusim_rl.view.html_replay import html_replay
-
-    page = html_replay(player, progress(args.steps), "record --html")
-    with writing(path) as file:
-        file.write(page.encode())
 
 
 def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
@@ -110,13 +103,6 @@ def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
                 player.step()
 
 
-def default_path(run_dir: Path | None, iteration: int | None, args: argparse.Namespace, suffix: str) -> Path:
-    """Returns a path that is named after what acts."""
-    if run_dir is None:
-        return Path(f"{args.run}-{args.policy}{suffix}")
-    return run_dir / "videos" / f"{args.policy if iteration is None else f'{iteration:06d}'}{suffix}"
-
-
 def progress(steps: int):  # noqa: ANN201 (rich's own type)
     """Returns `range(steps)` with a progress bar on a terminal."""
     from rich.console import Console
@@ -127,4 +113,8 @@ def progress(steps: int):  # noqa: ANN201 (rich's own type)
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
+    from gpusim_rl import interrupts
+
+    interrupts.install()
     sys.exit(main())

@@ -89,34 +89,35 @@ def test_a_run_is_played_on_its_own_device_if_that_is_here(run, monkeypatch, dev
 # -- the command ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["Ant", "Cartpole"])
-def test_a_run_is_measured_without_a_window(tool, task):
-    lines = tool("play", task, "--viewer", "none", "--steps", "50", env=NO_DISPLAY).stdout.splitlines()
-    assert lines[0].startswith(f"runs/{task}/") and "checkpoints/last.pt, iteration " in lines[0]
-    assert lines[1].startswith(f"{task}: mean reward ") and lines[1].endswith("per step (50 steps in 16 envs)")
+def test_a_run_is_measured_without_a_window(tool_here):
+    lines = tool_here("play", "Cartpole", "--viewer", "none", "--steps", "50", env=NO_DISPLAY).stdout.splitlines()
+    assert lines[0].startswith("runs/Cartpole/") and "checkpoints/last.pt, iteration " in lines[0]
+    assert lines[1].startswith("Cartpole: mean reward ") and lines[1].endswith("per step (50 steps in 16 envs)")
 
 
 @pytest.mark.parametrize("policy", ["zero", "random"])
-def test_a_task_is_played_before_any_training(tool, tmp_path, policy):
+def test_a_task_is_played_before_any_training(tool_here, tmp_path, policy):
     arguments = ("--viewer", "none", "--steps", "20", "--num-envs", "3", "--policy", policy)
-    done = tool("play", "Ant", *arguments, cwd=tmp_path)
-    assert done.stdout.startswith("Ant: mean reward ") and done.stdout.endswith("(20 steps in 3 envs)\n")
-    assert list(tmp_path.iterdir()) == []
-    if policy == "random":
-        assert done.stdout == tool("play", "Ant", *arguments, cwd=tmp_path).stdout
+    first, second = (tool_here("play", "Ant", *arguments, cwd=tmp_path).stdout for _ in range(2))
+    assert first.startswith("Ant: mean reward ") and first.endswith("(20 steps in 3 envs)\n")
+    assert list(tmp_path.iterdir()) == [] and first == second
 
 
-def test_a_window_without_a_display_is_one_line_that_points_to_the_browser_and_record(tool):
-    done = tool("play", "Ant", "--viewer", "native", env=NO_DISPLAY, check=False)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: no display here")
-    assert done.stderr.endswith("Try --viewer web or none, or the tool record for a video\n")
-
-
-def test_a_run_that_is_not_there_is_said_before_the_display(tool):
-    done = tool("play", "Foo", check=False, env={"DISPLAY": "", "WAYLAND_DISPLAY": ""})
-    assert done.returncode == 2 and done.stderr.startswith("error: no checkpoint 'Foo'"), done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["Cartpole", "--viewer", "native"], ["no display here", "Try --viewer web or none"]),
+        (["Nothing"], ["no checkpoint 'Nothing'"]),  # said before that there is no display
+        (["--replay", "x.pt", "--viewer", "none"], ["is neither a dump nor a checkpoint"]),
+        (["--viewer", "none"], ["expected a run or --replay FILE"]),
+        (["Cartpole", "--viewer", "none", "--port", "8080"], ["--host and --port need --viewer web"]),
+        (["--replay", "x.pt", "--viewer", "web"], ["a browser cannot show --replay; try --viewer none"]),
+    ],
+)
+def test_bad_input_is_one_line(tool_here, runs_folder, arguments, words):
+    checkpoint.save(runs_folder / "x.pt", {"a": 1})
+    done = tool_here("play", *arguments, env=NO_DISPLAY)
+    assert done.returncode == 2 and all(part in done.stderr.splitlines()[-1] for part in words), done.stderr
 
 
 def test_a_display_that_does_not_answer_is_one_line(tool):
@@ -276,12 +277,12 @@ def test_an_action_that_is_not_finite_is_named(tmp_path):
     assert lines[-1] == "counted as diverged, because of the action"
 
 
-def test_an_update_without_a_finite_gradient_is_shown(tool, tmp_path):
+def test_an_update_without_a_finite_gradient_is_shown(tool_here, tmp_path):
     with pytest.raises(TaskError) as error:
         make_trainer("Cartpole", tmp_path, ppo=OVERFLOWS).train()
     file = the_run(tmp_path) / "skipped.pt"
     assert f"--replay {file} shows it" in str(error.value)
-    lines = tool("play", "--replay", file, "--viewer", "none").stdout.splitlines()
+    lines = tool_here("play", "--replay", file, "--viewer", "none").stdout.splitlines()
     assert lines[0] == f"{file}: the iteration after iteration 3, Cartpole on mujoco"
     assert [line.partition(":")[0] for line in lines[1:-1]] == [f"step {n} of 8" for n in range(1, 9)]
     assert "observation policy up to " in lines[1] and "reward up to " in lines[1]
@@ -314,14 +315,6 @@ def test_an_update_is_replayed_on_the_device_of_the_learner(run, monkeypatch):
     lines = list(iter(replay.step, None))
     replay.close()
     assert len(there) == len(lines) - 1 > 0
-
-
-def test_what_is_no_dump_is_one_line(tool, tmp_path):
-    checkpoint.save(tmp_path / "x.pt", {"a": 1})
-    done = tool("play", "--replay", tmp_path / "x.pt", "--viewer", "none", check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "is neither a dump nor a checkpoint" in done.stderr
-    done = tool("play", "--viewer", "none", check=False)
-    assert done.returncode == 2 and "expected a run or --replay FILE" in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("Xvfb") is None, reason="needs Xvfb")

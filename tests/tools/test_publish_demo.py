@@ -18,8 +18,8 @@ from helpers.commands import ROOT
 pytest_plugins = ["helpers.tool_runs"]
 
 
-def test_a_demo_holds_a_policy_its_card_and_nothing_of_who_trained(tool, tmp_path):
-    done = tool("publish_demo", "Cartpole", "--out", str(tmp_path / "Cartpole"), "--num-envs", "4")
+def test_a_demo_holds_a_policy_its_card_and_nothing_of_who_trained(tool_here, tmp_path):
+    done = tool_here("publish_demo", "Cartpole", "--out", str(tmp_path / "Cartpole"), "--num-envs", "4")
     assert done.stdout == f"{tmp_path / 'Cartpole'}\n"
     files = {str(path.relative_to(tmp_path / "Cartpole")) for path in (tmp_path / "Cartpole").rglob("*.*")}
     assert files == {"config.yaml", "demo.json", "checkpoints/last.pt"}
