@@ -91,9 +91,7 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
             player.step()
         qpos = sim.qpos.cpu().numpy()
         camera = Framed(sim.scene, qpos, args.width / args.height, float(fill or args.fill))
-        renderer, note = make_renderer(sim.scene, qpos, SMOOTH * args.width, SMOOTH * args.height, camera=camera)
-        if note:
-            print(note, file=sys.stderr)
+        renderer = make_renderer(sim.scene, qpos, SMOOTH * args.width, SMOOTH * args.height, camera=camera)
         font, frames, steps = ImageFont.load_default(size=14), [], 0
         with closing(renderer):
             for frame in range(round(args.seconds * args.fps)):

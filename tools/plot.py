@@ -1,6 +1,6 @@
 """Plot learning curves: runs that differ only in their seed become one line, mean and standard deviation.
 
-Where one of them has ended, or has not begun, the others are thin lines: a mean of fewer runs would look like progress.
+Each run is a thin line. The mean ends with the shortest of them: a mean of fewer runs would look like progress.
 
 python tools/plot.py Ant                                     the latest Ant run
 python tools/plot.py runs/Ant/*                              all Ant runs

@@ -39,7 +39,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def snapshot(args: argparse.Namespace) -> Path:
     """Plays the run up to the picture, and draws it; returns its file."""
-    from gpusim_rl.errors import ConfigError, import_extra, say
+    from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out, free_name
     from gpusim_rl.view.arguments import open_player
 
@@ -61,13 +61,11 @@ def snapshot(args: argparse.Namespace) -> Path:
             player.step()
         sim = env.sim
         poses = sim.poses.cpu().numpy()
-        pixels, note = draw(sim.scene, poses, args.width, args.height, args.renderer)
+        pixels = draw(sim.scene, poses, args.width, args.height, args.renderer)
         if env.images:
             pixels = add_seen(pixels, seen(player))
         default = Path(f"{env.name}.png")
         path = args.out or (default if args.overwrite else free_name(default))
-    if note:
-        say(note, file=sys.stderr)
     write_png(path, pixels)
     return path
 

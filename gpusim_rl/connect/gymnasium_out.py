@@ -144,7 +144,7 @@ class TaskVectorEnv(VectorEnv):
             return None
         qpos = self.env.sim.poses.cpu().numpy()
         if self._renderer is None:
-            self._renderer, _ = make_renderer(self.env.sim.scene, qpos[:1], PICTURE, PICTURE)
+            self._renderer = make_renderer(self.env.sim.scene, qpos[:1], PICTURE, PICTURE)
         return tuple(self._renderer.render(qpos[i : i + 1]).copy() for i in range(self.num_envs))
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import psutil
 
-from gpusim_rl.errors import ConfigError, on_one_line
+from gpusim_rl.errors import ConfigError, first_line, on_one_line
 from gpusim_rl.files.provenance import describe_environment, installed_version
 from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_available_bytes
 from gpusim_rl.public import __version__
@@ -51,7 +51,7 @@ class Gpu:
     capability: str
     memory_gb: float
     bf16: bool
-    supported: bool  # torch was built with kernels for it
+    problem: str = ""  # why torch cannot calculate on it
 
 
 def check_machine(runs: Path) -> list[Check]:
@@ -83,11 +83,11 @@ def gpu_checks(
     checks = []
     for index, gpu in enumerate(gpus):
         text = f"cuda:{index} {gpu.name}, capability {gpu.capability}, {gpu.memory_gb:.0f} GB"
-        if gpu.supported:
-            checks.append(Check("GPU", "ok", f"{text}, {'bf16' if gpu.bf16 else 'no bf16: networks run in fp32'}"))
-        else:
+        if gpu.problem:
             fix = "install a newer (for an old GPU: an older) build of torch, or train with device=cpu"
-            checks.append(Check("GPU", "failed", f"{text}: this build of torch has no kernels for it", fix))
+            checks.append(Check("GPU", "failed", f"{text}: {gpu.problem}", fix))
+        else:
+            checks.append(Check("GPU", "ok", f"{text}, {'bf16' if gpu.bf16 else 'no bf16: networks run in fp32'}"))
     if checks:
         return checks
     if driver is None:
@@ -100,19 +100,6 @@ def gpu_checks(
         return [Check("GPU", "warning", f"{text}: CUDA_VISIBLE_DEVICES={visible!r}", "unset CUDA_VISIBLE_DEVICES")]
     fix = f"update the driver, or install a torch that is built for an older CUDA than {built_for}"
     return [Check("GPU", "warning", text, fix)]
-
-
-def has_kernels(major: int, minor: int, built: Sequence[str]) -> bool:
-    """Returns whether a build of torch for some architectures runs on a GPU of this compute capability.
-
-    `sm_90` runs on all later GPUs of the same major number, `compute_90` is compiled for any later GPU when it is first
-    used.
-    """
-    numbers = {name: int("".join(filter(str.isdigit, name))) for name in built}
-    return any(
-        number <= 10 * major + minor and (number // 10 == major or name.startswith("compute"))
-        for name, number in numbers.items()
-    )
 
 
 def disk_check(runs: Path) -> Check:
@@ -153,10 +140,9 @@ def _packages() -> list[Check]:
         try:
             importlib.import_module(module)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             state = "failed" if package in NEEDED else "warning"
-            fix = f"pip install --force-reinstall {package}"
-            checks.append(Check("packages", state, f"{package} {version} cannot be imported: {reason}", fix))
+            fix, text = f"pip install --force-reinstall {package}", f"{package} {version} cannot be imported"
+            checks.append(Check("packages", state, f"{text}: {type(error).__name__}: {first_line(error)}", fix))
         else:
             versions.append(f"{package} {version}")
     return [Check("packages", "ok", ", ".join(versions)), *checks]
@@ -167,12 +153,14 @@ def _gpus() -> list[Check]:
 
     gpus = []
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        major, minor = torch.cuda.get_device_capability(index)
+        found, problem = torch.cuda.get_device_properties(index), ""
         with torch.cuda.device(index):
             bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        supported = has_kernels(major, minor, torch.cuda.get_arch_list())
-        gpus.append(Gpu(properties.name, f"{major}.{minor}", properties.total_memory / 1e9, bf16, supported))
+            try:
+                torch.ones(1, device="cuda").sum().item()
+            except RuntimeError as error:  # this build of torch has no kernels for it, say
+                problem = first_line(error)
+        gpus.append(Gpu(found.name, f"{found.major}.{found.minor}", found.total_memory / 1e9, bf16, problem))
     return gpu_checks(describe_gpus(), torch.version.cuda, gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 

@@ -21,18 +21,8 @@ NEWEST = 500  # rows that are read: a run that has changed is judged by what it 
 WARM_UP_ROWS = 10  # that are left out at the start, at most: kernels are compiled, graphs captured, memory is taken
 CAPTURED = 4  # iterations that warm up CUDA graphs: the third captures, in the fourth the host gets ahead of the device
 # Numbers of `RunStats` that rules divide by.
-POSITIVE = (
-    "num_envs",
-    "processes",
-    "processes_here",
-    "horizon",
-    "epochs",
-    "minibatch_size",
-    "physics_hz",
-    "control_hz",
-    "log_interval",
-    "cpus",
-)
+POSITIVE = ("num_envs", "processes", "processes_here", "horizon", "epochs", "minibatch_size")
+POSITIVE += ("physics_hz", "control_hz", "log_interval", "cpus")
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
 
 
@@ -324,7 +314,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         rows=len(kept.rows),
         warm_up_rows=warm_up,
         iteration=int(_number(kept.rows[-1], "iteration")),
-        env_steps_per_s=steps / max(kept.total_s, 1e-9),
+        env_steps_per_s=steps / kept.total_s,
         **{phase: kept.share(f"time/{phase}") for phase in PHASES},
         sums=kept.share("time/sums") if kept.values("time/sums") else None,
         log_peaks=kept.peaks("time/log"),
@@ -353,23 +343,19 @@ class _Rows:
             _number(row, "time/iteration_s") * (now - before)
             for row, (before, now) in zip(self.rows, itertools.pairwise(iterations), strict=True)
         ]
-        self.total_s = sum(self._seconds)
+        self.total_s = sum(self._seconds) or 1e-9
 
     def values(self, name: str) -> list[float]:
-        """Returns the known values of a column."""
         return [value for row in self.rows if (value := row.get(name)) is not None]
 
     def mean(self, name: str) -> float | None:
-        """Returns the mean of a column."""
         values = self.values(name)
         return statistics.fmean(values) if values else None
 
     def last(self, name: str) -> float | None:
-        """Returns the newest value of a column."""
         return next(reversed(self.values(name)), None)
 
     def increase(self, name: str) -> float:
-        """Returns by how much a count has grown."""
         return _number(self.rows[-1], name) - _number(self._before, name)
 
     def quarters(self, name: str) -> tuple[float, float] | None:
@@ -380,13 +366,13 @@ class _Rows:
 
     def share(self, name: str) -> float:
         """Returns the share of all time, from the shares of each row."""
-        return sum(self._spent(name)) / self.total_s if self.total_s > 0 else 0.0
+        return sum(self._spent(name)) / self.total_s
 
     def peaks(self, name: str) -> float:
         """Returns the share of all time that a phase takes beyond what is usual in a row."""
         spent = self._spent(name)
         usual = statistics.median(spent)
-        return sum(max(0.0, seconds - usual) for seconds in spent) / self.total_s if self.total_s > 0 else 0.0
+        return sum(max(0.0, seconds - usual) for seconds in spent) / self.total_s
 
     def _spent(self, name: str) -> list[float]:
         """Returns the time of a phase in each row [s]."""

@@ -127,8 +127,8 @@ class Task(ABC, Generic[Cfg]):
     units: ClassVar[Mapping[str, str]] = {}
     """Units of the named parts of the observation, before `scales`; `-` where a part has none."""
     sources: ClassVar[Mapping[str, str]] = {}
-    """Where a robot gets named parts from, in the words of `gpusim_rl.export.card.SOURCES`. Without them only the task
-    can compute a part."""
+    """Where a robot gets named parts from, in the words of docs/export.md. Without them only the task can compute a
+    part."""
     errors_of_envs: ClassVar[tuple[str, ...]] = ()
     """Attributes with errors of sensors and drives that each env has for itself: controls are exported without them."""
     scales: Mapping[str, float] = {}

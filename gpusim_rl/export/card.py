@@ -23,20 +23,6 @@ from gpusim_rl.view.player import Player
 
 FORMAT = 2
 """Version of the card."""
-SOURCES = {
-    "sensor <name>": "reading of a sensor of the scene",
-    "joint positions": "of all joints, in the order of the card",
-    "joint positions from the pose": "less `pose` of each joint",
-    "joint velocities": "of all joints",
-    "position of <joint>": "of one joint; also velocity, sine and cosine",
-    "gravity": "direction of gravity in the frame of the base, length 1",
-    "base velocity": "in its own frame",
-    "base angular velocity": "in its own frame",
-    "last action": "what the policy returned a control step ago, 0 at the start",
-    "command <names>": "what the robot is to do, by the names in `commands`, any that the task has",
-    "task": "computed by the task alone",
-}
-"""Where parts of an observation come from. The base is the first body with a free joint."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 

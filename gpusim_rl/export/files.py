@@ -57,8 +57,8 @@ def write_all(
         overwrite: Whether to replace the files of a folder that exists.
         int8: Whether to write a second ONNX file, with 8-bit weights.
         order: Vendor whose order the joints have in all files, a key of `ORDERS`; None is the scene's order.
-        trust: Whether to import the classes that the run names.
-        config_dir: Folder of the user's with more tasks.
+        trust: As for `Player.open`.
+        config_dir: As for `Player.open`.
 
     Returns:
         The folder, and the card.

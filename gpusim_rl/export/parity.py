@@ -176,7 +176,7 @@ def compare(exact: Function, other: Function, inputs: Arrays, state: Arrays, uni
         units: Result of `error_units`.
     """
     count, images = len(inputs[0]), len(inputs) > 1
-    episodes = zip(*(values.reshape(STEPS, -1, *values.shape[1:]) for values in inputs), strict=True)
+    episodes = zip(*(values.reshape(STEPS, count // STEPS, *values.shape[1:]) for values in inputs), strict=True)
     exact_state = other_state = tuple(np.repeat(layers, count // STEPS, axis=1) for layers in state)
     worst, rounding, borders, others = 0.0, ROUNDING_OF_IMAGES if images else 0.0, 0, 0
     random = np.random.default_rng(0)

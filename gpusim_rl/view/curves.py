@@ -78,10 +78,13 @@ class SavedCurves:
         same = all(str(self.settings.get(key_of(text))) == text.partition("=")[2] for text in own)
         return goal if same else None
 
+    def column(self, key: str) -> np.ndarray:
+        """Returns a column; NaN where the run has none."""
+        return self.columns.get(key, np.full(len(self.columns["iteration"]), np.nan))
+
     def curve(self, key: str, x_column: str) -> Curve:
         """Returns a column over another; one without points where either is missing."""
-        missing = np.full(len(self.columns["iteration"]), np.nan)
-        x, y = self.columns.get(x_column, missing), self.columns.get(key, missing)
+        x, y = self.column(x_column), self.column(key)
         known = (x >= 0) & (x < HUGE) & (np.abs(y) < HUGE)
         return Curve(x[known], y[known])
 

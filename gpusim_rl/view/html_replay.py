@@ -22,12 +22,7 @@ CAPTION = (
 
 
 def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
-    """Plays a player, seen as in the viewer in the browser; the camera goes with the robot.
-
-    Args:
-        player: Run at the beginning of an episode.
-        steps: Control steps to take, counted from 0.
-        needed_by: Command of the user's, named if the extra is missing.
+    """Plays control steps, seen as in the viewer in the browser; the camera goes with the robot.
 
     Returns:
         The page, which loads nothing from anywhere; around the scene it is light or dark as the browser is.

@@ -79,11 +79,7 @@ class ClipPlayback(Task[ClipPlaybackConfig]):
 
 
 def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
-    """Returns the scene of a task, or ground with a robot.
-
-    Args:
-        robot: Task, name in tasks/assets, path of an MJCF or URDF, or `menagerie:<robot>`.
-        config_dir: Folder of the user's with more tasks.
+    """Returns the scene of a task, or ground with a robot: in tasks/assets, an MJCF, a URDF or `menagerie:<robot>`.
 
     Raises:
         ConfigError: There is none of this name.
@@ -105,13 +101,7 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
 
 
 def open_playback(clip: Clip, robot: str, *, name: str = "clip", config_dir: str | None = None) -> Player:
-    """Returns a player that shows a clip, over and over.
-
-    Args:
-        clip: Clip.
-        robot: Robot, as for `scene_by_name`.
-        name: Name of the clip.
-        config_dir: Folder of the user's with more tasks.
+    """Returns a player that shows a clip by this name, over and over, on a robot as for `scene_by_name`.
 
     Raises:
         ConfigError: The clip is of another robot.

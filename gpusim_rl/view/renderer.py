@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import mujoco
 import numpy as np
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, first_line, say
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.interface import put_pose
 
@@ -220,19 +221,16 @@ def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_sta
 
 def make_renderer(
     scene: Scene, qpos: np.ndarray, width: int, height: int, name: str = "auto", camera: Camera | None = None
-) -> tuple[Renderer, str | None]:
-    """Makes the best renderer that works here.
+) -> Renderer:
+    """Makes the best renderer that works here, for pictures of this size [pixels].
 
     Args:
         scene: Scene of the envs.
         qpos: Positions of the envs at the start, shape [tiles, nq].
-        width: Width of the picture [pixels].
-        height: Height of the picture [pixels].
-        name: `auto`, `gl` (OpenGL) or `ray` (MuJoCo Warp's ray caster, which needs no OpenGL).
+        width: Width.
+        height: Height.
+        name: `auto`, `gl` (OpenGL) or `ray` (MuJoCo Warp's ray caster); with `auto` a line on stderr names the second.
         camera: Camera; None for one that follows the robot.
-
-    Returns:
-        The renderer, and a line for the user if OpenGL was wanted and the ray caster draws.
 
     Raises:
         ConfigError: None works; the line says what to install.
@@ -240,11 +238,11 @@ def make_renderer(
     grid = Grid.of(len(qpos), width, height)
     camera = camera or Camera(scene, qpos)
     if name == "ray":
-        return RayRenderer(scene, camera, grid), None
+        return RayRenderer(scene, camera, grid)
     tried = gl_platforms()
     working = next((platform for platform in tried if gl_works(platform)), None)
     if working is not None:
-        return GlRenderer(scene, camera, grid, working), None
+        return GlRenderer(scene, camera, grid, working)
     missing = f"no OpenGL works here without a display (tried {', '.join(tried)})"
     fix = f"on Debian or Ubuntu: apt-get install {DEBIAN_GL}"
     if name == "gl":
@@ -252,8 +250,11 @@ def make_renderer(
     try:
         renderer = RayRenderer(scene, camera, grid)
     except (ConfigError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"{missing}, and MuJoCo Warp cannot draw this scene ({str(error)[:80]}); {fix}") from None
-    return renderer, f"{missing}: MuJoCo Warp's ray caster draws instead. For OpenGL {fix}"
+        raise ConfigError(
+            f"{missing}, and MuJoCo Warp cannot draw this scene ({first_line(error)[:80]}); {fix}"
+        ) from None
+    say(f"{missing}: MuJoCo Warp's ray caster draws instead. For OpenGL {fix}", file=sys.stderr)
+    return renderer
 
 
 def gl_platforms() -> list[str]:
@@ -261,13 +262,11 @@ def gl_platforms() -> list[str]:
     asked = os.environ.get("MUJOCO_GL", "").lower()
     if asked in ("egl", "osmesa", "glfw", "cgl"):
         return [asked]
-    if sys.platform == "darwin":
-        return ["cgl", "glfw"]
-    if sys.platform == "win32":
-        return ["glfw"]
-    return ["egl", "osmesa", *(["glfw"] if "DISPLAY" in os.environ else [])]
+    here = {"darwin": ["cgl", "glfw"], "win32": ["glfw"]}
+    return here.get(sys.platform, ["egl", "osmesa", *["glfw"] * ("DISPLAY" in os.environ)])
 
 
+@cache
 def gl_works(platform: str) -> bool:
     """Returns whether a picture can be drawn through `platform`, tried in a process of its own."""
     command = [sys.executable, "-c", _PROBE.format(name=platform)]

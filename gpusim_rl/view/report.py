@@ -122,9 +122,8 @@ def last(run: SavedCurves, key: str) -> float | None:
 
 def recent_means(run: SavedCurves, key: str) -> np.ndarray:
     """Returns for each row the mean of a number over the last WINDOW episodes, or some more; NaN before there were."""
-    empty = np.full(len(run.columns["iteration"]), np.nan)
-    value, ended = run.columns.get(key, empty), np.nan_to_num(run.columns.get("episode/ended", empty))
-    ended = np.where(np.isfinite(value), ended, 0.0)
+    value = run.column(key)
+    ended = np.where(np.isfinite(value), np.nan_to_num(run.column("episode/ended")), 0.0)
     episodes, total = np.cumsum(ended), np.cumsum(np.nan_to_num(value) * ended)
     first = np.searchsorted(episodes, episodes - WINDOW, side="right") - 1  # the last row that is left out
     before = [np.where(first >= 0, sums[np.maximum(first, 0)], 0.0) for sums in (total, episodes)]
@@ -134,15 +133,10 @@ def recent_means(run: SavedCurves, key: str) -> np.ndarray:
 
 def seconds_to(run: SavedCurves, goal: Learned) -> float | None:
     """Returns when a run first reached a threshold [s]; None if it did not. Only means of WINDOW episodes count."""
-    if goal.stat:
-        judged = recent_means(run, goal.column)
-    else:
-        empty = np.full(len(run.columns["iteration"]), np.nan)
-        whole = run.columns.get("episode/count", empty) >= WINDOW
-        judged = np.where(whole, run.columns.get(goal.column, empty), np.nan)
-    reached = np.flatnonzero(judged >= goal.threshold)
-    elapsed = run.columns.get("time/elapsed_s")
-    return float(elapsed[reached[0]]) if len(reached) and elapsed is not None else None
+    whole = np.where(run.column("episode/count") >= WINDOW, run.column(goal.column), np.nan)
+    judged = recent_means(run, goal.column) if goal.stat else whole
+    elapsed = run.column("time/elapsed_s")[judged >= goal.threshold]
+    return float(elapsed[0]) if len(elapsed) and np.isfinite(elapsed[0]) else None
 
 
 def ending(run: SavedCurves) -> Ending:
@@ -175,22 +169,20 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
     goal = runs[0].goal
     columns = list(dict.fromkeys(key for run in runs for key in run.columns))
     stats = [key for key in columns if key.startswith("task/")]
-    goal_key = goal.column if goal else "episode/return"
 
     def panels(keys: Sequence[str], size: tuple[int, int] = SMALL, above: str = "") -> list[dict[str, str]]:
-        drawn = [(key, _chart(groups, key, size, goal if key == goal_key else None)) for key in keys]
+        drawn = [(key, _chart(groups, key, size, goal)) for key in keys]
         shown = [(key, in_words(key.removeprefix(above)), svg) for key, svg in drawn if svg]
         return [{"title": words, "now": _spread(groups[0].runs, key), "svg": svg} for key, words, svg in shown]
 
     changed, unknown = _changed(groups, config_dir)
     entry = next((entry for entry in tasks(config_dir).values() if entry.target == target), None)
-    own_goal = goal if goal_key == "episode/return" else None
     return {
         "name": name,
         "description": entry.description if entry else "",
         "groups": [_group(group, goal, stats, config_dir) for group in groups],
-        "hero": _chart(groups, "episode/return", LARGE, own_goal),
-        "by_time": _chart(groups, "episode/return", LARGE, own_goal, "time/elapsed_s"),
+        "hero": _chart(groups, "episode/return", LARGE, goal),
+        "by_time": _chart(groups, "episode/return", LARGE, goal, "time/elapsed_s"),
         "threshold_note": _threshold_note(goal, changed),
         "stats": panels(["episode/length", *stats]),
         "rewards": panels([key for key in columns if key.startswith("reward/")], above="reward/"),
@@ -353,12 +345,12 @@ def _reading(groups: Sequence[Group]) -> str:
 def _chart(
     groups: Sequence[Group], key: str, size: tuple[int, int], goal: Learned | None, x_column: str = "env_steps"
 ) -> str:
-    """Draws a column of all groups."""
+    """Draws a column of all groups, and the goal where it is of that column."""
     lines = [
         Line(group.colour, [run.curve(key, x_column) for run in group.runs], [end.kind for end in group.endings])
         for group in groups
     ]
-    threshold = goal.threshold if goal else None
+    threshold = goal.threshold if goal and goal.column == key else None
     by_time = x_column.startswith("time/")
     label = f"{key} over {'time' if by_time else 'env steps'}"
     return chart(lines, label=label, size=size, time_axis=by_time, threshold=threshold)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import mujoco
@@ -100,13 +101,11 @@ class FramingCamera(Camera):
         return np.concatenate(corners)
 
 
-def draw(
-    scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto"
-) -> tuple[np.ndarray, str | None]:
+def draw(scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto") -> np.ndarray:
     """Draws envs at these positions, shape [envs, nq], each framed: with other arguments as `make_renderer` does.
 
     Returns:
-        The picture, uint8, shape [height, width, 3], and the line for the user of `make_renderer`.
+        The picture, uint8, shape [height, width, 3].
 
     Raises:
         ConfigError: Nothing can draw here, or the picture is too small for the envs or too large for OpenGL.
@@ -114,17 +113,15 @@ def draw(
     grid = Grid.of(len(qpos), width, height)
     camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height)
     try:
-        drawn, note = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
+        drawn = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
     except mujoco.FatalError as error:  # what OpenGL can draw at once depends on the driver
         raise ConfigError(
             f"cannot draw {SMOOTH * width}x{SMOOTH * height} pixels for a picture of {width}x{height}: {error}."
             " Try a smaller --width and --height"
         ) from None
-    try:
+    with closing(drawn):
         large = drawn.render(qpos).reshape(height, SMOOTH, width, SMOOTH, 3)
-    finally:
-        drawn.close()
-    return np.rint(large.mean(axis=(1, 3))).astype(np.uint8), note
+    return np.rint(large.mean(axis=(1, 3))).astype(np.uint8)
 
 
 def add_seen(picture: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
@@ -18,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from gpusim_rl.env import VecEnv
-from gpusim_rl.errors import ConfigError, first_line, import_extra, say
+from gpusim_rl.errors import ConfigError, first_line, import_extra
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.view.arguments import check_video
 from gpusim_rl.view.player import Player
@@ -34,13 +33,8 @@ def video_writer(
 ) -> Iterator[Callable[[np.ndarray], None]]:
     """Writes an mp4, which takes its name only when it is complete; gives a function that appends a frame.
 
-    A frame is uint8, shape [height, width, 3]. Where ffmpeg fails, on a full disk or anywhere, an older file stays.
-
-    Args:
-        path: File to write; its folder is made.
-        size: Width and height [pixels], even numbers.
-        fps: Frames per second [Hz].
-        needed_by: Command or setting of the user's, named if the extra is missing.
+    A frame is uint8, shape [height, width, 3], of this size [pixels], even numbers. The folder of the file is made; an
+    older file stays where ffmpeg fails. `needed_by` is the user's command or setting, named if the extra is missing.
 
     Raises:
         ConfigError: The extra is missing, the name does not end in .mp4, the size is odd, or ffmpeg fails.
@@ -94,8 +88,7 @@ def drawing(
     Args:
         player: Player of the envs.
         size: Width and height [pixels].
-        renderer: Name of the renderer, as for `make_renderer`, whose line for the user goes to stderr; or `policy`, for
-            what the policy sees.
+        renderer: Name of the renderer, as for `make_renderer`; or `policy`, for what the policy sees.
 
     Raises:
         ConfigError: Nothing can draw them here.
@@ -111,10 +104,7 @@ def drawing(
         yield lambda: tiled(env.render(), *size), env.frames_per_s
         return
     sim = env.sim
-    drawn, note = make_renderer(sim.scene, sim.poses.cpu().numpy(), *size, renderer)
-    if note:
-        say(note, file=sys.stderr)
-    with closing(drawn):
+    with closing(make_renderer(sim.scene, sim.poses.cpu().numpy(), *size, renderer)) as drawn:
         yield lambda: drawn.render(sim.poses.cpu().numpy()), env.cfg.control_hz
 
 
@@ -137,13 +127,7 @@ def newest(images: Tensor) -> np.ndarray:
 
 
 def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by: str) -> bytes:
-    """Plays a player and returns an animated WebP of what is seen, in real time.
-
-    Args:
-        player: Run at the beginning of an episode.
-        steps: Control steps to play.
-        size: Width and height [pixels].
-        needed_by: Command of the user's, named if the extra is missing.
+    """Plays some control steps, and returns them as an animated WebP of this size [pixels], in real time.
 
     Raises:
         ConfigError: The extra is missing, or nothing can draw the envs here.

@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from gpusim_rl.env import VecEnv
@@ -27,8 +28,8 @@ from gpusim_rl.env.command import steerable
 from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError, first_line, import_extra, say, warn
 from gpusim_rl.view.player import Player
+from gpusim_rl.view.video import newest
 from gpusim_rl.view.web_guard import Guard, is_possible
-from gpusim_rl.view.web_images import Images
 from gpusim_rl.view.web_numbers import LOSS, PAD, Numbers, bars, table
 from gpusim_rl.view.web_scene import NEEDED_BY, WebScene
 
@@ -39,6 +40,7 @@ DISTANCE = 1.3  # of the camera [that in a video]: there are panels, and other r
 # Least time between two pictures of the scene, two images that the policy sees, two numbers, two looks at checkpoints.
 FRAME_S, IMAGES_S, NUMBERS_S, CHECKPOINTS_S = 1 / 30, 0.1, 0.2, 1.0
 SPEEDS = {"0.1 x": 0.1, "0.25 x": 0.25, "0.5 x": 0.5, "real time": 1.0, "2 x": 2.0, "4 x": 4.0}
+IMAGE_SIDE = 300  # about as wide as the panel is [pixels]
 TOUCHES = 1000  # of controls that wait for the loop
 BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # by whether it is paused
 
@@ -54,7 +56,7 @@ def view_in_browser(
 
     Args:
         player: Envs and policy.
-        host: Address to serve on; any other than this machine's own lets others watch and steer, without a password.
+        host: Address to serve on. Any but this machine's own lets others watch and steer, without a password.
         port: TCP port; None for the first free one from 8080 on.
         steps: Control steps; None for no end, and for none at all while nobody looks.
 
@@ -138,8 +140,8 @@ class WebViewer:
             if watched and now - drawn >= FRAME_S:
                 self._scene.draw()
                 drawn = now
-            if self._images is not None and watched and now - seen >= IMAGES_S:
-                self._images.show(self.env)
+            if watched and now - seen >= IMAGES_S:
+                self.show_images()
                 seen = now
             if now - shown >= NUMBERS_S:
                 self._pace = (done - done_shown) * dt / (now - shown)
@@ -232,7 +234,7 @@ class WebViewer:
         if names and tuple(names) != tuple(self._checkpoint.options):
             self._checkpoint.options = names
         self._checkpoint.value = self._player.checkpoint.name
-        self._policy_line()
+        self._iteration.content = f"<div style='{PAD}'>iteration {self._player.iteration}</div>"
 
     def _try(self, act: Callable[[], object]) -> None:
         """Takes over what may be damaged: then the old policy acts on, and the page says why.
@@ -271,7 +273,12 @@ class WebViewer:
                     self._on(slider, lambda value, index=index: self.steer(index, value))
                     self._sliders.append(slider)
                 self._on(gui.add_button("Stand still"), lambda _: self.stand())
-        self._images = Images(gui, self._player) if self._player.env.images else None
+        self._images: dict[str, Any] = {}  # handles of the newest image of each group
+        if groups := self._player.images if self._player.env.images else {}:
+            with gui.add_folder("Camera"):
+                for name in groups:
+                    label = name if len(groups) > 1 else None
+                    self._images[name] = gui.add_image(self._seen(name), label=label, format="png")
         with gui.add_folder("Reward per step"):
             self._rewards = gui.add_html("")
         with gui.add_folder("Numbers"):
@@ -323,8 +330,17 @@ class WebViewer:
             for slider, value in zip(self._sliders, self.commands.value[self.env].tolist(), strict=True):
                 slider.value = round(min(max(value, slider.min), slider.max), 2)
 
-    def _policy_line(self) -> None:
-        self._iteration.content = f"<div style='{PAD}'>iteration {self._player.iteration}</div>"
+    def show_images(self) -> None:
+        """Sends what the policy, or its frozen encoder, sees next of the followed env, where it has changed."""
+        for name, handle in self._images.items():
+            if not np.array_equal(picture := self._seen(name), handle.image):
+                handle.image = picture
+
+    def _seen(self, group: str) -> np.ndarray:
+        """Returns an image in whole squares for its pixels: the browser would blur them."""
+        image = newest(self._player.images[group][self.env, None])[0]
+        times = max(1, IMAGE_SIDE // max(image.shape[:2]))
+        return image.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def _checkpoints(current: Path) -> list[str]:

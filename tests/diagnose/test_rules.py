@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -13,8 +11,6 @@ import torch
 from gpusim_rl.diagnose.rules import RULES, Finding, conclusion, diagnose
 from gpusim_rl.diagnose.run_stats import RunStats, read_run_stats
 from gpusim_rl.machine.hardware import available_cpus
-from gpusim_rl.run import checkpoint, writers
-from gpusim_rl.run.phases import PHASES
 from gpusim_rl.settings.checks import check_settings
 from gpusim_rl.settings.compose import compose
 from helpers.commands import ROOT
@@ -165,7 +161,17 @@ def first(stats: RunStats) -> Finding:
 
 @pytest.mark.parametrize(("rule", "stats"), EACH, ids=IDS)
 def test_a_rule_speaks_on_its_profile_and_all_others_are_silent(rule, stats):
-    assert [finding.rule for finding in diagnose(stats)] == [rule]
+    [finding] = diagnose(stats)
+    assert finding.rule == rule and 0 < finding.cost <= 1
+    assert finding.settings or finding.hint
+    assert "\n" not in str(finding) and "None" not in str(finding) and "nan" not in str(finding)
+
+
+def test_settings_that_are_named_can_be_typed():
+    settings = [setting.split() for _, stats in EACH for setting in first(stats).settings]
+    by_keys = {tuple(word.partition("=")[0] for word in words): words for words in settings}
+    for words in by_keys.values():
+        check_settings(compose([f"task={CPU.task}", *words]))
 
 
 def test_every_rule_has_a_case_and_is_documented():
@@ -173,10 +179,6 @@ def test_every_rule_has_a_case_and_is_documented():
     assert names == list(CASES)
     lines = (ROOT / "docs" / "doctor.md").read_text().splitlines()
     assert [line.split("`")[1] for line in lines if line.startswith("| `")] == names
-
-
-def test_a_profile_has_every_phase():
-    assert all(phase in RunStats.__dataclass_fields__ for phase in PHASES)
 
 
 HEALTHY = {
@@ -200,7 +202,6 @@ def test_a_healthy_run_has_no_findings(stats):
 
 def test_what_the_host_does_beside_a_busy_gpu_costs_nothing():
     assert diagnose(replace(GPU, log=0.6)) == []
-    assert conclusion(replace(GPU, log=0.8)) == "nothing stands out: the rollout takes 75 % of the time"
     assert diagnose(replace(GPU, log=0.6, log_peaks=0.5)) == []
     assert diagnose(replace(GPU, log=0.6, gpu_percent=20.0)) == []  # a short run: the driver looks seldom
     assert replace(GPU_EAGER, log=0.6, gpu_percent=20.0).log_cost == 0.6  # there phases wait for the host
@@ -211,12 +212,10 @@ def test_what_the_host_does_beside_a_busy_gpu_costs_nothing():
 
 
 def test_that_nothing_stands_out_is_also_an_answer():
-    assert conclusion(CPU) == "nothing stands out: physics takes 71 % of the time"
-    assert conclusion(GPU) == "nothing stands out: the rollout takes 75 % of the time"
-    assert conclusion(replace(GPU, gpu_percent=None)) == (
-        "nothing stands out: the rollout takes 75 % of the time; how busy the GPU is, its driver does not tell:"
-        " tools/audit.py does"
-    )
+    assert conclusion(CPU).endswith("physics takes 71 % of the time")
+    assert conclusion(GPU).endswith("the rollout takes 75 % of the time")
+    assert conclusion(replace(GPU, gpu_percent=None)).endswith("tools/audit.py does")
+    assert conclusion(replace(ACTORS, actors=0.6, update=0.3)).endswith("the wait for actors takes 60 % of the time")
 
 
 def test_what_is_not_known_limits_nothing():
@@ -226,31 +225,6 @@ def test_what_is_not_known_limits_nothing():
         assert diagnose(replace(stats, **dict.fromkeys(optional))) == []
 
 
-@pytest.mark.parametrize(("rule", "stats"), EACH, ids=IDS)
-def test_settings_that_are_named_can_be_typed(rule, stats):
-    finding = first(stats)
-    for setting in finding.settings:
-        parts = setting.split()
-        assert all("=" in part for part in parts)
-        check_settings(compose([f"task={stats.task}", *parts]))
-    named = re.findall(r"\b((?:ppo|sim|log|debug)\.[a-z_.]*[a-z])\b", str(finding))
-    for key in named:
-        section = compose([])
-        for part in key.split("."):
-            section = section[part]
-    for setting in re.findall(r"\bdebug=\w+", finding.hint):
-        compose([setting])
-
-
-@pytest.mark.parametrize(("rule", "stats"), EACH, ids=IDS)
-def test_a_finding_is_one_line_with_something_to_do_and_a_cost(rule, stats):
-    finding = first(stats)
-    assert 0 < finding.cost <= 1
-    assert finding.settings or finding.hint
-    assert "\n" not in str(finding) and "None" not in str(finding) and "nan" not in str(finding)
-    assert re.search(r"\d", finding.problem) or rule in ("checked_task", "graph_fallback")
-
-
 def test_the_most_costly_comes_first():
     findings = diagnose(replace(CPU, update=0.6, simulate=0.2, log=0.1, overflow=5))
     assert [finding.rule for finding in findings] == ["contact_buffers", "update_bound", "logging_bound"]
@@ -258,19 +232,10 @@ def test_the_most_costly_comes_first():
 
 
 def test_words_of_several_processes():
-    assert str(first(CASES["sums_bound"][1])) == (
-        "4 processes spend 30 % of the time in sums over all of them, which wait for the slowest one; try num_envs=512"
-        " or ppo.minibatch_size=2048 or log.interval=10; else fewer processes: tools/doctor.py scaling processes=1,2"
-        " measures them"
-    )
-    assert str(first(CASES["oversubscribed"][2])) == (
-        "16 processes of 1 threads on 8 CPUs; start fewer: torchrun --nproc-per-node=8, each with more envs"
-    )
+    assert first(CASES["sums_bound"][1]).settings == ("num_envs=512", "ppo.minibatch_size=2048", "log.interval=10")
+    assert "--nproc-per-node=8," in first(CASES["oversubscribed"][2]).hint
     few = replace(SUMMED, num_envs=16, env_steps_per_s=64_000)
     assert first(few).problem.startswith("a control step of all 16 envs of each of 4 processes takes 0.8 ms")
-    assert conclusion(replace(ACTORS, actors=0.6, update=0.3)) == (
-        "nothing stands out: the wait for actors takes 60 % of the time"
-    )
 
 
 def test_the_wait_in_sums_is_neither_a_slow_update_nor_slow_logging():
@@ -359,47 +324,6 @@ def test_a_task_that_waits_is_found(tmp_path, one_thread):
 
 @pytest.mark.slow
 @pytest.mark.serial
-def test_logging_that_waits_is_found(tmp_path, one_thread, monkeypatch):
-    write = writers.CsvWriter.write
-    monkeypatch.setattr(writers.CsvWriter, "write", lambda *a: (time.sleep(0.3), write(*a)))
-    stats, findings = train(tmp_path)
-    assert findings[0].rule == "logging_bound" and findings[0].settings == ("log.interval=10",)
-    assert stats.log_peaks < 0.5 * stats.log
-
-
-@pytest.mark.slow
-@pytest.mark.serial
-def test_checkpoints_that_wait_are_found(tmp_path, one_thread, monkeypatch):
-    save = checkpoint.Checkpoints.save
-    monkeypatch.setattr(checkpoint.Checkpoints, "save", lambda *a: (time.sleep(1.0), save(*a)))
-    stats, findings = train(tmp_path, iterations=14, log={"checkpoint_interval": 6})
-    assert findings[0].rule == "checkpoint_bound" and findings[0].settings == ("log.checkpoint_interval=24",)
-    assert stats.log_peaks > 0.5 * stats.log
-
-
-class Ageing(Faulty):
-    """A task that keeps memory, and waits longer from iteration to iteration."""
-
-    kept: ClassVar[list[torch.Tensor]] = []
-
-    def rewards(self):
-        if int(self.steps) % 8 == 0:
-            self.kept.append(torch.ones(6_000_000))  # 24 MB
-            time.sleep(0.006 * len(self.kept))
-        return super().rewards()
-
-
-@pytest.mark.slow
-def test_a_task_that_keeps_memory_and_becomes_slower_is_found(tmp_path, one_thread):
-    try:
-        _, findings = train(tmp_path, task=Ageing, iterations=60)  # enough rows behind the warm-up
-    finally:
-        Ageing.kept.clear()
-    assert {"memory_leak", "slowing_down"} <= {finding.rule for finding in findings}
-
-
-@pytest.mark.slow
-@pytest.mark.serial
 @pytest.mark.parametrize(
     ("rule", "physics_hz", "overrides"),
     [
@@ -455,9 +379,3 @@ def test_an_algorithm_without_epochs_and_minibatches_hears_nothing_of_them(rule)
         other = replace(case, algo="search", epochs=None, minibatch_size=None)
         assert other.minibatches is None and diagnose(other) == []
         assert "nothing stands out: the update takes" in conclusion(other)
-
-
-def test_minibatches_are_not_told_to_become_smaller():
-    few = replace(CPU, num_envs=64, epochs=16, minibatch_size=512, simulate=0.3, update=0.64)
-    assert few.minibatches is not None and few.minibatches >= 32
-    assert "small_minibatches" not in [finding.rule for finding in diagnose(few)]

@@ -73,9 +73,7 @@ def test_what_fills_the_memory_is_not_recommended():
 def test_a_plateau_is_told_with_what_more_would_bring():
     advice = advise(cpu=table(PLATEAU), tuned_envs=1024)
     assert advice.num_envs == 1024
-    assert advice.reasons[0] == (
-        "cpu: 1024 envs make 46,000 env steps/s; more (up to 16384) brings 3 % per doubling at most"
-    )
+    assert "46,000 env steps/s" in advice.reasons[0] and "3 % per doubling" in advice.reasons[0]
     assert not any("tuned" in reason for reason in advice.reasons)
 
 
@@ -84,28 +82,19 @@ def test_a_table_that_ends_too_early_says_so():
     assert first.endswith("the most that was measured, 89 % more per doubling since 128; measure more with --num-envs")
 
 
-def test_a_gpu_that_wins():
-    advice = advise(cpu=table(PLATEAU), cuda=table({256: 20e3, 1024: 80e3, 4096: 300e3, 16384: 812e3}))
-    assert (advice.device, advice.num_envs) == ("cuda", 16384)
-    assert advice.gpu_speedup == pytest.approx(812 / 46)
-    worth = next(reason for reason in advice.reasons if "worth" in reason)
-    assert worth == "a GPU is worth it for Ant: 17.7 times as fast, 812,000 against 46,000 env steps/s"
-    assert any("tuned for 4096 envs" in reason for reason in advice.reasons)
-
-
-def test_a_cpu_that_wins():
-    advice = advise(cpu=table({64: 60e3, 512: 200e3}), cuda=table({64: 4e3, 512: 30e3}))
-    assert (advice.device, advice.num_envs) == ("cpu", 512)
-    assert any(
-        "a GPU is not worth it for Ant: the CPU is 6.7 times as fast (30,000 against 200,000" in reason
-        for reason in advice.reasons
-    )
-
-
-def test_a_gpu_that_hardly_helps():
-    advice = advise(cpu=table({512: 100e3}), cuda=table({512: 120e3}))
-    assert advice.device == "cuda"
-    assert any("hardly worth it for Ant: 1.20 times as fast" in reason for reason in advice.reasons)
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "device", "speedup", "words"),
+    [
+        ({1024: 46e3}, {4096: 300e3, 16384: 812e3}, "cuda", 17.65, "a GPU is worth it for Ant: 17.7 times"),
+        ({64: 60e3, 512: 200e3}, {64: 4e3, 512: 30e3}, "cpu", 0.15, "not worth it for Ant: the CPU is 6.7 times"),
+        ({512: 100e3}, {512: 120e3}, "cuda", 1.2, "hardly worth it for Ant: 1.20 times"),
+    ],
+)
+def test_a_gpu_is_worth_it_or_not(cpu, gpu, device, speedup, words):
+    advice = advise(cpu=table(cpu), cuda=table(gpu))
+    assert advice.device == device and advice.num_envs == max(gpu if device == "cuda" else cpu)
+    assert advice.gpu_speedup == pytest.approx(speedup, rel=1e-3)
+    assert any(words in reason for reason in advice.reasons)
 
 
 def test_without_a_gpu_nothing_is_invented():
@@ -130,31 +119,21 @@ def test_a_gpu_that_is_as_fast_within_the_scatter_is_not_recommended():
     cpu = table({512: 100e3}, slowest=80e3, fastest=115e3)
     advice = advise(cpu=cpu, cuda=table({512: 110e3}, slowest=105e3, fastest=112e3))
     assert advice.device == "cpu" and advice.gpu_speedup == pytest.approx(1.1)
-    assert any(
-        "a GPU is not worth it for Ant: as fast as the CPU within what single iterations differ, 110,000 against"
-        " 100,000 env steps/s" in reason
-        for reason in advice.reasons
-    )
+    assert any("a GPU is not worth it for Ant: as fast as the CPU" in reason for reason in advice.reasons)
 
 
 def test_numbers_that_cannot_be_are_told():
     """More envs are not much slower: something else ran."""
     advice = advise(cpu=table({64: 50e3, 128: 90e3, 256: 80e3, 512: 95e3, 1024: 45e3}), tuned_envs=128)
     assert advice.num_envs == 128
-    assert advice.reasons[1] == (
-        "1024 envs on cpu were 53 % slower than 512, which more envs do not explain: something else ran, or the"
-        " machine was hot; measure again"
-    )
+    assert advice.reasons[1].startswith("1024 envs on cpu were 53 % slower than 512")
     assert len([reason for reason in advice.reasons if "measure again" in reason]) == 1
 
 
 def test_measurements_that_shared_the_cpus_are_told():
     quiet, shared = table({64: 50e3}), table({128: 60e3, 256: 55e3}, crowded=True)
     advice = advise(cpu=quiet | shared, tuned_envs=64)
-    assert (
-        "other programs took CPU time from 128, 256 envs on cpu: these numbers are too low; measure again when the"
-        " machine is quiet"
-    ) in advice.reasons
+    assert any("other programs took CPU time from 128, 256 envs on cpu" in reason for reason in advice.reasons)
 
 
 def test_a_device_on_which_nothing_leaves_memory_free_is_not_recommended():
@@ -192,10 +171,9 @@ def test_efficiency_is_that_of_each_over_each_of_the_fewest():
 
 def test_more_processes_that_wait_in_sums():
     points = table({1: 10e3, 2: 19e3}) | table({4: 19.2e3}, learner_wait=0.45)
-    assert reasons(points, "processes") == [
-        "2 processes make 19,000 env steps/s, 1.90 times those of 1; more (up to 4) are 1 % faster at best",
-        "why not 4: 45 % of the time is in sums over the processes, and in waiting for the slowest",
-    ]
+    about, why = reasons(points, "processes")
+    assert about.startswith("2 processes make 19,000 env steps/s, 1.90 times those of 1")
+    assert why.startswith("why not 4: 45 % of the time is in sums")
 
 
 def test_more_actors_than_the_learner_can_use():
@@ -203,24 +181,16 @@ def test_more_actors_than_the_learner_can_use():
     enough = table({4: 30e3}, learner_wait=0.08, actor_wait=0.1, lag=2.0, lag_limit=8)
     many = table({8: 28e3}, learner_wait=0.01, actor_wait=0.5, lag=5.0, lag_limit=8, cpu_percent=98.0)
     about, why = reasons(few | enough | many, "actors")
-    assert about == "4 actors make 30,000 env steps/s, 3.00 times those of 1; more (up to 8) are not faster"
-    assert why == (
-        "why not 8: the learner is at work all the time, it waits 1 % for rollouts; actors wait 50 % of the time for"
-        " the learner; the CPUs are busy 98 %; samples are 5.0 updates old on average, of 8 at most"
-    )
+    assert about.startswith("4 actors make 30,000 env steps/s") and about.endswith("more (up to 8) are not faster")
+    for cause in ("it waits 1 % for rollouts", "actors wait 50 %", "CPUs are busy 98 %", "5.0 updates old"):
+        assert cause in why
 
 
-def test_a_reason_that_no_number_tells_is_not_invented():
+def test_reasons_say_what_the_numbers_tell_and_no_more():
     [about] = reasons(table({1: 10e3, 2: 9e3}), "actors")
-    assert about == "1 actor make 10,000 env steps/s; more (up to 2) are not faster".replace("make", "makes")
-
-
-def test_a_table_over_processes_that_ends_too_early_says_so():
+    assert about.startswith("1 actor makes 10,000") and about.endswith("more (up to 2) are not faster")
     [about] = reasons(table({1: 10e3, 2: 20e3}), "processes")
-    assert about.endswith("it is the most that was measured, more may be faster")
-
-
-def test_old_samples_of_the_useful_number_are_told():
+    assert about.endswith("more may be faster")
     found = reasons(table({1: 10e3}) | table({4: 40e3}, lag=6.0, lag_limit=8), "actors")
     assert "with 4 samples are 6.0 updates old on average, of 8 at most" in found[1]
 

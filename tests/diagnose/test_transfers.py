@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from gpusim_rl.diagnose import transfers
 from gpusim_rl.diagnose.transfers import CHECKPOINT, COUNTED, PHYSICS, TRACED, Audit, Loop
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.phases import OUTSIDE
-from gpusim_rl.testing.sync_counter import CopyTotals, SourceLocation, Work
+from gpusim_rl.testing.sync_counter import CopyTotals
 from helpers.trace_events import DTOH, HTOD, call, copy, event, kernel, phase
 from helpers.training import Faulty, make_trainer
 
@@ -48,7 +47,7 @@ def audited(tmp_path):
         yield run
 
 
-@pytest.mark.parametrize("sim", ["mujoco", "mjwarp"])
+@pytest.mark.parametrize("sim", ["mujoco", pytest.param("mjwarp", marks=pytest.mark.slow)])
 def test_our_training_waits_for_nothing(audited, sim):
     trainer, result = audited("Ant", sim=sim, device="cpu")
     assert trainer.iteration == 3 and result.method == COUNTED
@@ -171,21 +170,3 @@ def test_a_real_trace_goes_the_same_way(tmp_path):
     assert {"rollout", "update", "log", OUTSIDE, PHYSICS} == set(work)
     names = [found["name"] for found in events if found.get("cat") == "python_function"]
     assert any("gpusim_rl/learn/ppo.py(" in name and name.endswith(": update") for name in names)
-
-
-def test_json_has_plain_values_only():
-    work = {"rollout": Work(CopyTotals(1, 4), CopyTotals(), Counter({"item": 2}), operators=5)}
-    result = Audit(COUNTED, 3, work, Counter({SourceLocation("rollout", "item", "a.py:1"): 2}))
-    assert result.as_dict() == {
-        "method": COUNTED,
-        "iterations": 3,
-        "phases": {
-            "rollout": {
-                "to_device": {"count": 1, "bytes": 4},
-                "to_host": {"count": 0, "bytes": 0},
-                "syncs": {"item": 2},
-                "operators": 5,
-            }
-        },
-        "locations": [{"phase": "rollout", "what": "item", "where": "a.py:1", "count": 2}],
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import importlib.metadata
 import io
 import os
 import re
@@ -101,27 +100,6 @@ def test_another_address_is_served_only_with_a_word(run, capsys, host, told):
     assert ("whoever can reach 0.0.0.0 on port" in err and "there is no password" in err) == told
 
 
-def test_the_address_is_told_once_the_port_listens(run, monkeypatch):
-    asyncio_server = pytest.importorskip("websockets.asyncio.server")
-    from gpusim_rl.view import web
-
-    serve, answers = asyncio_server.serve, []
-
-    def late(*arguments: Any, **options: Any) -> Any:
-        time.sleep(1.0)  # a machine that is busy
-        return serve(*arguments, **options)
-
-    def told(line: str) -> None:
-        with socket.create_connection(("127.0.0.1", int(re.findall(r":(\d+)", line)[0])), timeout=0.5):
-            answers.append(line)
-
-    monkeypatch.setattr(asyncio_server, "serve", late)
-    monkeypatch.setattr(web, "say", told)
-    with closing(Player.open(str(run))) as player:
-        web.view_in_browser(player, port=0, steps=1)
-    assert len(answers) == 1
-
-
 def test_without_a_display_a_run_is_played_in_the_browser(tool_here):
     pytest.importorskip("viser")
     done = tool_here("play", "Cartpole", "--steps", "5", "--num-envs", "2", env=NO_DISPLAY)
@@ -160,23 +138,6 @@ def test_envs_of_another_library_are_one_line():
 
     with pytest.raises(ConfigError, match="Theirs: envs of another library have no model that a browser could show"):
         WebViewer(Theirs())
-
-
-def test_the_libraries_of_the_viewer_go_with_ours():
-    """viser holds rich and websockets back: what we ask for must have versions that it takes."""
-    requirements = pytest.importorskip("packaging.requirements")
-    pytest.importorskip("viser")
-
-    def asked(name: str) -> Iterator[Any]:
-        for line in importlib.metadata.requires(name) or []:
-            requirement = requirements.Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                yield requirement
-
-    ours = {each.name: each.specifier for each in asked("gpusim-rl")}
-    for each in (*asked("viser"), *asked("mjviser")):
-        version = importlib.metadata.version(each.name)
-        assert version in each.specifier and version in ours.get(each.name, each.specifier), each
 
 
 # -- who is let in ----------------------------------------------------------------------------
@@ -231,38 +192,37 @@ def test_pages_of_other_sites_are_refused():
             pass
 
 
-@pytest.mark.parametrize(
-    ("lines", "status"),
-    [
-        (["GET / HTTP/1.1", "Host: localhost:PORT"], 200),
-        (["GET / HTTP/1.1", "Host: 127.0.0.1:PORT", "Origin: http://127.0.0.1:PORT"], 200),
-        (["GET / HTTP/1.1", "Host: evil.com:PORT"], 403),
-        (["GET / HTTP/1.1", "Host: localhost:PORT", "Origin: http://evil.com"], 403),
-        (["GET / HTTP/1.1", "Host: localhost:PORT", "Host: evil.com"], 403),
-        (["GET / HTTP/1.1"], 403),
-        (["GET /?websocket=ws://evil.com HTTP/1.1", "Host: localhost:PORT"], 403),
-        (["GET /?playbackPath=http://evil.com/x HTTP/1.1", "Host: localhost:PORT"], 403),
-        (["GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1", "Host: localhost:PORT"], 404),
-        (["POST / HTTP/1.1", "Host: localhost:PORT"], None),
-        (["GET / HTTP/9.9", "Host: localhost:PORT"], None),
-        ([chr(0xFF) * 100], None),
-        (["GET / HTTP/1.1", "x" * 100_000], None),
-        (["GET / HTTP/1.1", "Host: localhost:PORT", *["A: b"] * 300], None),
-    ],
-)
-def test_a_raw_request_is_answered_or_refused_in_silence(lines, status, capfd, caplog):
+REQUESTS = [
+    (["GET / HTTP/1.1", "Host: localhost:PORT"], 200),
+    (["GET / HTTP/1.1", "Host: 127.0.0.1:PORT", "Origin: http://127.0.0.1:PORT"], 200),
+    (["GET / HTTP/1.1", "Host: evil.com:PORT"], 403),
+    (["GET / HTTP/1.1", "Host: localhost:PORT", "Origin: http://evil.com"], 403),
+    (["GET / HTTP/1.1", "Host: localhost:PORT", "Host: evil.com"], 403),
+    (["GET / HTTP/1.1"], 403),
+    (["GET /?websocket=ws://evil.com HTTP/1.1", "Host: localhost:PORT"], 403),
+    (["GET /?playbackPath=http://evil.com/x HTTP/1.1", "Host: localhost:PORT"], 403),
+    (["GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1", "Host: localhost:PORT"], 404),
+    (["POST / HTTP/1.1", "Host: localhost:PORT"], None),
+    (["GET / HTTP/9.9", "Host: localhost:PORT"], None),
+    ([chr(0xFF) * 100], None),
+    (["GET / HTTP/1.1", "x" * 100_000], None),
+    (["GET / HTTP/1.1", "Host: localhost:PORT", *["A: b"] * 300], None),
+]
+
+
+def test_raw_requests_are_answered_or_refused_in_silence(capfd, caplog):
     with shown("Cartpole") as viewer:
-        with socket.create_connection(("127.0.0.1", viewer.port), timeout=10) as client:
-            with contextlib.suppress(OSError):
-                client.sendall("\r\n".join([*lines, "", ""]).replace("PORT", str(viewer.port)).encode("latin-1"))
-            head = b""
-            with contextlib.suppress(OSError):
-                while b"\r\n\r\n" not in head and (part := client.recv(4096)):
-                    head += part
-        got = int(head.split()[1]) if head.startswith(b"HTTP") else None
-        assert got == status or (status is None and got in (None, 400, 405, 500))
-        if status == 200:
-            assert b"X-Frame-Options" in head
+        for lines, status in REQUESTS:
+            with socket.create_connection(("127.0.0.1", viewer.port), timeout=10) as client:
+                with contextlib.suppress(OSError):
+                    client.sendall("\r\n".join([*lines, "", ""]).replace("PORT", str(viewer.port)).encode("latin-1"))
+                head = b""
+                with contextlib.suppress(OSError):
+                    while b"\r\n\r\n" not in head and (part := client.recv(4096)):
+                        head += part
+            got = int(head.split()[1]) if head.startswith(b"HTTP") else None
+            assert got == status or (status is None and got in (None, 400, 405, 500)), lines
+            assert status != 200 or b"X-Frame-Options" in head
         with urllib.request.urlopen(viewer.address, timeout=10) as answer:
             assert answer.status == 200, "it still serves"
     assert capfd.readouterr() == ("", "") and not caplog.records
@@ -582,7 +542,7 @@ def test_numbers_of_the_task_are_shown():
 def test_the_page_has_what_the_policy_sees(image, channels, monkeypatch):
     with shown("CartpoleCamera", act="random", settings=[f"task.image={image}"]) as viewer:
         env, player = viewer._vec_env, viewer._player
-        [handle] = viewer._images.handles.values()
+        [handle] = viewer._images.values()
 
         def expected(of: int) -> np.ndarray:
             seen = player.obs["camera"][of].numpy()
@@ -595,12 +555,12 @@ def test_the_page_has_what_the_policy_sees(image, channels, monkeypatch):
                 viewer.step()
             viewer.follow(followed)
             monkeypatch.setattr(env.sim, "draw", None)  # nothing is drawn for the page
-            viewer._images.show(viewer.env)
+            viewer.show_images()
             monkeypatch.undo()
             assert np.array_equal(handle.image, expected(followed))
         assert not np.array_equal(expected(0), expected(1))
         sent = handle._data
-        viewer._images.show(viewer.env)
+        viewer.show_images()
         assert handle._data is sent, "what has not changed is not sent again"
         viewer.run(steps=2)
         assert handle._data is not sent
@@ -608,7 +568,7 @@ def test_the_page_has_what_the_policy_sees(image, channels, monkeypatch):
 
 def test_a_policy_of_numbers_has_no_images_on_the_page():
     with shown("Cartpole") as viewer:
-        assert viewer._images is None
+        assert viewer._images == {}
         viewer.run(steps=2)
 
 
