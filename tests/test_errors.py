@@ -113,7 +113,7 @@ RAW = {
     "gpusim_rl/cli.py": ["completion", "completion", "list_tasks", "main", "main"],  # safe names; json; our own words
     "gpusim_rl/settings/compose.py": ["main", "main"],  # safe names; lines that are escaped
     "tools/audit.py": ["main"],  # json
-    "tools/doctor.py": ["keep_result", "report_machine", "report_run"],  # json
+    "tools/doctor.py": ["finish", "report_machine", "report_run"],  # json
     "tools/record.py": ["progress"],  # a bar without a name
 }
 """Functions that print by themselves, as often as they do."""

@@ -9,9 +9,13 @@ that do are named.
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +133,4 @@ def number(value: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

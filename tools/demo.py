@@ -7,10 +7,13 @@ gpusim-rl demo Ant --num-envs 9       what follows are options of play
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
 import argparse
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 FIRST = "Go1Velocity"
@@ -78,8 +81,4 @@ def summary(card: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

@@ -10,13 +10,17 @@ python tools/doctor.py scaling task=Ant algo=impala actors=process num_actors=1,
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
 import argparse
 import dataclasses
 import importlib.util
 import itertools
 import json
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -397,8 +401,4 @@ def finish(
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

@@ -8,8 +8,12 @@ python tools/export.py Go1Velocity --order unitree      joints in the order of t
 
 from __future__ import annotations
 
-import argparse
 import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
+import argparse
 from pathlib import Path
 
 
@@ -75,8 +79,4 @@ def summary(card: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

@@ -10,9 +10,13 @@ python tools/play.py --replay runs/Ant/latest/diverged.pt      how the first env
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
 import argparse
 import os
-import sys
 import threading
 import time
 import warnings
@@ -239,8 +243,4 @@ def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], 
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

@@ -9,8 +9,12 @@ python tools/plot.py runs/Ant/* --key policy/kl --x time     another column, ove
 
 from __future__ import annotations
 
-import argparse
 import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
+import argparse
 import textwrap
 from collections.abc import Sequence
 from functools import partial
@@ -179,8 +183,4 @@ def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCur
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

@@ -6,11 +6,15 @@ python tools/publish_demo.py Ant --out my_demos/Ant           the latest Ant run
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
 import argparse
 import json
 import re
 import shutil
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -169,8 +173,4 @@ def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, 
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

@@ -9,9 +9,13 @@ python tools/record.py Ant --html                           a replay in 3D with 
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
 import argparse
 import shlex
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,8 +115,4 @@ def progress(steps: int):  # noqa: ANN201 (rich's own type)
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

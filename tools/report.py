@@ -7,9 +7,12 @@ python tools/report.py runs/*/latest --no-replay      several tasks
 
 from __future__ import annotations
 
-import argparse
-import base64
 import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
+import argparse
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from gpusim_rl.view.report import Pace, Playback
 
 MOST_REPLAYS = 4  # of a page; each has about a megabyte
-PICTURE = (480, 360)  # width and height [pixels]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,32 +97,21 @@ def pace(run: SavedCurves) -> Pace:
 
 
 def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
-    """Plays a run in 3D, an env of another library as a moving picture; where it cannot be played, gives the reason."""
-    from gpusim_rl.env import VecEnv
+    """Plays a run; where it cannot be played, gives the reason."""
     from gpusim_rl.errors import first_line, say
     from gpusim_rl.view.caption import words_of
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.report import Playback
-    from gpusim_rl.view.video import moving_picture
 
-    options = {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
     try:
-        with closing(Player.open(str(run.run.path), **options)) as player:
-            text = f"{', '.join(words_of(player))}, seed {run.seed}."
-            if isinstance(player.env, VecEnv):
-                page = html_replay(player, range(args.steps), "report")
-                return Playback(f"{text} Drag to turn, scroll to zoom.", page)
-            data = base64.b64encode(moving_picture(player, args.steps, PICTURE, "report")).decode()
-            return Playback(text, picture=f"data:image/webp;base64,{data}")
+        with closing(Player.open(str(run.run.path), trust=args.trust, config_dir=args.config_dir)) as player:
+            caption = f"{', '.join(words_of(player))}, seed {run.seed}. Drag to turn, scroll to zoom."
+            return Playback(caption, html_replay(player, range(args.steps), "report"))
     except Exception as error:  # of a task or a simulator, too: the numbers are worth the page without it
         say(f"no replay of {run.run}: {first_line(error)}", file=sys.stderr)
         return Playback(f"No replay: {first_line(error)}")
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

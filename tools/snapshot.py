@@ -7,9 +7,13 @@ python tools/snapshot.py Ant --policy trained --steps 300        what the latest
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
 import argparse
 import shlex
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -71,8 +75,4 @@ def snapshot(args: argparse.Namespace) -> Path:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

@@ -7,10 +7,14 @@ python tools/transfer.py Go1Velocity --num-envs 64 --seconds 10    64 episodes e
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    import _checkout  # noqa: F401
+
 import argparse
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -385,8 +389,4 @@ def write(run_dir: Path, result: Mapping[str, Any], figure: Figure) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this checkout, whether it is installed or not
-    from gpusim_rl import interrupts
-
-    interrupts.install()
     sys.exit(main())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -37,9 +39,21 @@ METADATA = {
 }
 
 
+@cache
+def settings_of(*overrides: str) -> str:
+    return yaml.safe_dump(compose(["task=Ant", "num_envs=100", *overrides]))
+
+
+def change(folder: Path, **sections: Any) -> Path:
+    """Changes entries of the settings of a run."""
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | sections
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
 def make_run(folder: Path, lines: list[str], metadata: dict | None = None, overrides: tuple[str, ...] = ()) -> Path:
     """A run folder of 100 envs with these rows."""
-    (folder / "config.yaml").write_text(yaml.safe_dump(compose(["task=Ant", "num_envs=100", *overrides])))
+    (folder / "config.yaml").write_text(settings_of(*overrides))
     (folder / "env.json").write_text(json.dumps(METADATA if metadata is None else metadata))
     (folder / "metrics.csv").write_text("\n".join([COLUMNS, *lines]) + "\n")
     return folder
@@ -70,15 +84,9 @@ def test_a_run_in_numbers(tmp_path):
 @pytest.mark.parametrize("settings", [{"noise": 0.3}, None])
 def test_an_algorithm_may_have_other_settings_than_ppo(tmp_path, settings):
     folder = make_run(tmp_path, [row(1), row(2), row(3)])
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    del config["ppo"]
-    config |= {"algo": {"name": "search", "_target_": "my_search.RandomSearch"}, "search": settings}
-    config["mine"] = {"epochs": 7, "horizon": 8}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"algo": {"name": "mine"}}))
-    stats = read_run_stats(folder)
+    stats = read_run_stats(change(folder, algo={"name": "mine"}, mine={"epochs": 7, "horizon": 8}))
     assert (stats.algo, stats.epochs, stats.horizon) == ("mine", 7, 8)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    stats = read_run_stats(folder)
+    stats = read_run_stats(change(folder, algo={"name": "search"}, search=settings))
     assert (stats.algo, stats.epochs, stats.minibatch_size, stats.minibatches) == ("search", None, None, None)
     assert stats.horizon == 16 and not stats.compile, "the rows tell how many steps an iteration has"
 
@@ -100,9 +108,7 @@ def test_a_control_step_is_that_of_all_processes(tmp_path):
     several = read_run_stats(make_run(tmp_path, rows, metadata, ("num_envs=25", "multi_gpu=true")))
     assert (several.processes, several.processes_here, several.all_envs) == (4, 2, 100)
     assert several.step_s == pytest.approx(0.7 / 16)
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config | {"ppo": {}}))
-    assert read_run_stats(tmp_path).horizon == 16, "the rows tell it"
+    assert read_run_stats(change(tmp_path, ppo={})).horizon == 16, "the rows tell it"
 
 
 ACTOR_COLUMNS = (
@@ -113,11 +119,8 @@ ACTOR_COLUMNS = (
 
 def make_actor_run(folder: Path, *tails: str) -> Path:
     """A run folder of an actor run; of each row the columns from `actors/wait` on."""
-    make_run(folder, [])
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    config |= {"algo": {"name": "impala"}, "impala": {"horizon": 8, "max_policy_lag": 8}, "num_actors": 4}
-    config["actors"] = {"engine": "ray", "inference": "learner"}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    actors = {"num_actors": 4, "actors": {"engine": "ray", "inference": "learner"}}
+    change(make_run(folder, []), algo={"name": "impala"}, impala={"horizon": 8, "max_policy_lag": 8}, **actors)
     lines = [f"{i},{1600 * i},1.0,1600,0.3,0.6,0.05,{tail}" for i, tail in enumerate(tails, start=1)]
     (folder / "metrics.csv").write_text("\n".join([ACTOR_COLUMNS, *lines]) + "\n")
     return folder
@@ -134,11 +137,8 @@ def test_an_actor_run_in_numbers(tmp_path):
 
 def test_envs_of_another_library_can_be_judged_where_actors_step_them(tmp_path):
     folder = make_actor_run(tmp_path, *["0.1,0"] * 3)
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    task = {"_target_": "gpusim_rl.connect.gymnasium_in.GymnasiumEnv"}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"task": task}))
-    environment = json.loads((folder / "env.json").read_text()) | {"sim": {"name": "none", "device": "cpu"}}
-    (folder / "env.json").write_text(json.dumps(environment))
+    change(folder, task={"_target_": "gpusim_rl.connect.gymnasium_in.GymnasiumEnv"})
+    (folder / "env.json").write_text(json.dumps(METADATA | {"sim": {"name": "none", "device": "cpu"}}))
     stats = read_run_stats(folder)
     assert stats.physics_hz is None and not stats.cpu_physics
     assert {finding.rule for finding in diagnose(replace(stats, diverged=0.1, lag_mean=7.0))} >= {"diverged_envs"}
@@ -148,13 +148,9 @@ def test_the_number_of_actors_is_that_of_the_run(tmp_path):
     folder = make_actor_run(tmp_path, *[","] * 3)
     stats = read_run_stats(folder)
     assert stats.num_actors == 4 and stats.actor_wait is None and stats.lag_mean is None, "that is not known"
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"num_actors": None}))
-    environment = json.loads((folder / "env.json").read_text())
-    (folder / "env.json").write_text(json.dumps(environment | {"actors": 6}))
-    assert read_run_stats(folder).num_actors == 6
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"num_actors": 8, "actors": {"engine": None}}))
-    assert read_run_stats(folder).num_actors == 0
+    (folder / "env.json").write_text(json.dumps(METADATA | {"actors": 6}))
+    assert read_run_stats(change(folder, num_actors=None)).num_actors == 6
+    assert read_run_stats(change(folder, num_actors=8, actors={"engine": None})).num_actors == 0
 
 
 def test_intervals_of_several_iterations_count_as_much_as_they_take(tmp_path):

@@ -64,6 +64,7 @@ def run_here(script: Path, *arguments: str | Path, cwd: Path, env: Mapping[str, 
     kept = list(sys.argv), list(sys.path), dict(os.environ), Path.cwd(), list(root.handlers), root.level
     out, err, code = io.StringIO(), io.StringIO(), 0
     sys.argv = [str(script), *map(str, arguments)]
+    sys.path.append(str(script.parent))
     os.environ.update({"NO_COLOR": "1", "COLUMNS": "200", **(env or {})})
     os.chdir(cwd)
     try:

@@ -15,6 +15,7 @@ from helpers.commands import ROOT
 
 pytest_plugins = ["helpers.tool_runs"]
 
+LONG = ("G1VelocityForward", "Humanoid")  # episodes of many bodies
 DEMOS = sorted(file.parent.name for file in demos_dir().glob("*/demo.json"))
 
 
@@ -26,7 +27,9 @@ def test_there_are_demos_of_robots_that_people_own_and_they_are_small():
     assert sum(path.stat().st_size for path in files) < 6e6
 
 
-@pytest.mark.parametrize("demo", DEMOS)
+@pytest.mark.parametrize(
+    "demo", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in DEMOS]
+)
 def test_a_demo_plays_as_its_card_says(demo):
     """Of 4 episodes the mean return is that of the card, within what so few episodes can tell."""
     card = json.loads((demos_dir() / demo / "demo.json").read_text())

@@ -301,22 +301,15 @@ def test_the_recipe_in_plain_torch_is_the_policy(ant, tmp_path):
             np.testing.assert_allclose(names["act"](torch.from_numpy(obs)), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_second_export_leaves_the_first_one_unless_asked(runs_folder, load_tool, monkeypatch, capsys):
-    monkeypatch.chdir(runs_folder)
-    tool = load_tool("export")
-
-    def exported(*arguments: str) -> Path:
-        tool.main(["Cartpole", "--no-int8", *arguments])
-        return Path(capsys.readouterr().out.splitlines()[-1])
-
-    first, second = exported(), exported()
-    assert (first.name, second.name) == ("export", "export-2") and first.parent == second.parent
+def test_a_second_export_leaves_the_first_one_unless_asked(ant, monkeypatch, capsys):
+    run = ant[0].parent
+    monkeypatch.setattr(files, "_write", lambda player, folder, *_: (folder / "policy.onnx").write_text("new"))
+    second, _ = files.write_all(str(run), None)
+    assert second.name == "export-2" and "is an older export, which stays" in capsys.readouterr().err
     for name in ("policy.onnx", "policy.int8.onnx", "scene.mjb"):
-        (first / name).write_text("old")
-    assert exported("--overwrite") == first
-    assert (first / "policy.onnx").read_bytes() == (second / "policy.onnx").read_bytes()
-    assert not (first / "policy.int8.onnx").exists() and not (first / "scene.mjb").exists()
+        (second / name).write_text("old")
+    assert files.write_all(str(run), second, overwrite=True)[0] == second
+    assert {file.name: file.read_text() for file in second.iterdir()} == {"policy.onnx": "new"}
 
 
 # -- every kind of policy ---------------------------------------------------------------------
@@ -699,15 +692,6 @@ def test_a_reading_that_is_not_finite_is_not_remembered(exported_run, deploy):
     with pytest.raises(ValueError, match=r"^observation part 'gravity': expected finite numbers, got \[nan, "):
         policy.act({**obs, "gravity": np.full(3, np.nan)})
     np.testing.assert_array_equal(policy.act(obs)[0], expected)
-
-
-def test_a_second_export_says_that_the_first_one_stays(exported_run, capsys):
-    run = exported_run("Anymal").parent
-    folder, _ = files.write_all(str(run), None, int8=False)
-    assert folder.name == "export-2"
-    assert (
-        "is an older export, which stays; --overwrite replaces it. The new one is export-2" in capsys.readouterr().err
-    )
 
 
 def test_a_video_that_cannot_be_drawn_is_one_line(exported_run, deploy, monkeypatch, tmp_path):
