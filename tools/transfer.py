@@ -85,14 +85,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="time limit of episodes (default: the task's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of starts and commands, the same in all variants")
     add_trust_arguments(parser)
+    parser.set_defaults(policy="trained", sim=None)
     return parser.parse_args(argv)
 
 
 def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Evaluates all variants, prints and writes the result; returns its rows, the plain one first."""
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-
-    limit_openmp_spin()  # before torch is imported
     from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, first_line, import_extra, say
 
     wanted = list(GROUPS) if args.only is None else args.only.split(",")
@@ -128,18 +126,12 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def open_player(args: argparse.Namespace, sim: str, num_envs: int, changes: Mapping[str, Any]) -> Player:
     """Opens the run; raises ConfigError for envs of another library, which have one physics."""
-    from gpusim_rl.env import VecEnv
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.view.player import Player
+    from gpusim_rl.view import arguments
 
-    player = Player.open(
-        args.run,
-        num_envs=num_envs,
-        plays_on=sim,
-        trust=args.trust,
-        config_dir=args.config_dir,
-        changes={"seed": args.seed, **changes},
-    )
+    player = arguments.open_player(args, num_envs=num_envs, plays_on=sim, changes={"seed": args.seed, **changes})
+    from gpusim_rl.env import VecEnv
+
     if not isinstance(player.env, VecEnv):
         player.close()
         raise ConfigError(f"{player.name}: envs of another library have one physics, there is nothing to vary")

@@ -55,10 +55,9 @@ def draw_runs(
     x, mean, std = mean_and_std(curves)
     [line] = axes.plot(x, mean, color=colour, linewidth=1.8)
     if len(curves) > 1:
-        look = {"color": line.get_color()}
-        axes.fill_between(x, mean - std, mean + std, **look, alpha=0.18, linewidth=0)
+        axes.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.18, linewidth=0)
         for curve in curves:
-            axes.plot(curve.x, curve.y, **look, linewidth=0.8, alpha=0.75)
+            axes.plot(curve.x, curve.y, color=line.get_color(), linewidth=0.8, alpha=0.75)
     return line, x, mean, std
 
 
@@ -92,7 +91,7 @@ def chart(
     figure = Figure(figsize=(width / 72, height / 72))
     axes = figure.add_axes((LEFT / width, BOTTOM / height, 1.0 - (LEFT + RIGHT) / width, 1.0 - (TOP + BOTTOM) / height))
     axes.set(xlim=(0.0, right), ylim=_range(points, threshold))
-    _draw_axes(axes, time_unit(right) if time_axis else ("steps", 1.0), threshold)
+    _draw_axes(axes, size, time_unit(right) if time_axis else ("steps", 1.0), threshold)
     for line in lines:
         _draw_line(axes, line)
     return _svg(figure, label)
@@ -142,10 +141,9 @@ def _range(curves: Sequence[Curve], threshold: float | None) -> tuple[float, flo
     return low if low == 0.0 else low - margin, high + margin
 
 
-def _draw_axes(axes: Axes, unit: tuple[str, float], threshold: float | None) -> None:
-    width, height = 72.0 * axes.get_figure(root=True).get_size_inches()
+def _draw_axes(axes: Axes, size: tuple[int, int], unit: tuple[str, float], threshold: float | None) -> None:
     (name, scale), (_, right) = unit, axes.get_xlim()
-    xs, ys = _ticks(0.0, right / scale, width / 90), _ticks(*axes.get_ylim(), height / 55)
+    xs, ys = _ticks(0.0, right / scale, size[0] // 90), _ticks(*axes.get_ylim(), size[1] // 55)
     axes.set_yticks(ys, [short(value) for value in ys])
     axes.set_xticks(xs * scale, [short(value) for value in xs[:-1]] + [f"{short(xs[-1])} {name}"])
     if xs[-1] * scale > 0.95 * right:
@@ -161,9 +159,9 @@ def _draw_axes(axes: Axes, unit: tuple[str, float], threshold: float | None) -> 
         axes.annotate(words, (0.0, threshold), (6, 4), textcoords="offset points", fontsize=9)
 
 
-def _ticks(low: float, high: float, most: float) -> np.ndarray:
+def _ticks(low: float, high: float, most: int) -> np.ndarray:
     """Returns round numbers within a range."""
-    values = MaxNLocator(max(2, int(most)), steps=[1, 2, 5, 10]).tick_values(low, high)
+    values = np.asarray(MaxNLocator(max(2, most), steps=[1, 2, 5, 10]).tick_values(low, high))
     margin = 1e-9 * (high - low)
     return np.where(abs(values) < margin, 0.0, values)[(values >= low - margin) & (values <= high + margin)]
 
@@ -175,11 +173,10 @@ def _draw_line(axes: Axes, line: Line) -> None:
     colour = DRAWN[f"c{line.colour % GROUP_COLOURS}"]
     _, x, mean, _ = draw_runs(axes, [curve for curve, _ in known], colour)
     for curve, end in known:
-        end_point, look = (curve.x[-1], curve.y[-1]), {"color": colour, "clip_on": False, "markeredgewidth": 2}
-        if end == "failed":
-            axes.plot(*end_point, "x", **look, markersize=8, gid="failed")
-        elif end != "complete":
-            axes.plot(*end_point, "o", **look, markerfacecolor=DRAWN["card"], gid="stopped")
+        if end != "complete":
+            mark, gid = ("x", "failed") if end == "failed" else ("o", "stopped")
+            [point] = axes.plot(curve.x[-1], curve.y[-1], mark, color=colour, clip_on=False, gid=gid)
+            point.set(markersize=7, markeredgewidth=2, markerfacecolor=DRAWN["card"])
     if len(x) and any(curve.x[-1] > 1.02 * x[-1] for curve, _ in known):
         axes.plot(x[-1], mean[-1], "|", color=colour, markersize=16, markeredgewidth=2, gid="mean-ends")
 

@@ -70,7 +70,7 @@ class SavedCurves:
 
     @property
     def goal(self) -> Learned | None:
-        """What the learning benchmark has of the task; None for a task that is not ours, or another variant of it."""
+        """Benchmark threshold of this task; None for third-party or modified tasks."""
         ours = str(self.settings["task._target_"]).startswith("gpusim_rl.tasks.")
         goals = learned().get(self.task, {}) if ours else {}
         goal = goals.get(self.config.get("recipe") or next(iter(goals), ""))

@@ -97,7 +97,7 @@ class Player:
             from gpusim_rl.settings.compose import compose
 
             spec = load_spec(compose([f"task={name}"], config_dir), [])
-            return cls(_whole_episodes(spec, sim or default_simulator("cpu").name, num_envs, seed=0), seed=0, act=act)
+            return cls(whole_episodes(spec, sim or default_simulator("cpu").name, num_envs, seed=0), seed=0, act=act)
         run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = check_training(load(file), file, NEEDED)
@@ -117,7 +117,7 @@ class Player:
         else:
             shown_on = sim or plays_on or SIMULATORS[state["sim"]].plays_on
             device = (spec.cfg.sim_device or spec.cfg.device) if shown_on == state["sim"] else "auto"
-            env = _whole_episodes(spec, shown_on, num_envs, spec.cfg.seed, device)
+            env = whole_episodes(spec, shown_on, num_envs, spec.cfg.seed, device)
         player = cls(observed(env, spec, env.device), seed=spec.cfg.seed, act=act)
         player.run_dir, player.settings, player._progress = run.path, config, state["env"]
         if act == "trained":
@@ -228,7 +228,7 @@ def _zero_action(env: Environment) -> Tensor:
     return torch.zeros(env.num_envs, env.num_actions, dtype=dtype, device=env.device)
 
 
-def _whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int, on: str = "auto") -> VecEnv:
+def whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int, on: str = "auto") -> VecEnv:
     """Makes the envs of a task where all episodes begin at their start.
 
     They are on the device of the name `on`; where that is not here, on the one that suits the simulator.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from gpusim_rl.api import load_spec
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.env.nan_guard import put_state
-from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.paths import Checkpoint
@@ -23,8 +21,7 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import check_settings
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.settings.trust import check_saved_settings
-from gpusim_rl.sim import choose_sim
-from gpusim_rl.view.player import import_from_current_folder
+from gpusim_rl.view.player import import_from_current_folder, whole_episodes
 
 
 class DumpReplay:
@@ -73,11 +70,9 @@ class DumpReplay:
 
     @classmethod
     def _of_divergence(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> DumpReplay:
-        task_class = load_task_class(state["config"]["task"].get("_target_"))
-        cfg = load_spec(state["config"], [], Checkpoint(file, None)).cfg
-        task_cfg = dataclasses.replace(cfg.task.whole_episodes(), randomize=False)
-        choice = choose_sim(sim or SIMULATORS[state["sim"]].plays_on, torch.device("cpu"))
-        env = VecEnv.make(task_class, task_cfg, num_envs=1, choice=choice, sim=cfg.sim, seed=0)
+        state["config"]["task"]["randomize"] = False
+        spec = load_spec(state["config"], [], Checkpoint(file, None))
+        env = whole_episodes(spec, sim or SIMULATORS[state["sim"]].plays_on, 1, seed=0, on="cpu")
         env.reset()
         with must_fit(file, f"task {env.name}"):
             put_state(env.sim, state["state"])
@@ -85,7 +80,7 @@ class DumpReplay:
                 raise ValueError(f"expected an action of {env.num_actions} numbers")
         title = (
             f"{file}: env {state['env']}, control step {state['episode_step']} of its episode, iteration"
-            f" {state['iteration']}, {state['task']} on {state['sim']} (here {choice.name})"
+            f" {state['iteration']}, {state['task']} on {state['sim']} (here {env.sim.name})"
         )
         return cls(env, title, _physics_steps(env, state))
 

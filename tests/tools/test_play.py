@@ -69,12 +69,21 @@ def test_new_episodes_begin_at_the_progress_of_the_newest_checkpoint(run, monkey
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "where"),
-    [("cuda:1", 2, "cuda:1"), ("cuda:3", 2, "cuda:0"), ("auto", 2, "cuda:0"), ("cpu", 2, "cpu"), ("cuda:1", 0, "cpu")],
+    ("sim", "device", "gpus", "where"),
+    [
+        ("newton", "cuda:1", 2, "newton on cuda:1"),
+        ("newton", "cuda:3", 2, "newton on cuda:0"),
+        ("newton", "auto", 2, "newton on cuda:0"),
+        ("newton", "cpu", 2, "newton on cpu"),
+        ("newton", "cuda:1", 0, "newton on cpu"),
+        ("mjwarp", "cuda:1", 2, "mujoco on cpu"),
+        ("mujoco", "cpu", 0, "mujoco on cpu"),
+    ],
 )
-def test_a_run_is_played_on_its_own_device_if_that_is_here(run, monkeypatch, device, gpus, where):
+def test_a_run_is_played_on_its_own_device_if_that_is_here(run, monkeypatch, sim, device, gpus, where):
+    """Newton's runs are shown on Newton, all others on MuJoCo."""
     file = run / "checkpoints" / "last.pt"
-    checkpoint_file.save(file, {**checkpoint_file.load(file), "sim": "newton"})
+    checkpoint_file.save(file, {**checkpoint_file.load(file), "sim": sim})
     for name, value in (("is_available", gpus > 0), ("device_count", gpus), ("current_device", 0)):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
 
@@ -82,7 +91,7 @@ def test_a_run_is_played_on_its_own_device_if_that_is_here(run, monkeypatch, dev
         raise LookupError(f"{sim} on {device}")
 
     monkeypatch.setattr(player, "choose_sim", chosen)
-    with pytest.raises(LookupError, match=f"^newton on {where}$"):
+    with pytest.raises(LookupError, match=f"^{where}$"):
         Player.open(str(run), changes={"device": device})
 
 
@@ -222,15 +231,6 @@ def test_a_task_that_changed_its_sizes_is_one_line(run):
         Player.open(str(run))
 
 
-def test_newton_runs_are_shown_on_newton_and_all_others_on_mujoco(run):
-    file = run / "checkpoints" / "last.pt"
-    for trained_on, shown_on in (("mujoco", "mujoco"), ("mjwarp", "mujoco"), ("newton", "newton")):
-        checkpoint.save(file, {**checkpoint.load(file), "sim": trained_on})
-        player = Player.open(str(run))
-        assert player.env.sim.name == shown_on
-        player.close()
-
-
 # -- replays ----------------------------------------------------------------------------------
 
 
@@ -239,7 +239,7 @@ def diverged(folder: Path, task: type, **faults: Any) -> Path:
     return the_run(folder) / "diverged.pt"
 
 
-@pytest.mark.parametrize("sim", ["mujoco", "mjwarp"])
+@pytest.mark.parametrize("sim", ["mujoco", pytest.param("mjwarp", marks=pytest.mark.slow)])
 def test_a_divergence_is_shown_step_by_step(tmp_path, load_tool, capsys, sim):
     file = diverged(tmp_path, Faulty, speed_at=11)
     capsys.readouterr()

@@ -28,7 +28,7 @@ from gpusim_rl.env import Commands
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.settings.compose import compose
-from gpusim_rl.view.player import Player, _whole_episodes
+from gpusim_rl.view.player import Player, whole_episodes
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -44,7 +44,7 @@ def shown(task: str, num_envs: int = 2, act: str = "zero", settings: Sequence[st
     from gpusim_rl.view.web import WebViewer
 
     spec = load_spec(compose([f"task={task}", *settings]), [])
-    player = Player(_whole_episodes(spec, "mujoco", num_envs, seed=0), seed=0, act=act)
+    player = Player(whole_episodes(spec, "mujoco", num_envs, seed=0), seed=0, act=act)
     with closing(player), closing(WebViewer(player)) as viewer:
         yield viewer
 
@@ -388,7 +388,7 @@ def touch(handle: Any, value: Any) -> None:
             callback(Touch(handle, value)).send(None)
 
 
-@pytest.mark.parametrize("task", ["Go1Velocity", "AnymalTerrain"])
+@pytest.mark.parametrize("task", ["Go1Velocity", pytest.param("AnymalTerrain", marks=pytest.mark.slow)])
 def test_a_command_of_the_page_is_that_of_the_task(task):
     with shown(task, num_envs=3) as viewer:
         viewer.step()
