@@ -13,6 +13,7 @@ if __name__ == "__main__":
     import _checkout  # noqa: F401
 
 import argparse
+import base64
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gpusim_rl.view.report import Pace, Playback
 
 MOST_REPLAYS = 4  # of a page; each has about a megabyte
+PICTURE = (480, 360)  # width and height [pixels]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,17 +99,24 @@ def pace(run: SavedCurves) -> Pace:
 
 
 def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
-    """Plays a run; where it cannot be played, gives the reason."""
+    """Play a run in 3D, envs of another library as a moving picture; say why where it cannot be played."""
+    from gpusim_rl.env import VecEnv
     from gpusim_rl.errors import first_line, say
     from gpusim_rl.view.caption import words_of
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.report import Playback
+    from gpusim_rl.view.video import moving_picture
 
+    options = {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
     try:
-        with closing(Player.open(str(run.run.path), trust=args.trust, config_dir=args.config_dir)) as player:
-            caption = f"{', '.join(words_of(player))}, seed {run.seed}. Drag to turn, scroll to zoom."
-            return Playback(caption, html_replay(player, range(args.steps), "report"))
+        with closing(Player.open(str(run.run.path), **options)) as player:
+            text = f"{', '.join(words_of(player))}, seed {run.seed}."
+            if isinstance(player.env, VecEnv):
+                page = html_replay(player, range(args.steps), "report")
+                return Playback(f"{text} Drag to turn, scroll to zoom.", page)
+            data = base64.b64encode(moving_picture(player, args.steps, PICTURE, "report")).decode()
+            return Playback(text, picture=f"data:image/webp;base64,{data}")
     except Exception as error:  # of a task or a simulator, too: the numbers are worth the page without it
         say(f"no replay of {run.run}: {first_line(error)}", file=sys.stderr)
         return Playback(f"No replay: {first_line(error)}")

@@ -59,10 +59,11 @@ class Ending:
 
 @dataclass
 class Playback:
-    """Replay of a group: a page of its own in 3D with a caption, or the reason why there is none."""
+    """Replay of a group: a page of its own in 3D, or a moving picture (WebP), and a caption or a reason."""
 
     caption: str = ""
     page: str = ""
+    picture: str = ""  # as a `data:` address
 
 
 @dataclass

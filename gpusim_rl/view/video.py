@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -123,6 +124,27 @@ def newest(images: Tensor) -> np.ndarray:
     """Returns the newest frame of stacks, uint8 [n, height, width, channels], as uint8 [n, height, width, 3]."""
     pixels = images.cpu().numpy()
     return pixels[..., -3:] if pixels.shape[3] % 3 == 0 else pixels[..., -1:].repeat(3, axis=3)
+
+
+def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by: str) -> bytes:
+    """Plays some control steps, and returns them as an animated WebP of this size [pixels], in real time.
+
+    Raises:
+        ConfigError: The extra is missing, or nothing can draw the envs here.
+    """
+    images = import_extra("PIL.Image", "view", needed_by)
+    pictures = []
+    with drawing(player, size) as (draw, control_hz):
+        every, fps = frame_rate(control_hz)
+        for step in range(steps):
+            if step % (2 * every) == 0:  # half as many pictures as in a video
+                pictures.append(images.fromarray(draw().copy()))
+            player.step()
+    file = io.BytesIO()
+    pictures[0].save(
+        file, "WEBP", save_all=True, append_images=pictures[1:], duration=round(2000 / fps), loop=0, quality=60
+    )
+    return file.getvalue()
 
 
 def frame_rate(control_hz: float) -> tuple[int, float]:
