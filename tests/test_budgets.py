@@ -80,7 +80,6 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         "distributed/tuning",
         "distributed/pbt",
         "distributed/trial_run",
-        "distributed/journal",
     ),
     "symmetry and RND": (
         820,
