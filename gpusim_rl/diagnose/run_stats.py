@@ -222,17 +222,17 @@ def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
         raise ConfigError(f"{file} is not the metrics of a run: it has no column {', '.join(missing)}")
     if content.damaged:
         raise ConfigError(f"{file} is damaged in line {content.damaged}; resuming the run repairs the file")
-    if not content.rows:
+    if not content.lines:
         raise ConfigError(f"{file} has no row yet: try again after the first iteration")
     rows: list[Row] = []
-    steps = 0.0
-    for number, cells in enumerate(content.rows, start=2):
+    steps, count = 0.0, len(content)
+    for number, cells in enumerate(content.rows(), start=2):
         row = {name: float(text) if text else None for name, text in zip(content.columns, cells, strict=True)}
         seconds, now = row["time/iteration_s"] or 0.0, row["env_steps"] or 0.0
         if not (0.0 < seconds < math.inf and steps < now < math.inf):
             raise ConfigError(f"{file} is damaged in line {number}: env_steps or time/iteration_s cannot be right")
         steps = now
-        if number - 2 < most // 2 or len(content.rows) - (number - 2) <= most - most // 2:
+        if number - 2 < most // 2 or count - (number - 2) <= most - most // 2:
             rows.append(row)
     return rows
 

@@ -64,7 +64,7 @@ EPISODES = "episodes"
 
 
 def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
-    """Reads the checkpoint that a run continues from, and checks that it fits the run's configuration.
+    """Read the checkpoint that a run continues from, and check that it fits the run's configuration.
 
     Returns:
         Content of the checkpoint and the digest of its file; None for a new run.
@@ -119,16 +119,10 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
 
 
 def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str], problem: str) -> None:
-    """Stops where a state does not hold what a training saves.
-
-    Args:
-        state: Content of a file, which may be a stranger's.
-        types: Types of its values; keys without a type may hold anything.
-        needed: Keys that must be there.
-        problem: First words of the message.
+    """Check the content of a file, which may be a stranger's; keys without a type may hold anything.
 
     Raises:
-        ConfigError: A key is missing or its value is wrong.
+        ConfigError: A needed key is missing or a value is wrong; `problem` are the first words of the message.
     """
     missing = set(needed) - state.keys()
     if missing:
@@ -173,15 +167,10 @@ class Checkpoints:
     Args:
         cfg: Settings of the run.
         folder: `<run>/checkpoints`.
-        saved: Iteration of the checkpoint that the run continues from; None for a new run.
+        saved: Iteration of the newest checkpoint in this folder; None before the first one.
         best: Best return of the run so far: of evaluations where they decide, else the trimmed mean return.
         warn: Function that shows one line to the user.
         writes: Whether this process writes them; of several that learn together only the first one does.
-
-    Attributes:
-        saved: Iteration of the newest checkpoint; None before the first one in this folder.
-        budget: Time for checkpoints.
-        budget_evaluated: Time for the checkpoints that are evaluated.
     """
 
     def __init__(
@@ -218,12 +207,10 @@ class Checkpoints:
         return self._best_return if self._evaluations_decide else None
 
     def due(self, iteration: int, mean_return: float | None, long: bool = False) -> bool:
-        """Returns whether the state after an iteration is to be saved.
+        """Return whether the state after an iteration is to be saved.
 
-        Args:
-            iteration: Iterations done.
-            mean_return: Trimmed mean return over a full window; None where the window is not full.
-            long: Whether an iteration takes long: a signal within the next one goes back to this checkpoint.
+        `mean_return` is the trimmed mean over a full window, else None. Where an iteration takes `long`, a signal
+        within the next one goes back to this checkpoint.
         """
         if not self._writes:
             return False
@@ -306,7 +293,7 @@ class Checkpoints:
                 self._evaluated.unlink(missing_ok=True)
 
     def _save_numbered(self, iteration: int) -> None:
-        """Keeps last.pt under its number; deletes the oldest numbers beyond `log.keep`."""
+        """Keep last.pt under its number; delete the oldest numbers beyond `log.keep`."""
         self._copy_last(self._folder / f"{iteration:06d}.pt")
         files = (file for file in self._folder.glob("*.pt") if re.fullmatch(r"\d{6,}", file.stem))  # only our names
         # Numbers above this one are of a run that was set back: not older, so not deleted.
@@ -322,29 +309,23 @@ class Checkpoints:
         return iteration % self._cfg.log.checkpoint_interval == 0
 
     def _is_better(self, mean_return: float | None) -> bool:
-        """The policy is better than that of best.pt: a record may have passed before it was due to be saved."""
+        """Whether the policy is better than that of best.pt: a record may have passed before it was due to be saved."""
         now = None if self._evaluations_decide else mean_return
         return now is not None and (self._best_return is None or now > self._best_return)
 
 
 def structural_difference(saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    """Compares two configs where they must agree; returns one line for each value that differs.
-
-    Keys are dotted: `num_envs`, `ppo.horizon`; a section (`ppo.network`) means all keys in it.
-    """
+    """Compare two configs at dotted keys, such as `ppo.network` and all below it; return a line for each difference."""
     lines = []
     for key in keys:
         old, new = _leaves(saved, key), _leaves(now, key)
-        lines += [
-            f"{name}: saved {old.get(name)}, now {new.get(name)}"
-            for name in dict.fromkeys([*old, *new])
-            if old.get(name) != new.get(name)
-        ]
+        names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+        lines += [f"{name}: saved {old.get(name)}, now {new.get(name)}" for name in names]
     return lines
 
 
 def _leaves(config: Any, key: str) -> dict[str, Any]:
-    """Values at and below a dotted key, by full key; nothing where the key is missing."""
+    """Return the values at and below a dotted key, by full key; nothing where the key is missing."""
     node = config
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:

@@ -30,7 +30,7 @@ Pause = Callable[[str], None]
 
 
 def no_pause(done: str) -> None:
-    """Goes on at once."""
+    """Continue at once."""
 
 
 class Collector:
@@ -84,11 +84,7 @@ class Collector:
         self._unsaved = [unsaved(owner) for owner in env.stateful]
 
     def collect(self, pause: Pause = no_pause) -> None:
-        """Acts for `horizon` control steps in all envs; the algorithm records them.
-
-        Args:
-            pause: Called after each control step that no graph replays.
-        """
+        """Act for `horizon` control steps in all envs; `pause` is called after each that no graph replays."""
         timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
         limited = limit_torch_threads(self._cfg.num_envs, self.device, ROWS_PER_THREAD)
         with self._devices_checked(), timed, limited:
@@ -132,12 +128,7 @@ class Collector:
                 self._unsaved = []
 
     def load_state_dict(self, state: Mapping[str, Any], *, same_envs: bool) -> None:
-        """Restores `state_dict`, in place.
-
-        Args:
-            state: State of this collector, or of one with other envs.
-            same_envs: True for a state of these envs. Else new episodes begin, at the progress of the others.
-        """
+        """Restore `state_dict`, in place; without `same_envs`, new episodes begin at the progress of the others."""
         of_algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
         if state.get("actor_columns") != self._actor_columns:
             if of_algorithm.get("replay") is not None:
@@ -154,11 +145,7 @@ class Collector:
             self.begin_from(state["env"])
 
     def begin_from(self, state: dict[str, Any]) -> None:
-        """Begins new episodes in all envs, at the training progress of others.
-
-        Args:
-            state: State of the other envs.
-        """
+        """Begin new episodes in all envs, at the training progress of others, whose state this is."""
         self._copy_obs(self.env.begin_from(state))
 
     def close(self) -> None:
@@ -193,7 +180,7 @@ class Collector:
             self.metrics.end_rollout()
 
     def _control_steps(self) -> Iterator[Step]:
-        """Those of a rollout; the algorithm has recorded each, and `obs` is what it acts on next."""
+        """Yield the control steps of a rollout, each recorded by the algorithm; it acts on `obs` next."""
         for _ in range(self.algorithm.horizon):
             action, step = self.graphs.run("step", self.control_step)
             with self.timer("policy"):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 import rich.console
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -37,7 +38,7 @@ ECHO_WIDTH = 2  # columns right of the panel: a terminal writes ^C there, and mu
 PROGRESS_INTERVAL_S = {"rich": 2.0, "plain": 10.0, "json": 10.0}
 """How often an iteration that takes long shows that it is alive."""
 GAP = 2  # columns between a label, its value and the next label
-VALUE_WIDTH = 9  # columns that a value takes at least: the layout must not change with every row
+VALUE_WIDTH = 12  # columns of a value with its sign and a gap: the layout must not change with every row
 BAR_WIDTH = 12  # columns of the progress bar, below which it gets a line of its own
 UNKNOWN = "–"
 BARS = "▁▂▃▄▅▆▇█"  # of the sparkline, the lowest first
@@ -70,14 +71,10 @@ GENERAL = ("episode", "eval", "speed", "time", "system", "task", "sim", "reward"
 
 
 class Console:
-    """The screen of a run: stdout, and stderr for warnings of `plain` and `quiet`.
+    """Display of a run on stdout, and on stderr for warnings of `plain` and `quiet`; the text is appended to `log` too.
 
-    Args:
-        mode: `rich` (live panel), `plain` (lines), `json` (an object per line) or `quiet` (warnings only); `auto` is
-            `rich` on a terminal and `plain` elsewhere.
-        total_iterations: Iteration at which the run will be complete.
-        log: File to which the text is appended too; None for none.
-        min_interval_s: Distance of plain lines of rows, but for first and last [s].
+    Modes are `rich` (live panel), `plain` (lines, of rows one in `min_interval_s` [s] but for first and last), `json`
+    (an object per line) and `quiet` (warnings only); `auto` is `rich` on a terminal and `plain` elsewhere.
     """
 
     def __init__(self, mode: str, total_iterations: int, log: Path | None, *, min_interval_s: float = 2.0) -> None:
@@ -147,7 +144,7 @@ class Console:
             self.info(text)
 
     def info(self, *lines: str) -> None:
-        """Shows lines."""
+        """Show lines."""
         self._say("info", *lines)
 
     def warn(self, text: str) -> None:
@@ -235,7 +232,7 @@ class Console:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """What the block shows is not interrupted by a notice; one that came meanwhile follows it."""
+        """Defer notices until the block has finished printing."""
         outer, self._busy = self._busy, True
         try:
             yield
@@ -255,9 +252,9 @@ class Console:
         """Appends to train.log only; a full disk is reported once and the next text tried again."""
         if self._log is None:
             return
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
             with open_file(self._log, "ab") as file:
+                stamp = time.strftime("%Y-%m-%d %H:%M:%S")
                 file.write("".join(f"{stamp}  {on_one_line(line)}\n" for line in lines).encode())
         except OSError as error:
             if not self._log_failed:
@@ -265,35 +262,49 @@ class Console:
                 self.warn(f"{self._log.name} cannot be written ({error.strerror}); it has gaps")
 
     def _panel(self) -> Panel:
+        row, options = self._row, self._rich.options
+        width = max(1, min(PANEL_WIDTH, options.max_width - ECHO_WIDTH))
+        inner = options.update_width(max(1, width - 4))  # border and padding
+        usual = [
+            (label, _duration(row.get(name)) if label == "elapsed" else number(row.get(name)))
+            for label, name in _labels(row, NUMBERS)
+        ]
+        terms = sorted((name for name in row if name.startswith("reward/")), key=lambda name: -abs(row[name] or 0.0))
+        own = [(name, number(row[name])) for name in (*(name for name in row if name.startswith("task/")), *terms)]
+        above, below = [*self._head(inner.max_width), *self._sparkline(inner.max_width)], self._below()
+        taken = len(self._rich.render_lines(Group(*above, below), inner)) + 3  # borders, and a line above the panel
+        wide = self._rich.measure(_table(usual + own, 2), options=options.update_width(1000)).maximum
+        columns = 2 if wide <= inner.max_width else 1
+        free = self._rich.height - taken - math.ceil(len(usual) / columns)
+        fits = max(0, free) * columns
+        shown = own if len(own) <= fits else own[: max(0, fits - columns)]
+        spaced = bool(own) and len(shown) == len(own) and math.ceil(len(own) / columns) + 2 <= free
+        table = _table(usual, columns)
+        if spaced:
+            table.add_row()
+        _add_pairs(table, shown, columns)
+        left_out = [Text(f"and {len(own) - len(shown)} more in metrics.csv", "dim")] if len(shown) < len(own) else []
+        return Panel(
+            Group(*above, table, *left_out, *([Text()] if spaced else []), below),
+            title=Text(self._title),
+            subtitle=Text(on_one_line(self._progress)) if self._progress else None,
+            width=width,
+        )
+
+    def _below(self) -> Table:
+        """Shares of the phases, and the load of the machine."""
         row = self._row
-        width = max(1, min(PANEL_WIDTH, self._rich.width - ECHO_WIDTH))
-        inner = max(1, width - 4)  # border and padding
-        formats = {"elapsed": _duration}
-        usual = [(label, formats.get(label, number)(row.get(name))) for label, name in _labels(row, NUMBERS)]
         phases = [f"{phase} {_percent(row.get(f'time/{phase}'), 100)}" for phase in PHASES if f"time/{phase}" in row]
         machine = [
             f"{label} {_percent(row.get(f'system/{load}'))}, memory {number(row.get(f'system/{memory}'), ' GB')}"
             for label, load, memory in MACHINE
             if label == "CPU" or row.get(f"system/{memory}") is not None
         ]
-        task = [name for name in row if name.startswith("task/")]
-        terms = [name for name in row if name.startswith("reward/")]
-        terms.sort(key=lambda name: -abs(row[name] or 0.0))
-        numbers = [(name, number(row[name])) for name in (*task, *terms)]
-        above = [*self._head(inner), *self._sparkline(inner)]
-        below = [*_listed("time", phases, inner), *_listed("machine", machine, inner)]
-        sizes = _sizes([*usual, *numbers], inner)  # shared, so that all values stand below each other
-        above += _pairs(usual, inner, sizes)
-        free = self._rich.height - 3 - len(above) - len(below)  # borders, and a line of text above the panel
-        rows = _pairs(numbers, inner, sizes, free)
-        space = [Text()] if rows and len(rows) + 2 <= free else []
-        body = Group(*above, *space, *rows, *space, *below)
-        return Panel(
-            body,
-            title=Text(self._title),
-            subtitle=Text(on_one_line(self._progress)) if self._progress else None,
-            width=width,
-        )
+        table = Table.grid(padding=(0, GAP, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        for label, items in (("time", phases), ("machine", machine)):
+            table.add_row(label, Columns([*(f"{item} ·" for item in items[:-1]), *items[-1:]]))
+        return table
 
     def _sparkline(self, width: int) -> list[Text]:
         """The return from the first episode of this start until now, means of equal numbers of rows; its range."""
@@ -315,15 +326,10 @@ class Console:
         """Progress bar, iteration and time left; on two lines where they do not fit on one."""
         done = self._row.get("iteration")
         words = (f"iteration {number(done)}/{self._total}", f"ETA {self._eta}")
+        styles = {"style": "bright_black", "complete_style": "green", "finished_style": "green"}
+        bar = ProgressBar(total=max(1, self._total), completed=done or 0, **styles)
         head = Table.grid(expand=True, padding=(0, GAP))
         head.add_column(ratio=1)
-        bar = ProgressBar(
-            total=max(1, self._total),
-            completed=done or 0,
-            style="bright_black",
-            complete_style="green",
-            finished_style="green",
-        )
         if width < BAR_WIDTH + sum(GAP + len(text) for text in words):
             head.add_row(bar)
             return [head, Text((" " * GAP).join(words))]
@@ -336,23 +342,17 @@ class _Eta:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._rows = 0
-        self._warm = (0.0, 0.0)  # iteration and time [s] when it was warm
-        self._left_s: float | None = None
+        self._rows: list[tuple[float, float]] = []  # iteration and time [s] of the second one, and of the newest
 
     def update(self, row: Row) -> None:
-        iteration, elapsed_s = row["iteration"] or 0.0, row.get("time/elapsed_s")
-        if elapsed_s is None:
-            return
-        self._rows += 1
-        if self._rows <= 2:
-            self._warm = (iteration, elapsed_s)
-        elif iteration > self._warm[0]:
-            pace_s = (elapsed_s - self._warm[1]) / (iteration - self._warm[0])
-            self._left_s = max(0.0, (self._total - iteration) * pace_s)
+        if (elapsed_s := row.get("time/elapsed_s")) is not None:
+            self._rows = [*self._rows[:2], (row["iteration"] or 0.0, elapsed_s)]
 
     def __str__(self) -> str:
-        return _duration(self._left_s)
+        if len(self._rows) < 3 or self._rows[2][0] <= self._rows[1][0]:
+            return UNKNOWN
+        _, (warm, warm_s), (now, now_s) = self._rows
+        return _duration(max(0.0, (self._total - now) * (now_s - warm_s) / (now - warm)))
 
 
 class _Stream:
@@ -376,7 +376,11 @@ class _Stream:
             try:
                 getattr(self._stream, method)(*arguments)
             except (OSError, ValueError):
-                self._drop()
+                with suppress(OSError, ValueError):  # Python's own flush at exit goes nowhere
+                    nowhere = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(nowhere, self.fileno())
+                    os.close(nowhere)
+                self._stream = None
             except RuntimeError:  # a signal came while another library was writing; train.log has the text
                 pass
 
@@ -390,14 +394,6 @@ class _Stream:
             raise io.UnsupportedOperation("fileno")
         return self._stream.fileno()
 
-    def _drop(self) -> None:
-        """Forgets the stream, and lets Python's own flush at exit go nowhere."""
-        with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
-        self._stream = None
-
 
 def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
     """Labels and names to show: in place of the usual numbers that an algorithm does not have, some of its own."""
@@ -407,52 +403,21 @@ def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
     return known + [(name, name) for name in others[: len(usual) - len(known)]]
 
 
-def _sizes(pairs: Sequence[tuple[str, str]], width: int) -> list[tuple[int, int]]:
-    """Widths of labels and of values in each column [characters]: two columns where the width holds both, else one."""
-
-    def sizes(columns: int) -> list[tuple[int, int]]:
-        parts = [pairs[column::columns] for column in range(columns)]
-        return [
-            (max(len(on_one_line(label)) for label, _ in part), max(VALUE_WIDTH, *(len(value) for _, value in part)))
-            for part in parts
-        ]
-
-    two = len(pairs) > 1 and sum(label + value + 2 * GAP for label, value in sizes(2)) - GAP <= width
-    return sizes(2 if two else 1)
+def _table(pairs: Sequence[tuple[str, str]], columns: int) -> Table:
+    """Make a table of labels and values, so many of each in a row."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for _ in range(columns):
+        table.add_column(style="dim", overflow="fold")
+        table.add_column(min_width=VALUE_WIDTH, no_wrap=True)
+    _add_pairs(table, pairs, columns)
+    return table
 
 
-def _pairs(
-    pairs: Sequence[tuple[str, str]], width: int, sizes: Sequence[tuple[int, int]], lines: int | None = None
-) -> list[Text]:
-    """Labels and values in columns of these sizes. A long one is wrapped, never cut.
-
-    Args:
-        pairs: Label and value.
-        width: Width of a line [characters].
-        sizes: Widths of labels and of values in each column [characters].
-        lines: Number of lines at most, the last of which then tells how many pairs are left out; None for no limit.
-    """
-    if not pairs or (lines is not None and lines < 2):
-        return []
-    pairs = [(on_one_line(label), value) for label, value in pairs]  # a task, or a class of a stranger's, names them
-    columns = len(sizes)
-    spare = max(0, width // columns - max(label + value + 2 * GAP for label, value in sizes))
-    shown = pairs if lines is None or len(pairs) <= lines * columns else pairs[: (lines - 1) * columns]
-    rows = []
-    for start in range(0, len(shown), columns):
-        row = Text()
-        cells = zip(shown[start : start + columns], sizes, strict=False)
-        for (label, value), (label_size, value_size) in cells:
-            # In a narrow column a long value begins further left.
-            begin = min(label_size, max(len(label), width - len(value) - GAP)) + GAP
-            minus = value.startswith("-")  # it hangs in the gap, so that digits stand below each other
-            row.append(f"{label:<{begin - minus}}", "dim")
-            row.append(f"{value:<{value_size + GAP + spare + minus}}")
-        row.rstrip()
-        rows.append(row)
-    if len(shown) < len(pairs):
-        rows.append(Text(f"and {len(pairs) - len(shown)} more in metrics.csv", "dim"))
-    return rows
+def _add_pairs(table: Table, pairs: Sequence[tuple[str, str]], columns: int) -> None:
+    # Names may be a stranger's. A minus hangs in the gap, so that digits stand below each other.
+    cells = [(Text(on_one_line(label)), f"{'' if value[0] == '-' else ' '}{value}") for label, value in pairs]
+    for start in range(0, len(cells), columns):
+        table.add_row(*(cell for pair in cells[start : start + columns] for cell in pair))
 
 
 def _wrapped(line: str, width: int, hang: int) -> str:
@@ -461,17 +426,6 @@ def _wrapped(line: str, width: int, hang: int) -> str:
         return line
     text = textwrap.wrap(line[hang:], max(1, width - hang), break_long_words=False, break_on_hyphens=False)
     return line[:hang] + ("\n" + " " * hang).join(text)
-
-
-def _listed(label: str, items: Sequence[str], width: int) -> list[Text]:
-    """Items behind a label, wrapped between them."""
-    indent = len("machine") + GAP
-    glued = " · ".join(item.replace(" ", "\N{NO-BREAK SPACE}") for item in items)
-    texts = []
-    for number, line in enumerate(textwrap.wrap(glued, max(1, width - indent)) or [""]):
-        name = "" if number else label
-        texts.append(Text.assemble((f"{name:<{indent}}", "dim"), line.replace("\N{NO-BREAK SPACE}", " ")))
-    return texts
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -496,7 +450,6 @@ def _duration(seconds: int | float | None) -> str:
     if seconds is None:
         return UNKNOWN
     minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

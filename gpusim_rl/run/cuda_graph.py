@@ -81,25 +81,22 @@ def choose_graph(
     check_task: bool,
     library: str | None = None,
 ) -> GraphChoice:
-    """Decides for the setting `graph`; `physics_steps` are the evaluations of the physics in a rollout.
+    """Decide for the setting `graph`; `physics_steps` are the evaluations of the physics in a rollout.
 
     Another `library` that steps its envs on this device may capture graphs of its own.
     """
-    if wanted == "off":
-        return GraphChoice("off", "as configured")
-    if device.type != "cuda":
-        return GraphChoice("off", "CUDA graphs need a GPU")
-    if sim_device != device:
-        return GraphChoice("update", f"physics on {sim_device}")
-    if library is not None:
-        return GraphChoice("update", f"a step is {library}'s own")
-    if check_task:
-        return GraphChoice("update", "debug.check_task reads every step")
-    if wanted != "auto":
-        return GraphChoice(wanted, "as configured")
-    if physics_steps > MOST_PHYSICS_STEPS:
-        return GraphChoice("step", f"auto: more than {MOST_PHYSICS_STEPS} evaluations of the physics in a rollout")
-    return GraphChoice("rollout", "auto: CUDA device")
+    many = f"auto: more than {MOST_PHYSICS_STEPS} evaluations of the physics in a rollout"
+    rules = (
+        (wanted == "off", "off", "as configured"),
+        (device.type != "cuda", "off", "CUDA graphs need a GPU"),
+        (sim_device != device, "update", f"physics on {sim_device}"),
+        (library is not None, "update", f"a step is {library}'s own"),
+        (check_task, "update", "debug.check_task reads every step"),
+        (wanted != "auto", wanted, "as configured"),
+        (physics_steps > MOST_PHYSICS_STEPS, "step", many),
+        (True, "rollout", "auto: CUDA device"),
+    )
+    return next(GraphChoice(mode, reason) for holds, mode, reason in rules if holds)
 
 
 class Graphs:
@@ -169,11 +166,7 @@ class Graphs:
             outside.wait_stream(self._stream)
 
     def run(self, segment: str, body: Callable[[], T]) -> T:
-        """Runs `body`, or replays it.
-
-        Args:
-            segment: `rollout`, `step` or `update`.
-            body: Work of the segment.
+        """Run `body`, or replay it, as the segment `rollout`, `step` or `update`.
 
         Returns:
             Result of the body; from a graph, tensors that its next replay overwrites.
@@ -323,7 +316,7 @@ class Graphs:
 
 
 def _reason(error: BaseException) -> str:
-    """What broke a capture, and where. That torch and Warp could not end it then is an error that says nothing."""
+    """What broke a capture, and where. The errors torch and Warp raise afterwards carry no information."""
     while error.__context__ is not None and not error.__suppress_context__:
         error = error.__context__
     return str(error) if isinstance(error, NotCapturableError) else describe(error)

@@ -14,11 +14,9 @@ from gpusim_rl.sim import SimChoice, choose_sim
 
 
 def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
-    """Returns the device of the learner, and the simulator with its device.
+    """Return the device of the learner, and the simulator with its device.
 
-    Args:
-        cfg: Settings of the run.
-        outside: Class of the envs, where they are of another library and have no simulator of ours.
+    Envs of another library, of the class `outside`, have no simulator of ours.
 
     Raises:
         ConfigError: There is no such device, or the simulator cannot run on it.

@@ -49,12 +49,7 @@ _START = "from gpusim_rl.run.eval_process import main; main()"
 
 
 class EvalProcess:
-    """The training's side.
-
-    Args:
-        spec: Settings of the run.
-        printed: File for the output of the process: warnings, and where it failed.
-        iteration: Iterations done; evaluations go on as if the training had not been interrupted.
+    """Evaluations as the training sees them. Output of the process, such as a traceback, goes to the file `printed`.
 
     Raises:
         OSError: The process cannot be started.
@@ -142,24 +137,21 @@ class Evaluation:
         task_class = load_task_or_environment(config["task"].get("_target_"))
         self._algorithm_class: type[Algorithm] = load_algorithm_class(config["algo"].get("_target_"))
         self._cfg = cfg = build_run(config, task_class=task_class, algorithm_class=self._algorithm_class)
-        self._device, choice = choose_eval_devices(
-            cfg, outside=task_class if issubclass(task_class, Environment) else None
-        )
+        outside = task_class if issubclass(task_class, Environment) else None
+        self._device, choice = choose_eval_devices(cfg, outside=outside)
         set_deterministic(cfg.torch_deterministic)
         self.env: Environment
+        number, seed = cfg.eval.num_envs, cfg.eval.seed
         if issubclass(task_class, Environment):
+            settings = {"num_envs": number, "seed": evaluation_seed(seed), "device": self._device}
             try:
-                self.env = task_class.from_settings(
-                    cfg.env, num_envs=cfg.eval.num_envs, seed=evaluation_seed(cfg.eval.seed), device=self._device
-                )
+                self.env = task_class.from_settings(cfg.env, **settings)
             except ConfigError as error:
-                raise ConfigError(f"eval.num_envs={cfg.eval.num_envs}: {error}") from None
+                raise ConfigError(f"eval.num_envs={number}: {error}") from None
         else:
-            whole = cfg.task.whole_episodes()
             sim = dataclasses.replace(cfg.sim, num_threads=1)
-            self.env = VecEnv.make(
-                task_class, whole, num_envs=cfg.eval.num_envs, choice=choice, sim=sim, seed=cfg.eval.seed
-            )
+            whole = cfg.task.whole_episodes()
+            self.env = VecEnv.make(task_class, whole, num_envs=number, choice=choice, sim=sim, seed=seed)
         self.env = observed(self.env, RunSpec(cfg, task_class, self._algorithm_class, {}, []), self._device)
         self.env.reset()
         self._start = self.env.state_dict()

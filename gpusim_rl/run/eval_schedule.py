@@ -17,17 +17,11 @@ EVAL_LOG = "eval.log"
 
 
 class EvalSchedule:
-    """Evaluations every `eval.interval` iterations, beside the training.
+    """Evaluations every `eval.interval` iterations, next to the training.
 
-    Without a process, because it cannot be started or has failed, the training goes on and nothing is evaluated.
-
-    Args:
-        spec: Settings of the run.
-        log: Logger, which writes the checkpoints that are evaluated, and the results.
-        iteration: Iterations done.
-        intervals: Log intervals, whose rows get the results.
-        timer: Timer that stands still while the end of the training waits for a result.
-        stop_signal: Signal that ends that wait.
+    The logger writes the checkpoints that are evaluated, and the rows of the log intervals get the results. Without a
+    process, because it cannot be started or has failed, the training continues and nothing is evaluated. At its end it
+    waits for a result, in time that the timer does not count, until there is a signal.
     """
 
     def __init__(
@@ -50,7 +44,7 @@ class EvalSchedule:
     def after_iteration(
         self, iteration: int, state: Callable[[], Mapping[str, Any]], *, learning: bool, last: bool
     ) -> None:
-        """Takes the result of an evaluation, and hands over the policy where one is due.
+        """Take the result of an evaluation, and hand over the policy where one is due.
 
         Args:
             iteration: Iterations done.
@@ -93,7 +87,7 @@ class EvalSchedule:
             self.close()
 
     def _fail(self, reason: str) -> None:
-        """Says that there will be no more evaluations. If none has ended, returns of the training decide again."""
+        """Report that there will be no more evaluations. If none has ended, returns of the training decide again."""
         details = f"{reason.removesuffix('.')}; {self._log.run_dir}/{EVAL_LOG} has the rest"
         stays = ", and best.pt stays" if self._log.checkpoints.stop_evaluations() else ""
         self._log.console.warn(f"no more evaluations ({details}); training continues without them{stays}")

@@ -23,15 +23,10 @@ logger = logging.getLogger(__name__)
 def evaluate(
     env: Environment, policy: Policy, obs: dict[str, Tensor], episodes: int = 1
 ) -> tuple[dict[str, float], Tensor]:
-    """Runs the same number of episodes in every env.
+    """Run the same number of episodes in every env, each with the policy's most likely actions.
 
-    It reads from the device at every step whether episodes are left.
-
-    Args:
-        env: Environments, at the start of an episode everywhere.
-        policy: Policy, which takes the most likely action.
-        obs: First observations, on the policy's device.
-        episodes: Episodes of each env.
+    All envs are at the start of an episode, with these observations on the policy's device. At every step it reads from
+    the device whether episodes are left.
 
     Returns:
         Number of episodes; mean, deviation and extremes of their returns; mean length [control steps]; steps in which
@@ -64,12 +59,8 @@ def evaluate(
         hidden = tuple(state.masked_fill(step.done[None, :, None], 0.0) for state in hidden)
         obs = step.obs
     if cut := int((episodes - episode).clamp(min=0).sum()):
-        logger.warning(
-            "%d of %d episodes had not ended after %d steps: their returns are of what there was",
-            cut,
-            returns.numel(),
-            env.max_episode_length * episodes,
-        )
+        text = "%d of %d episodes had not ended after %d steps: their returns are of what there was"
+        logger.warning(text, cut, returns.numel(), env.max_episode_length * episodes)
     return {
         "episodes": float(returns.numel()),
         "return_mean": float(returns.mean()),

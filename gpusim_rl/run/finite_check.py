@@ -32,15 +32,12 @@ class FiniteCheck:
         self._without_learning = 0  # iterations in a row
 
     def check_row(self, row: LogRow, iteration: int, algorithm: Algorithm) -> None:
-        """Stops the run if a row says that something was not finite.
+        """Stop the run if a number of a row was not finite.
 
-        Args:
-            row: Row of a log interval.
-            iteration: Iterations done.
-            algorithm: Algorithm, whose records tell where, if they are still of that interval.
+        Records of the algorithm tell where, if they are still of that interval.
 
         Raises:
-            TaskError: A number is not finite. The message has what, where (if this is still known) and when.
+            TaskError: The message has what, where (if this is still known) and when.
         """
         numbers = {**row.flags, **row.numbers}
         checked = {name: value for name, value in numbers.items() if name.startswith(("check/", "loss/"))}

@@ -101,7 +101,7 @@ def check_devices(name: str, owner: object, device: torch.device) -> None:
 
 @contextmanager
 def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) -> Iterator[None]:
-    """Calls `check_devices` for owners before and after the block; also where torch raises its own error in it."""
+    """Call `check_devices` for owners before and after the block; also where torch raises its own error in it."""
     checked = owners if enabled else ()
     for owner in checked:
         check_devices(*owner)

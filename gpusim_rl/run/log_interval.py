@@ -40,11 +40,7 @@ class LogRow:
 
 
 class LogIntervals:
-    """Divides a training into log intervals.
-
-    Args:
-        collector: Collector, whose metrics and timer have the numbers.
-        collective: Processes that learn together.
+    """Log intervals of a training, from the metrics and the timer of its collector.
 
     Attributes:
         best_return: Best trimmed mean return over a full window so far; None before there was one.
@@ -83,13 +79,16 @@ class LogIntervals:
         numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s, **self._added}
         numbers |= self._collector.numbers()
         self._added = {}
-        iterations = range(self._start[0] + 1, iteration + 1)
         durations = self._timer.flush()
-        ended = EndedInterval(numbers, iterations, env_steps - self._start[1], durations)
+        iterations, steps = range(self._start[0] + 1, iteration + 1), env_steps - self._start[1]
+        ended = EndedInterval(numbers, iterations, steps, durations)
         self._start = (iteration, env_steps)
         self._wait()
-        rows = self._metrics.flush(ended, {**extra, **self._in_sums(durations.wall_s)})
-        return [self._row(*row) for row in rows]
+        summing_s = self._collective.summing_s
+        if summing_s is not None:  # this process's part of it: a row has the mean of the processes
+            seconds, self._summed_s = summing_s - self._summed_s, summing_s
+            extra = {**extra, "time/sums": torch.tensor(seconds / durations.wall_s / self._collective.size)}
+        return [self._row(*row) for row in self._metrics.flush(ended, extra)]
 
     def drain(self) -> list[LogRow]:
         """Waits for and returns the row that is still on its way, if any."""
@@ -118,14 +117,6 @@ class LogIntervals:
         """On CUDA the host is an iteration ahead and waits for the device here. This time does not count as logging."""
         with self._timer.waiting():
             self._metrics.wait()
-
-    def _in_sums(self, wall_s: float) -> dict[str, Tensor]:
-        """This process's part of `time/sums`, of which a row has the mean of the processes."""
-        summing_s = self._collective.summing_s
-        if summing_s is None:
-            return {}
-        seconds, self._summed_s = summing_s - self._summed_s, summing_s
-        return {"time/sums": torch.tensor(seconds / wall_s / self._collective.size)}
 
     def _row(self, ended: EndedInterval, values: Row) -> LogRow:
         wall_s, phases = ended.durations.wall_s, ended.durations.phases()

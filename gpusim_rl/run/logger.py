@@ -36,13 +36,11 @@ OF_LOGGER = ("wandb_id", "best_evaluation")
 DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"
 """Dumps in the run folder: before the first divergence; where no gradient was finite any more."""
 
-ONCE = {
-    "policy/skipped_minibatches": (
-        "the gradient of {number:.0f} minibatches was NaN or infinite; such minibatches change nothing, and are counted"
-        " in policy/skipped_minibatches"
-    ),
-}
-"""Warning at the first time that a number is not 0."""
+SKIPS = (
+    "the gradient of {number:.0f} minibatches was NaN or infinite; such minibatches change nothing, and are counted in"
+    " policy/skipped_minibatches"
+)
+"""Warning at the first skipped minibatch."""
 
 FULL = (
     "{envs:.0f} envs dropped contacts or limits because a buffer was full: their physics is wrong ({uses} in use)."
@@ -77,14 +75,10 @@ CAUSES = {
 
 
 class Logger:
-    """Opens with the run, records every row, and closes with what the user needs next.
+    """Records every row, and ends with commands for the run.
 
-    Of several processes that learn together the first one writes; the loggers of the others are silent.
-
-    Args:
-        run: Run at its start.
-        run_dir: Folder of the run.
-        earlier: `state_dict` in the checkpoint that the run continues from in its folder; empty for another folder.
+    Of several processes that learn together the first one writes; the loggers of the others are silent. `earlier` is
+    the `state_dict` in the checkpoint that the run continues from in its folder; empty for another folder.
     """
 
     def __init__(self, run: RunView, run_dir: RunDir, earlier: Mapping[str, Any]) -> None:
@@ -107,7 +101,8 @@ class Logger:
             writers.append(WandbWriter(cfg, run_dir, self._wandb_id, self.console.info))
         self._writers = Writers(writers, warn)
         self._row: Row = {}
-        self._reported: set[str] = set()  # of ONCE, and of the other warnings
+        self._warned: set[str] = set()  # warnings that are shown once
+        self._rewards_seen = False
         self._room = {name: room for name, (room, _) in run.env.buffers.items()}
         self._noted: GraphChoice | None = None  # in env.json
         spec = run.start.spec
@@ -120,13 +115,12 @@ class Logger:
 
     def start(self, run: RunView, *, continues: bool) -> None:
         """Describes the run; `continues` tells that an earlier start of it has made the folder."""
-        config = run.start.spec.config
         folder, name = ("", *self.run_dir.path.parts)[-2:]
         title = f"{run.start.task_name} · {name if folder in ('', run.start.task_name) else f'{folder}/{name}'}"
         self.console.start(banner(run, self.run_dir, continues=continues), title)
         if self._cfg.log.print_config:
-            self.console.info(*yaml.safe_dump(dict(config), sort_keys=False).splitlines())
-        self._writers.start(config)
+            self.console.info(*yaml.safe_dump(dict(run.start.spec.config), sort_keys=False).splitlines())
+        self._writers.start(run.start.spec.config)
         if not run.complete:
             self.note(run)
 
@@ -155,36 +149,38 @@ class Logger:
             self._row = numbers = row.numbers
             self._writers.write(row.iterations[-1], numbers)
             self.console.update(numbers)
-            for name, text in ONCE.items():
-                if numbers.get(name) and name not in self._reported and not self._silent:
-                    self._reported.add(name)
-                    self.console.warn(text.format(number=numbers[name]))
+            if skipped := numbers.get("policy/skipped_minibatches"):
+                self._warn_once(SKIPS, number=skipped)
             self._look_at_buffers(numbers)
             self._look_at_rewards(numbers)
+
+    def _warn_once(self, text: str, **values: object) -> None:
+        if text not in self._warned and not self._silent:
+            self._warned.add(text)
+            self.console.warn(text.format(**values))
 
     def _look_at_buffers(self, numbers: Row) -> None:
         """Warns once each where a buffer of the simulator is nearly full, or contacts were dropped."""
         used = {name: numbers.get(f"sim/{name}_used") or 0.0 for name in self._room}
         most, envs = max(used.values(), default=0.0), numbers.get("sim/overflow") or 0.0
         text = FULL if most > 1.0 else WARP_LIMIT if envs and used else NEARLY_FULL if most > NEARLY else None
-        if text is None or self._silent or not self._reported.isdisjoint({text, FULL}):
+        if text is None or FULL in self._warned:
             return
-        self._reported.add(text)
-        needs = {name: used[name] * room for name, room in self._room.items()}
         uses = " and ".join(
             f"{min(100 * used[name], 100):.0f} % of sim.{name}={room}" for name, room in self._room.items()
         )
-        self.console.warn(text.format(envs=envs, uses=uses, settings=enough(self._room, needs)))
+        settings = enough(self._room, {name: used[name] * room for name, room in self._room.items()})
+        self._warn_once(text, envs=envs, uses=uses, settings=settings)
 
     def _look_at_rewards(self, numbers: Row) -> None:
         """Warns where the first 100 whole episodes lost reward and ended before their time limit, if that is known."""
         limit, count = getattr(self._cfg.task, "episode_length", None), numbers.get("episode/count") or 0.0
-        if self._silent or limit is None or count < 100 or PAYS_TO_FAIL in self._reported:
+        if limit is None or count < 100 or self._rewards_seen:
             return
-        self._reported.add(PAYS_TO_FAIL)
+        self._rewards_seen = True
         loss, steps = numbers["episode/return"], numbers["episode/length"]
         if loss is not None and steps is not None and loss < 0.0 and steps < 0.9 * limit:
-            self.console.warn(PAYS_TO_FAIL.format(loss=loss, steps=steps, limit=limit))
+            self._warn_once(PAYS_TO_FAIL, loss=loss, steps=steps, limit=limit)
 
     def write_diverged(self, state: Mapping[str, Any]) -> None:
         """Writes the state before the first divergence for a replay, if no earlier start did."""
@@ -212,17 +208,12 @@ class Logger:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for the logger of the run's next start."""
-        return {
-            "wandb_id": self._wandb_id,
-            "best_evaluation": self.checkpoints.best_evaluation,
-        }
+        return {"wandb_id": self._wandb_id, "best_evaluation": self.checkpoints.best_evaluation}
 
     def finish(self, run: RunView, *, left: bool = False) -> Row:
-        """Checks that the end is saved, prints the commands that go on from here, and returns the last row of metrics.
+        """Check that the end is saved, show commands for the run, and return the last row of metrics.
 
-        Args:
-            run: Run at its end.
-            left: Whether the next iteration was left before its end; then the newest checkpoint stays, whichever it is.
+        With `left` the next iteration was left before its end, and the newest checkpoint stays, whichever it is.
 
         Raises:
             ConfigError: The end of the training could not be saved.
@@ -270,13 +261,13 @@ class Logger:
             return [f"gpusim_rl.train({arguments})  in the script with its envs: no command can make them", plot]
         flags = [shlex.quote(word) for word in self._flags()]
         config_dir, trusts = ([], ["trust=true"]) if flags == ["--trust"] else (flags, [])
-        program, nodes = command("train"), ""
+        program = command("train")
         if self._cfg.multi_gpu:
-            torchrun, nodes = _torchrun()
-            program = f"{torchrun} {program.removeprefix('python ')}"
+            processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+            program = f"torchrun --nproc-per-node={processes} {program.removeprefix('python ')}"
         again = [shlex.quote(word) for word in self._again]
         checkpoint = shlex.quote(f"checkpoint={self.run_dir}")
-        train = " ".join([program, *config_dir, checkpoint, *again, *further, *trusts]) + nodes
+        train = " ".join([program, *config_dir, checkpoint, *again, *further, *trusts])
         seen = ["--renderer", "policy"] if run.env.images else []  # a video of what the policy sees
         looks = [[command("play"), folder, *flags], [command("record"), folder, *flags, *seen]]
         return [*map(" ".join, looks), train, plot]
@@ -284,11 +275,9 @@ class Logger:
 
 @contextmanager
 def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
-    """Opens the run folder and its logger; of several processes that learn together the first one does so.
+    """Open the run folder and its logger; of several processes that learn together the first one does so.
 
-    Args:
-        run: Run at its start.
-        earlier: `Logger.state_dict` in the checkpoint that the run continues from; empty for a new run.
+    `earlier` is the `Logger.state_dict` in the checkpoint that the run continues from; empty for a new run.
 
     Raises:
         ConfigError: The folder cannot be written, or another process trains there.
@@ -304,17 +293,6 @@ def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
         with Logger(run, run_dir, earlier if continues else {}) as log:
             log.start(run, continues=continues)
             yield log
-
-
-def _torchrun() -> tuple[str, str]:
-    """Return a torchrun command for as many processes and nodes as here, and what to add if there are several nodes."""
-    env, more = os.environ, ""
-    flags = [f"--nproc-per-node={env.get('LOCAL_WORLD_SIZE', '1')}"]
-    if (nodes := env.get("GROUP_WORLD_SIZE", "1")) != "1":
-        address = [f"--master-addr={env.get('MASTER_ADDR')}", f"--master-port={env.get('MASTER_PORT')}"]
-        flags = [f"--nnodes={nodes}", f"--node-rank={env.get('GROUP_RANK')}", *address, *flags]
-        more = "  on every node, with its own --node-rank"
-    return shlex.join(["torchrun", *flags]), more
 
 
 def command(tool: str) -> str:

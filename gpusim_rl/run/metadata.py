@@ -27,14 +27,12 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     threads = torch.get_num_threads()
     chosen = _precision(run)
     bits = f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
-    speed_up = []
+    speed_up = [("compiled", str(start.compile))] if start.compile.mode != "off" else []
     if start.device.type == "cuda":
         speed_up = [("graph", f"{run.graph}; compiled: {start.compile}")]
-    elif start.compile.mode != "off":
-        speed_up = [("compiled", str(start.compile))]
     git = run_dir.environment.get("git")
     lines = [
-        ("task", f"{run.start.task_name}, {_recipe(run)}{_several(run)}{cfg.num_envs} envs, {env.summary}"),
+        ("task", f"{run.start.task_name}, {_setting(run)}{cfg.num_envs} envs, {env.summary}"),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(start.sim)),
         (
@@ -70,30 +68,21 @@ def _untuned(run: RunView) -> str:
     return f"; the task has tuned values of {' and '.join(others)} only"
 
 
-def _recipe(run: RunView) -> str:
-    """Name the recipe of a task that has several; empty for others."""
-    spec = run.start.spec
+def _setting(run: RunView) -> str:
+    """Name the recipe, of a task that has several, and the owners of `num_envs` each, where they are several."""
+    spec, actors, processes = run.start.spec, run.num_actors, run.start.collective.size
     several = len(recipes(chosen_task(spec.overrides) or "", spec.config_dir)) > 1
-    return f"recipe {run.cfg.recipe}, " if several and run.cfg.recipe else ""
-
-
-def _several(run: RunView) -> str:
-    """Owners of `num_envs` each; empty where this process has all envs."""
-    actors, processes = run.num_actors, run.start.collective.size
+    recipe = f"recipe {run.cfg.recipe}, " if several and run.cfg.recipe else ""
     if actors:
-        return f"{actors} actor{'s' * (actors > 1)} ({run.cfg.actors.engine}) x "
-    return f"{processes} processes x " if processes > 1 else ""
+        return f"{recipe}{actors} actor{'s' * (actors > 1)} ({run.cfg.actors.engine}) x "
+    return f"{recipe}{processes} processes x " if processes > 1 else recipe
 
 
 def describe_run(run: RunView) -> dict[str, Any]:
-    """Describes a run for env.json, which tools/doctor.py reads.
+    """Describe a run for env.json, which tools/doctor.py reads.
 
-    Returns:
-        `sim` (name, device, reason; CPU threads of the physics, None where it has none of its own; sizes of buffers),
-        `learner` (device, its memory in GB on CUDA, CPU threads, precision, whether bf16 is fast here), `graph` (what
-        is replayed, and why), `compile` (what is compiled, and why), `actors` (that step envs for this learner),
-        `processes` (that learn together), `processes_here` (of them, on this machine), `openmp` (variables that are
-        set) and `memory_limit_gb` (RAM that this process may come to hold).
+    `threads` of the simulator are None where it has none of its own; `processes` learn together, `processes_here` on
+    this machine; `openmp` are variables that are set; this process may come to hold `memory_limit_gb` of RAM.
     """
     device, sim, graph = run.start.device, run.start.sim, run.graph
     on_cuda = device.type == "cuda"
@@ -119,11 +108,7 @@ def describe_run(run: RunView) -> dict[str, Any]:
 
 
 def _precision(run: RunView) -> dict[str, Any]:
-    """Describes the precision of the networks; empty where the algorithm has no setting `precision`.
-
-    Returns:
-        `precision` (fp32 or bf16), `precision_reason`, and `bf16_is_fast` (whether bf16 is fast here).
-    """
+    """Describe the precision of the networks; empty where the algorithm has no setting `precision`."""
     wanted, device = getattr(run.cfg.algorithm, "precision", None), run.start.device
     if wanted is None:
         return {}

@@ -27,13 +27,8 @@ absurd reward make no record, which no policy would ever beat."""
 class EpisodeWindow:
     """Return and length of the last finished episodes, kept on the device.
 
-    Finished episodes are written into a ring by a prefix sum over the mask, so nothing is read back. Where more end in
-    one rollout than the ring holds, the last ones stay.
-
-    Args:
-        num_envs: Number of envs.
-        size: Episodes in the ring.
-        device: Device of the learner.
+    Finished episodes are written into a ring of `size` episodes by a prefix sum over the mask, so nothing is read back.
+    Where more end in one rollout than the ring holds, the last ones stay.
     """
 
     def __init__(self, num_envs: int, size: int, device: torch.device) -> None:
@@ -50,12 +45,9 @@ class EpisodeWindow:
         done: Bool[Tensor, "time envs"],
         counts: Bool[Tensor, "time envs"],
     ) -> None:
-        """Adds the steps of a rollout.
+        """Add the steps of a rollout.
 
-        Args:
-            reward: Reward of each step.
-            done: Mask of the ends of episodes.
-            counts: Mask of whole episodes: neither a staggered start nor a diverged simulation cut them short.
+        `counts` are whole episodes: neither a staggered start nor a diverged simulation cut them short.
         """
         # Return and length of the episode up to each step, [time, 2, envs]. A product forgets in one operation; an
         # infinite reward stays in the rollout.
@@ -115,18 +107,11 @@ class EpisodeWindow:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Sums of an actor's rollout.
+    """Sums of an actor's rollout."""
 
-    Attributes:
-        episodes: Returns, and lengths, of the episodes that ended; the last ones of very many.
-        sums: Numbers by name, or lists of them.
-        terms: Terms of the reward by name, summed over steps and envs.
-        steps: Control steps.
-    """
-
-    episodes: list[list[float]]
-    sums: dict[str, Any]
-    terms: dict[str, float]
+    episodes: list[list[float]]  # returns, and lengths, of those that ended; the last ones of very many
+    sums: dict[str, Any]  # numbers by name, or lists of them
+    terms: dict[str, float]  # of the reward, summed over steps and envs
     steps: int
 
 
@@ -137,12 +122,12 @@ class Metrics:
     number. On the CPU there is nothing to wait for, and a row is read at once.
 
     Args:
-        num_envs: Number of envs.
+        num_envs: Envs of this process.
         device: Device of the learner.
         window: Episodes in the mean return.
         collective: Processes whose numbers become one row. Each has a window of its own.
-        late_names: Whether a process may know names that the others do not, as with envs of another library, which
-            name a number as it appears: names are compared before numbers are added.
+        late_names: Whether to compare names before numbers are added: envs of another library name a number as it
+            appears, and a process may know names that the others do not.
     """
 
     def __init__(
@@ -183,7 +168,7 @@ class Metrics:
         missing = torch.full_like(step.reward, torch.nan) if len(step.stats) < len(self._stat_names) else step.reward
         stats = [step.stats.get(name, missing) for name in self._stat_names]
         numbers = torch.stack([step.reward, *step.terms.values(), *stats])
-        failed = step.diverged if step.skipped is None else step.diverged > step.skipped  # of masks: and not
+        failed = step.diverged if step.skipped is None else step.diverged > step.skipped
         masks = torch.stack([step.done, step.incomplete, failed, step.bad_action])
         self._rollout.append((numbers, masks))
 
@@ -218,8 +203,7 @@ class Metrics:
             ConfigError: They are no device tensors of shape [] by name; the message has the class of the algorithm.
         """
         if not isinstance(stats, Mapping):
-            got = type(stats).__name__
-            raise ConfigError(f"{algorithm}.update() must return a dict of numbers by name, got {got}")
+            raise ConfigError(f"{algorithm}.update() must return a dict of numbers by name, got {type(stats).__name__}")
         for name, value in stats.items():
             if name not in self._checked:
                 self._check(name, value, algorithm)
@@ -257,18 +241,17 @@ class Metrics:
         self._steps += taken.steps
 
     def _check(self, name: Any, value: Any, algorithm: str) -> None:
-        """Refuses what cannot be logged; reads no value, so it never waits for the device."""
+        """Refuse what cannot be logged, without reading it: that would wait for the device."""
         if not isinstance(name, str) or not all(name.partition("/")):
             raise ConfigError(
                 f"{algorithm}.update() returned the name {name!r}; a name is <group>/<name>, e.g. 'search/{name}'"
             )
-        if not isinstance(value, Tensor):
-            got = type(value).__name__
-        elif value.ndim != 0 or value.device.type != self.device.type:
-            got = f"a tensor of shape {list(value.shape)} on {value.device}"
-        else:
-            return
-        raise ConfigError(f"{algorithm}.update()[{name!r}] must be a tensor of shape [] on {self.device}, got {got}")
+        if not isinstance(value, Tensor) or value.ndim != 0 or value.device.type != self.device.type:
+            is_tensor = isinstance(value, Tensor)
+            got = f"a tensor of shape {[*value.shape]} on {value.device}" if is_tensor else type(value).__name__
+            raise ConfigError(
+                f"{algorithm}.update()[{name!r}] must be a tensor of shape [] on {self.device}, got {got}"
+            )
 
     def _add(self, name: str, value: Tensor) -> None:
         if name not in self._sums:
@@ -280,14 +263,10 @@ class Metrics:
         return {name: float(value) for name, value in self._sums.items() if name.startswith("check/")}
 
     def flush(self, host: Any, extra: Mapping[str, Tensor]) -> list[tuple[Any, Row]]:
-        """Ends an interval.
-
-        Args:
-            host: Object that is returned with the row of this interval.
-            extra: More device tensors of shape [] for this row.
+        """End an interval, with more device tensors of shape [] for its row.
 
         Returns:
-            The rows that have arrived, with their `host`: this one on the CPU, the one before on CUDA.
+            The rows that have arrived, each with its `host`: this one on the CPU, the one before on CUDA.
         """
         collective = self._collective
         if self._late_names:

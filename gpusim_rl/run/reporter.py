@@ -21,15 +21,12 @@ class Reporter:
         self._divergence_reported = False
 
     def publish(self, run: RunView, log: Logger, *, drain: bool = False) -> LogRow | None:
-        """Publishes the rows that have arrived; ends a log interval before, where one is due.
+        """Publish the rows that have arrived; end a log interval before, where one is due.
 
-        Args:
-            run: Run as it is now.
-            log: Logger that gets the rows.
-            drain: Whether to wait for rows that are still on their way, and to end no interval.
+        With `drain`, wait for rows that are still on their way instead, and end no interval.
 
         Returns:
-            Row that tells that the policy has not changed for some iterations; None without one.
+            Row after which the policy has not changed for some iterations; None without one.
 
         Raises:
             TaskError: A number is not finite, or nothing is left to learn from.

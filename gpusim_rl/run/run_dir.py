@@ -32,14 +32,8 @@ OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries tha
 class RunDir:
     """Folder of one run and the files in it.
 
-    Attributes:
-        path: The folder itself.
-        config_yaml: Composed config.
-        overrides_yaml: Command line.
-        env_json: Command, versions, machine and commit.
-        metrics_csv: One row per log interval.
-        train_log: Text that the terminal showed.
-        checkpoints: Folder of last.pt, best.pt and numbered checkpoints.
+    `config_yaml` is the composed config, `overrides_yaml` the command line, `env_json` has command, versions, machine
+    and commit, `metrics_csv` one row per log interval, `train_log` what the terminal showed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,14 +44,14 @@ class RunDir:
 
     @classmethod
     def create(cls, base: Path, name: str, task: str, *, config: Mapping[str, Any], overrides: Sequence[str]) -> RunDir:
-        """Makes `<base>/<name>/<time>/` and writes down of what the run is made.
+        """Make `<base>/<name>/<time>/` with the files that describe the run.
 
         Args:
             base: Folder of all runs (`log.dir`).
             name: Folder of this run's group: `experiment`, by default the name of the task.
             task: Name of the task's yaml, else of its class. `<base>/<task>/latest` is this run, whatever `name` is.
             config: Composed config, plain values.
-            overrides: Command line, as `train.py` reads it back for `checkpoint=<run>`.
+            overrides: Command line.
 
         Raises:
             ConfigError: A name does not suit a folder, or the folder cannot be written.
@@ -84,13 +78,10 @@ class RunDir:
     @classmethod
     @contextmanager
     def of(cls, spec: RunSpec, digest: str | None = None, *, trains: bool = True) -> Iterator[tuple[RunDir, bool]]:
-        """Locks the folder of a run: its own, if it continues from its last checkpoint, else a new one.
+        """Lock the folder of a run: its own, if it continues from its last checkpoint, else a new one.
 
-        Args:
-            spec: Settings and checkpoint of the run.
-            digest: Digest of the checkpoint that was read.
-            trains: Whether something is left to train. Else the folder keeps the settings it has: those of the call,
-                such as a smaller `max_iterations`, would end the next one at once.
+        `digest` is that of the checkpoint that was read. Where nothing `trains`, the folder keeps the settings it has:
+        those of the call, such as a smaller `max_iterations`, would end the next one at once.
 
         Yields:
             The folder, and whether an earlier start of the run has made it.
@@ -128,9 +119,9 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from training in the folder.
+        """Keep other processes from training in the folder.
 
-        The lock is the operating system's: that of a process that was killed is free. The file says who holds it.
+        The lock is the operating system's: that of a process that was killed is free. The file names its holder.
 
         Raises:
             ConfigError: Another process holds it, or the folder cannot be written.
@@ -184,7 +175,7 @@ class RunDir:
         return f" Try {word}{more}, which begins a new one" if others else ""
 
     def resume(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-        """Notes settings, machine and code of a resumed run; `earlier` in env.json lists the starts before this one."""
+        """Note settings, machine and code of a resumed run; `earlier` in env.json lists the starts before this one."""
         for path in (self.config_yaml, self.overrides_yaml):
             if path.exists() and safe_open.read_intact(path) is None:
                 warn(f"{path} is written anew; as it was, it is {safe_open.keep_damaged(path)}")
@@ -207,12 +198,11 @@ class RunDir:
                 file.write(safe_open.dump_yaml(value))
         git, diff = git_state(self.path.parent.parent)
         current = self.path / "git.diff"
-        old = b""
         if current.is_file():
             with safe_open.open_file(current) as file:
                 old = file.read(len(diff) + 1)  # of a larger one, that it is another
-        if old not in (b"", diff):
-            current.replace(self.path / f"git-{len(before['earlier'])}.diff")
+            if old not in (b"", diff):
+                current.replace(self.path / f"git-{len(before['earlier'])}.diff")
         with safe_open.replacing(current) as file:
             file.write(diff)
         self._write_environment({**before, **describe_environment(), "git": git})
@@ -262,26 +252,21 @@ def chosen_task(overrides: Sequence[str]) -> str | None:
 
 
 def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
-    """Returns the run folder and the checkpoint that a user means by `name`.
-
-    Args:
-        name: Path of a run folder or of a checkpoint in one, or name of a task (its latest run).
-        base: Folder of all runs (`log.dir`).
+    """Return the run folder and the checkpoint that a user means by the path of one of them, or the name of a task.
 
     Raises:
         ConfigError: There is no such checkpoint, or it is not in a run folder.
     """
     checkpoint = paths.find_checkpoint(name, base)
     if checkpoint.run_dir is None or not (checkpoint.run_dir / "config.yaml").is_file():
-        raise ConfigError(
-            f"{checkpoint.file} is not in a run folder: expected <run>/checkpoints/<name>.pt "
-            "and <run>/config.yaml. Try the file in the folder of the run that made it"
-        )
+        expected = "expected <run>/checkpoints/<name>.pt and <run>/config.yaml"
+        advice = "Try the file in the folder of the run that made it"
+        raise ConfigError(f"{checkpoint.file} is not in a run folder: {expected}. {advice}")
     return RunDir(checkpoint.run_dir), checkpoint.file
 
 
 def _new_folder(parent: Path) -> Path:
-    """Makes a folder named after the time; further runs of the same second get -2, -3 and so on."""
+    """Make a folder named after the time; further runs of the same second get -2, -3 and so on."""
     parent.mkdir(parents=True, exist_ok=True)
     while True:
         path = paths.free_name(parent / time.strftime("%Y-%m-%d_%H-%M-%S"))

@@ -14,14 +14,12 @@ CHILDREN_EVERY = 10  # samples; to find the children, psutil reads about every p
 
 
 class SystemMonitor:
-    """Reads the load of CPU and GPU once a second, in a thread of its own, which starts at once.
+    """Reader of the load of CPU and GPU every `interval_s` [s], in a thread of its own, which starts at once.
 
     CPU and memory are of this process and its children, 100 % being all CPUs that it may use. GPU numbers are of the
     whole GPU, other processes included; the load is the machine's, over the last minute.
 
-    Args:
-        device: Device of the run, a torch.device or its name. There are no GPU numbers on `cpu`.
-        interval_s: Time between two samples [s].
+    There are no GPU numbers on the device `cpu`.
     """
 
     def __init__(self, device: object, interval_s: float = 1.0) -> None:
@@ -57,18 +55,18 @@ class _Cpu:
         self._available = available_cpus()
         self._self = psutil.Process()
         self._self.cpu_percent()  # counts from here
-        self._children: dict[psutil.Process, psutil.Process] = {}
+        self._processes = {self._self: self._self}
         self._samples = 0
 
     def read(self) -> tuple[float, float]:
         """Returns the share of the available CPUs since the last call [%], and resident memory now [GB]."""
         if self._samples % CHILDREN_EVERY == 0:
-            # psutil counts from the last call on the same object: keep the object of every child.
-            alive = self._self.children(recursive=True)
-            self._children = {child: self._children.get(child, child) for child in alive}
+            # psutil counts from the last call on the same object: keep the object of every process.
+            alive = [self._self, *self._self.children(recursive=True)]
+            self._processes = {process: self._processes.get(process, process) for process in alive}
         self._samples += 1
         percent, memory = 0.0, 0
-        for process in (self._self, *self._children.values()):
+        for process in self._processes.values():
             with suppress(psutil.Error):  # ended just now
                 percent += process.cpu_percent()
                 memory += process.memory_info().rss

@@ -55,18 +55,19 @@ class PhaseTimer:
         self._began = time.perf_counter()
 
     def __call__(self, phase: str) -> AbstractContextManager[None]:
-        """Measures a `with` block as part of a phase."""
+        """Measure a `with` block as part of a phase."""
         if self._inside is not None:
             return nullcontext()
         on_device = self._device.type == "cuda" and phase != "log"
-        return self._observed(phase, on_device) if on_device or self._around else _OnHost(self, phase)
+        block = self._on_device(phase) if on_device else _OnHost(self, phase)
+        return self._observed(phase, block) if self._around else block
 
     @contextmanager
-    def _observed(self, phase: str, on_device: bool) -> Iterator[None]:
+    def _observed(self, phase: str, block: AbstractContextManager[None]) -> Iterator[None]:
         with ExitStack() as stack:
             for around in self._around:
                 stack.enter_context(around(phase))
-            stack.enter_context(self._on_device(phase) if on_device else _OnHost(self, phase))
+            stack.enter_context(block)
             yield
 
     @contextmanager

@@ -31,7 +31,7 @@ from gpusim_rl.run.start import RunStart, state_of_process
 from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 
 OF_PROCESS = ("algorithm", "env", "torch_rng", "metrics")
-"""What of the state each of several processes has for itself."""
+"""Per-process entries of the training state."""
 
 
 class Trainer:
@@ -83,7 +83,7 @@ class Trainer:
     # The loop
 
     def train(self) -> Row:
-        """Trains until `max_iterations`; returns the last row of metrics.
+        """Train until `max_iterations`; return the last row of metrics.
 
         Ctrl-C, SIGTERM and SIGHUP end the training after the iteration under way, with a checkpoint, and exit with the
         shell's code for the signal. An iteration that takes longer than 10 s is left before its end instead, and the
@@ -142,7 +142,7 @@ class Trainer:
                 self.save(log)
 
     def _pause(self, done: str) -> None:
-        """Between two steps of an iteration that takes long: shows where it is, or leaves it after a signal."""
+        """Show where an iteration is that takes long, or leave it after a signal; between two of its steps."""
         self.stop_signal.check()
         self._show_progress(f"iteration {self.iteration + 1}: {done}")
 
@@ -174,8 +174,8 @@ class Trainer:
                 self.run_dir = log.run_dir
                 self.stop_signal.notify, self._show_progress = log.console.notice, log.console.progress
                 if self.cfg.eval.interval and not self.complete and self.start.collective.rank == 0:
-                    beside = self.intervals, self.collector.timer, self.stop_signal
-                    self._evaluations = EvalSchedule(self.start.spec, log, self.iteration, *beside)
+                    shared = self.intervals, self.collector.timer, self.stop_signal
+                    self._evaluations = EvalSchedule(self.start.spec, log, self.iteration, *shared)
                 self.intervals.start()
                 self._started_at = time.perf_counter()
                 self.collector.timer.start()
@@ -210,9 +210,9 @@ class Trainer:
             self._put_learner_back(log, idle)
 
     def _put_learner_back(self, log: Logger, row: LogRow) -> None:
-        """The learner is as in the last checkpoint, for once; the envs and the count of iterations go on.
+        """Put the learner back to the last checkpoint, once; the envs and the count of iterations continue.
 
-        Weights are as they were, for what is not finite is skipped. Statistics of normalisers may be beyond repair.
+        Gradients that are not finite were skipped, so the weights are fine. Statistics of normalisers may not be.
         """
         newest = log.checkpoints.newest
         if self._put_back or newest is None or self.complete:
@@ -230,12 +230,10 @@ class Trainer:
         )
 
     def save(self, log: Logger, *, final: bool = False) -> None:
-        """Writes a checkpoint; before it the pending rows, because a resumed run does not produce them again.
+        """Write a checkpoint; before it the pending rows, because a resumed run does not produce them again.
 
-        Args:
-            log: Logger of the run.
-            final: The training ends here. Else the state of a learner that has stopped learning is not saved: the
-                last checkpoint is what it can be put back to.
+        But for the `final` one, the state of a learner that has stopped learning is not saved: the last checkpoint is
+        what it can be put back to.
         """
         self._publish(log, drain=True)
         self._reporter.finite_check.check_row(self.intervals.pending(self.iteration), self.iteration, self.algorithm)

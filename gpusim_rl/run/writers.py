@@ -10,8 +10,7 @@ import io
 import itertools
 import os
 import shlex
-from array import array
-from bisect import bisect_right
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,17 +35,11 @@ OFFLINE_MODES = ("offline", "dryrun", "disabled")  # modes of W&B that send noth
 
 
 class Writer(Protocol):
-    """A destination of rows.
+    """Destination of rows."""
 
-    Attributes:
-        name: Name in messages.
-        failures: Exceptions whose cause lies outside (disk, network), not in our code.
-        retries: True where it keeps the rows of a failure and writes them with the next one; else it is given up.
-    """
-
-    name: str
-    failures: tuple[type[Exception], ...] = (OSError,)
-    retries: bool = False
+    name: str  # in messages
+    failures: tuple[type[Exception], ...] = (OSError,)  # whose cause lies outside (disk, network), not in our code
+    retries: bool = False  # keeps the rows of a failure and writes them with the next one; else it is given up
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Prepares for a run with this composed config, plain values."""
@@ -62,7 +55,7 @@ class Writer(Protocol):
 
 
 class Writers:
-    """All writers of a run as one: the failure of one is told the user, reaches no other and does not end the run."""
+    """All writers of a run as one: the failure of one is a warning, reaches no other and does not end the run."""
 
     def __init__(self, writers: Iterable[Writer], warn: Callable[[str], None]) -> None:
         self._writers = list(writers)
@@ -94,70 +87,54 @@ class Writers:
 
     def _each(self, call: Callable[[Writer], None]) -> None:
         for writer in list(self._writers):
+            name = writer.name
             try:
                 call(writer)
             except writer.failures as error:
-                self._failed(writer, error)
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                if not writer.retries:
+                    self._writers.remove(writer)
+                    self._warn(f"{name} failed ({reason}); training continues WITHOUT it")
+                    with suppress(*writer.failures):
+                        writer.close(1)
+                elif name not in self._failing:
+                    self._failing.add(name)
+                    self._warn(f"{name} cannot be written ({reason}); its rows are kept in memory and tried again")
             else:
-                if writer.name in self._failing:
-                    self._failing.discard(writer.name)
-                    self._warn(f"{writer.name}: works again, nothing is missing")
-
-    def _failed(self, writer: Writer, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if not writer.retries:
-            self._writers.remove(writer)
-            self._warn(f"{writer.name} failed ({reason}); training continues WITHOUT it")
-            with suppress(*writer.failures):
-                writer.close(1)
-        elif writer.name not in self._failing:
-            self._failing.add(writer.name)
-            kept = "its rows are kept in memory and tried again"
-            self._warn(f"{writer.name} cannot be written ({reason}); training continues, {kept}")
-
-
-class CsvRows:
-    """Rows of a metrics.csv, each a list of cells. They are kept as the bytes of the file: cells take 30 times that."""
-
-    def __init__(self, content: bytes | bytearray = b"", ends: array[int] | None = None) -> None:
-        self._content, self._ends = content, array("q") if ends is None else ends
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: int) -> list[str]:
-        index = range(len(self))[index]
-        line = self._content[self._ends[index - 1] if index else 0 : self._ends[index]]
-        return line.decode(errors="replace").split(",")
-
-    def __iter__(self) -> Iterator[list[str]]:
-        return map(self.__getitem__, range(len(self)))
-
-    def until(self, iteration: int) -> CsvRows:
-        """Returns the rows up to an iteration."""
-        count = bisect_right(range(len(self)), iteration, key=lambda index: int(self[index][0]))
-        return CsvRows(self._content, self._ends[:count])
+                if name in self._failing:
+                    self._failing.discard(name)
+                    self._warn(f"{name}: works again, nothing is missing")
 
 
 @dataclass(frozen=True, slots=True)
 class CsvContent:
-    """What can be read of a metrics.csv.
+    """Readable part of a metrics.csv. Rows are kept as the bytes of the file: cells would take 30 times as much.
 
     Attributes:
         columns: Names of the columns, `iteration` first; empty where there are none.
-        rows: Rows before the first damaged line; each has as many cells as there are columns.
+        lines: Rows before the first damaged line, each with a newline and as many cells as there are columns.
         damaged: Number of that line, 1 for the header; None where no line is damaged.
     """
 
     columns: list[str]
-    rows: CsvRows
+    lines: bytearray
     damaged: int | None
 
+    def __len__(self) -> int:
+        return self.lines.count(b"\n")
 
-def read_csv(path: Path) -> CsvContent:
-    """Read a metrics.csv up to its first damaged line.
+    def rows(self) -> Iterator[list[str]]:
+        """Yield the cells of each row."""
+        begin = 0
+        while (end := self.lines.find(b"\n", begin)) >= 0:
+            yield self.lines[begin:end].decode(errors="replace").split(",")
+            begin = end + 1
 
-    What follows the last newline is an incomplete row, and left out. Errors are those of `open_file`.
+
+def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
+    """Read a metrics.csv up to its first damaged line, or up to an iteration.
+
+    An incomplete row behind the last newline is left out. Errors are those of `open_file`.
 
     Raises:
         ConfigError: It is larger than `METRICS_BYTES`, or no regular file.
@@ -165,34 +142,39 @@ def read_csv(path: Path) -> CsvContent:
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > METRICS_BYTES:
             raise ConfigError(f"{path} has more than {METRICS_BYTES} bytes: it is not what a run writes")
-        first = file.readline(LINE_BYTES).decode(errors="replace")
-        first = first.rstrip("\r\n") if first.endswith("\n") else ""
-        try:
-            names = next(csv.reader([first]), [])
-        except csv.Error:
-            names = []
-        known = names[:1] == ["iteration"] and len(set(names)) == len(names) <= METRICS_COLUMNS
-        if not known or not all(name.isprintable() for name in names):
-            return CsvContent([], CsvRows(), 1 if first else None)
-        content, ends = bytearray(), array("q")
-        iteration = 0
+        header, lines, iteration, damaged = file.readline(LINE_BYTES), bytearray(), 0, None
+        columns = _columns(header)
+        if not columns:
+            return CsvContent([], lines, 1 if header.endswith(b"\n") and header.strip() else None)
         for number in itertools.count(2):
             line = file.readline(LINE_BYTES)
             if not line.endswith(b"\n") and len(line) < LINE_BYTES:
-                return CsvContent(names, CsvRows(content, ends), None)
+                break
             line = line.removesuffix(b"\n").removesuffix(b"\r")
-            row = line.decode(errors="replace").split(",")
-            whole = len(row) == len(names) and all(_is_number(cell) for cell in row)
-            if not (whole and row[0].isdecimal() and int(row[0]) > iteration):
-                return CsvContent(names, CsvRows(content, ends), number)
-            iteration = int(row[0])
-            content += line
-            ends.append(len(content))
-    raise AssertionError("unreachable")
+            cells = line.decode(errors="replace").split(",")
+            whole = len(cells) == len(columns) and all(map(_is_number, cells)) and cells[0].isdecimal()
+            if not whole or int(cells[0]) <= iteration:
+                damaged = number
+                break
+            iteration = int(cells[0])
+            if iteration > until:
+                break
+            lines += line + b"\n"
+    return CsvContent(columns, lines, damaged)
+
+
+def _columns(header: bytes) -> list[str]:
+    """Return the names in the first line of a metrics.csv; none where it is damaged."""
+    try:
+        names = next(csv.reader([header.decode(errors="replace").rstrip("\r\n")]), [])
+    except csv.Error:
+        names = []
+    known = names[:1] == ["iteration"] and len(set(names)) == len(names) <= METRICS_COLUMNS
+    return names if known and header.endswith(b"\n") and all(map(str.isprintable, names)) else []
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell is a number, or empty."""
+    """Return whether a cell is a number, or empty."""
     try:
         float(cell or 0)
     except ValueError:
@@ -207,8 +189,8 @@ class CsvWriter(Writer):
 
     Args:
         path: File to write.
-        resumed_at: Iteration of the checkpoint that the run continues from; 0 for a new run. Later rows are dropped,
-            because the run makes them again.
+        resumed_at: Iteration of the checkpoint that the run continues from; 0 for a new run. The run makes later rows
+            again, so they are dropped.
         interval: Iterations between two rows.
         warn: Function that shows one line to the user, where rows are lost.
     """
@@ -251,17 +233,16 @@ class CsvWriter(Writer):
 
     def _cut(self, iteration: int) -> None:
         """Drop the rows after an iteration, and those behind damage; a file that has lost rows is kept in a copy."""
-        there, notice = self._path.exists(), ""
-        content = read_csv(self._path) if there else CsvContent([], CsvRows(), None)
-        rows = content.rows.until(iteration)
-        before, last = [0, 0, *(int(rows[i][0]) for i in range(-min(len(rows), 2), 0))][-2:]
-        if last <= iteration - max(self._interval, last - before):  # rows may be of another `log.interval`
-            notice = f"metrics.csv: its rows after iteration {last} are lost"
+        there = self._path.exists()
+        content = read_csv(self._path, iteration) if there else CsvContent([], bytearray(), None)
+        before, last = [0, 0, *(int(row[0]) for row in content.rows())][-2:]
+        lost = last <= iteration - max(self._interval, last - before)  # rows may be of another `log.interval`
+        notice = f"metrics.csv: its rows after iteration {last} are lost" if lost else ""
+        if there and lost:
+            notice += f". The file as it was is {keep_damaged(self._path)}"
         if there:
-            if notice:
-                notice += f". The file as it was is {keep_damaged(self._path)}"
             with replacing(self._path) as file:
-                file.write(_csv_lines([content.columns, *rows]) if content.columns else b"")
+                file.write(_csv_lines([content.columns]) + content.lines if content.columns else b"")
         self._columns = content.columns
         if notice:
             self._warn(notice)
@@ -289,12 +270,7 @@ class CsvWriter(Writer):
 
 
 class TensorboardWriter(Writer):
-    """TensorBoard event files.
-
-    Args:
-        folder: Folder of the files, which `start` makes.
-        resumed_at: Iteration of the checkpoint that the run continues from; None for a new run.
-    """
+    """TensorBoard event files in a folder that `start` makes; a resumed run drops the points after `resumed_at`."""
 
     name = "TensorBoard"
 
@@ -308,8 +284,7 @@ class TensorboardWriter(Writer):
 
         purge_step = None if self._resumed_at is None else self._resumed_at + 1
         self._events = SummaryWriter(str(self._folder), purge_step=purge_step)
-        text = yaml.safe_dump(dict(config), sort_keys=False)
-        self._events.add_text("config", f"```yaml\n{text}```")
+        self._events.add_text("config", f"```yaml\n{yaml.safe_dump(dict(config), sort_keys=False)}```")
 
     def write(self, iteration: int, row: Row) -> None:
         """Adds a point to every curve."""
@@ -335,13 +310,7 @@ class WandbWriter(Writer):
     """A run on Weights & Biases, which is sent and written from `start` on. It never prompts.
 
     It is online when there is an API key and the server answers within INIT_TIMEOUT_S. Else, or with
-    WANDB_MODE=offline, the data go to `<run>/wandb` for a later `wandb sync`.
-
-    Args:
-        cfg: Settings of the run; those that begin with `wandb_` are arguments of `wandb.init`.
-        run_dir: Folder of the run.
-        run_id: Identity on the server: a resumed run keeps that of its checkpoint.
-        info: Function that shows one line to the user.
+    WANDB_MODE=offline, the data go to `<run>/wandb` for a later `wandb sync`. A resumed run keeps the id on the server.
     """
 
     name = "Weights & Biases"
@@ -370,9 +339,9 @@ class WandbWriter(Writer):
         except Exception as error:
             if mode in OFFLINE_MODES:
                 raise
-            mode, reason = "offline", str(error).partition("\n")[0]  # no network, no such entity, a key that is revoked
+            reason = str(error).partition("\n")[0]  # no network, no such entity, a key that is revoked
             _reset_wandb()  # it would hold on to the run's id
-            self._run = self._open(mode, config)
+            self._run = self._open("offline", config)
         # Curves over env steps: runs with different num_envs or horizon then compare.
         self._run.define_metric("env_steps")
         self._run.define_metric("*", step_metric="env_steps")
@@ -448,7 +417,5 @@ def _csv_lines(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _csv_text(value: int | float | None) -> str:
-    """A number so that reading gives it back exactly; empty for None."""
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, int) else repr(float(value))
+    """Format a number so that reading gives it back exactly; None is empty."""
+    return "" if value is None else str(value) if isinstance(value, int) else repr(float(value))

@@ -34,7 +34,7 @@ def _return_at(metrics: Path, iteration: int | None) -> float | None:
         return None
     refuse_links(metrics.parent)
     content = read_csv(metrics)
-    for row in content.rows:
+    for row in content.rows():
         numbers = dict(zip(content.columns, row, strict=True))
         if numbers["iteration"] == str(iteration) and numbers.get("episode/return"):
             return float(numbers["episode/return"])

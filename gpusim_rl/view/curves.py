@@ -131,8 +131,8 @@ def read_run(folder: Path) -> SavedCurves:
         )
     unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values that a task's yaml holds
     settings = {name: value for name, value in flat(config) if not name.startswith((*FREE, *unused))}
-    cells = array("d", (float(cell) if cell else np.nan for row in content.rows for cell in row))
-    table = np.array(cells).reshape(len(content.rows), len(content.columns)).T
+    cells = array("d", (float(cell) if cell else np.nan for row in content.rows() for cell in row))
+    table = np.array(cells).reshape(len(content), len(content.columns)).T
     return SavedCurves(run, config, settings, dict(zip(content.columns, table, strict=True)))
 
 

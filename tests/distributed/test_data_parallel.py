@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -176,34 +173,6 @@ def test_with_another_number_of_processes_learning_goes_on_and_episodes_begin_an
     state = last(tmp_path)
     assert state["iteration"] == 5 and "processes" not in state
     assert state["env_steps"] == 2 * 16 * 16 * 3 + 16 * 16 * 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_a_run_on_several_nodes_ends_with_the_command_of_all_of_them(tmp_path):
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    flags = ["--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={port}", "--nproc-per-node=1"]
-    scripts = Path(sys.executable).parent
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": f"{scripts}:{os.environ['PATH']}"}
-
-    def train(commands):
-        nodes = [
-            subprocess.Popen(shlex.split(it), cwd=tmp_path, env=env, stdout=-1, stderr=-1, text=True) for it in commands
-        ]
-        said = [node.communicate(timeout=150) for node in nodes]
-        assert [node.returncode for node in nodes] == [0, 0], said
-        return " ".join(said[0][0].split())
-
-    words = [str(ROOT / "train.py"), *SMALL, "max_iterations=2"]
-    first = shlex.join(["torchrun", *flags, *words])
-    said = train([first, first.replace("--node-rank=0", "--node-rank=1")])
-    told = re.search(r"(torchrun .*? max_iterations=4)  ?on every node, with its own --node-rank", said)
-    assert told is not None, said
-    assert shlex.split(told[1])[1:6] == flags
-    train([told[1], told[1].replace("--node-rank=0", "--node-rank=1")])
-    assert last(tmp_path)["iteration"] == 4
 
 
 @pytest.mark.slow

@@ -76,41 +76,24 @@ def assert_same_run(whole: Path, resumed: Path) -> None:
 # Resume is exact
 
 RECURRENT = {"ppo": {"network": {"rnn": "lstm"}, "sequence_length": 4}}
+CRITIC = {"task": {"critic": True}, "ppo": {"network": {"rnn": "gru"}}}
 RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "Cartpole": ("Cartpole", {}),
-    "Cartpole, float32, linear schedule": ("Cartpole", {"ppo": {"precision": "fp32", "schedule": "linear"}}),
-    "Cartpole, one batch for all envs": ("Cartpole", {"sim": {"persistent": False}}),
-    "Cartpole, lstm": ("Cartpole", RECURRENT),
-    "Cartpole, episodes shorter than the horizon": ("Cartpole", {"task": {"episode_length": 3}}),
-    "Cartpole, rows and checkpoints out of step": ("Cartpole", {"log": {"interval": 2}}),
-    "asymmetric critic, gru": (
-        Faulty,
-        merged(RECURRENT, {"task": {"critic": True}, "ppo": {"network": {"rnn": "gru"}}}),
-    ),
-    "Ant": ("Ant", {"task": {"episode_length": 20}}),
-    "Cartpole on mjwarp": ("Cartpole", {"num_envs": 4, "sim": "mjwarp", "device": "cpu"}),
-    "Ant on mjwarp": ("Ant", {"num_envs": 2, "sim": "mjwarp", "device": "cpu"}),
-    "Ant, one batch for all envs": ("Ant", {"num_envs": 3, "sim": {"persistent": False}}),
+    "linear schedule": ("Cartpole", {"ppo": {"precision": "fp32", "schedule": "linear"}}),
+    "lstm": ("Cartpole", RECURRENT),
+    "Ant": ("Ant", {"num_envs": 3, "task": {"episode_length": 20}}),
+    "one batch, short episodes": ("Cartpole", {"sim": {"persistent": False}, "task": {"episode_length": 3}}),
+    "rows and checkpoints out of step": ("Cartpole", {"log": {"interval": 2}}),
+    "asymmetric critic, gru": (Faulty, merged(RECURRENT, CRITIC)),
+    "mjwarp": ("Ant", {"num_envs": 2, "sim": "mjwarp", "device": "cpu"}),
 }
 
 
-SLOW_RUNS = (
-    "asymmetric critic, gru",
-    "Cartpole, episodes shorter than the horizon",
-    "Ant on mjwarp",
-    "Cartpole on mjwarp",
-    "Cartpole, one batch for all envs",
-    "Ant, one batch for all envs",
-    "Cartpole, rows and checkpoints out of step",
-)
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_RUNS else name for name in RUNS]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if number > 2 else name for number, name in enumerate(RUNS)]
 )
 def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, name):
     task, settings = RUNS[name]
-    half = 10 if name in ("Cartpole", "Cartpole, lstm") else 3
+    half = 6 if name == "lstm" else 3
     settings = merged({"max_iterations": 2 * half}, settings)
     make_trainer(task, tmp_path / "whole", **settings).train()
 
@@ -128,75 +111,38 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, name):
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
 
 
-def test_a_numbered_checkpoint_branches_off_into_a_folder_of_its_own(tmp_path):
-    make_trainer("Cartpole", tmp_path / "a", max_iterations=4, log={"checkpoint_interval": 2}).train()
-    first = the_run(tmp_path / "a")
-    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
-    numbered = str(first / "checkpoints" / "000002.pt")
-    branch = make_trainer("Cartpole", tmp_path / "b", checkpoint=numbered, max_iterations=4)
-    branch.train()
-    assert [row["iteration"] for row in read_csv(the_run(tmp_path / "b"))] == ["3", "4"]
-    assert read_csv(the_run(tmp_path / "b")) == read_csv(first)[2:]
-    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
-    assert final_state(tmp_path / "a")["wandb_id"] != final_state(tmp_path / "b")["wandb_id"]
-
-
-def test_what_is_typed_at_a_resume_holds_for_the_next_one_too(tmp_path):
-    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
-    run = str(the_run(tmp_path))
-    longer = make_trainer("Cartpole", tmp_path, checkpoint=run, max_iterations=6)
-    stop_at(longer, 3)
-    with pytest.raises(SystemExit):
-        longer.train()
-    again = prepare("Cartpole", checkpoint=run, log={"dir": str(tmp_path)}).cfg
-    assert again.max_iterations == 6 and again.num_envs == 8
-
-
-def test_what_a_terminal_shows_belongs_to_one_call(tmp_path):
-    make_trainer("Cartpole", tmp_path, max_iterations=1).train()  # log.console=quiet
-    again = prepare("Cartpole", checkpoint=str(the_run(tmp_path)), log={"dir": str(tmp_path)}).cfg
-    assert again.log.console == "auto"
-
-
-def test_a_complete_run_is_resumed_to_nothing_and_says_so(tmp_path, capfd):
-    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
-    run = the_run(tmp_path)
-    before = (run / "metrics.csv").read_bytes()
-    again = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2, log={"console": "plain"})
-    again.train()
-    assert again.iteration == 2 and (run / "metrics.csv").read_bytes() == before
-    assert "nothing to do: 2 iterations are done, and max_iterations=2; try max_iterations=4" in capfd.readouterr().out
-
-
 def test_a_resume_that_trains_nothing_keeps_the_settings(tmp_path, capfd):
     interrupted = make_trainer("Cartpole", tmp_path, max_iterations=6)
     stop_at(interrupted, 3)
     with pytest.raises(SystemExit):
         interrupted.train()
     run = the_run(tmp_path)
-    before = {name: (run / name).read_bytes() for name in ("config.yaml", "overrides.yaml", "env.json")}
+    names = ("config.yaml", "overrides.yaml", "env.json", "metrics.csv")
+    before = {name: (run / name).read_bytes() for name in names}
     again = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2, log={"console": "plain"})
     again.train()
     out = capfd.readouterr().out
-    assert "nothing to do: 3 iterations are done, and max_iterations=2; try max_iterations=6" in out
-    assert f"checkpoint={run} max_iterations=6\n" in out
+    assert "nothing to do: 3 iterations are done" in out and f"checkpoint={run} max_iterations=6\n" in out
     assert {name: (run / name).read_bytes() for name in before} == before
+    again = prepare("Cartpole", checkpoint=str(run), log={"dir": str(tmp_path)}).cfg
+    assert again.max_iterations == 6 and again.num_envs == 8, "what was typed holds"
+    assert again.log.console == "auto", "but for what one terminal shows"
 
 
-def test_a_run_that_branches_off_says_so(tmp_path, capfd):
-    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
-    best = the_run(tmp_path) / "checkpoints" / "best.pt"
-    make_trainer("Cartpole", tmp_path, checkpoint=str(best), max_iterations=3, log={"console": "plain"}).train()
-    assert f"at iteration 2 of {best}, in a new run folder\n" in capfd.readouterr().out
-
-
-def test_a_branch_that_would_train_nothing_makes_no_folder(tmp_path):
-    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
-    run = the_run(tmp_path)
-    again = make_trainer("Cartpole", tmp_path, checkpoint=str(run / "checkpoints" / "best.pt"), max_iterations=2)
-    with pytest.raises(ConfigError, match=r"best\.pt: nothing to do: 2 iterations are done, and max_iterations=2; try"):
-        again.train()
-    assert the_run(tmp_path) == run
+def test_a_branch_has_a_folder_of_its_own_and_says_so(tmp_path, capfd):
+    make_trainer("Cartpole", tmp_path / "a", max_iterations=4, log={"checkpoint_interval": 2}).train()
+    first = the_run(tmp_path / "a")
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    numbered = first / "checkpoints" / "000002.pt"
+    settings = {"checkpoint": str(numbered), "log": {"console": "plain"}}
+    with pytest.raises(ConfigError, match=r"000002\.pt: nothing to do: 2 iterations are done"):
+        make_trainer("Cartpole", tmp_path / "b", **settings, max_iterations=2).train()
+    assert not (tmp_path / "b").exists()
+    make_trainer("Cartpole", tmp_path / "b", **settings, max_iterations=4).train()
+    assert f"at iteration 2 of {numbered}, in a new run folder\n" in capfd.readouterr().out
+    assert read_csv(the_run(tmp_path / "b")) == read_csv(first)[2:]
+    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+    assert final_state(tmp_path / "a")["wandb_id"] != final_state(tmp_path / "b")["wandb_id"]
 
 
 def test_a_checkpoint_without_its_folder_has_the_settings_of_its_run(tmp_path):
@@ -215,16 +161,6 @@ def test_a_run_whose_config_is_gone_goes_on_and_has_one_again(tmp_path, capsys):
     make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2).train()
     assert "config.yaml is gone: the settings are those in" in capsys.readouterr().err
     assert RunDir(run).config == {**before, "max_iterations": 2, "checkpoint": str(run)}
-
-
-def test_a_learning_rate_typed_at_a_resume_holds(tmp_path):
-    constant = {"ppo": {"schedule": "constant", "learning_rate": 1e-3}}
-    make_trainer("Cartpole", tmp_path, max_iterations=2, **constant).train()
-    again = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4}
-    same = make_trainer("Cartpole", tmp_path, **again, **constant)
-    other = make_trainer("Cartpole", tmp_path, **again, ppo={"schedule": "constant", "learning_rate": 1e-4})
-    assert float(same.algorithm.steps.learning_rate) == pytest.approx(1e-3)
-    assert other.train()["policy/learning_rate"] == pytest.approx(1e-4)
 
 
 def test_a_run_of_another_kind_of_device_can_be_continued(tmp_path):
@@ -343,6 +279,8 @@ def test_a_resumed_run_takes_a_new_learning_rate_but_no_old_one(tmp_path):
     typed = make_trainer("Cartpole", tmp_path, checkpoint=run, ppo={"learning_rate": 2e-5})
     assert typed.algorithm.steps.learning_rate.item() == pytest.approx(2e-5)
     assert typed.algorithm.steps.optimizer.param_groups[0]["lr"] is typed.algorithm.steps.learning_rate
+    constant = make_trainer("Cartpole", tmp_path, checkpoint=run, max_iterations=4, ppo={"schedule": "constant"})
+    assert constant.train()["policy/learning_rate"] == pytest.approx(3e-4)
 
 
 def test_a_setting_that_a_resume_cannot_take_is_told_of(tmp_path, capsys):
@@ -399,12 +337,8 @@ def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, ch
 @pytest.mark.parametrize(
     ("num_envs", "horizon", "minibatch_size", "threads"),
     [
-        (1, 1, 64, 1),
-        (1024, 16, 1024, 1),
         (64, 16, 2047, 1),
-        (128, 16, 2048, 2),
         (128, 16, 32768, 2),  # 2048 samples in all
-        (512, 16, 4096, 4),
         (4096, 16, 1024, 4),  # the policy acts for all envs at once
         (4096, 16, 32768, 8),
         (None, None, None, 8),
@@ -441,6 +375,41 @@ def test_another_simulator_continues_with_new_episodes_where_the_training_was(tm
 
 
 # Signals
+
+
+def test_a_second_signal_ends_in_the_middle_of_an_iteration(tmp_path):
+    trainer = make_trainer("Cartpole", tmp_path)
+    act = trainer.algorithm.act
+
+    def acting(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return act(*args)
+
+    trainer.algorithm.act = acting  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.iteration == 0
+    assert not list((the_run(tmp_path) / "checkpoints").iterdir())
+
+
+def test_a_terminal_that_closes_twice_over_is_one_signal_and_nohup_is_respected(monkeypatch):
+    """The kernel sends SIGHUP, and the shell again."""
+    said: list[str] = []
+    stop = stop_signal.StopSignal()
+    stop.notify = said.append
+    with stop:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(SystemExit) as end:
+            signal.raise_signal(signal.SIGTERM)
+    assert stop.number == signal.SIGHUP and len(said) == 1 and end.value.code == 128 + signal.SIGTERM
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signal.StopSignal() as ignoring:
+            signal.raise_signal(signal.SIGHUP)
+        assert ignoring.number is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("moment", ["while a row is written", "after the checkpoint's turn"])
@@ -486,22 +455,6 @@ def test_a_run_stopped_before_its_first_iteration_can_be_resumed(tmp_path, monke
     resumed = make_trainer("Cartpole", tmp_path, checkpoint=str(the_run(tmp_path)))
     resumed.train()
     assert [row["iteration"] for row in read_csv(the_run(tmp_path))] == ["1", "2", "3"]
-
-
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_second_signal_ends_in_the_middle_of_an_iteration(tmp_path, number, error):
-    trainer = make_trainer("Cartpole", tmp_path)
-    act = trainer.algorithm.act
-
-    def acting(*args: Any) -> Any:
-        signal.raise_signal(number)
-        return act(*args)
-
-    trainer.algorithm.act = acting  # type: ignore[method-assign]
-    with pytest.raises(error):
-        trainer.train()
-    assert trainer.iteration == 0
-    assert not list((the_run(tmp_path) / "checkpoints").iterdir())
 
 
 def slow_down(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, where: str, iteration: int) -> list[int]:
@@ -562,7 +515,7 @@ def test_a_signal_in_a_first_iteration_that_turns_out_long_leaves_it_without_a_c
     assert out.endswith("left iteration 1 before its end; there is no checkpoint\n")
 
 
-@pytest.mark.parametrize("where", ["checkpoint", "row", "evaluation"])
+@pytest.mark.parametrize("where", ["row", "evaluation"])
 def test_slow_writing_makes_no_iteration_a_long_one(tmp_path, monkeypatch, where):
     """By a clock of the test's own: writing takes 12 s. Such iterations are saved by their number and at the end."""
     now_s, saved = 0.0, []
@@ -582,7 +535,7 @@ def test_slow_writing_makes_no_iteration_a_long_one(tmp_path, monkeypatch, where
         saved.append(state["iteration"])
         Path(path).touch()
 
-    monkeypatch.setattr(checkpoint, "save", slow("checkpoint", save))
+    monkeypatch.setattr(checkpoint, "save", save)
     monkeypatch.setattr(CsvWriter, "write", slow("row", CsvWriter.write))
     monkeypatch.setattr(checkpoint.Checkpoints, "save_evaluated", slow("evaluation", lambda self, state: None))
     settings = {
@@ -593,7 +546,7 @@ def test_slow_writing_makes_no_iteration_a_long_one(tmp_path, monkeypatch, where
     trainer = make_trainer("Cartpole", tmp_path, **settings)
     monkeypatch.setattr("gpusim_rl.run.eval_schedule.EvalProcess", lambda *args: FakeEvaluations())
     trainer.train()
-    assert saved == {"checkpoint": [3, 8], "row": [3, 6, 8], "evaluation": [3, 6, 8]}[where]
+    assert saved == [3, 6, 8]
 
 
 class FakeEvaluations:
@@ -653,58 +606,29 @@ def test_rewards_that_make_it_pay_to_fail_are_told_once(tmp_path, capfd, rewards
         (
             {"nan_observation_at": 11},
             {},
-            "Faulty: an observation (group 'policy', step 3, env 1, column 0) is not finite in iteration 2; ",
+            "an observation (group 'policy', step 3, env 1, column 0) is not finite in it",
         ),
         (
             {"nan_observation_at": 16, "critic": True},
             {},
-            "Faulty: an observation after the last step (group 'policy', env 1, column 0) is not finite in iteration",
+            "an observation after the last step (group 'policy', env 1, column 0) is not finite in iteration",
         ),
-        (
-            {"nan_observation_at": 11, "episode_length": 1},
-            {},
-            "Faulty: an observation (group 'policy', step 3, env 1, column 0) is not finite in iteration 2; ",
-        ),
-        ({"nan_reward_at": 11}, {}, "Faulty: a reward (step 2, env 1) is not finite in iteration 2; "),
-        (
-            {"nan_observation_at": 11},
-            {"log": {"interval": 4}},
-            "Faulty: an observation is not finite in iterations 1 to 4; ",
-        ),
-        ({"nan_reward_at": 11}, {"log": {"interval": 4}}, "Faulty: a reward is not finite in iterations 1 to 4; "),
+        ({"nan_reward_at": 11}, {}, "a reward (step 2, env 1) is not finite in iteration 2; "),
+        ({"nan_reward_at": 11}, {"log": {"interval": 4}}, "a reward is not finite in iterations 1 to 4; "),
         (
             {"nan_observation_at": 11},
             {"log": {"interval": 4, "checkpoint_interval": 1}},
-            "Faulty: an observation is not finite in iterations 1 to 2; ",  # before the checkpoint, and before the row
+            "an observation is not finite in iterations 1 to 2; ",  # before the checkpoint, and before the row
         ),
-        (
-            {"nan_reward_at": 11},
-            {"log": {"interval": 4, "checkpoint_interval": 1}},
-            "Faulty: a reward is not finite in iterations 1 to 2; ",
-        ),
-        (
-            {"nan_observation_at": 11},
-            {"debug": "check"},
-            "Faulty.observe(): 'policy' is not finite (env 1, column 0)",
-        ),
-        (
-            {"inf_observation_at": 11},
-            {"debug": "check"},
-            "Faulty.observe(): 'policy' is not finite (env 1, column 0)",
-        ),
-        (
-            {"nan_control_at": 11},
-            {"debug": "check"},
-            "Faulty.apply_action(): a control or a force is not finite (env 1)",
-        ),
+        ({"inf_observation_at": 11}, {"debug": "check"}, "'policy' is not finite (env 1, column 0)"),
+        ({"nan_control_at": 11}, {"debug": "check"}, "a control or a force is not finite (env 1)"),
     ],
 )
 def test_nan_from_a_task_stops_with_one_line_that_names_it(tmp_path, fault, settings, message):
     trainer = make_trainer(Faulty, tmp_path, max_iterations=8, task=fault, **settings)
     with pytest.raises(TaskError) as error:
         trainer.train()
-    assert str(error.value).startswith(message), error.value
-    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("Faulty") and message in str(error.value) and "\n" not in str(error.value)
     assert str(error.value) in (the_run(tmp_path) / "train.log").read_text()
     for file in (the_run(tmp_path) / "checkpoints").iterdir():
         saved = checkpoint.load(file)
@@ -744,15 +668,19 @@ def test_a_diverged_env_is_counted_left_out_and_written_down_and_training_goes_o
     assert (dump["state"]["cartpole"]["joint_vel"] == 1e30).all() and dump["action"].shape == (1,)
     refused(tmp_path, "is not a checkpoint of a training", Faulty, checkpoint=str(the_run(tmp_path) / "diverged.pt"))
 
+    run, before = the_run(tmp_path), (the_run(tmp_path) / "diverged.pt").read_bytes()
+    make_trainer(Faulty, tmp_path, checkpoint=str(run), max_iterations=5, task={"speed_at": 30}).train()
+    assert [float(row["sim/diverged"]) for row in read_csv(run)] == [0.0, 1.0, 0.0, 1.0, 0.0]
+    assert (run / "diverged.pt").read_bytes() == before and capfd.readouterr().err == "", "only the first one"
+
 
 @pytest.mark.parametrize(
-    ("task", "words"),
+    ("task", "words", "late"),
     [
-        (Broken, "their physics diverged. Try a higher task.physics_hz; "),
-        (Uncontrolled, "their actions or controls are NaN or infinite. Try debug.check_task=true to name them; "),
+        (Broken, "their physics diverged. Try a higher task.physics_hz; ", True),
+        (Uncontrolled, "their actions or controls are NaN or infinite. Try debug.check_task=true to name", False),
     ],
 )
-@pytest.mark.parametrize("late", [False, True])
 def test_a_run_in_which_every_env_diverges_in_every_step_ends(tmp_path, capfd, task, words, late):
     trainer = make_trainer(task, tmp_path, max_iterations=5)
     if late:
@@ -790,21 +718,13 @@ def test_one_env_that_is_sound_is_enough_to_go_on(tmp_path):
 )  # fmt: skip
 def test_full_buffers_are_told_once_with_values_to_set(rows, said):
     lines: list[str] = []
-    log: Any = SimpleNamespace(_room={"njmax": 128, "nconmax": 32}, _reported=set(), _silent=False)
+    log: Any = object.__new__(Logger)
+    log._room, log._warned, log._silent = {"njmax": 128, "nconmax": 32}, set(), False
     log.console = SimpleNamespace(warn=lines.append)
     for njmax, nconmax, envs in rows:
-        row = {"sim/njmax_used": njmax, "sim/nconmax_used": nconmax, "sim/overflow": float(envs)}
-        Logger._look_at_buffers(log, row)
+        log._look_at_buffers({"sim/njmax_used": njmax, "sim/nconmax_used": nconmax, "sim/overflow": float(envs)})
     assert len(lines) == len(said)
     assert all(word in line for line, words in zip(lines, said, strict=True) for word in words)
-
-
-def test_a_training_with_full_buffers_names_both_settings(tmp_path, capfd):
-    settings = {"num_envs": 8, "sim": {"name": "mjwarp", "nconmax": 1, "njmax": 128}}
-    row = make_trainer("Ant", tmp_path, max_iterations=2, **settings).train()
-    assert row["sim/overflow"] > 0 and row["sim/nconmax_used"] > 1 >= row["sim/njmax_used"]
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "buffer" in line]
-    assert re.search(r"Set sim.njmax=128 sim.nconmax=\d+$", line)
 
 
 def overflowing(trainer: Trainer, *iterations: int) -> None:
@@ -841,7 +761,7 @@ def test_no_finite_gradient_ends_the_run_with_a_dump(tmp_path, capfd):
     assert row["iteration"] == 4 and row["policy/skipped_minibatches"] == 12.0
 
 
-@pytest.mark.parametrize("rnn", [None, "lstm"])
+@pytest.mark.parametrize("rnn", ["lstm"])
 def test_a_learner_that_stopped_learning_is_put_back_once(tmp_path, capfd, rnn):
     settings = {"ppo": {"network": {"rnn": rnn}, "sequence_length": 4}, "log": {"checkpoint_interval": 3}}
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=30, **settings)
@@ -878,17 +798,6 @@ def test_one_huge_reward_is_no_record(tmp_path):
     assert best["best_return"] < 10.0 and final_state(tmp_path)["best_return"] == trainer.intervals.best_return
 
 
-def test_only_the_first_diverged_env_is_written_down(tmp_path, capfd):
-    make_trainer(Faulty, tmp_path, task={"speed_at": 11}).train()
-    run = the_run(tmp_path)
-    before = (run / "diverged.pt").read_bytes()
-    longer = {"checkpoint": str(run), "max_iterations": 6}
-    make_trainer(Faulty, tmp_path, task={"speed_at": 30}, **longer).train()
-    assert [float(row["sim/diverged"]) for row in read_csv(run)] == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
-    assert (run / "diverged.pt").read_bytes() == before
-    assert capfd.readouterr().err.count("\n") == 1
-
-
 # Bad input: one line, nothing on disk
 
 
@@ -913,10 +822,7 @@ def trained(tmp_path_factory) -> Path:
     ("settings", "message"),
     [
         ({"num_envs": 16}, "does not fit this configuration: num_envs: saved 8, now 16"),
-        ({"ppo": {"horizon": 4}}, "ppo.horizon: saved 8, now 4"),
-        ({"ppo": {"network": {"hidden": [16]}}}, "ppo.network.hidden: saved [16, 16], now [16]"),
         ({"ppo": {"network": {"rnn": "lstm"}}}, "ppo.network.rnn: saved None, now lstm"),
-        ({"ppo": {"normalize_obs": False}}, "ppo.normalize_obs: saved True, now False"),
         ({"test": True, "ppo": {"network": {"hidden": [16]}}}, "ppo.network.hidden: saved [16, 16], now [16]"),
     ],
 )
@@ -969,21 +875,10 @@ def test_missing_tensorboard_is_said_before_anything_is_made(tmp_path, monkeypat
     refused(tmp_path, "log.tensorboard=true needs tensorboard: pip install", log={"tensorboard": True})
 
 
-def test_tensorboard_gets_every_row(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    make_trainer("Cartpole", tmp_path, log={"tensorboard": True}).train()
-    events = EventAccumulator(str(the_run(tmp_path) / "tensorboard"))
-    events.Reload()
-    rows = read_csv(the_run(tmp_path))
-    kl = [(event.step, event.value) for event in events.Scalars("policy/kl")]
-    assert kl == [(int(row["iteration"]), pytest.approx(float(row["policy/kl"]))) for row in rows]
-
-
 # Evaluation
 
 
-def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_its_result_only(trained, capfd):
+def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_its_result_only(trained, tmp_path, capfd):
     before = set(trained.rglob("*"))
     settings = {"checkpoint": str(the_run(trained)), "test": True, "num_envs": 5, "log": {"console": "plain"}}
     results = []
@@ -1000,19 +895,13 @@ def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_its_result_only
     about = {"iteration": 2, "task": "Cartpole", "sim": "mujoco", "seed": 42, "num_envs": 5}
     last = str(file.parent / "checkpoints" / "last.pt")
     assert json.loads(file.read_text()) == {"checkpoint": last, **about, **results[1]}
-
-
-def test_the_json_of_an_evaluation_is_one_object(trained, tmp_path, capfd):
-    settings = {"test": True, "num_envs": 2, "task": {"episode_length": 9}, "log": {"console": "json"}}
-    result = make_trainer("Cartpole", trained, checkpoint=str(the_run(trained)), **settings).evaluate()
+    make_trainer("Cartpole", trained, **settings | {"log": {"console": "json"}}).evaluate()
     printed = json.loads(capfd.readouterr().out)
-    file = the_run(trained) / "evaluation.json"
     assert printed == {"event": "evaluation", **json.loads(file.read_text()), "file": str(file)}
-    assert printed["return_mean"] == result["return_mean"]
 
     alone = tmp_path / "copied.pt"  # in no run folder
     alone.write_bytes((the_run(trained) / "checkpoints" / "last.pt").read_bytes())
-    make_trainer("Cartpole", tmp_path, checkpoint=str(alone), **settings).evaluate()
+    make_trainer("Cartpole", tmp_path, **settings | {"checkpoint": str(alone), "log": {"console": "json"}}).evaluate()
     assert "file" not in json.loads(capfd.readouterr().out)
     assert [path.name for path in tmp_path.iterdir()] == ["copied.pt"]
 
@@ -1056,7 +945,7 @@ def test_an_evaluation_needs_a_checkpoint(tmp_path):
 # Recurrent policies, and the two devices
 
 
-@pytest.mark.parametrize("rnn", ["lstm", "gru"])
+@pytest.mark.parametrize("rnn", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
 def test_a_recurrent_policy_trains_and_is_evaluated(tmp_path, rnn):
     settings = {"ppo": {"network": {"rnn": rnn}}}
     trainer = make_trainer("Cartpole", tmp_path, **settings)
@@ -1104,7 +993,7 @@ def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monk
 
 def test_rows_tell_of_the_training_alone_and_its_times_add_up(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=6)
-    time.sleep(1.0)  # whatever comes before the first iteration
+    time.sleep(0.3)  # whatever comes before the first iteration
     began = time.perf_counter()
     trainer.train()
     duration_s = time.perf_counter() - began
@@ -1151,12 +1040,3 @@ def test_rows_that_arrive_late_are_complete_and_in_the_file_before_the_checkpoin
     assert saved == [(3, "3"), (6, "6"), (7, "7")]
     assert row["iteration"] == 7
     assert read_csv(the_run(tmp_path / "whole")) == read_csv(the_run(tmp_path / "late"))
-
-
-def test_nan_is_found_also_when_rows_arrive_late(tmp_path):
-    settings = {"task": {"nan_observation_at": 11}, "max_iterations": 8, "log": {"checkpoint_interval": 1}}
-    trainer = make_trainer(Faulty, tmp_path, **settings)
-    rows_an_interval_late(trainer)
-    with pytest.raises(TaskError, match=r"Faulty: an observation .* is not finite in iteration 2; "):
-        trainer.train()
-    assert trainer.iteration == 2 and final_state(tmp_path)["iteration"] == 1

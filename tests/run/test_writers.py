@@ -13,6 +13,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpusim_rl.run.run_dir import RunDir
@@ -55,21 +56,10 @@ def test_csv_has_every_row_at_once_and_reads_back_exactly(tmp_path):
     writer.start({})
     writer.write(1, ROW)
     (row,) = read(tmp_path / "metrics.csv")
-    assert row == {
-        "iteration": "1",
-        "env_steps": "64",
-        "episode/return": "",
-        "policy/kl": "0.30000000000000004",
-    }
-    assert float(row["policy/kl"]) == ROW["policy/kl"]
-
-
-def test_csv_numbers_of_numpy_are_plain_numbers(tmp_path):
-    import numpy as np
-
-    writer = CsvWriter(tmp_path / "metrics.csv")
+    assert row == {"iteration": "1", "env_steps": "64", "episode/return": "", "policy/kl": "0.30000000000000004"}
+    writer = CsvWriter(tmp_path / "numpy.csv")
     writer.write(1, {"a": np.float64(0.1), "b": float("nan"), "c": float("inf")})
-    assert (tmp_path / "metrics.csv").read_text() == "iteration,a,b,c\n1,0.1,nan,inf\n"
+    assert (tmp_path / "numpy.csv").read_text() == "iteration,a,b,c\n1,0.1,nan,inf\n"
 
 
 def test_csv_keeps_column_order_and_adds_late_columns_at_the_end(tmp_path):
@@ -83,7 +73,7 @@ def test_csv_keeps_column_order_and_adds_late_columns_at_the_end(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-@pytest.mark.parametrize("checkpoint", [2, 3, 5])
+@pytest.mark.parametrize("checkpoint", [2, 5])
 def test_csv_of_a_resumed_run_equals_that_of_an_uninterrupted_one(tmp_path, checkpoint):
     whole, resumed = CsvWriter(tmp_path / "whole.csv"), CsvWriter(tmp_path / "resumed.csv")
     write_rows(whole, range(1, 9))
@@ -127,13 +117,6 @@ def resumed(path: Path, at: int, interval: int = 1) -> tuple[list[int], list[str
     return kept, warnings
 
 
-def test_csv_that_is_something_else_is_kept_beside_the_new_one(tmp_path):
-    (tmp_path / "metrics.csv").write_text("step,return\n1,2\n")
-    kept, (warning,) = resumed(tmp_path / "metrics.csv", 1)
-    assert kept == [] and "The file as it was is metrics-damaged.csv" in warning
-    assert (tmp_path / "metrics-damaged.csv").read_text() == "step,return\n1,2\n"
-
-
 LOST = "after iteration {} are lost"
 
 
@@ -141,17 +124,13 @@ LOST = "after iteration {} are lost"
     ("old", "new", "kept"),
     [
         (b"\n6,64,", b"\n6,6\xff,", 5),
-        (b"\n6,64,", b"\n6,\0\0,", 5),
         (b"\n6,64,", b"\n6,64,64,", 5),
-        (b"\n6,64,", b"\n\n6,64,", 5),
-        (b"\n6,64,", b'\n"6,64,', 5),
         (b"\n6,64,", b"\n96,64,", 5),
         (b"\n6,64,", b"\n4,64,", 5),
         (b"\n6,64,", b"\n6,64" + b"9" * 200_000 + b",", 5),
-        (b"\n6,64,", b"\n6,six,", 5),
         (b"\n2,64,", b"\n-2,64,", 1),
         (b"iteration,", b"it\xff,", 0),
-        (b"iteration,", b"", 0),
+        (b"iteration,", b"step,", 0),
         (b"\n", b"\r\n", 8),  # an editor on Windows: nothing is lost
     ],
 )
@@ -169,41 +148,30 @@ def test_csv_that_was_damaged_is_cut_to_its_last_good_row_and_kept_in_a_copy(tmp
         assert LOST.format(kept) in warning and backup.read_bytes() == damaged
 
 
-def test_csv_that_was_deleted_is_missed(tmp_path):
-    kept, (warning,) = resumed(tmp_path / "metrics.csv", 9)
-    assert kept == [] and LOST.format(0) in warning
-
-
-@pytest.mark.parametrize(("at", "lost"), [(9, False), (10, True)])
-def test_csv_with_a_row_in_some_iterations_only_misses_no_others(tmp_path, at, lost):
-    """With `log.interval=5` the last row before iteration 9 is that of 5."""
-    CsvWriter(tmp_path / "metrics.csv").write(5, ROW)
-    kept, warnings = resumed(tmp_path / "metrics.csv", at, interval=5)
-    assert kept == [5] and len(warnings) == lost
-
-
-def test_csv_of_a_run_that_had_fewer_rows_before_misses_none(tmp_path):
-    """The checkpoint is of iteration 19 and `log.interval` was 5; it is 1 from now on."""
-    writer = CsvWriter(tmp_path / "metrics.csv")
-    for iteration in (5, 10, 15):
-        writer.write(iteration, ROW)
-    assert resumed(tmp_path / "metrics.csv", 19) == ([5, 10, 15], [])
-    assert len(resumed(tmp_path / "metrics.csv", 25)[1]) == 1  # iteration 20 has a row now
-
-
-def test_csv_with_rows_and_columns_after_the_checkpoint_is_not_called_damaged(tmp_path):
+def test_csv_that_has_lost_its_last_rows_or_all_is_missed_them(tmp_path):
     path = tmp_path / "metrics.csv"
-    written(path)
+    kept, (warning,) = resumed(path, 9)
+    assert kept == [] and LOST.format(0) in warning
+    path.write_bytes(written(tmp_path / "other.csv")[:-20])
+    kept, (warning,) = resumed(path, 8)
+    assert kept == list(range(1, 8)) and LOST.format(7) in warning
+    written(path := tmp_path / "lost_power.csv")
     with path.open("ab") as file:
-        file.write(b"9,\0\xff\n10,64")  # a machine that lost its power
+        file.write(b"9,\0\xff\n10,64")  # after the checkpoint
     assert resumed(path, 3) == ([1, 2, 3], [])
 
 
-def test_csv_that_loses_its_last_rows_is_missed_them(tmp_path):
-    path = tmp_path / "metrics.csv"
-    path.write_bytes(written(path)[:-20])
-    kept, (warning,) = resumed(path, 8)
-    assert kept == list(range(1, 8)) and LOST.format(7) in warning
+@pytest.mark.parametrize(
+    ("iterations", "interval", "at", "lost"),
+    [((5,), 5, 9, False), ((5,), 5, 10, True), ((5, 10, 15), 1, 19, False), ((5, 10, 15), 1, 25, True)],
+)
+def test_csv_with_a_row_in_some_iterations_only_misses_no_others(tmp_path, iterations, interval, at, lost):
+    """`log.interval` was 5, and may be 1 from now on."""
+    writer = CsvWriter(tmp_path / "metrics.csv")
+    for iteration in iterations:
+        writer.write(iteration, ROW)
+    kept, warnings = resumed(tmp_path / "metrics.csv", at, interval=interval)
+    assert kept == [*iterations] and len(warnings) == lost
 
 
 def test_csv_that_is_deleted_while_the_run_writes_it_begins_with_a_header(tmp_path):
@@ -217,10 +185,10 @@ def test_csv_that_is_deleted_while_the_run_writes_it_begins_with_a_header(tmp_pa
 
 
 def test_csv_survives_any_damage(tmp_path):
-    """Bytes of all kinds, anywhere: rows before them stay, and a row that is lost is told."""
+    """Bytes of all kinds, anywhere: rows before them stay, and a lost row is reported."""
     path, chance = tmp_path / "metrics.csv", random.Random(0)
     whole = written(path)
-    for _ in range(300):
+    for _ in range(60):
         data = bytearray(whole)
         begin = chance.randrange(len(data))
         junk = bytes(chance.choice((0, 10, 13, 34, 44, 49, 57, 255, chance.randrange(256))) for _ in range(3))
@@ -266,22 +234,19 @@ def test_csv_of_a_resumed_run_is_not_lost_when_the_disk_is_full_at_its_start(tmp
     assert [row["iteration"] for row in read(path)] == ["1", "2", "3", "4", "5"]
 
 
-def test_csv_that_stays_incomplete_is_said_aloud_at_the_end(tmp_path):
-    warnings = []
-    writers = Writers([CsvWriter(tmp_path / "metrics.csv")], warnings.append)
-    with disk_full_after(10):
+def test_csv_writes_what_waits_when_the_run_ends_or_says_that_it_is_incomplete(tmp_path):
+    for room_again in (True, False):
+        path, warnings = tmp_path / f"{room_again}.csv", []
+        writers = Writers([CsvWriter(path)], warnings.append)
         writers.write(1, ROW)
-        writers.close(0)
-    assert len(warnings) == 2 and "INCOMPLETE" in warnings[1]
-
-
-def test_csv_writes_what_waits_when_the_run_ends(tmp_path):
-    writers = Writers([CsvWriter(tmp_path / "metrics.csv")], lambda _: None)
-    writers.write(1, ROW)
-    with disk_full_after(10):
-        writers.write(2, ROW)
-    writers.close(0)
-    assert len(read(tmp_path / "metrics.csv")) == 2
+        with disk_full_after(10):
+            writers.write(2, ROW)
+            if not room_again:
+                writers.close(0)
+        if room_again:
+            writers.close(0)
+        assert len(read(path)) == 1 + room_again
+        assert len(warnings) == 2 and ("INCOMPLETE" in warnings[1]) != room_again
 
 
 # One writer's failure
@@ -356,7 +321,7 @@ def test_tensorboard_has_every_value_and_forgets_what_a_resumed_run_makes_again(
 # Weights & Biases: real runs of the real client, in processes without network, key or stdin
 
 WANDB_RUN = """
-import os, sys, time
+import os, sys
 from pathlib import Path
 from types import SimpleNamespace
 from gpusim_rl.run import writers
@@ -380,7 +345,6 @@ for iteration in map(int, sys.argv[2].split(",")):
         psutil.wait_procs(children)
     row = {"env_steps": 128 * iteration, "policy/kl": iteration / 3, "episode/return": None}
     everything.write(iteration, row)
-time.sleep(float(os.environ.get("WAIT_S", "0.5")))
 everything.close(0)
 print("done", flush=True)
 """
@@ -433,7 +397,7 @@ def values(items) -> dict:
 
 
 def test_wandb_without_key_and_network_keeps_config_metrics_and_system_metrics(run_dir):
-    done = run_wandb(run_dir, WAIT_S="3")  # the first sample of the machine takes a second where it is busy
+    done = run_wandb(run_dir)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "only our line speaks"
     line, end = done.stdout.splitlines()
@@ -450,7 +414,7 @@ def test_wandb_without_key_and_network_keeps_config_metrics_and_system_metrics(r
 
     records = list(wandb_records(offline / "run-abcd1234.wandb"))
     kinds = {record.WhichOneof("record_type") for record in records}
-    assert kinds >= {"run", "history", "stats", "summary", "exit", "metric"}
+    assert kinds >= {"run", "history", "summary", "exit", "metric"}
 
     started = next(record.run for record in records if record.HasField("run"))
     config = values(started.config.update)
@@ -464,9 +428,6 @@ def test_wandb_without_key_and_network_keeps_config_metrics_and_system_metrics(r
     ]
     assert all("episode/return" not in row for row in history), "unknown is not zero"
 
-    stats = [values(record.stats.item) for record in records if record.HasField("stats")]
-    assert stats and stats[0]["proc.memory.rssMB"] > 0
-
     summary: dict = {}
     for record in records:
         if record.HasField("summary"):
@@ -478,44 +439,10 @@ def test_wandb_without_key_and_network_keeps_config_metrics_and_system_metrics(r
     assert next(record.exit for record in records if record.HasField("exit")).exit_code == 0
 
 
-@pytest.mark.slow
-def test_wandb_run_that_is_resumed_keeps_its_id_and_names_both_folders(run_dir):
-    run_wandb(run_dir, "1,2")
-    done = run_wandb(run_dir, "2,3")
-    assert done.returncode == 0, done.stderr
-    command = done.stdout.splitlines()[0].partition("upload with: ")[2].split()
-    assert command[:2] == ["wandb", "sync"] and len(command) == 4
-    steps = [
-        [values(r.history.item)["_step"] for r in wandb_records(file) if r.HasField("history")]
-        for folder in command[2:]
-        for file in (run_dir.path.parents[2] / folder).glob("*.wandb")
-    ]
-    assert steps == [[1, 2], [2, 3]]
-
-
 KEY = "0123456789" * 4
 
 
 @pytest.mark.slow
-def test_wandb_with_a_key_but_without_network_goes_offline_quickly(run_dir):
-    with socket.socket() as taken:  # bound and not listening: a connection is refused
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        done = run_wandb(run_dir, WANDB_API_KEY=KEY, WANDB_BASE_URL=url)
-    assert done.returncode == 0, done.stderr
-    line, end = done.stdout.splitlines()
-    assert re.match(r"info W&B: offline \(.+\); upload with: wandb sync .*/offline-run-\S+-abcd1234$", line), line
-    assert "API key" not in line and end == "done"
-
-
-@pytest.mark.slow
-def test_wandb_finds_a_key_in_netrc(run_dir):
-    netrc = run_dir.path.parents[2] / "keys"
-    netrc.write_text(f"machine 127.0.0.1:9 login user password {KEY}\n")
-    done = run_wandb(run_dir, NETRC=str(netrc), WANDB_BASE_URL="http://127.0.0.1:9")
-    assert done.stdout.startswith("info W&B: offline (") and "API key" not in done.stdout
-
-
 def test_wandb_with_a_server_that_says_nothing_goes_offline(run_dir):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -535,15 +462,10 @@ def test_wandb_with_a_malformed_key_goes_offline_and_says_why(run_dir):
     assert "info W&B: offline (" in done.stdout and "40" in done.stdout.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("mode", "line"),
-    [("offline", "info W&B: offline (WANDB_MODE=offline)"), ("disabled", "info W&B: off (")],
-)
-def test_wandb_mode_of_the_environment_wins(run_dir, mode, line):
-    done = run_wandb(run_dir, WANDB_MODE=mode, WANDB_API_KEY=KEY)
+def test_wandb_mode_of_the_environment_wins(run_dir):
+    done = run_wandb(run_dir, "1", WANDB_MODE="disabled", WANDB_API_KEY=KEY)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(line)
-    assert bool(list(run_dir.path.glob("wandb/offline-run-*"))) == (mode == "offline")
+    assert done.stdout.startswith("info W&B: off (") and not list(run_dir.path.glob("wandb/offline-run-*"))
 
 
 @pytest.mark.slow
