@@ -29,71 +29,36 @@ HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
 
 BAD_OVERRIDES = [
     ("task=Antt", "unknown task 'Antt'. Did you mean 'Ant'? Available: AllegroHand, Ant, "),
-    ("task=ant", "unknown task 'ant'. Did you mean 'Ant'? Available: AllegroHand, Ant, "),
     ("num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
-    ("+num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
     ("++num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
     ("+num_envs=64", "'num_envs' has a value already: write num_envs=64 without +"),
-    ("ppo.horizn=3", "unknown key 'ppo.horizn'. Did you mean 'ppo.horizon'?"),
     ("+ppo.horizn=3", "unknown key 'ppo.horizn'. Did you mean 'ppo.horizon'?"),
-    ("learning_rate=1", "unknown key 'learning_rate'. Did you mean 'ppo.learning_rate'?"),
     ("algo=sac learning_rate=1", "unknown key 'learning_rate'. Did you mean 'sac.learning_rate'?"),
     ("task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
-    ("tasks=Ant", "unknown key 'tasks'. Did you mean 'task'?"),
     ("xyzzy=1", "unknown key 'xyzzy'. Try python train.py --help"),
-    ("capture_video=True", "unknown key 'capture_video'. Try python tools/record.py"),
     ("capture_video_len=100", "unknown key 'capture_video_len'. Try python tools/record.py <run folder> --steps"),
-    ("pbt.enabled=True", "unknown key 'pbt.enabled'. Try python tools/tune.py method=pbt"),
     ("task.sim.dt=0.01", "unknown key 'task.sim.dt'. Try task.physics_hz"),
-    ("sim.solver=1", "unknown key 'sim.solver'. sim has: name, num_threads, "),
     ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. ppo has: horizon, learning_rate, "),
     ("~num_envs", "missing key 'num_envs'"),
     ("~task", "no task: try task=Cartpole"),
-    ("task = Ant", "cannot read 'task': no spaces around =. Try task=Ant"),
-    ("task= Ant", "cannot read 'Ant': no spaces around =. Try task=Ant"),
     ("num_envs=8 ppo.gamma =0.9", "cannot read 'ppo.gamma': no spaces around =. Try ppo.gamma=0.9"),
     ("sac.alpha=0.1", "sac.alpha has no effect with algo=ppo"),
-    ("algo=ppo sac.alpha=0.1", "sac.alpha has no effect with algo=ppo"),
     ("algo=sac ppo.gamma=0.9", "ppo.gamma has no effect with algo=sac"),
     ("task=Nope", "unknown task 'Nope'. Try -cd"),
     ("task=null", "task=null: expected a name"),
-    ("+task=Ant", "'task' has a value already: write task=Ant without +"),
     ("num_envs=abc", "num_envs must be a positive int, got 'abc'"),
-    ("num_envs=0", "num_envs must be a positive int, got 0"),
-    ("num_envs=-4", "num_envs must be a positive int, got -4"),
-    ("num_envs=1e3", "num_envs must be a positive int, got 1000.0. Try num_envs=1000"),
-    ("num_envs=true", "num_envs must be a positive int, got True"),
-    ("num_envs=", "num_envs must be a positive int, got ''"),
-    ("num_envs", "cannot read 'num_envs': expected key=value. Try num_envs=64"),
     ("Ant", "cannot read 'Ant': expected key=value. Did you mean 'task=Ant'?"),
     ("log.wandb=true", "unknown key 'log.wandb'. Did you mean 'wandb_activate'?"),
-    ("ppo.lr=1e-3", "unknown key 'ppo.lr'. Did you mean 'ppo.learning_rate'?"),
     ("ppo.tau=0.95", "unknown key 'ppo.tau'. Did you mean 'ppo.gae_lambda'?"),
-    ("algo=sac sac.buffer_size=9", "unknown key 'sac.buffer_size'. Did you mean 'sac."),
-    ("batch_size=64", "unknown key 'batch_size'. Did you mean 'ppo.minibatch_size'?"),
     ("num_envs=[1", "cannot read 'num_envs=[1': expected key=value"),
     ("ppo.network.hidden=[256, 128]", "cannot read '128]': no spaces in a list, or quote it"),
     ("num_envs=${nothing}", "num_envs: Interpolation key 'nothing' not found"),
-    ("seed=-2", "seed must be an int in [-1, 2^31), got -2"),
     ("hydra.run.dir=???", "hydra.run.dir: expected a value, got ???"),
     ("hydra.run.dir=/proc/x", "[Errno 2] No such file or directory: '/proc/x'"),
     ("num_envs='???'", "num_envs: expected a value, got ???"),
-    ("test=1", "test must be true or false, got 1"),
     ("device=gpu", "device must be auto, cpu, cuda or cuda:<index>, got 'gpu'"),
-    ("ppo.gamma=1.2", "ppo.gamma must be a number in [0, 1], got 1.2"),
-    ("ppo.learning_rate=fast", "ppo.learning_rate must be a positive number, got 'fast'"),
-    ("ppo.network.hidden=[64,a]", "ppo.network.hidden must be a list of positive ints"),
-    ("ppo.schedule=linaer", "ppo.schedule must be one of adaptive, linear, constant, got"),
-    (
-        "ppo=default",
-        "ppo must be a section with keys of its own, got 'default'. Try ppo.<key>=<value>, or algo=ppo",
-    ),
-    (
-        "algo=pppo",
-        "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, amp, apex, ",
-    ),
-    ("sim=mujco", "unknown sim 'mujco'. Did you mean 'mujoco'? Available: auto, "),
-    ("debug=smok", "unknown debug 'smok'. Did you mean 'smoke'? Available: "),
+    ("ppo=default", "ppo must be a section with keys of its own, got 'default'. Try ppo.<key>=<value>, or algo=ppo"),
+    ("algo=pppo", "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, amp, apex, "),
     ("task=Ant,Cartpole", "task=Ant,Cartpole: several values need -m"),
     ("checkpoint=", "checkpoint is empty: expected a run folder, a .pt file or a trained task"),
     ("checkpoint=Ant", "no checkpoint 'Ant': expected a run folder, a .pt file or a trained"),
@@ -101,13 +66,12 @@ BAD_OVERRIDES = [
     ("-cd nowhere task=Ant", "-cd nowhere: there is no such folder. Try one that holds task/<Name>.yaml"),
     ("-m seed=1,2 num_envs=abc", "num_envs must be a positive int, got 'abc'"),
     ("-m task=Cartpole,Antt", "unknown task 'Antt'. Did you mean 'Ant'?"),
-    ("-m num_env=1,2", "unknown key 'num_env'. Did you mean 'num_envs'?"),
 ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
-    [pytest.param(*row, marks=() if number % 3 == 0 else pytest.mark.slow) for number, row in enumerate(BAD_OVERRIDES)],
+    [pytest.param(*row, marks=() if number % 2 == 0 else pytest.mark.slow) for number, row in enumerate(BAD_OVERRIDES)],
 )
 def test_a_bad_override_is_one_line_and_leaves_nothing(train_here, tmp_path, arguments, line):
     done = train_here(*arguments.split())
@@ -119,15 +83,11 @@ def test_a_bad_override_is_one_line_and_leaves_nothing(train_here, tmp_path, arg
 
 
 OF_HYDRA = {
-    "hydra.verbose=1_000": "Hydra cannot use hydra.verbose=1_000: ",
     "hydra.verbose=[1]": "Hydra cannot use hydra.verbose=[1]: A logger name must be a string",
-    "hydra.verbose={a:1}": "Hydra cannot use hydra.verbose={a:1}: ",
     "hydra.run.dir=[1]": "",  # some are of no effect: then it is max_iterations that is refused
-    "hydra.job_logging={version:1,root:{level:FOO}}": "",
     "hydra.callbacks={a:{_target_:3}}": "",
     "hydra/launcher=x": "",
     "-m hydra.launcher={_target_:3} seed=1,2": "",
-    "-m hydra.sweeper.params=3 seed=1,2": "",
 }
 
 
@@ -138,7 +98,7 @@ def test_a_setting_of_hydras_with_a_value_of_another_type_is_one_line(train_here
     assert done.stderr.startswith(f"error: {OF_HYDRA[arguments]}"), done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["--help", "task=Antt", "num_env=64", "num_envs=abc", "-m seed=1,2 num_envs=abc"])
+@pytest.mark.parametrize("arguments", ["--help", "task=Antt", "-m seed=1,2 num_envs=abc"])
 def test_help_and_a_typo_are_answered_at_once(train_cli, arguments):
     assert train_cli(*arguments.split(), check=False, cold=True).cpu_s < 1.5
 
@@ -163,22 +123,22 @@ def test_a_bad_task_setting_is_one_line_and_leaves_nothing(train_here, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bug_in_a_task_file_shows_a_traceback_of_that_file_only(train_cli, tmp_path):
+def test_a_bug_in_a_task_file_shows_a_traceback_of_that_file_only(train_here, tmp_path):
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
     (tmp_path / "my_cfg" / "task" / "Juggler.yaml").write_text(
         "# @package _global_\ntask: {_target_: juggler_with_bug.Juggler}\n"
     )
     (tmp_path / "juggler_with_bug.py").write_text("speed = 1 / 0\n")
-    done = train_cli("-cd", "my_cfg", "task=Juggler", check=False)
+    done = train_here("-cd", "my_cfg", "task=Juggler")
     assert done.returncode == 1
     assert "juggler_with_bug.py" in done.stderr and "ZeroDivisionError" in done.stderr
     assert "hydra/" not in done.stderr
 
 
-def test_broken_yaml_names_file_and_line(train_cli, tmp_path):
+def test_broken_yaml_names_file_and_line(train_here, tmp_path):
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
     (tmp_path / "my_cfg" / "task" / "Juggler.yaml").write_text("# @package _global_\ntask:\n  a: 1\n b: [\n")
-    done = train_cli("-cd", "my_cfg", "task=Juggler", check=False)
+    done = train_here("-cd", "my_cfg", "task=Juggler")
     assert done.returncode == 2
     assert re.match(r"error: .*Juggler\.yaml.* line \d", done.stderr), done.stderr
     assert done.stderr.count("\n") == 1
@@ -229,7 +189,7 @@ def test_a_broken_task_does_not_hide_the_others(broken, capsys):
     assert all(any(words in line for line in warnings) for _, words in BROKEN)
 
 
-def test_a_folder_that_is_not_there_or_is_ours_is_one_line_everywhere(train_cli, broken, monkeypatch, tmp_path):
+def test_a_folder_that_is_not_there_or_is_ours_is_one_line_everywhere(train_here, broken, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for call in (lambda folder: compose(["task=Ant"], folder), tasks, lambda folder: cli.main(["list", "-cd", folder])):
         with pytest.raises((ConfigError, SystemExit)):
@@ -239,7 +199,7 @@ def test_a_folder_that_is_not_there_or_is_ours_is_one_line_everywhere(train_cli,
     (broken / "config.yaml").write_text("num_envs: 3\n")
     with pytest.raises(ConfigError, match=r"my_cfg/config\.yaml would take the place of all our settings"):
         compose(["task=Ant"], "my_cfg")
-    done = train_cli("-cd", "my_cfg", "task=Ant", check=False)
+    done = train_here("-cd", "my_cfg", "task=Ant")
     assert done.stderr.startswith("error: my_cfg/config.yaml would take") and done.stderr.count("\n") == 1
 
 
@@ -252,8 +212,8 @@ def examples() -> list[str]:
     return re.findall(r"^        (python train\.py.*?)(?:  .*)?$", text, flags=re.MULTILINE)
 
 
-def test_help_is_short_and_names_real_settings(train_cli, tmp_path):
-    done = train_cli("--help")
+def test_help_is_short_and_names_real_settings(train_here, tmp_path):
+    done = train_here("--help")
     lines = done.stdout.splitlines()
     assert len(lines) <= 60
     assert lines[0].startswith("usage: python train.py")
@@ -269,10 +229,7 @@ def test_help_is_short_and_names_real_settings(train_cli, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ["--help", "--cfg job", "--cfg job --resolve task=Ant", "task=Antt", "num_envs=abc"],
-)
+@pytest.mark.parametrize("arguments", ["--help", "--cfg job --resolve task=Ant", "num_envs=abc"])
 def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
     done = command(sys.executable, "-X", "importtime", checkout / "train.py", *arguments.split(), check=False)
     assert "gpusim_rl.settings.schema" in done.stderr
@@ -283,10 +240,7 @@ def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
     ("typed", "expected"),
     [
         ("task=An", "task=Ant"),
-        ("task=Go1", "task=Go1Tracking"),
         ("task=Ant ppo.lea", "ppo.learning_rate="),
-        ("log.int", "log.interval="),
-        ("sim=mj", "sim=mjwarp"),
     ],
 )
 def test_tab_completes(command, checkout, typed, expected):
@@ -314,58 +268,36 @@ def some_runs(tmp_path) -> Path:
 
 RUN = "runs/Ant/2026-01-31_12-00-00/"
 CHECKPOINTS = [
-    ("checkpoint=", ["checkpoint=Ant", "checkpoint=fast-legs"]),
-    ("task=Ant checkpoint=An", ["checkpoint=Ant"]),
+    ("checkpoint=", ["checkpoint=Ant ", "checkpoint=fast-legs "]),
+    ("task=Ant checkpoint=An", ["checkpoint=Ant "]),
     ("checkpoint=ru", ["checkpoint=runs/"]),
     ("checkpoint=runs/Ant/2", [f"checkpoint={RUN}"]),
-    (f"checkpoint={RUN}checkpoints/", [f"checkpoint={RUN}checkpoints/last.pt"]),
+    (f"checkpoint={RUN}checkpoints/", [f"checkpoint={RUN}checkpoints/last.pt "]),
     ("log.dir=elsewhere checkpoint=An", []),
 ]
 
 
 @pytest.mark.parametrize(("typed", "expected"), CHECKPOINTS)
-def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected):
-    line = f"train.py {typed}"
-    words = (sys.executable, checkout / "train.py", "-sc", "query=bash")
-    done = command(*words, cwd=some_runs, env={"COMP_LINE": line})
-    assert done.stdout.split() == expected
+def test_tab_completes_checkpoints(some_runs, monkeypatch, capsys, typed, expected):
+    monkeypatch.chdir(some_runs)
+    monkeypatch.setenv("COMP_LINE", f"gpusim-rl train {typed}")
+    cli.main(["completion", "query"])
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_tab_completes_the_commands(monkeypatch, capsys):
+    monkeypatch.setenv("COMP_LINE", "gpusim-rl ")
+    cli.main(["completion", "query"])
+    assert capsys.readouterr().out.split() == ["list", "completion", *cli.commands()]
 
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
         ("rec", ["record "]),
-        (
-            "",
-            [
-                "list ",
-                "completion ",
-                "train ",
-                "audit ",
-                "check-task ",
-                "clip ",
-                "collect ",
-                "demo ",
-                "doctor ",
-                "export ",
-                "new-task ",
-                "play ",
-                "plot ",
-                "pretrain-encoder ",
-                "publish-demo ",
-                "record ",
-                "report ",
-                "snapshot ",
-                "transfer ",
-                "tune ",
-            ],
-        ),
-        ("record f", ["fast-legs "]),
         ("plot runs/Ant/2", [RUN]),
         ("list ", []),
-        ("train task=Cartpole", ["task=Cartpole ", "task=CartpoleCamera ", "task=CartpoleSwingup "]),
         ("train ppo.epo", ["ppo.epochs="]),
-        ("train checkpoint=A", ["checkpoint=Ant "]),
     ],
 )
 def test_tab_completes_the_command_in_bash(command, some_runs, typed, expected):
@@ -387,7 +319,6 @@ def test_tab_completes_the_command_in_bash(command, some_runs, typed, expected):
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("play ", "fast-legs "),
         ("play comp/", "comp/fine-1.0/"),
         ("train checkpoint=comp/", "checkpoint=comp/fine-1.0/"),
     ],
@@ -410,12 +341,10 @@ def test_tab_offers_no_name_that_a_shell_would_run(some_runs, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("play --vi", ["--viewer "]),
         ("play Ant --po", ["--policy ", "--port "]),
         ("export -", ["-h ", "--help ", "--out ", "--no-int8 ", "--trust ", "-cd ", "--config-dir "]),
         ("clip record --sk", ["--skip "]),
         ("doctor scaling --dev", ["--devices "]),
-        ("demo Ant --ho", ["--host "]),
         ("list --no", ["--no-sizes "]),
         ("nothing --", []),
         ("play --nothing", []),
@@ -463,18 +392,18 @@ def test_the_package_exports_what_it_says():
         gpusim_rl.nothing  # noqa: B018
 
 
-def test_list_tells_every_task(capsys):
-    cli.main(["list", "--json"])
+def test_list_tells_every_task(capsys, monkeypatch):
+    cli.main(["list", "--json", "--no-sizes"])
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == {file.stem for file in (paths.cfg_dir() / "task").glob("*.yaml")} - {
         *("Gymnasium", "IsaacLab", "MjLab")
     }
-    ant = rows["Ant"]
-    assert (ant["obs"], ant["act"], ant["envs"], ant["source"]) == (60, 8, 4096, "gpusim_rl")
     assert all(row["description"] for row in rows.values())
-
-    cli.main(["list", "--no-sizes"])
-    assert "Ant" in capsys.readouterr().out
+    two = {name: tasks()[name] for name in ("Ant", "Pendulum")}
+    monkeypatch.setattr("gpusim_rl.settings.discover.tasks", lambda _: two)
+    cli.main(["list", "--json"])
+    ant, _ = json.loads(capsys.readouterr().out)
+    assert (ant["obs"], ant["act"], ant["envs"], ant["source"]) == (60, 8, 4096, "gpusim_rl")
 
 
 def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path):
@@ -506,7 +435,7 @@ def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path
     assert [shown[name].split()[2] for name in ("Ant", "Anymal", "Cartpole")] == ["yes", "yes*", "no"]
 
 
-@pytest.mark.parametrize("width", [200, 80, 40, 10])
+@pytest.mark.parametrize("width", [80, 10])
 def test_a_narrow_list_loses_its_last_columns_and_never_a_name(capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -570,17 +499,15 @@ def test_every_example_in_the_help_runs(train_cli, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
-def test_a_run_is_resumed_by_its_folder_alone(train_cli, train_here, tmp_path):
-    train_cli("task=Pendulum", "debug=smoke", "ppo.horizon=4")
+def test_a_run_is_resumed_by_its_folder_alone(train_here, tmp_path):
+    assert train_here("task=Pendulum", "debug=smoke", "ppo.horizon=4").returncode == 0
     [folder] = run_dirs(tmp_path, "Pendulum")
-    train_cli(f"checkpoint={folder}", "max_iterations=3")
+    assert train_here(f"checkpoint={folder}", "max_iterations=3").returncode == 0
     assert run_dirs(tmp_path, "Pendulum") == [folder]
     rows = (folder / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["1", "2", "3"]
-
     done = train_here("checkpoint=Pendulum", "task=Ant")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: checkpoint of another task")
+    assert done.returncode == 2 and done.stderr.startswith("error: checkpoint of another task")
 
 
 def test_a_sweep_stops_before_it_starts_when_one_run_is_wrong(train_here, tmp_path):
@@ -600,9 +527,9 @@ def test_a_sweep_does_not_train_in_one_folder(train_cli, tmp_path):
     assert len(run_dirs(tmp_path, "Cartpole")) == 3
 
 
-def test_a_sweep_ends_with_a_row_for_each_run(train_cli, tmp_path):
+def test_a_sweep_ends_with_a_row_for_each_run(train_here, tmp_path):
     small = ("debug=smoke", "task=Cartpole", "task.episode_length=8", "log.console=plain")
-    done = train_cli("-m", *small, "seed=1,2", "ppo.horizon=16")
+    done = train_here("-m", *small, "seed=1,2", "ppo.horizon=16")
     *_, head, first, second = done.stdout.splitlines()
     assert re.split(r"\s{2,}", head) == ["overrides", "last return", "best return", "run"]
     for line, seed in ((first, 1), (second, 2)):
@@ -612,7 +539,7 @@ def test_a_sweep_ends_with_a_row_for_each_run(train_cli, tmp_path):
         column = rows[0].split(",").index("episode/return")
         assert float(last) == pytest.approx(float(rows[-1].split(",")[column]), rel=1e-3)
     assert "seed: 2" in (tmp_path / run / "config.yaml").read_text()
-    evaluated = train_cli("-m", f"checkpoint={run}", "test=true", "log.console=json", "num_envs=1,2")
+    evaluated = train_here("-m", f"checkpoint={run}", "test=true", "log.console=json", "num_envs=1,2")
     *singles, summary = map(json.loads, evaluated.stdout.splitlines())
     assert summary["event"] == "sweep"
     assert [single["return_mean"] for single in singles] == [one["last_return"] for one in summary["runs"]]
@@ -643,13 +570,13 @@ def juggler(tmp_path, checkout) -> Path:
     return tmp_path
 
 
-def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(train_cli, train_here, juggler):
-    done = train_cli("-cd", "my_cfg", "task=Juggler", "debug=smoke")
+def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(train_here, juggler):
+    done = train_here("-cd", "my_cfg", "task=Juggler", "debug=smoke")
     [folder] = run_dirs(juggler, "Juggler")
     offered = re.findall(r"^  (\w.*)$", done.stdout.partition("\nnext:\n")[2], re.MULTILINE)
     assert [" -cd my_cfg" in command for command in offered] == [True, True, True, False]  # plot runs no code of it
-    train_cli("checkpoint=Juggler", "max_iterations=3", "-cd", "my_cfg")
-    done = train_cli("checkpoint=Juggler", "max_iterations=4", "trust=true")
+    train_here("checkpoint=Juggler", "max_iterations=3", "-cd", "my_cfg")
+    done = train_here("checkpoint=Juggler", "max_iterations=4", "trust=true")
     assert done.stdout.count("max_iterations=8 trust=true\n") == 1 and done.stdout.count(" --trust\n") == 2
     assert run_dirs(juggler, "Juggler") == [folder]
     done = train_here("checkpoint=Juggler", "max_iterations=5")
@@ -676,17 +603,6 @@ def test_a_yaml_that_is_not_found_says_where_it_was_looked_for(juggler, monkeypa
 
     with pytest.raises(ConfigError, match=r"^unknown task 'Zzz'\. Move my_cfg/Zzz\.yaml to my_cfg/task/\. Available: "):
         prepare("Zzz", config_dir="my_cfg")
-
-
-@pytest.mark.slow
-def test_a_folder_of_the_users_wins_over_ours(train_cli, juggler):
-    (juggler / "my_cfg" / "task" / "Juggler.yaml").rename(juggler / "my_cfg" / "task" / "Pendulum.yaml")
-    assert tasks(juggler / "my_cfg")["Pendulum"].target == "juggler.Juggler"
-    train_cli("-cd", "my_cfg", "task=Pendulum", "debug=smoke")
-    [folder] = run_dirs(juggler, "Pendulum")
-    assert task_section(folder / "config.yaml")["_target_"] == "juggler.Juggler"
-    train_cli("checkpoint=Pendulum", "max_iterations=3", "-cd", "my_cfg")
-    assert run_dirs(juggler, "Pendulum") == [folder]
 
 
 def test_a_folder_of_the_users_wins_over_ours_in_python_and_only_there(juggler):
@@ -766,10 +682,6 @@ def test_a_run_from_python_is_resumed_by_its_folder_alone(train_cli, juggler, co
             "checkpoint": str(folder.relative_to(juggler)),
         }
     train_cli("checkpoint=Juggler", "test=true", "task.bonus=5", "trust=true", cwd=juggler)
-    done = train_cli("checkpoint=Juggler", "task=Ant", "trust=true", cwd=juggler, check=False)
-    assert done.stderr.startswith("error: checkpoint of another task"), done.stderr
-    done = train_cli("checkpoint=Juggler", "task.bonsu=5", "trust=true", cwd=juggler, check=False)
-    assert done.stderr == "error: unknown key 'task.bonsu'. Did you mean 'task.bonus'?\n", done.stderr
 
 
 def test_settings_from_python_are_in_the_overrides_of_a_task_with_a_yaml(monkeypatch):
@@ -801,11 +713,9 @@ def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"num_env": 8}, "Did you mean 'num_envs'?"),
         ({"num_envs": "8"}, "num_envs must be a positive int, got '8'"),
         ({"ppo": {"horizn": 8}}, "Did you mean 'ppo.horizon'?"),
         ({"sim": "mujco"}, "Did you mean 'mujoco'?"),
-        ({"task": {"physic_hz": 60}}, "Did you mean 'task.physics_hz'?"),
         ({"experiment": "a/b"}, "experiment must be a folder name"),
     ],
 )
@@ -815,11 +725,6 @@ def test_python_gets_the_same_errors(overrides, words):
     with pytest.raises(ConfigError) as info:
         prepare("Cartpole", **overrides)
     assert words in str(info.value) and "\n" not in str(info.value)
-
-
-def test_python_refuses_an_unknown_task():
-    from gpusim_rl.api import prepare
-
     with pytest.raises(ConfigError, match=r"unknown task 'Antt'\. Did you mean 'Ant'\?"):
         prepare("Antt")
 
@@ -855,17 +760,14 @@ def test_every_tool_has_a_main_and_a_summary():
         (["train.py", "task=Cartpole"], "hydra"),
         (["train.py", "task=Cartpole"], "torch"),
         (["tools/record.py", "Cartpole", "--policy", "random"], "argparse"),
-        (["tools/plot.py", "Cartpole"], "textwrap"),
         (["-m", "gpusim_rl", "list"], "argparse"),
-        (["-m", "gpusim_rl", "record", "Cartpole", "--policy", "random"], "torch"),
     ],
 )
-@pytest.mark.parametrize("swallows", [False, True])
-def test_ctrl_c_while_a_library_is_imported_is_one_line(words, module, swallows, tmp_path):
-    """The library takes for ever, and may make another error of it."""
+def test_ctrl_c_while_a_library_is_imported_is_one_line(words, module, tmp_path):
+    """The library takes for ever, and makes another error of it."""
     wait = "import time; print('here', flush=True); time.sleep(60)"
     swallowed = f"try:\n    {wait}\nexcept BaseException:\n    raise ImportError('half imported') from None\n"
-    (tmp_path / f"{module}.py").write_text(swallowed if swallows else wait)
+    (tmp_path / f"{module}.py").write_text(swallowed)
     words = [str(ROOT / word) if word.endswith(".py") else word for word in words]
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     with subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
 
 import pytest
 
@@ -92,10 +93,21 @@ def test_what_is_said_is_a_line_for_each_text(capsys) -> None:
     assert capsys.readouterr().out == "a\\nb\\r\\x1b[2J\\x9b\\u2028[red]\nc\n"
 
 
-def test_too_little_memory_is_one_printable_line(capsys) -> None:
-    with pytest.raises(SystemExit), friendly_errors():
-        raise MemoryError("out of memory\x1b[2J\r")
-    assert "(out of memory\\x1b[2J); " in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError("out of memory\x1b[2J\r"), "out of memory\\x1b[2J"),
+        (RuntimeError("can't start new thread"), "can't start"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate"),
+    ],
+)
+def test_too_little_memory_is_one_printable_line(error, reason, capsys) -> None:
+    with pytest.raises(SystemExit) as end, friendly_errors():
+        raise error
+    line = capsys.readouterr().err
+    assert (
+        end.value.code == 2 and line.startswith("error: out of memory (") and reason in line and line.count("\n") == 1
+    )
 
 
 def test_a_logged_warning_is_one_line_and_a_logged_traceback_keeps_its_lines(capsys, monkeypatch) -> None:
@@ -124,13 +136,16 @@ def test_nothing_is_printed_but_by_one_function() -> None:
     files = [ROOT / "train.py", *(ROOT / "tools").glob("*.py"), *(ROOT / "gpusim_rl").rglob("*.py")]
     found: dict[str, list[str]] = {}
     for file in files:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        text = file.read_text(encoding="utf-8")
+        if not re.search(r"\bprint\(|\.stdout\.write\(|\.stderr\.write\(|warnings\.warn\(|Console\(", text):
+            continue
+        nodes = [*ast.walk(ast.parse(text))]
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
             name = ast.unparse(call.func)
             prints = name == "print" or name.endswith((".stdout.write", ".stderr.write", "warnings.warn"))
             markup = name.endswith("Console") and not any(key.arg == "markup" for key in call.keywords)
-            if prints or (markup and "rich.console" in file.read_text(encoding="utf-8")):
+            if prints or (markup and "rich.console" in text):
                 around = [each.name for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
                 found.setdefault(str(file.relative_to(ROOT)), []).append(around[-1] if around else "<module>")
     assert {file: sorted(names) for file, names in found.items()} == RAW

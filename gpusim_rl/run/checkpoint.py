@@ -79,15 +79,14 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     file, task_name = spec.checkpoint.file, spec.task_class.__name__
     state, digest = load_with_digest(file)
     check_training(state, file, ("task", "config", "seed", "policy"))
-    if state["task"] != task_name:
-        advice = shlex.quote(f"task={state['task']}")
-        raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try {advice}")
+    if (task := state["task"]) != task_name:
+        raise ConfigError(f"checkpoint {file} is of task {task}, not {task_name}; try {shlex.quote(f'task={task}')}")
     settings = declarations(type(spec.cfg.algorithm))
     saved = state["config"].get("algo")
     name = saved.get("name") if isinstance(saved, dict) else None
     if isinstance(name, str) and name != spec.cfg.algo:
-        problem, advice = f"is of algo={name}, not algo={spec.cfg.algo}", shlex.quote(f"algo={name}")
-        raise ConfigError(f"checkpoint {file} {problem}; leave algo= away, or try {advice}")
+        advice = f"leave algo= away, or try {shlex.quote(f'algo={name}')}"
+        raise ConfigError(f"checkpoint {file} is of algo={name}, not algo={spec.cfg.algo}; {advice}")
     keys = settings.policy_structure if spec.cfg.test else settings.structure
     keys = ["algo", *([] if spec.cfg.test else ["num_envs"]), *(f"{spec.cfg.algo}.{key}" for key in keys)]
     known = copy.deepcopy(state["config"])
@@ -282,7 +281,7 @@ class Checkpoints:
             self._warn(f"best.pt cannot be written ({error})")
 
     def stop_evaluations(self) -> bool:
-        """Lets returns of the training decide again, if no evaluation has ended; returns whether best.pt stays."""
+        """Make returns of the training decide again, if no evaluation has ended; return whether best.pt stays."""
         self._evaluations_decide = self._best_return is not None
         return self._evaluations_decide
 

@@ -26,24 +26,19 @@ class CompileChoice:
 
 
 def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:
-    """Decides what of `cfg.compile` can be compiled on the learner's device; an evaluation compiles nothing."""
+    """Decide what of `cfg.compile` can be compiled on the learner's device; an evaluation compiles nothing."""
     if cfg.test:
         return CompileChoice("off", "an evaluation")
-    choice = _possible(cfg.compile, device, check_task=cfg.debug.check_task)
+    rules = (
+        (cfg.compile == "off", "off", "as configured"),
+        (device.type == "cuda" and find_spec("triton") is None, "off", "torch.compile needs the package triton"),
+        (cfg.compile != "off" and not has_compiler(), "off", "torch.compile needs a C++ compiler"),
+        (cfg.debug.check_task and cfg.compile == "all", "learner", "debug.check_task reads every step"),
+        (True, cfg.compile, "as configured"),
+    )
+    choice = next(CompileChoice(mode, reason) for holds, mode, reason in rules if holds)
     if cfg.compile != choice.mode:
         logger.warning("compile=%s has no full effect: %s", cfg.compile, choice)
     if choice.mode != "off":
         logger.info("torch.compile works in the first iterations, for a minute or more at the first start")
     return choice
-
-
-def _possible(wanted: str, device: torch.device, *, check_task: bool) -> CompileChoice:
-    if wanted == "off":
-        return CompileChoice("off", "as configured")
-    if device.type == "cuda" and find_spec("triton") is None:
-        return CompileChoice("off", "torch.compile needs the package triton")
-    if not has_compiler():
-        return CompileChoice("off", "torch.compile needs a C++ compiler")
-    if check_task and wanted == "all":
-        return CompileChoice("learner", "debug.check_task reads every step")
-    return CompileChoice(wanted, "as configured")

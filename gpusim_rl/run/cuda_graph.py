@@ -180,7 +180,7 @@ class Graphs:
         if segment not in self._captured:
             calls = self._calls[segment] = self._calls.get(segment, 0) + 1
             if calls <= WARM_UP:
-                with self._drawing(segment), self._same_numbers(segment):
+                with self._watching(segment):
                     return body()
             if not self._try_to_capture(segment, body):
                 return self.run(segment, body)  # the fallback
@@ -291,23 +291,18 @@ class Graphs:
         logger.warning("CUDA graph of the %s failed, %s: %s", name, then, reason)
 
     @contextmanager
-    def _drawing(self, segment: str) -> Iterator[None]:
-        """Notices, while still eager, which generators a segment draws from."""
-        before = [generator.get_state() for generator in self._generators]
+    def _watching(self, segment: str) -> Iterator[None]:
+        """Notice, while still eager, generators that a segment draws from, and a Python number a graph would freeze."""
+        states = [generator.get_state() for generator in self._generators]
+        numbers = [_numbers(stateful) for stateful in self._stateful]
         yield
         drawn = self._drawn.setdefault(segment, [])
-        for generator, state in zip(self._generators, before, strict=True):
+        for generator, state in zip(self._generators, states, strict=True):
             if generator not in drawn and not torch.equal(generator.get_state(), state):
                 drawn.append(generator)
-
-    @contextmanager
-    def _same_numbers(self, segment: str) -> Iterator[None]:
-        """Notices, while still eager, a Python number that a graph would freeze."""
-        before = [_numbers(stateful) for stateful in self._stateful]
-        yield
         if self._calls[segment] < WARM_UP:
             return  # the first call may still be setting up
-        for stateful, old in zip(self._stateful, before, strict=True):
+        for stateful, old in zip(self._stateful, numbers, strict=True):
             changed = [name for name, value in _numbers(stateful).items() if name not in old or old[name] != value]
             if changed:
                 names = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)

@@ -50,21 +50,21 @@ class FiniteCheck:
             raise self._error(f"{place or FLAGS.get(first, first)}{among}", row.iterations)
 
     def check_samples(self, row: LogRow, num_envs: int, replay: Callable[[], str] | None) -> None:
-        """Stops the run where every env diverged in every step of a log interval.
+        """Stop the run where every env diverged in every step of a log interval.
 
         Raises:
-            TaskError: Nothing is left to learn from. The message has the command that `replay` returns, None for envs
-                of another library.
+            TaskError: The message has the command that `replay` returns; None for envs of another library.
         """
         if row.flags.get("check/valid", 1.0):
             return
         bad = row.numbers["sim/bad_actions"] == row.numbers["sim/diverged"]
-        cause = "their actions or controls are NaN or infinite" if bad else "their physics diverged"
-        advice = "debug.check_task=true to name them" if bad else "a higher task.physics_hz"
         if replay is None:
-            cause = "actions are NaN or infinite" if bad else "observations or rewards are NaN or infinite"
-            advice = "a lower learning rate" if bad else "the env by itself"
-        shown = f"; {replay()} shows the first one" if replay is not None else ""
+            cause = f"{'actions' if bad else 'observations or rewards'} are NaN or infinite"
+            advice, shown = "a lower learning rate" if bad else "the env by itself", ""
+        else:
+            cause = "their actions or controls are NaN or infinite" if bad else "their physics diverged"
+            advice = "debug.check_task=true to name them" if bad else "a higher task.physics_hz"
+            shown = f"; {replay()} shows the first one"
         raise TaskError(
             f"{self._task_name}: {num_envs} of {num_envs} envs failed in every step of {_when(row.iterations)}, and"
             f" nothing is left to learn from: {cause}. Try {advice}{shown}"
@@ -96,11 +96,7 @@ class FiniteCheck:
         )
 
     def check_policy(self, weights: Mapping[str, Tensor], iteration: int) -> None:
-        """Stops the run before a checkpoint of a policy that is not finite: rows may be late or rare.
-
-        Raises:
-            TaskError: A tensor of the policy is not finite.
-        """
+        """Raise TaskError before a checkpoint of a policy that is not finite: rows may be late or rare."""
         for name, value in weights.items():
             if not torch.isfinite(value).all():
                 raise self._error(f"the policy ({name})", range(iteration, iteration + 1))

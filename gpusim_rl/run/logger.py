@@ -166,9 +166,8 @@ class Logger:
         text = FULL if most > 1.0 else WARP_LIMIT if envs and used else NEARLY_FULL if most > NEARLY else None
         if text is None or FULL in self._warned:
             return
-        uses = " and ".join(
-            f"{min(100 * used[name], 100):.0f} % of sim.{name}={room}" for name, room in self._room.items()
-        )
+        shares = (f"{min(100 * used[name], 100):.0f} % of sim.{name}={room}" for name, room in self._room.items())
+        uses = " and ".join(shares)
         settings = enough(self._room, {name: used[name] * room for name, room in self._room.items()})
         self._warn_once(text, envs=envs, uses=uses, settings=settings)
 
@@ -223,28 +222,23 @@ class Logger:
         if left:
             self.console.info(f"left iteration {run.iteration + 1} before its end; {newest}")
         elif last != run.iteration:
-            raise ConfigError(
-                f"the checkpoint of iteration {run.iteration} could not be written to {self.run_dir}; {newest}"
-            )
+            problem = f"the checkpoint of iteration {run.iteration} could not be written to {self.run_dir}"
+            raise ConfigError(f"{problem}; {newest}")
         if last is not None:
             if self._cfg.log.video and run.complete and not self._silent:
-                self._film(run)
+                self.console.info("recording a video of the policy")
+                try:
+                    video = film(self.run_dir.path, self._flags())
+                except ConfigError as error:
+                    self.console.warn(f"no video: {error}")
+                else:
+                    self.console.info(f"video: {video}")
+                    self._writers.show(run.iteration, video)
             self.console.footer(self._next(run))
         return self._row
 
-    def _film(self, run: RunView) -> None:
-        """Records a video of the policy; its failure is a warning."""
-        self.console.info("recording a video of the policy")
-        try:
-            video = film(self.run_dir.path, self._flags())
-        except ConfigError as error:
-            self.console.warn(f"no video: {error}")
-            return
-        self.console.info(f"video: {video}")
-        self._writers.show(run.iteration, video)
-
     def _flags(self) -> list[str]:
-        """Words that let a tool take over classes of the user's."""
+        """Words with which a tool takes over classes of the user's."""
         if not self._strange:
             return []
         return ["--trust"] if self._config_dir is None else ["-cd", str(paths.from_here(self._config_dir))]

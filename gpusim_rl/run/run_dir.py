@@ -62,9 +62,8 @@ class RunDir:
         try:
             run = cls(_new_folder(base / name))
         except OSError as error:
-            raise ConfigError(
-                f"cannot make a run folder in {base / name}: {error.strerror}. Try log.dir=<folder>"
-            ) from None
+            problem = f"cannot make a run folder in {base / name}: {error.strerror}"
+            raise ConfigError(f"{problem}. Try log.dir=<folder>") from None
         try:
             run.checkpoints.mkdir()
             run._describe(config, overrides, {})
@@ -150,10 +149,8 @@ class RunDir:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace").strip()
                 file.close()
-                raise ConfigError(
-                    f"{self} is being trained by {holder or 'another process'}: one process at a time trains in a run"
-                    f" folder.{self._branch()}"
-                )
+                problem = f"{self} is being trained by {holder or 'another process'}"
+                raise ConfigError(f"{problem}: one process at a time trains in a run folder.{self._branch()}")
             with suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                     break
@@ -163,10 +160,9 @@ class RunDir:
         return file
 
     def unwritable(self, error: OSError) -> ConfigError:
-        """Returns the error for a folder that cannot be written."""
-        return ConfigError(
-            f"cannot write to {self}: {error.strerror}. Try a copy of the folder.{self._branch(' log.dir=<folder>')}"
-        )
+        """Return the error for a folder that cannot be written."""
+        advice = f"Try a copy of the folder.{self._branch(' log.dir=<folder>')}"
+        return ConfigError(f"cannot write to {self}: {error.strerror}. {advice}")
 
     def _branch(self, more: str = "") -> str:
         """Advice where this folder is not to be had; empty where there is no other checkpoint than last.pt."""

@@ -88,7 +88,7 @@ class PhaseTimer:
         self._inside, self._entered = phase, time.perf_counter()
 
     def leave(self, *, counts: bool) -> None:
-        """Ends the phase; its time counts unless it has failed."""
+        """End the phase; its time counts unless it has failed."""
         if counts:
             self._add_host_time(time.perf_counter())
         self._inside = None

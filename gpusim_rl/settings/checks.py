@@ -257,21 +257,15 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
             message += did_you_mean(value, _literals(hint))
         elif isinstance(value, float) and value.is_integer() and _accepts(int(value), hint):
             message += f" Try {key}={int(value)}"
-        elif limit := _exceeded(value, hint):
-            message += f" Try at {'most' if limit > 0 else 'least'} {limit:.15g}"
+        elif isinstance(value, (int, float)):
+            limits = [limit if value > 0 else -limit for limit in (LARGEST_FLOAT, LARGEST_INT, LARGEST_COUNT)]
+            exceeded = (limit for limit in limits if abs(value) > abs(limit) and _accepts(limit, hint))
+            message += next((f" Try at {'most' if limit > 0 else 'least'} {limit:.15g}" for limit in exceeded), "")
         raise ConfigError(message.removesuffix(".")) from None
 
 
 class _Mismatch(Exception):  # noqa: N818 (never leaves this file)
     """The value does not have the type."""
-
-
-def _exceeded(value: Any, hint: Any) -> float | None:
-    """Returns the limit of a type, if a number is beyond it and else of the type."""
-    if not isinstance(value, (int, float)):
-        return None
-    limits = [limit if value > 0 else -limit for limit in (LARGEST_FLOAT, LARGEST_INT, LARGEST_COUNT)]
-    return next((limit for limit in limits if abs(value) > abs(limit) and _accepts(limit, hint)), None)
 
 
 def _accepts(value: Any, hint: Any) -> bool:

@@ -161,20 +161,18 @@ def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: 
     for overrides, (folder, *returns) in outcomes:
         numbers = ("–" if value is None else f"{value:.4g}" for value in returns)
         table.append((" ".join(text for text in overrides if text not in shared), *numbers, folder))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = (f"{name:<{widths[0]}}  {last:>{widths[1]}}  {best:>{widths[2]}}  {run}" for name, last, best, run in table)
+    width = max(len(name) for name, *_ in table)
+    lines = (f"{name:<{width}}  {last:>11}  {best:>11}  {run}" for name, last, best, run in table)
     return "".join(["\n", *(f"{on_one_line(line)}\n" for line in lines)])
 
 
 def compose(
     overrides: Sequence[str] = (), config_dir: str | Path | None = None, saved: SavedRun | None = None
 ) -> dict[str, Any]:
-    """Composes a config as the command line does; returns plain values.
+    """Compose a config as the command line does; return plain values.
 
-    Args:
-        overrides: Words behind `python train.py`: `["task=Ant", "num_envs=64"]`.
-        config_dir: Folder of the user with more configs (`-cd`), which win over ours.
-        saved: Run whose settings stand in place of the defaults.
+    Overrides are words such as `task=Ant`; configs of the user's folder (`-cd`) win over ours, and the settings of a
+    saved run replace the defaults.
     """
     _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
@@ -266,10 +264,10 @@ def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> 
     typed = [key_of(text) for text in arguments]
 
     def take(section: dict[str, Any], tuned: dict[str, Any], own: Any, path: str) -> None:
+        own = own if isinstance(own, dict) else {}
         for key, value in tuned.items():
-            place, mine = f"{path}.{key}", own.get(key) if isinstance(own, dict) else None
-            typed_or_own = isinstance(own, dict) and key in own
-            typed_or_own |= any(f"{place}.".startswith(f"{word}.") for word in typed)
+            place, mine = f"{path}.{key}", own.get(key)
+            typed_or_own = key in own or any(f"{place}.".startswith(f"{word}.") for word in typed)
             if isinstance(value, dict) and isinstance(section.get(key), dict):
                 take(section[key], value, mine, place)
             elif key in section and not typed_or_own:
@@ -328,16 +326,12 @@ def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
 
 
 class TaskFolders(SearchPathPlugin):
-    """Folders in which Hydra looks: the user's, ours, those of installed packages.
+    """Folders in which Hydra looks: the user's, ours, those of installed packages."""
 
-    Attributes:
-        user: Folder that `-cd` names. Hydra itself would put it behind ours, where it could not win.
-    """
-
-    user: Path | None = None
+    user: Path | None = None  # that `-cd` names; Hydra itself would put it behind ours, where it could not win
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Puts the user's folder in front, and every announced one behind."""
+        """Put the user's folder in front, and every announced one behind."""
         if self.user is not None:
             search_path.prepend(provider="user", path=f"file://{self.user}")
         for source, folder in plugin_cfg_dirs():

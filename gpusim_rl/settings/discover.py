@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,15 @@ def cfg_dirs() -> list[tuple[str, Path]]:
 
 
 def plugin_cfg_dirs() -> list[tuple[str, Path]]:
-    """Returns config folders that installed packages announce; a broken announcement warns and is skipped.
+    """Return config folders that installed packages announce; a broken announcement warns and is skipped.
 
-    A package announces with `[project.entry-points."gpusim_rl.cfg"]` and `name = "my_package.cfg"`.
+    A package announces with `[project.entry-points."gpusim_rl.cfg"]` and `name = "my_package.cfg"`. Metadata in the
+    current directory may be a stranger's, and does not count.
     """
-    folders = []
-    for entry in _announcements():
+    folders, here = [], Path.cwd()
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.dist and Path(str(entry.dist.locate_file(""))).resolve() == here:
+            continue
         folder = package_path(entry.value)
         if folder is None or not folder.is_dir():
             warn(f"skipped the tasks of {entry.name!r}: no folder for {entry.value!r}")
@@ -60,19 +63,8 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
     return folders
 
 
-def _announcements() -> list[EntryPoint]:
-    """Returns entry points of installed packages; what is in the current directory may be from a stranger."""
-    here, entries = Path.cwd(), entry_points(group=ENTRY_POINT_GROUP)
-    return [entry for entry in entries if not (entry.dist and Path(str(entry.dist.locate_file(""))).resolve() == here)]
-
-
 def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, TaskEntry]:
-    """Returns all tasks on our simulators, by name.
-
-    Args:
-        config_dir: Folder of the user (`-cd`), which wins over the others.
-        outside: Whether yamls of environments of other libraries are among them (`task=Gymnasium`).
-    """
+    """Return all tasks by name; those of the user (`-cd`) win, and with `outside` those of other libraries count."""
     folders = cfg_dirs()
     if config_dir is not None:
         check_config_dir(config_dir)
@@ -214,17 +206,15 @@ def yaml_error(error: Exception) -> ConfigError:
 
 
 def package_path(dotted: str) -> Path | None:
-    """Finds folder or .py file of a dotted name, without importing it or its parents' code."""
+    """Find the folder or .py file of a dotted name, without importing it or its parents' code."""
     top, *rest = dotted.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
-        return None
-    if spec is None:
-        return None
+        spec = None
     if not rest:
-        return Path(spec.origin) if spec.origin else None
-    for location in spec.submodule_search_locations or []:
+        return Path(spec.origin) if spec is not None and spec.origin else None
+    for location in (spec.submodule_search_locations if spec is not None else None) or []:
         path = Path(location, *rest)
         if path.is_dir():
             return path
@@ -246,7 +236,7 @@ def _description(target: str) -> str:
 
 @lru_cache(maxsize=256)
 def _first_lines(file: Path, *state: int) -> dict[str, str]:
-    """Reads the first line of the docstring of each class in a file, once for each of its states."""
+    """Read the first line of the docstring of each class in a file, once for each of its states."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except SyntaxError:

@@ -61,8 +61,9 @@ def refuse_unreadable(overrides: Sequence[str], typed: Sequence[str] = ()) -> No
         if not override.key_or_group:
             raise _unreadable(text, typed or overrides)
         one_group = override.key_or_group in GROUPS and not override.is_delete() and not override.is_sweep_override()
-        if one_group and not all(map(_may_be_file, value if isinstance(value, list) else [value])):
-            raise ConfigError(f"{text}: expected a name, e.g. task=Cartpole; see --help")
+        for name in (value if isinstance(value, list) else [value]) if one_group else ():
+            if not isinstance(name, str) or len(os.fsencode(name)) > LONGEST_NAME:
+                raise ConfigError(f"{text}: expected a name, e.g. task=Cartpole; see --help")
 
 
 def _unreadable(text: str, overrides: Sequence[str] = ()) -> ConfigError:
@@ -74,10 +75,6 @@ def _unreadable(text: str, overrides: Sequence[str] = ()) -> ConfigError:
     task = closest(text, tasks())
     advice = f"Did you mean 'task={task}'?" if task else "Try num_envs=64"
     return ConfigError(f"cannot read {text!r}: expected key=value. {advice}")
-
-
-def _may_be_file(name: Any) -> bool:
-    return isinstance(name, str) and len(os.fsencode(name)) <= LONGEST_NAME
 
 
 def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config_dir: Path | None) -> None:

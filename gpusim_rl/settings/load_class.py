@@ -18,13 +18,7 @@ T = TypeVar("T")
 
 
 def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example: str) -> type[T]:
-    """Imports the class that a setting names.
-
-    Args:
-        target: Value of the setting.
-        base: Class of which it must be a subclass; the error names the first of several.
-        key: Name of the setting, e.g. `task._target_`.
-        example: Value that would do.
+    """Import the class that the setting `key` names; an error names an `example`, and the first of several bases.
 
     Raises:
         ConfigError: There is no such class, or it is no subclass of `base`.
@@ -45,11 +39,7 @@ def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example:
 
 
 def load_function(target: Any, key: str, example: str) -> Callable[..., Any]:
-    """Imports the function (or class) that a setting names.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Import the function (or class) that a setting names; there is a ConfigError if there is none."""
     module = _import_module(target, "function", key, example)
     name = target.rpartition(".")[2]
     function = getattr(module, name, None)

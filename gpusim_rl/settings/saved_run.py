@@ -13,7 +13,7 @@ from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.files.safe_open import check_plain, load_yaml, read_intact
-from gpusim_rl.settings.discover import default_choice, plugin_cfg_dirs, recipes, tasks
+from gpusim_rl.settings.discover import cfg_dirs, default_choice, recipes, tasks
 from gpusim_rl.settings.overrides import is_override, key_of, keys_in, quote, text_of, value_of
 from gpusim_rl.settings.trust import ENV_ID, Named, check_saved_settings, is_per_call, place_of, words_of_call
 
@@ -26,17 +26,11 @@ NO_YAML = "~task"
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The run that `checkpoint=` names. Its settings are data: none of it is read as a command line.
-
-    Attributes:
-        checkpoint: File, and its run folder.
-        settings: Settings of the run. A file without a run folder has them too.
-        overrides: Command line that the run was started with, for the record.
-    """
+    """The run that `checkpoint=` names. Its settings are data: none of it is read as a command line."""
 
     checkpoint: Checkpoint
     settings: dict[str, Any]
-    overrides: list[str]
+    overrides: list[str]  # command line that the run was started with, for the record
 
     def with_overrides(self, typed: Sequence[str]) -> list[str]:
         """Returns the record of a command line that continues this run: what is typed wins."""
@@ -171,15 +165,9 @@ def check_record(overrides: Any, file: Path) -> None:
 def repeating_words(
     overrides: Sequence[str], settings: Mapping[str, Any], where: Path, config_dir: str | Path | None = None
 ) -> list[str]:
-    """Returns a command line that repeats a run. The run's own gives the keys, its settings the values.
+    """Return a command line that repeats a run. The one on record gives the keys, the settings in `where` the values.
 
     Both may be a stranger's, and a user pastes the result: it holds what a resume takes over, and no text as it stands.
-
-    Args:
-        overrides: Command line that the run keeps for the record.
-        settings: Saved settings.
-        where: File of the settings.
-        config_dir: Folder of the user (`-cd`).
 
     Raises:
         ConfigError: A resume would refuse the settings or the record, or they do not belong together.
@@ -218,11 +206,7 @@ def repeating_words(
 
 def _is_choice(key: str, value: str, config_dir: str | Path | None) -> bool:
     """Return whether an override names a yaml of a group: ours, an installed package's or the user's."""
-    folders = [
-        paths.cfg_dir(),
-        *(folder for _, folder in plugin_cfg_dirs()),
-        *([] if config_dir is None else [config_dir]),
-    ]
+    folders = [*(folder for _, folder in cfg_dirs()), *([] if config_dir is None else [config_dir])]
     return bool(NAME.fullmatch(value)) and any(Path(folder, key, f"{value}.yaml").is_file() for folder in folders)
 
 

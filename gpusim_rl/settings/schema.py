@@ -22,14 +22,7 @@ TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observation
 """Keys of the `task` section that have a default in cfg/config.yaml: all others stand in the task's own yaml."""
 
 
-OF_ONE_CALL = (
-    "checkpoint",  # what the call begins from
-    "start_from",  # likewise
-    "test",  # what it does with that
-    "trust",  # how far it goes
-    "log.console",  # its terminal
-    "log.video",  # what it does at its end
-)
+OF_ONE_CALL = ("checkpoint", "start_from", "test", "trust", "log.console", "log.video")
 """Settings of a call that none takes over from another."""
 OF_THE_MACHINE = (
     "log.dir",  # a path
@@ -72,24 +65,15 @@ Bounds = Annotated[list[float], Rule("three numbers >= 0", lambda most: len(most
 Units = Annotated[list[Count], Rule("a list of positive ints, e.g. [256,128,64]", lambda sizes: len(sizes) > 0)]
 Activation = Literal["elu", "relu", "tanh", "silu", "gelu", "selu"]
 Precision = Literal["auto", "fp32", "bf16"]
-Device = Annotated[
-    str,
-    Rule(
-        "auto, cpu, cuda or cuda:<index>",
-        lambda value: re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", value) is not None,
-    ),
-]
+DEVICE, FOLDER_NAME = re.compile(r"auto|cpu|cuda(:\d{1,9})?"), re.compile(r"(?!\.\.?\Z)[\w.-]+")
+Device = Annotated[str, Rule("auto, cpu, cuda or cuda:<index>", lambda value: DEVICE.fullmatch(value) is not None)]
 FolderName = Annotated[
-    str,
-    Rule(
-        "a folder name of letters, digits and . _ -",
-        lambda value: re.fullmatch(r"[\w.-]+", value) is not None and value not in (".", ".."),
-    ),
+    str, Rule("a folder name of letters, digits and . _ -", lambda value: FOLDER_NAME.fullmatch(value) is not None)
 ]
 
 
 def _check_order(settings: Any, low: str, high: str, *, strict: bool = False) -> None:
-    """Raises ValueError where one setting is above another, or with `strict` where it is not below."""
+    """Raise ValueError unless `low <= high` (`low < high` if `strict`)."""
     a, b = getattr(settings, low), getattr(settings, high)
     if a > b or (strict and a == b):
         problem, sign = ("be below", ">=") if strict else ("not be above", ">")
@@ -134,9 +118,8 @@ class NetworkConfig:
     encoder: EncoderConfig
 
     def __post_init__(self) -> None:
-        if not self.log_std_min <= self.log_std_init <= self.log_std_max:
-            got = f"{self.log_std_init} outside [{self.log_std_min}, {self.log_std_max}]"
-            raise ValueError(f"log_std_init must be between log_std_min and log_std_max, got {got}")
+        _check_order(self, "log_std_min", "log_std_init")
+        _check_order(self, "log_std_init", "log_std_max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -497,8 +480,7 @@ class OffPolicyConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         if self.learning_starts > self.replay.capacity:
             problem = f"learning_starts={self.learning_starts} is beyond replay.capacity={self.replay.capacity}"
-            advice = f"learning_starts={max(1, self.replay.capacity // 10)}"
-            raise ValueError(f"{problem}: it would never learn. Try {advice}")
+            raise ValueError(f"{problem}: it would never learn. Try learning_starts={self.replay.capacity // 10 or 1}")
         if self.batch_size > self.learning_starts:
             problem = f"batch_size={self.batch_size} is more than what is stored when it begins to learn"
             raise ValueError(f"{problem}. Try learning_starts={self.batch_size}")
@@ -519,9 +501,9 @@ class ActorCriticConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
-        if (updates := self.horizon * self.updates) % self.policy_delay:
-            updates_of_iteration = f"the {updates} updates of an iteration (horizon * updates)"
-            raise ValueError(f"policy_delay={self.policy_delay} must divide {updates_of_iteration}")
+        if (number := self.horizon * self.updates) % self.policy_delay:
+            updates = f"the {number} updates of an iteration (horizon * updates)"
+            raise ValueError(f"policy_delay={self.policy_delay} must divide {updates}")
         if self.demonstrations.file is not None and self.replay.alpha > 0.0:
             raise ValueError("demonstrations.file needs transitions drawn uniformly. Try replay.alpha=0")
 
@@ -603,10 +585,10 @@ class PretrainedConfig:
         if self.init_from in OF_IMAGENET and not self.freeze:
             raise ValueError(f"init_from={self.init_from} is not trained any further. Try pretrained.freeze=true")
         if self.frames > 1 and not self.freeze:
-            raise ValueError(
-                "frames is for a frozen encoder. Try network.encoder.frames in the algorithm's section, such as"
-                f" ppo.network.encoder.frames={self.frames}"
+            advice = (
+                f"network.encoder.frames in the algorithm's section, such as ppo.network.encoder.frames={self.frames}"
             )
+            raise ValueError(f"frames is for a frozen encoder. Try {advice}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -716,13 +698,14 @@ class RunConfig:
     def __post_init__(self) -> None:
         actors, number = self.actors.engine, self.num_actors
         if not self.headless:
-            advice = "python tools/play.py <run folder> beside it: it follows the run as it learns"
+            advice = "python tools/play.py <run folder> next to it: it follows the run as it learns"
             raise ConfigError(f"headless=false: training opens no window. Try {advice}")
         if self.checkpoint is not None and self.start_from is not None:
             raise ConfigError(f"start_from={self.start_from} has no effect with checkpoint. Try start_from=null")
         if actors is None and number is not None:
-            problem = f"num_actors={number} has no effect without actors"
-            raise ConfigError(f"{problem}. Try num_actors=null, or actors=process")
+            raise ConfigError(
+                f"num_actors={number} has no effect without actors. Try num_actors=null, or actors=process"
+            )
         if actors is not None and self.multi_gpu:
             raise ConfigError(f"multi_gpu=true with actors={actors}: actors send to one learner. Try multi_gpu=false")
 

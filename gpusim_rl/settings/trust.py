@@ -16,7 +16,7 @@ from typing import Any
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import check_plain
-from gpusim_rl.settings.discover import check_config_dir, plugin_cfg_dirs, read_yaml
+from gpusim_rl.settings.discover import cfg_dirs, check_config_dir, read_yaml
 from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.overrides import text_of
 from gpusim_rl.settings.schema import OF_ONE_CALL, OF_THE_MACHINE
@@ -41,17 +41,11 @@ def check_saved_settings(
     config_dir: str | Path | None = None,
     named: Collection[Named] = (),
 ) -> dict[str, Any]:
-    """Returns saved settings, those of a call at their defaults; stops where they name code the user has not asked for.
+    """Return saved settings, those of a call at their defaults; stop where they name code the user has not asked for.
 
     Settings of an algorithm or a simulator of ours that came after the run take today's defaults. A class is taken by
-    its exact path, where a yaml of ours or of an installed package names it, or this command does.
-
-    Args:
-        settings: Saved settings, plain values.
-        where: File of the settings.
-        trust: Whether the user said `trust=true`.
-        config_dir: Folder of the user (`-cd`): what its files name is trusted.
-        named: Code that this command names.
+    its exact path, where a yaml of ours, of an installed package or of `config_dir` names it, or this command does
+    (`named`). With `trust`, all is taken.
 
     Raises:
         ConfigError: They are none of a run, or code would be run, which the error names.
@@ -115,9 +109,7 @@ def _is_named(code: Named, config_dir: str | Path | None) -> bool:
         check_config_dir(config_dir)
         if _names(Path(config_dir), code):
             return True
-    if code[0] == "env":
-        return False
-    return _names(paths.cfg_dir(), code) or any(_names(folder, code) for _, folder in plugin_cfg_dirs())
+    return code[0] != "env" and any(_names(folder, code) for _, folder in cfg_dirs())
 
 
 def _names(folder: Path, code: Named) -> bool:

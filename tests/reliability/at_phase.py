@@ -68,17 +68,17 @@ def main() -> None:
         trainers.append(self)
 
     Trainer.__init__ = building  # type: ignore[method-assign]
-    if phase == "before the run folder":
-        before(start, "make_env")
-    elif phase == "before the first iteration":
-        before(Logger, "start")
-    elif phase == "rollout":
-        before(VecEnv, "step", in_iteration)
-    elif phase == "update":
-        before(MaskedAdamW, "masked_step", in_iteration)
-    elif phase == "metrics":
-        before(CsvWriter, "_append", in_iteration)
-    elif phase == "writing a checkpoint":
+    functions: dict[str, tuple[Any, ...]] = {
+        "before the run folder": (start, "make_env"),
+        "before the first iteration": (Logger, "start"),
+        "rollout": (VecEnv, "step", in_iteration),
+        "update": (MaskedAdamW, "masked_step", in_iteration),
+        "metrics": (CsvWriter, "_append", in_iteration),
+        "evaluation": (VecEnv, "step"),
+        "end": (Logger, "finish"),
+        "closing": (Logger, "__exit__"),
+    }
+    if phase == "writing a checkpoint":
         torch_save = torch.save
 
         def saving(payload: Any, file: Any) -> None:
@@ -91,14 +91,8 @@ def main() -> None:
             torch_save(payload, file)
 
         torch.save = saving
-    elif phase == "evaluation":
-        before(VecEnv, "step")
-    elif phase == "end":
-        before(Logger, "finish")
-    elif phase == "closing":
-        before(Logger, "__exit__")
     else:
-        raise SystemExit(f"unknown phase {phase!r}")
+        before(*functions[phase])
 
     train = Path(__file__).resolve().parents[2] / "train.py"
     sys.argv = [str(train), *sys.argv[3:]]

@@ -18,15 +18,8 @@ from reliability.processes import saved_iteration
 from reliability.record import record
 
 TIMEOUT_S = 60.0
-WORDS = (
-    "task=Cartpole",
-    "algo=impala",
-    "impala.network.hidden=[16,16]",
-    "num_envs=4",
-    "actors=process",
-    "num_actors=2",
-)
-WORDS += ("max_iterations=1000000", "log.console=plain", "actors.timeout_s=3")
+WORDS = ("task=Cartpole", "algo=impala", "impala.network.hidden=[16,16]", "num_envs=4", "max_iterations=1000000")
+WORDS += ("actors=process", "num_actors=2", "actors.timeout_s=3", "log.console=plain")
 
 
 class Training:

@@ -172,22 +172,36 @@ def test_it_is_counted_and_left_out(tmp_path: Path, where: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("interval", [1, 5])
 @pytest.mark.parametrize("where", ENDING)
-def test_it_ends_the_training_before_a_checkpoint(tmp_path: Path, where: str) -> None:
+def test_it_ends_the_training_before_a_checkpoint(tmp_path: Path, where: str, interval: int) -> None:
     found = trials(random.Random(where))
     for number, (value, iteration, call, env) in enumerate(found):
-        folder = tmp_path / str(number)
-        trainer = trainer_in(folder, log={"checkpoint_interval": 1})
+        folder, log = tmp_path / str(number), {"interval": interval, "checkpoint_interval": 1}
+        trainer = trainer_in(folder, log=log)
         ENDING[where](trainer, At((iteration - 1) * HORIZON + call + 1), env, value)
-        with pytest.raises(TaskError, match=rf"{where}.* is not finite in iteration {iteration}; ") as error:
+        when = f"iteration {iteration}; " if interval == 1 else "iterations "
+        with pytest.raises(TaskError, match=rf"{where}.* is not finite in {when}") as error:
             trainer.train()
-        assert f"env {env}" in str(error.value) and "\n" not in str(error.value)
+        assert "\n" not in str(error.value) and (interval > 1 or f"env {env}" in str(error.value))
         run = the_run(folder)
-        assert assert_finite(run)["iteration"] == iteration - 1
-        resumed = trainer_in(folder, checkpoint=str(run))
-        resumed.train()
+        saved = assert_finite(run)
+        assert saved["iteration"] == iteration - 1
+        assert all(total.isfinite().all() for total in saved["metrics"]["sums"].values())
+        trainer_in(folder, checkpoint=str(run), log=log).train()
         assert assert_finite(run)["iteration"] == ITERATIONS
-        assert [row["iteration"] for row in read_csv(run)] == [str(row) for row in range(1, ITERATIONS + 1)]
+        rows = range(1, ITERATIONS + 1) if interval == 1 else (5, ITERATIONS)
+        assert [row["iteration"] for row in read_csv(run)] == [str(row) for row in rows]
+    if interval > 1:
+        record(
+            f"NaN, Inf or -Inf in the {where}, within a log interval",
+            "in one env at a random step; log.interval=5, and a checkpoint every iteration",
+            len(found),
+            "the training ends with one line before the next checkpoint; no checkpoint holds the number, and the newest"
+            " is resumed to the end",
+            "the iteration it came in",
+        )
+        return
     record(
         f"NaN, Inf or -Inf in the {where}",
         "in one env at a random step of a training",
@@ -195,31 +209,4 @@ def test_it_ends_the_training_before_a_checkpoint(tmp_path: Path, where: str) ->
         "the training ends with one line that names step and env; all checkpoints are from before it, and the newest is"
         " resumed",
         "the iteration it came in, and those since the last checkpoint",
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ENDING)
-def test_within_a_log_interval_it_is_in_no_checkpoint(tmp_path: Path, where: str) -> None:
-    found = trials(random.Random(where))
-    for number, (value, iteration, call, env) in enumerate(found):
-        folder, log = tmp_path / str(number), {"interval": 5, "checkpoint_interval": 1}
-        trainer = trainer_in(folder, log=log)
-        ENDING[where](trainer, At((iteration - 1) * HORIZON + call + 1), env, value)
-        with pytest.raises(TaskError, match=rf"{where} is not finite in iterations .*; all checkpoints are"):
-            trainer.train()
-        run = the_run(folder)
-        saved = assert_finite(run)
-        assert saved["iteration"] == iteration - 1
-        assert all(total.isfinite().all() for total in saved["metrics"]["sums"].values())
-        trainer_in(folder, checkpoint=str(run), log=log).train()
-        assert assert_finite(run)["iteration"] == ITERATIONS
-        assert [row["iteration"] for row in read_csv(run)] == ["5", str(ITERATIONS)]
-    record(
-        f"NaN, Inf or -Inf in the {where}, within a log interval",
-        "in one env at a random step; log.interval=5, and a checkpoint every iteration",
-        len(found),
-        "the training ends with one line before the next checkpoint; no checkpoint holds the number, and the newest is"
-        " resumed to the end",
-        "the iteration it came in",
     )

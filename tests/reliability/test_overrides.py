@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
-import sys
+import resource
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from gpusim_rl.settings.compose import compose
-from helpers.commands import run_command
+from helpers.commands import Finished
+from reliability.processes import HANGS, TRAIN, Slot
 from reliability.record import record
 
 TASKS = ("Cartpole", "Ant", "AnymalTerrain", "FrankaCubeStack", "ShadowHand")
@@ -25,7 +27,13 @@ SMALL = (
     "ppo.epochs=1",
     "ppo.network.hidden=[8]",
     "log.console=plain",
+    "wandb_activate=false",
 )
+MEMORY = 2_000_000_000
+"""Most memory of a training next to the libraries [bytes]: a huge number of envs must not take the machine's."""
+LARGEST_FILE = 100_000_000
+LONG_S = 15.0
+"""A training that was asked for much work gets a Ctrl-C then."""
 LONG = ("max_iterations", "compile")
 """Valid values of these take minutes: training goes on for as long as it was asked to, and so does compiling."""
 GROUPS = ("task", "algo", "ppo", "sim", "log", "debug")
@@ -107,50 +115,59 @@ def command_lines(seed: int, n: int, tasks: tuple[str, ...] = TASKS) -> list[lis
     return lines
 
 
-def outcome_of(ended: dict[str, Any]) -> str:
-    errors = [line for line in ended["stderr"].splitlines() if line.startswith("error: ")]
-    if ended["killed"]:
+def outcome_of(ended: Finished, interrupted: bool) -> str:
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    if ended.returncode == HANGS:
         return "hang"
-    if "Traceback" in ended["stderr"] + ended["stdout"]:
+    if "Traceback" in ended.stderr + ended.stdout:
         return "traceback"
-    if ended["returncode"] == 0 and not errors:
+    if ended.returncode == 0 and not errors:
         return "trained"
-    if ended["interrupted"] and ended["returncode"] == 130:
+    if interrupted and ended.returncode == 130:
         return "trained until Ctrl-C"
-    if ended["returncode"] == 2 and len(errors) == 1 and ended["stderr"].endswith(f"{errors[0]}\n"):
+    if ended.returncode == 2 and len(errors) == 1 and ended.stderr.endswith(f"{errors[0]}\n"):
         return "refused in one line"
     return "other"
 
 
-def outcomes(lines: list[list[str]], folder: Path, *options: str, timeout_s: float) -> Counter[str]:
+def outcomes(lines: list[list[str]], folder: Path, slot: Slot) -> Counter[str]:
     """Run command lines; say which of them ended badly."""
-    (folder / "lines.json").write_text(json.dumps(lines), encoding="utf-8")
-    script, env = Path(__file__).with_name("forked_train.py"), {"WANDB_MODE": "disabled"}
-    command = [sys.executable, script, folder / "lines.json", *options]
-    done = run_command(*command, cwd=folder, env=env, timeout_s=timeout_s)
-    ended = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(ended) == len(lines)
-    found = [outcome_of(run) for run in ended]
-    bad = []
-    for outcome, run, line in zip(found, ended, lines, strict=True):
+    slot.run(TRAIN, "--help", cwd=folder)  # by now it has imported everything
+    pages = int(Path(f"/proc/{slot.server.pid}/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MEMORY
+    resource.prlimit(slot.server.pid, resource.RLIMIT_AS, (limit, limit))
+    resource.prlimit(slot.server.pid, resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+    found, bad = Counter[str](), []
+    for number, line in enumerate(lines):
+        work = folder / str(number)
+        work.mkdir()
+        began, interrupted = time.monotonic(), False
+        running = slot.start(TRAIN, *line, cwd=work)
+        while running.alive:
+            time.sleep(0.01)
+            if time.monotonic() - began > LONG_S and not interrupted:
+                running.send(signal.SIGINT)
+                interrupted = True
+        ended = running.ended()
+        outcome = outcome_of(ended, interrupted)
+        found[outcome] += 1
         if outcome not in ("trained", "trained until Ctrl-C", "refused in one line"):
             typed = " ".join(text[:200] for text in line if text not in SMALL)
-            bad.append(f"{outcome} ({run['returncode']}, {run['seconds']:.1f} s): {typed}\n{run['stderr'][-1500:]}")
+            bad.append(f"{outcome} ({ended.returncode}): {typed}\n{ended.stderr[-1500:]}")
     assert not bad, f"{len(bad)} of {len(lines)} ended badly:\n" + "\n".join(bad)
-    return Counter(found)
+    return found
 
 
 @pytest.mark.slow
-def test_nasty_overrides_end_well_or_in_one_line(tmp_path):
-    lines = command_lines(seed=7, n=12, tasks=("Cartpole", "Ant"))
-    found = outcomes(lines, tmp_path, "quick", timeout_s=120)
+def test_nasty_overrides_end_well_or_in_one_line(tmp_path, slot):
+    found = outcomes(command_lines(seed=7, n=12, tasks=("Cartpole", "Ant")), tmp_path, slot)
     assert found["refused in one line"] > found["trained"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_random_overrides(tmp_path):
+def test_random_overrides(tmp_path, slot):
     n = 300
-    found = outcomes(command_lines(seed=300, n=n), tmp_path, timeout_s=3000)
+    found = outcomes(command_lines(seed=300, n=n), tmp_path, slot)
     words = ", ".join(f"{count} {outcome}" for outcome, count in found.most_common())
     record("Random overrides", "1 to 3 settings get a nasty value or odd syntax, one seed", n, words, "nothing")

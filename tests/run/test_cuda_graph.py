@@ -13,7 +13,6 @@ import torch
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors, data_parallel
 from gpusim_rl.distributed.data_parallel import Processes
-from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.run.cuda_graph import SEGMENTS, WARM_UP, Graphs, NotCapturableError, choose_graph, in_place
 from gpusim_rl.run.cuda_graph import GraphChoice as Choice
 from gpusim_rl.run.held_objects import generators_of
@@ -145,16 +144,13 @@ def recordings(pieces: list[Any]) -> list[Recorded]:
 @pytest.mark.parametrize(
     ("mode", "task", "overrides"),
     [
-        pytest.param("rollout", "Ant", {"task": {"episode_length": 20}}, marks=pytest.mark.slow),
         pytest.param("rollout", "Ant", RANDOMISED, marks=pytest.mark.slow),
         pytest.param("rollout", "Cartpole", RECURRENT, marks=pytest.mark.slow),
         ("rollout", Faulty, LINEAR),  # with a critic of its own, and an env that diverges
         pytest.param("rollout", "Cartpole", NOISY_IMAGES, marks=pytest.mark.slow),
         pytest.param("rollout", Reassigning, {}, marks=pytest.mark.slow),
         pytest.param("step", "Cartpole", RECURRENT, marks=pytest.mark.slow),
-        pytest.param("step", Reassigning, {}, marks=pytest.mark.slow),
         pytest.param("split", "Ant", RANDOMISED, marks=pytest.mark.slow),
-        pytest.param("split", "Cartpole", RECURRENT, marks=pytest.mark.slow),
         pytest.param("split", Reassigning, {}, marks=pytest.mark.slow),
         pytest.param("update", Faulty, LINEAR, marks=pytest.mark.slow),
     ],
@@ -234,18 +230,7 @@ def test_a_replayed_update_skips_what_an_eager_one_skips(tmp_path):
     assert all(value.isfinite().all() for value in state["policy"].values())
 
 
-def test_every_replay_draws_new_numbers(tmp_path):
-    trainer, _ = trained(Recorder, "rollout", "Cartpole", tmp_path, None, 3)
-    before = trainer.algorithm.rollout.action.clone()
-    trainer.collector.collect()
-    rollout = trainer.algorithm.rollout
-    policy = DiagonalGaussian.stored(rollout.distribution)
-    noise = (rollout.action - policy.mean) / policy.log_std.exp()
-    assert not torch.equal(trainer.algorithm.rollout.action, before)
-    assert 0.5 < noise.std() < 1.5
-
-
-@pytest.mark.parametrize("mode", ["rollout", "step", "split"])
+@pytest.mark.parametrize("mode", ["rollout", "split"])
 def test_a_graph_registers_the_generators_that_it_draws_from(mode, tmp_path):
     """Torch launches two kernels for each of them, before each replay of each piece."""
     trainer, _ = trained(Recorder, mode, "Cartpole", tmp_path, None, 4)
@@ -344,9 +329,7 @@ class Failing(Recorder):
     ("failing", "mode"),
     [
         (("rollout",), "step"),
-        pytest.param(("rollout", "step"), "split", marks=pytest.mark.slow),
         pytest.param(("rollout", "step", "split"), "update", marks=pytest.mark.slow),
-        pytest.param(("update",), "rollout only", marks=pytest.mark.slow),
         pytest.param(("rollout", "step", "update"), "split only", marks=pytest.mark.slow),
     ],
 )
@@ -410,12 +393,9 @@ def test_a_signal_in_a_capture_is_no_failure_of_it(caplog):
         ("auto", CUDA, CUDA, 16, False, "rollout"),
         ("auto", CUDA, CUDA, 16 * 4 * 4, False, "step"),  # a short rollout of a task with RK4
         ("rollout", CUDA, CUDA, 256, False, "rollout"),
-        ("step", CUDA, CUDA, 16, False, "step"),
-        ("split", CUDA, CUDA, 16, False, "split"),
         ("off", CUDA, CUDA, 16, False, "off"),
         ("auto", CUDA, CPU, 16, False, "update"),
         ("rollout", CUDA, CUDA, 16, True, "update"),
-        ("auto", CPU, CPU, 16, False, "off"),
         ("rollout", CPU, CPU, 16, False, "off"),
     ],
 )
@@ -446,9 +426,12 @@ def test_in_place_copies_tuples_too():
     with in_place([stateful]):
         stateful.hidden = (torch.full((2,), 5.0), before[1])  # type: ignore[attr-defined]
     assert stateful.hidden is before and before[0].tolist() == [5.0, 5.0]  # type: ignore[attr-defined]
-    with pytest.raises(NotCapturableError, match=r"Stateful\.hidden changes its shape"), in_place([stateful]):
-        stateful.hidden = before[:1]  # type: ignore[attr-defined]
-    assert stateful.hidden is before  # type: ignore[attr-defined]
+    for name, value in (("hidden", before[:1]), ("a", torch.zeros(3))):
+        kept = stateful.b
+        with pytest.raises(NotCapturableError, match=rf"Stateful\.{name} changes its shape"), in_place([stateful]):
+            stateful.b = torch.zeros(2)
+            setattr(stateful, name, value)
+        assert stateful.hidden is before and stateful.b is kept  # type: ignore[attr-defined]
 
 
 def test_a_number_that_an_update_counts_is_not_frozen(caplog):
@@ -472,15 +455,6 @@ def test_a_block_that_fails_leaves_the_object_as_it_was():
         stateful.a, stateful.number, stateful.new = torch.full((2,), 9.0), 4, 5  # type: ignore[attr-defined]
         raise RuntimeError("in the middle")
     assert vars(stateful) == before and stateful.a is before["a"]
-
-
-def test_in_place_refuses_another_shape():
-    stateful = Stateful()
-    a, b = stateful.a, stateful.b
-    with pytest.raises(NotCapturableError, match=r"Stateful\.a changes its shape"), in_place([stateful]):
-        stateful.b = torch.zeros(2)
-        stateful.a = torch.zeros(3)
-    assert stateful.a is a and stateful.b is b
 
 
 # Warp's own graphs, which replay the physics on the CPU too

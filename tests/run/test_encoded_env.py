@@ -20,17 +20,13 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.pretrained import load_frozen, save_pretrained
 from gpusim_rl.learn.vae import VAE
 from gpusim_rl.run import checkpoint
-from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 from gpusim_rl.run.eval_process import Evaluation
-from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import Box
-from gpusim_rl.testing.conformance import differences
-from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.video import seen
-from helpers.fake_cuda_graph import Recorder, without_shortcuts
-from helpers.training import merged, read_csv, shake, the_run
+from helpers.training import merged, shake, the_run
+from helpers.whole_runs import check_no_sync, check_replays, check_resumes
 
 SIZE = (12, 16)
 SHAPE = (*SIZE, 3)
@@ -102,28 +98,32 @@ def test_the_policy_gets_features_of_the_newest_frames(file, tmp_path):
     env.close()
 
 
-@pytest.mark.parametrize("algo", ["ppo", "sac"])
-def test_a_run_stores_no_images_and_resumes_bit_for_bit(algo, file, tmp_path):
-    small: dict[str, Any] = {}
-    if algo == "sac":
-        small = {"algo": "sac"}
-        small["sac"] = {
-            "horizon": 6,
-            "learning_starts": 32,
-            "batch_size": 16,
-            "replay": {"capacity": 256, "save": True},
-        }
-    trainer(file, tmp_path / "whole", **small, max_iterations=6).train()
-    trainer(file, tmp_path / "parts", **small, max_iterations=3).train()
-    run = the_run(tmp_path / "parts")
-    file.unlink()  # the run has a copy
-    make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=6)).train()
-    ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
-    for part in ("policy", "algorithm", "env", "metrics"):
-        assert differences(ends[0][part], ends[1][part]) == []
-    assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
-    assert ends[0]["images"] == {} and ends[0]["obs_sizes"]["policy"] == 2 * LATENTS
-    assert not any("encoder" in name for name in ends[0]["policy"])
+SAC = {"horizon": 6, "learning_starts": 32, "batch_size": 16, "replay": {"capacity": 256, "save": True}}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param({"algo": "sac", "sac": SAC}, marks=pytest.mark.slow)], ids=["ppo", "sac"]
+)
+def test_a_run_stores_no_images_and_resumes_bit_for_bit(more, file, tmp_path):
+    def resume(run: Path) -> Trainer:
+        file.unlink()  # the run has a copy
+        return make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=6))
+
+    state = check_resumes(lambda folder, **length: trainer(file, folder, **more, **length), resume, tmp_path, 3)
+    assert state["images"] == {} and state["obs_sizes"]["policy"] == 2 * LATENTS
+    assert not any("encoder" in name for name in state["policy"])
+
+
+def test_no_host_sync_in_an_iteration(file, tmp_path):
+    check_no_sync(trainer(file, tmp_path, sim="mjwarp"))
+
+
+@pytest.mark.parametrize("mode", ["rollout", pytest.param("step", marks=pytest.mark.slow)])
+def test_replaying_equals_running(mode, file, tmp_path):
+    def make(folder: Path, **length: Any) -> Trainer:
+        return trainer(file, folder, sim={"name": "mjwarp", "num_threads": 1}, **length)
+
+    check_replays(make, mode, tmp_path, lambda it: it.env.env.sim)  # type: ignore[attr-defined]
 
 
 def test_it_is_evaluated_and_played(file, tmp_path):
@@ -154,7 +154,10 @@ class CameraAndNumbers(CartpoleCamera):
         return {**observed, "policy": {"cart_pos": 100.0 * state["cart_pos"], "cart_vel": state["cart_vel"]}}
 
 
-@pytest.mark.parametrize(("algo", "frames", "numbers"), [("ppo", 3, False), ("sac", 1, True), ("gru", 2, True)])
+@pytest.mark.parametrize(
+    ("algo", "frames", "numbers"),
+    [("gru", 2, True), *(pytest.param(*row, marks=pytest.mark.slow) for row in (("ppo", 3, False), ("sac", 1, True)))],
+)
 def test_an_exported_policy_takes_images_and_acts_as_it_does(algo, frames, numbers, file, tmp_path, monkeypatch):
     onnxruntime = pytest.importorskip("onnxruntime")
     from gpusim_rl.export import files
@@ -199,35 +202,6 @@ def test_another_encoder_than_it_was_trained_with_is_one_line(file, tmp_path):
     written(run / "encoder.pt", seed=1)
     with pytest.raises(ConfigError, match=r"pretrained\.init_from is another encoder than the policy was trained with"):
         Player.open(str(run))
-
-
-def test_no_host_sync_in_an_iteration(file, tmp_path):
-    it = trainer(file, tmp_path, sim="mjwarp")
-    with it.logging() as log:
-        it.iterate(log)
-        with SyncCounter() as syncs:
-            it.collector.collect()
-            it.algorithm.update()
-    assert syncs.total == 0, syncs.locations
-
-
-@pytest.mark.parametrize("mode", ["rollout", "step"])
-def test_replaying_equals_running(mode, file, tmp_path):
-    def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
-        it = trainer(file, folder, sim={"name": "mjwarp", "num_threads": 1}, max_iterations=8)
-        without_shortcuts(it.env.env.sim)
-        options: dict[str, Any] = {"generators": generators_of(it.algorithm, it.start.device)}
-        options |= {"stateful": it.collector.graphs._stateful}
-        it.collector.graphs = graphs(GraphChoice(mode, "test"), it.start.device, **options)
-        with it.logging() as log:
-            for _ in range(8):
-                it.iterate(log)
-            assert graphs is Graphs or it.collector.graphs._captured.keys() == {mode, "update"}
-            return it.state_dict()
-
-    eager, replayed = trained(Graphs, tmp_path / "eager"), trained(Recorder, tmp_path / "replayed")
-    for part in ("policy", "algorithm", "env", "metrics"):
-        assert differences(eager[part], replayed[part]) == []
 
 
 class Counting(Environment):
@@ -335,6 +309,7 @@ def test_a_policy_begins_with_the_weights_of_a_file(file, tmp_path):
         make_trainer(prepare("Cartpole", pretrained={"init_from": str(file)}, num_envs=2))
 
 
+@pytest.mark.slow
 def test_features_of_imagenet_tell_more_than_random_weights():
     pytest.importorskip("efficientnet_lite_pytorch")
     images = torch.full((160, 32, 32, 3), 180, dtype=torch.uint8)  # a bar at random angles

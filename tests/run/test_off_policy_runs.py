@@ -14,18 +14,15 @@ from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
-from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 from gpusim_rl.run.evaluation import evaluate
-from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.testing.conformance import differences, leaves
-from gpusim_rl.testing.sync_counter import SyncCounter
+from gpusim_rl.testing.conformance import leaves
 from gpusim_rl.view.player import Player
 from helpers.commands import ROOT
-from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.off_policy import C51, NAMES, settings_of
 from helpers.states import saved_bytes
-from helpers.training import merged, read_csv, the_run
+from helpers.training import merged, the_run
+from helpers.whole_runs import check_no_sync, check_replays, check_resumes
 
 DISTRIBUTIONS = {"network": C51}
 RAINBOW = {"network": C51, "n_step": 3, "replay": {"alpha": 0.5}}
@@ -39,21 +36,24 @@ def trainer(name: str, folder: Path, /, changes: dict[str, Any] | None = None, *
     return make_trainer(prepare("Cartpole", algo=name, **merged(quiet, merged(settings, more))))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("changes", "task"), [({}, {}), (IMAGES, PAINTED)], ids=["numbers", "images"])
+@pytest.mark.parametrize(
+    ("name", "changes", "task"),
+    [*((name, IMAGES, PAINTED) for name in NAMES), *(pytest.param(n, {}, {}, marks=pytest.mark.slow) for n in NAMES)],
+)
 def test_a_run_resumes_bit_for_bit(name: str, changes: dict[str, Any], task: dict[str, Any], tmp_path: Path) -> None:
-    trainer(name, tmp_path / "whole", changes, **task, max_iterations=8).train()
-    trainer(name, tmp_path / "parts", changes, **task).train()
-    run = the_run(tmp_path / "parts")
-    again = {"checkpoint": str(run), "trust": True, "max_iterations": 8}
-    trainer(name, tmp_path / "parts", changes, **task, **again).train()
-    ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
-    for part in ("policy", "algorithm", "env", "metrics"):
-        assert differences(ends[0][part], ends[1][part]) == []
-    assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
+    def make(folder: Path, **more: Any) -> Trainer:
+        return trainer(name, folder, changes, **task, **more)
+
+    again = {"trust": True, "max_iterations": 8}
+    check_resumes(make, lambda run: make(tmp_path / "parts", checkpoint=str(run), **again), tmp_path)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "rainbow", "host"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
+    check_no_sync(trainer(name, tmp_path, sim="mjwarp", device="cpu"))
+
+
+@pytest.mark.parametrize("name", ["sac", "rainbow", "host"])
 def test_a_checkpoint_does_not_grow_with_the_capacity(name: str, tmp_path: Path) -> None:
     """Nothing in it is a view of something larger either, which `torch.save` would write as a whole."""
     algorithm = {"rainbow": "dqn", "host": "sac"}.get(name, name)
@@ -136,7 +136,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     [
         ("sac", "rollout", IMAGES),
         pytest.param("sac", "rollout", {}, marks=pytest.mark.slow),
-        ("sac", "step", DISTRIBUTIONS),
+        pytest.param("sac", "step", DISTRIBUTIONS, marks=pytest.mark.slow),
         pytest.param("td3", "rollout", DISTRIBUTIONS, marks=pytest.mark.slow),
         pytest.param("dqn", "rollout", RAINBOW, marks=pytest.mark.slow),
         pytest.param("dqn", "step", {}, marks=pytest.mark.slow),
@@ -154,34 +154,13 @@ def test_replaying_equals_running(name: str, mode: str, changes: dict[str, Any],
     # learning starts after the capture: one graph waits and learns
     changes = merged(changes, {"learning_starts": 150})
 
-    def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
-        task = PAINTED if "encoder" in changes.get("network", {}) else {}
-        it = trainer(name, folder, changes, **task, sim="mjwarp", device="cpu", max_iterations=8)
-        without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
-        options: dict[str, Any] = {"generators": generators_of(it.algorithm, it.start.device)}
-        options |= {"stateful": it.collector.graphs._stateful}
-        it.collector.graphs = graphs(GraphChoice(mode, "test"), it.start.device, **options)
-        with it.logging() as log:
-            for _ in range(8):
-                it.iterate(log)
-            assert graphs is Graphs or it.collector.graphs._captured.keys() == {mode, "update"}
-            return it.state_dict()
+    task = PAINTED if "encoder" in changes.get("network", {}) else {}
 
-    eager, replayed = trained(Graphs, tmp_path / "eager"), trained(Recorder, tmp_path / "replayed")
-    for part in ("policy", "algorithm", "env", "metrics"):
-        assert differences(eager[part], replayed[part]) == []
+    def make(folder: Path, **more: Any) -> Trainer:
+        return trainer(name, folder, changes, **task, sim="mjwarp", device="cpu", **more)
+
+    eager = check_replays(make, mode, tmp_path, lambda it: it.env.sim)  # type: ignore[attr-defined]
     assert eager["algorithm"]["critic_optimizer"][0]["step"] > 0, "it has learned"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
-    it = trainer(name, tmp_path, sim="mjwarp", device="cpu")
-    with it.logging() as log:
-        it.iterate(log)
-        with SyncCounter() as syncs:
-            it.collector.collect()
-            it.algorithm.update()
-    assert syncs.total == 0, syncs.locations
 
 
 @pytest.mark.slow

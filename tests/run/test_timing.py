@@ -10,13 +10,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gpusim_rl.diagnose.run_stats import read_rows
 from gpusim_rl.run.timing import PhaseTimer
-from helpers.training import make_trainer
 
 
 def test_phases_are_summed_per_interval_and_restart_at_zero():
     timer = PhaseTimer(torch.device("cpu"))
+    with timer("simulate"):
+        time.sleep(0.01)
+    timer.start()  # what comes before does not count
     for _ in range(2):
         with timer("simulate"):
             time.sleep(0.02)
@@ -96,28 +97,6 @@ def test_waiting_for_the_device_is_not_logging():
     assert 0.02 <= first.phases()["log"] <= first.wall_s
     assert 0.01 <= second.phases()["log"] <= second.wall_s - 0.2
     assert second.phases().keys() == {"log"}
-
-
-@pytest.mark.slow
-@pytest.mark.serial
-def test_a_row_that_the_device_still_works_on_makes_no_logging(tmp_path):
-    """On CUDA the host is ahead, and waits in every iteration for the row of the one before."""
-    trainer = make_trainer("Cartpole", tmp_path, max_iterations=4)
-    trainer.collector.metrics.wait = lambda: time.sleep(0.3)  # type: ignore[method-assign]
-    trainer.train()
-    [folder] = tmp_path.glob("Cartpole/2*")
-    rows = read_rows(folder / "metrics.csv")
-    assert all(row["time/iteration_s"] > 0.3 and row["time/log"] < 0.5 for row in rows[1:])
-
-
-def test_what_comes_before_the_start_does_not_count():
-    timer = PhaseTimer(torch.device("cpu"))
-    with timer("simulate"):
-        time.sleep(0.05)
-    began = time.perf_counter()
-    timer.start()
-    durations = timer.flush()
-    assert durations.wall_s <= time.perf_counter() - began and durations.phases() == {}
 
 
 class Stream:

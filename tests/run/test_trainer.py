@@ -220,23 +220,14 @@ def test_a_mean_of_few_episodes_is_no_record(tmp_path, monkeypatch, full_from, b
     assert (saved, told) == (best, best_returns)
 
 
-@pytest.mark.parametrize("chosen", [None, ":16:8"])
-def test_deterministic_kernels_get_the_workspace_that_cublas_wants(tmp_path, monkeypatch, chosen):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", chosen or "")
-    if chosen is None:
-        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+def test_deterministic_kernels_are_those_of_physics_too_and_get_the_workspace_that_cublas_wants(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     calls: list[bool] = []
     monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
-    make_trainer("Cartpole", tmp_path, torch_deterministic=True)
-    assert calls == [True] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == (chosen or ":4096:8")
-
-
-def test_deterministic_kernels_are_those_of_physics_too(tmp_path):
-    try:
-        trainer = make_trainer("Cartpole", tmp_path, torch_deterministic=True, sim="mjwarp")
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert trainer.env.sim._model.opt.deterministic
+    trainer = make_trainer("Cartpole", tmp_path, torch_deterministic=True, sim="mjwarp")
+    assert calls == [True] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert trainer.env.sim._model.opt.deterministic  # type: ignore[attr-defined]
 
 
 def test_the_digest_of_a_start_is_that_of_the_checkpoint_that_it_has_read(tmp_path, monkeypatch):
@@ -838,18 +829,12 @@ def test_a_checkpoint_of_another_task_is_refused(trained):
     refused(trained, f"checkpoint of another task: {copied} trained", "Pendulum", checkpoint=str(copied))
 
 
-@pytest.mark.parametrize(
-    "kind", ["empty", "text", "cut short", "of another program", "without a policy", "of other sizes"]
-)
+@pytest.mark.parametrize("kind", ["cut short", "of another program", "without a policy", "of other sizes"])
 def test_a_checkpoint_that_is_not_one_is_refused(trained, tmp_path, kind):
     good = the_run(trained) / "checkpoints" / "last.pt"
     bad = tmp_path / "bad.pt"
     payload = checkpoint.load(good)
-    if kind == "empty":
-        bad.write_bytes(b"")
-    elif kind == "text":
-        bad.write_text("weights")
-    elif kind == "cut short":
+    if kind == "cut short":
         bad.write_bytes(good.read_bytes()[:5000])
     elif kind == "of another program":
         torch.save({"model": torch.zeros(3)}, bad)

@@ -9,14 +9,10 @@ import pytest
 
 from gpusim_rl.api import load_spec
 from gpusim_rl.env import TaskConfig
-from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
 from gpusim_rl.settings import checks, schema
 from gpusim_rl.settings import compose as composing
-from gpusim_rl.settings.discover import read_yaml, tasks
-
-TASKS = sorted(tasks())
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +63,6 @@ def test_every_choice_of_every_group_is_valid(choice):
         assert run.algo == {"fast_sac": "sac", "apex": "dqn"}.get(name, name)
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_every_task_builds_and_its_yaml_keys_are_its_config_fields(name):
-    plain = composing.compose([f"task={name}"])
-    run = checks.build_run(plain, task_class=load_task_class(plain["task"]["_target_"]))
-    fields = {field.name for field in dataclasses.fields(run.task)}
-    assert set(plain["task"]) == fields | {"_target_"}
-
-
 def test_dataclasses_hold_no_values_and_cannot_change():
     for cls in (
         schema.RunConfig,
@@ -93,36 +81,18 @@ def test_dataclasses_hold_no_values_and_cannot_change():
         run.num_envs = 3  # type: ignore[misc]
 
 
-def with_bases(name: str) -> list[str]:
-    """A task, and those on which its yaml builds."""
-    entries = read_yaml(tasks()[name].file).get("defaults", [])
-    bases = [base for base in entries if isinstance(base, str) and base != "_self_"]
-    return [name, *(each for base in bases for each in with_bases(base))]
-
-
 def test_what_every_task_may_leave_out_has_one_default():
     shared = {field.name: field for field in dataclasses.fields(TaskConfig) if field.name in schema.TASK_DEFAULTS}
     reset_from = {"share": 0.0, "capacity": 4096, "chance": 0.05}
-    without_yaml = {
-        "randomize": shared["randomize"].default,
-        "randomization_params": {},
-        "reset_from": reset_from,
-        "observations": {},
-    }
+    without_yaml = {"randomize": shared["randomize"].default, "reset_from": reset_from}
     assert dataclasses.asdict(shared["reset_from"].default_factory()) == reset_from  # type: ignore[misc]
     assert shared["randomization_params"].default_factory is shared["observations"].default_factory is dict
-    assert composing.compose(["~task"])["task"] == without_yaml
-    for name in TASKS:  # a task's own yaml may have other values
-        yamls = [read_yaml(tasks()[one].file) for one in with_bases(name)]
-        composed = composing.compose([f"task={name}", "recipe=full"])["task"]
-        for key, default in without_yaml.items():
-            chosen = [yaml["task"][key] for yaml in yamls if key in yaml["task"]] or [default]
-            # Of several, the last yaml changes those before it.
-            assert composed[key] == chosen[0] or len(chosen) > 1
+    found = composing.compose(["~task"])["task"]
+    assert found == {**without_yaml, "randomization_params": {}, "observations": {}}
 
 
 def test_smoke_makes_any_task_small():
-    for name in TASKS:
+    for name in ("AllegroHand", "Ant", "CartpoleCamera", "Go1Velocity"):
         run = run_of(f"task={name}", "debug=smoke")
         assert run.num_envs * run.algorithm.horizon * run.max_iterations <= 1000
         assert run.debug.check_task
