@@ -32,7 +32,7 @@ from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row
 
-PANEL_INTERVAL_S = 0.25
+PANEL_INTERVAL_S = 0.5  # drawing takes 5 ms of the host
 PANEL_WIDTH = 100  # columns at most
 ECHO_WIDTH = 2  # columns right of the panel: a terminal writes ^C there, and must not begin a line for it
 PROGRESS_INTERVAL_S = {"rich": 2.0, "plain": 10.0, "json": 10.0}
@@ -272,8 +272,9 @@ class Console:
         terms = sorted((name for name in row if name.startswith("reward/")), key=lambda name: -abs(row[name] or 0.0))
         own = [(name, number(row[name])) for name in (*(name for name in row if name.startswith("task/")), *terms)]
         above, below = [*self._head(inner.max_width), *self._sparkline(inner.max_width)], self._below()
-        taken = len(self._rich.render_lines(Group(*above, below), inner)) + 3  # borders, and a line above the panel
-        wide = self._rich.measure(_table(usual + own, 2), options=options.update_width(1000)).maximum
+        taken = len(above) + len(self._rich.render_lines(below, inner)) + 3  # borders, and a line above the panel
+        labels = [len(label) for label, _ in usual + own]
+        wide = sum(max(labels[side::2], default=0) + VALUE_WIDTH + 2 for side in (0, 1))
         columns = 2 if wide <= inner.max_width else 1
         free = self._rich.height - taken - math.ceil(len(usual) / columns)
         fits = max(0, free) * columns
@@ -283,7 +284,8 @@ class Console:
         if spaced:
             table.add_row()
         _add_pairs(table, shown, columns)
-        left_out = [Text(f"and {len(own) - len(shown)} more in metrics.csv", "dim")] if len(shown) < len(own) else []
+        more = len(own) - len(shown) if free > 0 else 0
+        left_out = [Text(f"and {more} more in metrics.csv", "dim")] if more else []
         return Panel(
             Group(*above, table, *left_out, *([Text()] if spaced else []), below),
             title=Text(self._title),

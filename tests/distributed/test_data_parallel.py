@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[reportPrivateImportUsage]
@@ -29,6 +30,7 @@ from gpusim_rl.run.log_interval import LogIntervals
 from helpers import data_parallel_process
 from helpers.commands import ROOT, Finished, run_command
 from helpers.training import differences, read_csv
+from reliability.processes import process_of_rank
 
 SMALL = ("task=Cartpole", "multi_gpu=true", "device=cpu", "num_envs=16", "log.console=plain")
 SAC = ("algo=sac", "sac.learning_starts=64", "sac.batch_size=32", "sac.replay.capacity=2000")
@@ -189,7 +191,7 @@ def test_torchrun_restarts_a_run_that_has_lost_a_process(tmp_path):
         while run.poll() is None:
             time.sleep(0.1)
             if not killed and list(tmp_path.glob("runs/Cartpole/2*/checkpoints/000010.pt")):
-                os.kill(process_of_rank(run.pid, 1), signal.SIGKILL)
+                process_of_rank(1, psutil.Process(run.pid).children(recursive=True)).send_signal(signal.SIGKILL)
                 killed = True
     said = (tmp_path / "log").read_text()
     assert killed and run.returncode == 0, said[-3000:]
@@ -198,18 +200,6 @@ def test_torchrun_restarts_a_run_that_has_lost_a_process(tmp_path):
     rows = read_csv(folder)
     assert [int(float(row["iteration"])) for row in rows] == list(range(1, 151))
     assert last(tmp_path)["iteration"] == 150
-
-
-def process_of_rank(parent: int, rank: int) -> int:
-    """The process that torchrun has started."""
-    import psutil
-
-    [found] = [
-        child.pid
-        for child in psutil.Process(parent).children(recursive=True)
-        if child.environ().get("RANK") == str(rank) and "train.py" in " ".join(child.cmdline())
-    ]
-    return found
 
 
 def spec_of(*, test: bool = False, multi_gpu: bool = True, algo: str = "ppo", **settings):

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -182,3 +183,12 @@ def rows(run: Path) -> list[int]:
 def temporary_files(run: Path) -> list[str]:
     """What a write leaves that was cut short."""
     return sorted(path.name for path in run.rglob(".*") if re.fullmatch(r"\..+\.tmp", path.name))
+
+
+def process_of_rank(rank: int, processes: Iterable[psutil.Process]) -> psutil.Process:
+    """The training of that number, among the processes that torchrun has started."""
+    for process in processes:
+        with suppress(psutil.Error):
+            if process.environ().get("RANK") == str(rank) and str(TRAIN) in process.cmdline()[:3]:
+                return process
+    raise AssertionError(f"no process of rank {rank}")

@@ -18,6 +18,7 @@ import pytest
 from helpers.commands import ROOT
 from helpers.training import read_csv
 from helpers.two_hosts import ADDRESSES, DEVICE, TwoHosts
+from reliability.processes import process_of_rank
 from reliability.record import record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -59,16 +60,6 @@ def trains(folder: Path) -> None:
     time.sleep(2)
 
 
-def process_of_rank(rank: int, pids: list[int]) -> psutil.Process:
-    """The training of that number."""
-    [found] = [
-        process
-        for process in map(psutil.Process, pids)
-        if process.environ().get("RANK") == str(rank) and str(ROOT / "train.py") == process.cmdline()[2]
-    ]
-    return found
-
-
 def lines(*logs: Path) -> list[str]:
     """What has told of a lost process."""
     return re.findall(r"^error: .*lost_after_s.*$", "\n".join(log.read_text() for log in logs), re.MULTILINE)
@@ -83,8 +74,7 @@ def test_a_hung_process_is_named_and_torchrun_starts_the_run_again(tmp_path: Pat
         run = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=printed, stderr=printed)
         try:
             trains(tmp_path)
-            children = psutil.Process(run.pid).children(recursive=True)
-            hung = process_of_rank(1, [child.pid for child in children])
+            hung = process_of_rank(1, psutil.Process(run.pid).children(recursive=True))
             hung.send_signal(signal.SIGSTOP)
             named_s = until(lambda: bool(lines(log)), ENDS_WITHIN_S)
             again_s = named_s + until(lambda: "\nresumed " in log.read_text(), 120)
@@ -202,7 +192,7 @@ def test_a_machine_that_loses_power_ends_the_other(tmp_path: Path, hosts: TwoHos
 
 def test_a_hung_process_on_another_machine_ends_both(tmp_path: Path, hosts: TwoHosts) -> None:
     job = Job(hosts, tmp_path)
-    process_of_rank(0, hosts.processes(0)).send_signal(signal.SIGSTOP)
+    process_of_rank(0, map(psutil.Process, hosts.processes(0))).send_signal(signal.SIGSTOP)
     time_s = job.end_s(0, 1)
     [line] = lines(*job.logs)
     assert line.startswith("error: process 0 of 2 ") and "on host0" in line

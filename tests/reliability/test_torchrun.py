@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from helpers.commands import ROOT
-from reliability.processes import SMALL, TRAIN, rows, saved_iteration
+from reliability.processes import SMALL, TRAIN, process_of_rank, rows, saved_iteration
 from reliability.record import record
 
 ITERATIONS = 60
@@ -39,7 +38,7 @@ def test_a_process_that_is_killed_before_the_first_checkpoint_is_begun_again(tmp
             time.sleep(0.01)
         before = runs_in(folder)
         assert not [*before[0].glob("checkpoints/*.pt")]
-        os.kill(process_of_rank(job.pid, number % 2), signal.SIGKILL)
+        process_of_rank(number % 2, psutil.Process(job.pid).children(recursive=True)).send_signal(signal.SIGKILL)
         killed = time.monotonic()
         while job.poll() is None and (folder_of_new(folder, before) is None):
             time.sleep(0.05)
@@ -66,11 +65,3 @@ def runs_in(folder: Path) -> list[Path]:
 def folder_of_new(folder: Path, before: list[Path]) -> Path | None:
     new = [run for run in runs_in(folder) if run not in before and rows(run)]
     return new[-1] if new else None
-
-
-def process_of_rank(parent: int, rank: int) -> int:
-    for child in psutil.Process(parent).children(recursive=True):
-        with suppress(psutil.Error):
-            if child.environ().get("RANK") == str(rank) and "train.py" in " ".join(child.cmdline()):
-                return child.pid
-    raise AssertionError(f"no process of rank {rank}")

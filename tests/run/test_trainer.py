@@ -223,10 +223,12 @@ def test_a_mean_of_few_episodes_is_no_record(tmp_path, monkeypatch, full_from, b
 def test_deterministic_kernels_are_those_of_physics_too_and_get_the_workspace_that_cublas_wants(tmp_path, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    calls: list[bool] = []
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
-    trainer = make_trainer("Cartpole", tmp_path, torch_deterministic=True, sim="mjwarp")
-    assert calls == [True] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    try:
+        trainer = make_trainer("Cartpole", tmp_path, torch_deterministic=True, sim="mjwarp")
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert trainer.env.sim._model.opt.deterministic  # type: ignore[attr-defined]
 
 
