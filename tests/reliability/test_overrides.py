@@ -160,7 +160,7 @@ def outcomes(lines: list[list[str]], folder: Path, slot: Slot) -> Counter[str]:
 
 @pytest.mark.slow
 def test_nasty_overrides_end_well_or_in_one_line(tmp_path, slot):
-    found = outcomes(command_lines(seed=7, n=12, tasks=("Cartpole", "Ant")), tmp_path, slot)
+    found = outcomes(command_lines(seed=8, n=12, tasks=("Cartpole", "Ant")), tmp_path, slot)
     assert found["refused in one line"] > found["trained"] > 0
 
 
