@@ -107,8 +107,7 @@ class Console:
         lines = [f"{label:<{indent}}{text}" for label, text in banner]
         self._say("banner", *lines, data=dict(banner), hang=indent)
         if self.mode == "rich":
-            # No thread that redraws: it would compete with the physics for the interpreter.
-            with self._whole():
+            with self._whole():  # no thread that redraws: it would compete with the physics for the interpreter
                 self._live = Live(self._panel(), console=self._rich, auto_refresh=False)
                 self._live.start(refresh=True)
         self._alive_at = time.monotonic()
@@ -328,7 +327,7 @@ class Console:
         """Progress bar, iteration and time left; on two lines where they do not fit on one."""
         done = self._row.get("iteration")
         words = (f"iteration {number(done)}/{self._total}", f"ETA {self._eta}")
-        styles = {"style": "bright_black", "complete_style": "green", "finished_style": "green"}
+        styles: dict[str, Any] = {"style": "bright_black", "complete_style": "green", "finished_style": "green"}
         bar = ProgressBar(total=max(1, self._total), completed=done or 0, **styles)
         head = Table.grid(expand=True, padding=(0, GAP))
         head.add_column(ratio=1)
@@ -431,10 +430,9 @@ def _wrapped(line: str, width: int, hang: int) -> str:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as json can hold them."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }
+    """Return the values as json can hold them."""
+    odd = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: None if name in odd else value for name, value in values.items()}
 
 
 def number(value: int | float | None, unit: str = "", least: float = 0.0) -> str:

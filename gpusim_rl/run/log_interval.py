@@ -17,16 +17,6 @@ from gpusim_rl.run.timing import Durations
 
 
 @dataclass(frozen=True, slots=True)
-class EndedInterval:
-    """Facts of a log interval on the host when it ends; its row may arrive an interval later."""
-
-    numbers: Row
-    iterations: range
-    env_steps: int  # in the interval
-    durations: Durations
-
-
-@dataclass(frozen=True, slots=True)
 class LogRow:
     """The row of a log interval, with the flags (`check/...`) that are not logged.
 
@@ -80,20 +70,19 @@ class LogIntervals:
         numbers |= self._collector.numbers()
         self._added = {}
         durations = self._timer.flush()
-        iterations, steps = range(self._start[0] + 1, iteration + 1), env_steps - self._start[1]
-        ended = EndedInterval(numbers, iterations, steps, durations)
+        ended = (numbers, range(self._start[0] + 1, iteration + 1), env_steps - self._start[1], durations)
         self._start = (iteration, env_steps)
         self._wait()
         summing_s = self._collective.summing_s
         if summing_s is not None:  # this process's part of it: a row has the mean of the processes
             seconds, self._summed_s = summing_s - self._summed_s, summing_s
             extra = {**extra, "time/sums": torch.tensor(seconds / durations.wall_s / self._collective.size)}
-        return [self._row(*row) for row in self._metrics.flush(ended, extra)]
+        return [self._row(*host, values) for host, values in self._metrics.flush(ended, extra)]
 
     def drain(self) -> list[LogRow]:
         """Waits for and returns the row that is still on its way, if any."""
         self._wait()
-        return [self._row(*row) for row in self._metrics.drain()]
+        return [self._row(*host, values) for host, values in self._metrics.drain()]
 
     def pending(self, iteration: int) -> LogRow:
         """Returns the flags of the unfinished interval, up to an iteration; it reads the device.
@@ -118,12 +107,13 @@ class LogIntervals:
         with self._timer.waiting():
             self._metrics.wait()
 
-    def _row(self, ended: EndedInterval, values: Row) -> LogRow:
-        wall_s, phases = ended.durations.wall_s, ended.durations.phases()
-        row: Row = ended.numbers | {
-            "time/iteration_s": wall_s / len(ended.iterations),
-            "speed/env_steps_per_s": ended.env_steps / wall_s,
-            "speed/sim_steps_per_s": ended.env_steps / phases["simulate"] if phases.get("simulate") else None,
+    def _row(self, numbers: Row, iterations: range, env_steps: int, durations: Durations, values: Row) -> LogRow:
+        """Complete a row: numbers known on the host when the interval ended, and those that have arrived since."""
+        wall_s, phases = durations.wall_s, durations.phases()
+        row: Row = numbers | {
+            "time/iteration_s": wall_s / len(iterations),
+            "speed/env_steps_per_s": env_steps / wall_s,
+            "speed/sim_steps_per_s": env_steps / phases["simulate"] if phases.get("simulate") else None,
         }
         row |= {f"time/{phase}": seconds / wall_s for phase, seconds in phases.items()}
         row |= self._monitor.latest() if self._monitor is not None else {}
@@ -133,4 +123,4 @@ class LogIntervals:
         if now is not None and (self.best_return is None or now > self.best_return):
             self.best_return = now
         row["episode/best_return"] = self.best_return
-        return LogRow(ended.iterations, row, flags)
+        return LogRow(iterations, row, flags)

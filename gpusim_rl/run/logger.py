@@ -93,13 +93,12 @@ class Logger:
         self.checkpoints = Checkpoints(cfg, run_dir.checkpoints, resumed_at, best, warn, writes=not silent)
         self._wandb_id = earlier.get("wandb_id") or secrets.token_hex(4)
         rows_until = run.iteration if earlier else 0
-        csv = CsvWriter(run_dir.metrics_csv, rows_until, interval=cfg.log.interval, warn=warn)
-        writers: list[Writer] = [] if silent else [csv]
-        if cfg.log.tensorboard and not silent:
+        writers: list[Writer] = [CsvWriter(run_dir.metrics_csv, rows_until, interval=cfg.log.interval, warn=warn)]
+        if cfg.log.tensorboard:
             writers.append(TensorboardWriter(run_dir.path / "tensorboard", resumed_at))
-        if cfg.wandb_activate and not silent:
+        if cfg.wandb_activate:
             writers.append(WandbWriter(cfg, run_dir, self._wandb_id, self.console.info))
-        self._writers = Writers(writers, warn)
+        self._writers = Writers([] if silent else writers, warn)
         self._row: Row = {}
         self._warned: set[str] = set()  # warnings that are shown once
         self._rewards_seen = False

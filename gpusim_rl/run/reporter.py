@@ -38,7 +38,9 @@ class Reporter:
             log.record(rows)
         if not self._divergence_reported and any(row.numbers.get("sim/diverged") for row in rows):
             self._divergence_reported = True
-            self._report_divergence(run, log)
+            if (first := run.env.first_diverged()) is not None:  # the state from which it did, for a replay
+                about = {"task": run.start.task_name, "config": run.start.spec.config, "sim": run.start.sim.name}
+                log.write_diverged({**about, "iteration": run.iteration, **first})
         idle = None
         for row in rows:
             own = not issubclass(run.start.spec.task_class, Environment)  # of another library no state is kept
@@ -56,10 +58,3 @@ class Reporter:
             share = torch.where(need > room, 1.0, 1.0 / run.start.collective.size)
             numbers[f"sim/{name}_used"] = (share * need / room).to(run.start.device)
         return self._intervals.end(run.iteration, run.env_steps, run.elapsed_s, numbers)
-
-    def _report_divergence(self, run: RunView, log: Logger) -> None:
-        """Writes the state from which the first env diverged, for a replay."""
-        first, start = run.env.first_diverged(), run.start
-        if first is not None:
-            about = {"task": start.task_name, "config": start.spec.config, "sim": start.sim.name}
-            log.write_diverged({**about, "iteration": run.iteration, **first})

@@ -63,11 +63,11 @@ class Writers:
         self._warn = warn
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Prepares all writers."""
+        """Prepare all writers."""
         self._each(lambda writer: writer.start(config))
 
     def write(self, iteration: int, row: Row) -> None:
-        """Writes the row of an iteration."""
+        """Write the row of an iteration."""
         self._each(lambda writer: writer.write(iteration, row))
 
     def show(self, iteration: int, video: Path) -> None:
@@ -237,15 +237,13 @@ class CsvWriter(Writer):
         content = read_csv(self._path, iteration) if there else CsvContent([], bytearray(), None)
         before, last = [0, 0, *(int(row[0]) for row in content.rows())][-2:]
         lost = last <= iteration - max(self._interval, last - before)  # rows may be of another `log.interval`
-        notice = f"metrics.csv: its rows after iteration {last} are lost" if lost else ""
-        if there and lost:
-            notice += f". The file as it was is {keep_damaged(self._path)}"
+        kept = f". The file as it was is {keep_damaged(self._path)}" if there and lost else ""
         if there:
             with replacing(self._path) as file:
                 file.write(_csv_lines([content.columns]) + content.lines if content.columns else b"")
         self._columns = content.columns
-        if notice:
-            self._warn(notice)
+        if lost:
+            self._warn(f"metrics.csv: its rows after iteration {last} are lost{kept}")
 
     def _widen(self, columns: Sequence[str]) -> None:
         """Add columns that came late, empty in the rows there are."""
@@ -317,9 +315,8 @@ class WandbWriter(Writer):
     failures = (Exception,)  # its client raises exceptions of many private types
 
     def __init__(self, cfg: RunConfig, run_dir: RunDir, run_id: str, info: Callable[[str], None]) -> None:
-        self._run_dir = run_dir
+        self._run_dir, self._info = run_dir, info
         self._run: Any = None  # wandb.Run: the library is imported by `start`
-        self._info = info
         self._arguments = {
             "project": cfg.wandb_project,
             "entity": cfg.wandb_entity,
@@ -378,12 +375,9 @@ class WandbWriter(Writer):
     def _open(self, mode: Any, config: Mapping[str, Any]) -> Any:
         import wandb
 
-        settings = wandb.Settings(
-            console="off",  # train.log has it; a live panel would be recorded frame by frame
-            silent=True,  # our one line has all that matters
-            init_timeout=INIT_TIMEOUT_S,
-            finish_timeout=FINISH_TIMEOUT_S,
-        )
+        # Its console would record a live panel frame by frame, and our one line has all that matters.
+        quiet: dict[str, Any] = {"console": "off", "silent": True}
+        settings = wandb.Settings(**quiet, init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S)
         return wandb.init(**self._arguments, config=dict(config), mode=mode, settings=settings)
 
 

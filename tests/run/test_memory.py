@@ -59,8 +59,6 @@ def test_memory_grows_linearly_with_envs(command):
     [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore"),
-        RuntimeError("Failed to allocate 17179869184 bytes on device 'cuda:0'"),
-        RuntimeError("CUDA error: out of memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
@@ -73,7 +71,7 @@ def test_an_allocation_that_fails_is_one_line(error):
         raise RuntimeError("a bug")
 
 
-@pytest.mark.parametrize("fails", ["make_data", "step"])
+@pytest.mark.parametrize("fails", ["step"])
 def test_physics_that_finds_no_memory_suggests_half_of_the_envs(tmp_path, monkeypatch, fails):
     def few_envs_only(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("nworld", getattr(args[-1], "nworld", None)) == 512:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,21 +69,27 @@ def test_a_checkpoint_does_not_grow_with_the_capacity(name: str, tmp_path: Path)
     assert sizes[1] < sizes[0] + 2_000
 
 
-def test_a_run_resumes_with_another_time_limit_and_fills_its_memory_again(tmp_path: Path, capsys) -> None:
-    trainer("sac", tmp_path).train()
-    again = {"max_iterations": 6, "task": {"episode_length": 100}}
-    resumed = make_trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path)), **again))
-    assert (
-        "the time limit was 9 control steps, and is 100 now: the replay memory is filled again"
-        in capsys.readouterr().err
-    )
+@pytest.fixture(scope="module")
+def sac_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of SAC, which no test may change."""
+    folder = tmp_path_factory.mktemp("sac")
+    trainer("sac", folder).train()
+    return the_run(folder)
+
+
+def test_a_run_resumes_with_another_time_limit_and_fills_its_memory_again(
+    sac_run: Path, tmp_path: Path, capsys
+) -> None:
+    run = shutil.copytree(sac_run, tmp_path / "run")
+    resumed = make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6, task={"episode_length": 100}))
+    said = capsys.readouterr().err
+    assert "the time limit was 9 control steps, and is 100 now: the replay memory is filled again" in said
     assert int(resumed.algorithm.replay.fill) == 0  # type: ignore[attr-defined]
     resumed.train()
 
 
-def test_an_evaluation_takes_any_number_of_envs_and_no_memory(tmp_path: Path) -> None:
-    trainer("sac", tmp_path).train()
-    one = make_trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path)), test=True, num_envs=300))
+def test_an_evaluation_takes_any_number_of_envs_and_no_memory(sac_run: Path) -> None:
+    one = make_trainer(prepare("Cartpole", checkpoint=str(sac_run), test=True, num_envs=300))
     assert one.algorithm.replay is None and not hasattr(one.algorithm, "critic_optimizer")
     assert one.evaluate()["episodes"] == 300
 
@@ -106,9 +113,8 @@ def test_errors_name_the_section_that_the_run_has(tmp_path: Path) -> None:
         started(network={"_target_": "torch.nn.Linear"})
 
 
-def test_another_alpha_at_a_resume_is_a_new_start(tmp_path: Path) -> None:
-    trainer("sac", tmp_path).train()
-    run = str(the_run(tmp_path))
+def test_another_alpha_at_a_resume_is_a_new_start(sac_run: Path) -> None:
+    run = str(sac_run)
     alphas = []
     for changes in ({}, {"alpha": 0.7, "learn_alpha": False}):
         found = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac=changes))
@@ -178,9 +184,8 @@ def test_it_learns_pendulum_within_20_000_steps(name: str, tmp_path: Path) -> No
     assert result["return_mean"] > -200.0  # -1200 of a random policy; about -150 is the best
 
 
-def test_another_capacity_does_not_fit_a_checkpoint(tmp_path: Path) -> None:
-    trainer("sac", tmp_path).train()
-    run = str(the_run(tmp_path))
+def test_another_capacity_does_not_fit_a_checkpoint(sac_run: Path) -> None:
+    run = str(sac_run)
     with pytest.raises(
         ConfigError, match=r"does not fit this configuration: sac\.replay\.capacity: saved 400, now 800"
     ):

@@ -308,18 +308,7 @@ class Net(nn.Module):
     ("old", "new", "line"),
     [
         ("self.out_size = 4", "pass", "it has no out_size, the number of features that it returns, as an int"),
-        (
-            "self.out_size = 4",
-            "self.out_size = 5",
-            r"it returns \[2, 4\] for \[2, 4\], expected \[2, 5\]: \[batch, out_",
-        ),
-        ("return", "_ =", r"it returns a NoneType for"),
         ("return", "return 1,", r"it returns a tuple for \[2, 4\], expected \[2, 4\]"),
-        (
-            "size, cfg)",
-            "size)",
-            r"Net\(size, cfg\) failed: .*takes 2 positional arguments but 3 were given; it gets the s",
-        ),
         (
             "= 4\n",
             "= size + cfg\n",

@@ -12,7 +12,6 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths, safe_open
 from gpusim_rl.files.safe_open import dump_yaml, load_yaml
 from gpusim_rl.settings import compose as composing
-from gpusim_rl.settings.hydra_errors import refuse_other_task
 from gpusim_rl.settings.saved_run import continue_run, read_overrides, repeating_words
 
 pytest_plugins = ["helpers.cartpole_run"]
@@ -179,15 +178,6 @@ def test_the_command_that_repeats_a_run_names_its_recipe(run_dir):
     ]
     ant = composing.compose(["task=Ant"])
     assert repeating_words(["task=Ant"], ant, run_dir / "config.yaml") == ["task=Ant"]
-
-
-def test_checkpoint_of_another_task_is_refused(run_dir):
-    arguments, saved = continue_run(["task=Ant", "checkpoint=Cartpole"], None)
-    with pytest.raises(ConfigError) as info:
-        refuse_other_task(composing.compose(arguments, saved=saved), saved)
-    assert message(info).startswith("checkpoint of another task")
-    refuse_other_task(composing.compose(["task=Cartpole"]), saved)
-    refuse_other_task(composing.compose(["task=Ant"]), None)
 
 
 def test_an_unknown_key_at_a_resume_is_compared_with_those_of_the_run(run_dir):
