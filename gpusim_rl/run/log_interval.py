@@ -77,12 +77,12 @@ class LogIntervals:
         if summing_s is not None:  # this process's part of it: a row has the mean of the processes
             seconds, self._summed_s = summing_s - self._summed_s, summing_s
             extra = {**extra, "time/sums": torch.tensor(seconds / durations.wall_s / self._collective.size)}
-        return [self._row(*host, values) for host, values in self._metrics.flush(ended, extra)]
+        return [self._row(*row) for row in self._metrics.flush(ended, extra)]
 
     def drain(self) -> list[LogRow]:
         """Waits for and returns the row that is still on its way, if any."""
         self._wait()
-        return [self._row(*host, values) for host, values in self._metrics.drain()]
+        return [self._row(*row) for row in self._metrics.drain()]
 
     def pending(self, iteration: int) -> LogRow:
         """Returns the flags of the unfinished interval, up to an iteration; it reads the device.
@@ -107,8 +107,9 @@ class LogIntervals:
         with self._timer.waiting():
             self._metrics.wait()
 
-    def _row(self, numbers: Row, iterations: range, env_steps: int, durations: Durations, values: Row) -> LogRow:
-        """Complete a row: numbers known on the host when the interval ended, and those that have arrived since."""
+    def _row(self, ended: tuple[Row, range, int, Durations], values: Row) -> LogRow:
+        """Complete a row: what the host knew when the interval ended, and numbers that have arrived since."""
+        numbers, iterations, env_steps, durations = ended
         wall_s, phases = durations.wall_s, durations.phases()
         row: Row = numbers | {
             "time/iteration_s": wall_s / len(iterations),
