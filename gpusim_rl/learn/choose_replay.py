@@ -34,14 +34,13 @@ def make_replay(
     _check_settings(cfg, env, steps, device)
     storage = STORAGE[cfg.replay.storage]
     make: Any = partial(kind, steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, **more)
-    on_host = cfg.replay.device is not None and device.type != "meta"
-    if device.type != "meta":
-        memory = make(device=torch.device("meta"))
-        if on_host and env.images:
-            _check_room_ahead(cfg, env.section, _drawn_ahead(cfg, memory), device)
-        size = memory.expected_bytes
-        size += 4 * steps * env.num_envs if cfg.replay.alpha > 0.0 else 0  # priorities
-        _check_room(cfg.replay, f"{env.section}.replay", size, torch.device(cfg.replay.device or device))
+    if device.type == "meta":
+        return make(device=device)
+    on_host, memory = cfg.replay.device is not None, make(device=torch.device("meta"))
+    if on_host and env.images:
+        _check_room_ahead(cfg, env.section, _drawn_ahead(cfg, memory), device)
+    size = memory.expected_bytes + (4 * steps * env.num_envs if cfg.replay.alpha > 0.0 else 0)  # priorities
+    _check_room(cfg.replay, f"{env.section}.replay", size, torch.device(cfg.replay.device or device))
     memory = make(device=CPU if on_host else device)
     return HostReplay(memory, env, device=device, horizon=cfg.horizon, size=drawn, seed=seed) if on_host else memory
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from gpusim_rl.errors import import_extra
@@ -23,9 +22,6 @@ BLOCK = 8
 RATIO = 3
 """How much smaller compression makes rendered frames: benchmarks/updates/pixel_replay.json."""
 
-_PLACES = ""  # group of a memory that has the places of frames in the stead of images
-_OBJECT_BYTES = 41  # of an object in a list, beside its content
-
 
 class PlainFrames:
     """Frames as they are, in one tensor on any device: T slots, and behind them rows for final observations."""
@@ -33,11 +29,6 @@ class PlainFrames:
     def __init__(self, num_steps: int, rows: int, num_envs: int, shape: Sequence[int], device: torch.device) -> None:
         self._num_steps = num_steps
         self._memory = torch.zeros(num_steps + rows, num_envs, *shape, dtype=torch.uint8, device=device)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that they take [bytes]."""
-        return self._memory.numel()
 
     def write(self, slots: Int[Tensor, " steps"], frames: UInt8[Tensor, "steps envs *shape"]) -> None:
         """Stores the frames of control steps."""
@@ -86,27 +77,18 @@ class CompressedFrames:
         self._open = np.zeros((num_envs, BLOCK, int(np.prod(shape))), np.uint8)  # the block that is being written
         self._newest = -1  # slot
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory that they take [bytes]."""
-        blocks = sum(map(len, self._blocks)) + _OBJECT_BYTES * len(self._blocks)
-        return blocks + self._open.nbytes + self._final.num_bytes
-
     def write(self, slots: Int[Tensor, " steps"], frames: UInt8[Tensor, "steps envs *shape"]) -> None:
         """Stores the frames of control steps; in every `BLOCK`-th step, compresses a block of each env."""
         for slot, frame in zip(slots.tolist(), frames, strict=True):
-            self._write(slot, frame)
-
-    def _write(self, slot: int, frame: Tensor) -> None:
-        self._newest = slot
-        block, position = divmod(slot, BLOCK)
-        self._open[:, position] = frame.flatten(1).numpy()
-        if position < BLOCK - 1:
-            return
-        differences = self._open.copy()
-        differences[:, 1:] -= self._open[:, :-1]  # modulo 256
-        for env, one in enumerate(differences):
-            self._blocks[block * self._num_envs + env] = self._lz4.compress(one.reshape(-1), store_size=False)
+            self._newest = slot
+            block, position = divmod(slot, BLOCK)
+            self._open[:, position] = frame.flatten(1).numpy()
+            if position < BLOCK - 1:
+                continue
+            differences = self._open.copy()
+            differences[:, 1:] -= self._open[:, :-1]  # modulo 256
+            for env, one in enumerate(differences):
+                self._blocks[block * self._num_envs + env] = self._lz4.compress(one.reshape(-1), store_size=False)
 
     def write_final(
         self, row: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"], where: Bool[Tensor, " envs"]
@@ -134,13 +116,10 @@ class CompressedFrames:
             wanted = position[rows]
             data = self._blocks[block[rows[0]] * self._num_envs + env[rows[0]]]
             if data:  # else nothing has been written there
-                differences = self._unpack(data)[: wanted.max() + 1]
+                unpacked = self._lz4.decompress(data, uncompressed_size=self._open[0].size)
+                differences = np.frombuffer(unpacked, np.uint8).reshape(BLOCK, -1)[: wanted.max() + 1]
                 frames[rows] = np.add.accumulate(differences, axis=0, dtype=np.uint8)[wanted]
         return torch.from_numpy(frames.reshape(-1, *self._shape))
-
-    def _unpack(self, data: bytes) -> np.ndarray:
-        size = self._open[0].size
-        return np.frombuffer(self._lz4.decompress(data, uncompressed_size=size), np.uint8).reshape(BLOCK, -1)
 
     def state_dict(self, fill: int, place: Int[Tensor, " k"]) -> dict[str, Tensor]:
         """Returns what is stored, as `PlainFrames.state_dict`."""
@@ -183,11 +162,9 @@ class PixelReplay(Replay):
         env: Environments.
         groups: Observation groups to keep, those of images among them.
         stack: Frames in an observation.
-        n_step: Largest number of steps in a window.
-        gamma: Discount per step.
-        storage: Type of observations of numbers in memory.
         device: Device of the memory.
         compress: Whether to compress the frames; on the CPU only.
+        memory: Further arguments of `Replay`.
 
     Attributes:
         frames: Frames of each group of images.
@@ -204,21 +181,14 @@ class PixelReplay(Replay):
         groups: Iterable[str],
         *,
         stack: int,
-        n_step: int,
-        gamma: float,
-        storage: torch.dtype,
         device: torch.device,
         compress: bool = False,
+        **memory: Any,
     ) -> None:
         groups = sorted(groups)
-        numbers = [group for group in groups if group not in env.images]
-        super().__init__(num_steps, env, numbers, n_step=n_step, gamma=gamma, storage=storage, device=device)
+        super().__init__(num_steps, env, [g for g in groups if g not in env.images], device=device, **memory)
         self.groups, self.stack = groups, stack
         self._has_final = env.final_images
-        # Place of the frames, and slot of the step that they were seen before, or after where they are final.
-        places = num_steps + self._rows
-        assert places < 2**24  # which float32 holds exactly
-        self.obs[_PLACES] = torch.zeros(places, env.num_envs, 2, device=device)
         rows = self._rows * self._has_final + 1
         self._black = num_steps + rows - 1  # the last row, which is never written
         self.frames: dict[str, PlainFrames | CompressedFrames] = {}
@@ -229,18 +199,8 @@ class PixelReplay(Replay):
         self._back = torch.arange(1, stack, device=device)[:, None]
         frame = sum(map(math.prod, env.images.values()))
         self.bytes_drawn = 2 * stack * frame
-        slots = num_steps // (RATIO if compress else 1) + rows
-        self._expected = super().num_bytes + slots * env.num_envs * frame
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it takes [bytes]."""
-        return super().num_bytes + sum(frames.num_bytes for frames in self.frames.values())
-
-    @property
-    def expected_bytes(self) -> int:
-        """Memory that it will take when it is full [bytes]; an estimate where frames are compressed."""
-        return self._expected
+        slots = num_steps // (RATIO if compress else 1) + rows  # an estimate where frames are compressed
+        self.expected_bytes += slots * env.num_envs * frame
 
     @torch.no_grad()
     def extend(self, steps: Trajectory) -> None:
@@ -251,54 +211,47 @@ class PixelReplay(Replay):
             frames.write(slot, steps.acted_on[group])
             for t in range(len(cut) if self._has_final else 0):
                 frames.write_final(row[t : t + 1], steps.final_obs[group][t], cut[t])
+        super().extend(steps)
 
-        def with_places(obs: dict[str, Tensor], place: Tensor) -> dict[str, Tensor]:
-            places = torch.stack([place, slot], dim=1).float()[:, None].expand(-1, self.num_envs, -1)
-            return {**{g: x for g, x in obs.items() if g not in self.frames}, _PLACES: places}
-
-        seen, left = with_places(steps.acted_on, slot), with_places(steps.final_obs, row + self.num_steps)
-        super().extend(dataclasses.replace(steps, acted_on=seen, final_obs=left))
-
-    def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> Transitions:
-        drawn = super()._windows(first, env, whole)
-        both = torch.cat([drawn.obs.pop(_PLACES), drawn.next_obs.pop(_PLACES)]).long()
-        index, lost = self._stacks(both[:, 0], both[:, 1], env.repeat(2))
+    def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> tuple[Transitions, Tensor]:
+        drawn, following = super()._windows(first, env, whole)
+        places, lost = self._stacks(torch.cat([drawn.index, following]), env.repeat(2))
         for group in self.frames:
-            drawn.obs[group], drawn.next_obs[group] = index.T.chunk(2)
+            drawn.obs[group], drawn.next_obs[group] = places.T.chunk(2)
         drawn.weight.masked_fill_(lost.view(2, -1).any(dim=0), 0.0)
-        return drawn
+        return drawn, following
 
-    def _stacks(self, place: Tensor, slot: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the places of the frames of stacks, [stack, batch], oldest first, and which stacks miss a frame."""
-        steps = self.num_steps
-        newest, oldest = self.total - 1, self.total - self.fill
-        final = place >= steps
-        time = newest - (newest - slot).remainder(steps) + final  # of the observation
+    def _stacks(self, newest: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the places of the frames of stacks, [stack, batch], oldest first, and which stacks miss a frame.
+
+        `newest` are the places of the newest frames, slot * N + env, or (T + row) * N + env of final ones.
+        """
+        steps, envs, last, oldest = self.num_steps, self.num_envs, self.total - 1, self.total - self.fill
+        final = newest >= steps * envs
+        # The control step before which a frame was seen; a final one was seen after the last step of its episode.
+        seen = last - (last - newest.div(envs, rounding_mode="floor")).remainder(steps)
+        ended = self._final_step.take((newest - steps * envs).clamp_(min=0))
+        time = torch.where(final, ended + 1, seen)
         before = time - self._back
         # A step back is one within the episode. From a final observation the first one always is.
-        inside = self.ends.take(before.remainder(steps) * self.num_envs + env) == 0
+        inside = self.ends.take(before.remainder(steps) * envs + env) == 0
         inside = (inside | (final & (self._back == 1))) & (before >= oldest)
         length = inside.cumprod(dim=0).sum(dim=0)
         lost = (length < self.stack - 1) & (time - length <= oldest) & (oldest > 0)
         back = self._back.flip(0)
-        older = torch.where(back <= length, (time - back).remainder(steps), self._black)
-        lost = lost if self._has_final else lost | final
-        place = place if self._has_final else place.masked_fill(final, self._black)
-        return torch.cat([older, place[None]]).mul_(self.num_envs).add_(env), lost
+        older = torch.where(back <= length, (time - back).remainder(steps), self._black).mul_(envs).add_(env)
+        if not self._has_final:
+            lost, newest = lost | final, torch.where(final, self._black * envs + env, newest)
+        return torch.cat([older, newest[None]]), lost
 
     @torch.no_grad()
     def with_frames(self, drawn: Transitions) -> None:
-        """Puts stacks of frames in the stead of their places: uint8 [batch, H, W, stack * C], the oldest first."""
+        """Replaces frame places by stacks of frames: uint8 [batch, H, W, stack * C], the oldest first."""
         for group, frames in self.frames.items():
             index = torch.cat([drawn.obs[group], drawn.next_obs[group]])
             read = frames.read(index.flatten()).unflatten(0, index.shape)
             # on the CPU 4 times as fast as to permute
             drawn.obs[group], drawn.next_obs[group] = torch.cat(read.unbind(1), dim=-1).chunk(2)
-
-    def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Returns the last steps as `Replay.latest`, without images."""
-        obs, valid, reward = super().latest(steps)
-        return {group: x for group, x in obs.items() if group != _PLACES}, valid, reward
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all that is stored, on the host. Reads the number of steps."""

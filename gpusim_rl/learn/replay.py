@@ -138,6 +138,7 @@ class Replay:
         device: Device of the memory.
 
     Attributes:
+        expected_bytes: Memory that it will take when it is full [bytes].
         groups: Observation groups that it keeps.
         obs: Observation groups, [T + rows for final observations, N, size] each.
         total: Steps written since the beginning, int64 []; step t is in slot t modulo T.
@@ -174,21 +175,12 @@ class Replay:
         self._window = torch.arange(n_step, device=device)[:, None]
         self._envs = torch.arange(envs, device=device)
         self._largest = torch.finfo(storage).max
+        self.expected_bytes = sum(x.nbytes for x in (*self.obs.values(), *self._columns.values(), self._final_step))
 
     @property
     def fill(self) -> Tensor:
         """Number of stored steps, int64 []."""
         return self.total.clamp(max=self.num_steps)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it takes [bytes]."""
-        return sum(x.nbytes for x in (*self.obs.values(), *self._columns.values(), self._final_step))
-
-    @property
-    def expected_bytes(self) -> int:
-        """Memory that it will take when it is full [bytes]."""
-        return self.num_bytes
 
     def exchange(self) -> None:
         """Does nothing: the memory is where the learner is."""
@@ -223,7 +215,7 @@ class Replay:
             seen, final = (self._stored(x[group], memory) for x in (steps.acted_on, steps.final_obs))
             memory.index_copy_(0, slot, seen)
             memory.flatten(0, 1).index_copy_(0, where, torch.where(cut[..., None], final, seen).flatten(0, 1))
-        # Indices fit a float32. A bad action is not finite, and no weight makes that a 0.
+        # A bad action is not finite, and no weight makes that a 0.
         self.action.index_copy_(0, slot, steps.action.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
         self.reward.index_copy_(0, slot, steps.reward.masked_fill(steps.diverged, 0.0))
         ends = steps.terminated * TERMINATED + steps.truncated * TRUNCATED + steps.diverged * DIVERGED
@@ -257,7 +249,7 @@ class Replay:
         flat = drawn.mul_(starts.clamp(min=1) * envs).long()
         offset = flat.div(envs, rounding_mode="floor")
         env = flat.sub_(offset, alpha=envs)
-        return self._windows(offset.add_(self.total - fill), env, starts > 0)
+        return self._windows(offset.add_(self.total - fill), env, starts > 0)[0]
 
     @torch.no_grad()
     def at(self, index: Int[Tensor, " batch"]) -> Transitions:
@@ -265,10 +257,13 @@ class Replay:
         slot = index.div(self.num_envs, rounding_mode="floor")
         last = self.total - 1
         first = last - (last - slot).remainder_(self.num_steps)
-        return self._windows(first, index - slot * self.num_envs, first + self.n_step <= last)
+        return self._windows(first, index - slot * self.num_envs, first + self.n_step <= last)[0]
 
-    def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> Transitions:
-        """Returns transitions that begin with the steps `first`, counted since the beginning; `whole` if stored."""
+    def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> tuple[Transitions, Tensor]:
+        """Returns transitions that begin with the steps `first`, counted since the beginning; `whole` if stored.
+
+        With them come the places of their next observations: slot * N + env, or (T + row) * N + env of final ones.
+        """
         size, envs = len(first), self.num_envs
         time = first + self._window
         index = time.remainder(self.num_steps).mul_(envs).add_(env)
@@ -291,15 +286,9 @@ class Replay:
         following = torch.where(cut, row + self.num_steps, (last + 1) % self.num_steps).mul_(envs).add_(env)
         both = torch.cat([index[0], following])
         obs = {g: x.flatten(0, 1).index_select(0, both).float() for g, x in self.obs.items()}
-        return Transitions(
-            {g: x[:size] for g, x in obs.items()},
-            self.action.flatten(0, 1).index_select(0, index[0]),
-            reward,
-            {g: x[size:] for g, x in obs.items()},
-            discount,
-            weight.float(),
-            index[0],
-        )
+        action = self.action.flatten(0, 1).index_select(0, index[0])
+        seen, left = ({g: x[part] for g, x in obs.items()} for part in (slice(size), slice(size, None)))
+        return Transitions(seen, action, reward, left, discount, weight.float(), index[0]), following
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
         """Returns the last steps: observations [steps, N, size], which of them did not diverge, and rewards."""
@@ -321,7 +310,8 @@ class Replay:
 
         Slots that were never written are left out, and so are the places of final observations.
         """
-        fill, place = int(self.fill), self._final_places()
+        fill = int(self.fill)
+        place = (self._final_step.flatten() >= 0).nonzero().squeeze(1)  # row * N + env of those that were written
 
         def copy(x: Tensor) -> Tensor:
             return x.to("cpu", copy=True)
@@ -334,10 +324,6 @@ class Replay:
             "final_obs": {group: copy(self._final(memory)[place]) for group, memory in self.obs.items()},
             **{name: copy(column[:fill]) for name, column in self._columns.items()},
         }
-
-    def _final_places(self) -> Int[Tensor, " k"]:
-        """Returns the places of final observations that were written, row * N + env. Reads the device."""
-        return (self._final_step.flatten() >= 0).nonzero().squeeze(1)
 
     def _final(self, memory: Tensor) -> Tensor:
         """Returns a view of final observations, [rows * N, size]."""
