@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +9,11 @@ import pytest
 import torch
 
 from gpusim_rl.learn import demonstrations
-from gpusim_rl.learn.algorithm import EnvSpec, TrainedPolicy, load_algorithm_class
+from gpusim_rl.learn.algorithm import TrainedPolicy, load_algorithm_class
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS
 from gpusim_rl.spaces import ActionSpace, Box, SignedPermutation
+from gpusim_rl.testing.algorithm_conformance import make_algorithm
 from gpusim_rl.testing.conformance import merged
 from helpers import off_policy
 from helpers.composed import algorithm_defaults
@@ -64,48 +64,42 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
 def learner(
     label: str,
     changes: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
     *,
     groups: Mapping[str, int] = SIZES,
     images: Mapping[str, tuple[int, int, int]] | None = None,
     space: ActionSpace = Box(3),  # noqa: B008
+    device: str = "cpu",
     **more: Any,
 ) -> tuple[Any, RandomEnv]:
     """An algorithm with these changes of its settings, and its envs; `more` is of the description of the envs."""
     name, base = BASES[label]
-    cls: Any = load_algorithm_class(ALGORITHMS[name][0])
     defaults = algorithm_defaults(name)
-
-    def known(settings: dict[str, Any], all_of_them: dict[str, Any]) -> dict[str, Any]:
-        return {
-            key: known(value, all_of_them[key]) if isinstance(value, dict) else value
-            for key, value in settings.items()
-            if key in all_of_them
-        }
-
-    cfg = build(ALGORITHMS[name][1], merged(defaults, known(base, defaults), changes), name)
+    cfg = build(ALGORITHMS[name][1], merged(defaults, has(base, defaults), changes), name)
     torch.manual_seed(0)
-    env = RandomEnv(8, groups, space.size, images=images)
+    env = RandomEnv(8, groups, space.size, images=images, device=device)
     size, actions = groups["policy"], space.size
     mirror = SignedPermutation(list(range(size)), [-1.0] * size)
     turned = SignedPermutation(list(range(actions)), [1.0] * (actions - 1) + [-1.0])
     maps = {**dict.fromkeys(groups, mirror), "actions": turned}
-    of_env = {"images": env.images, "mirrored": lambda: (maps, 0.0), **more}
-    spec = EnvSpec(8, env.obs_sizes, space, 1, section=name, **of_env)
-    monkeypatch.setattr(demonstrations, "load", lambda *_: (shown_in(spec, episodes=20), "digest"))
-    algorithm_of = load_algorithm_class(ALGORITHMS["a2c"][0])
-    settings = build(ALGORITHMS["a2c"][1], merged(algorithm_defaults("a2c"), {"network": {"hidden": [8]}}), "a2c")
-    alone = EnvSpec(8, {"policy": groups["policy"] or groups.get("critic", 1)}, space, 1, role="acts")
-    teacher = algorithm_of(settings, alone, device=torch.device("cpu"), seed=9, max_iterations=1).policy
-    found = TrainedPolicy(teacher, settings, alone.obs_sizes, "digest")
-    spec = dataclasses.replace(spec, load_policy=lambda _: found)
-    torch.manual_seed(0)
-    algorithm = cls(cfg, spec, device=torch.device("cpu"), seed=0, max_iterations=100)
-    if hasattr(algorithm.policy, "head") and isinstance(
-        space, Box
-    ):  # actions beyond the bound, which the first ones are far from
-        algorithm.policy.head.mean.weight.data.mul_(1000.0)
+
+    def teacher(_: str) -> TrainedPolicy:
+        settings = build(ALGORITHMS["a2c"][1], merged(algorithm_defaults("a2c"), {"network": {"hidden": [8]}}), "a2c")
+        seen = RandomEnv(8, {"policy": size or groups.get("critic", 1)}, device=device)
+        a2c = make_algorithm(load_algorithm_class(ALGORITHMS["a2c"][0]), settings, seen, space, "a2c", role="acts")
+        return TrainedPolicy(a2c.policy, settings, seen.obs_sizes, "digest")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demonstrations, "load", lambda _, spec, groups: (shown_in(spec, episodes=20), "digest"))
+        facts = {"mirrored": lambda: (maps, 0.0), "load_policy": teacher, **more}
+        algorithm: Any = make_algorithm(load_algorithm_class(ALGORITHMS[name][0]), cfg, env, space, name, **facts)
+    if hasattr(algorithm.policy, "head") and isinstance(space, Box):
+        algorithm.policy.head.mean.weight.data.mul_(1000.0)  # actions beyond the bound, which the first ones are not
     return algorithm, env
+
+
+def has(changes: dict[str, Any], known: Any) -> dict[str, Any]:
+    """The changes of settings that there are."""
+    return {k: has(v, known[k]) if isinstance(v, dict) else v for k, v in changes.items() if k in known}
 
 
 def run(algorithm: Any, env: RandomEnv, obs: Any, iterations: int) -> tuple[Any, Any]:

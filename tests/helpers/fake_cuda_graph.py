@@ -1,78 +1,26 @@
-"""What a CUDA graph does, on the CPU: operations are recorded once, with their memory, and repeated without Python."""
+"""Recorded graphs, on the CPU, of trainings whose simulator is Warp's: its launches are recorded too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from gpusim_rl.run.cuda_graph import Graphs, LaunchesApart
+from gpusim_rl.run.cuda_graph import GraphChoice, Graphs, LaunchesApart
+from gpusim_rl.run.held_objects import generators_of
+from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim import warp
 from gpusim_rl.sim.warp import WarpGraphs
-
-Call = Callable[[], Any]
-
-
-class Recording(TorchDispatchMode):
-    """Records every operation while it is entered; `replay` does them again on the same memory.
-
-    As in a CUDA graph, Python values are frozen, new tensors keep the place that they had, and what Python does besides
-    (count, branch, assign) does not happen again. Warp's launches are recorded as well. Unlike in a CUDA
-    graph, the operations also run while they are recorded.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Call] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
-        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        writes = func._schema.is_mutable
-        if not writes and all(x.untyped_storage().data_ptr() in given for x in outputs):
-            return result  # views
-
-        learning = torch.is_grad_enabled()  # some kernels keep more for a backward pass
-
-        def again() -> None:
-            with torch.set_grad_enabled(learning), torch._C._AutoDispatchBelowAutograd():
-                new = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
-                if not writes:
-                    for old, value in zip(outputs, new, strict=True):
-                        old.copy_(value)
-
-        self.calls.append(again)
-        return result
-
-    def replay(self) -> None:
-        """Runs all operations again."""
-        for call in self.calls:
-            call()
+from gpusim_rl.testing.conformance import differences
+from gpusim_rl.testing.recorded_graphs import Call, Recorded, RecordedGraphs, Recording
 
 
-class Recorded:
-    """A recording with the interface of a CUDA graph: what ran while it was recorded counts as the first replay."""
-
-    def __init__(self, again: Call) -> None:
-        self._again = again
-        self.replays = 0
-
-    def replay(self) -> None:
-        if self.replays:
-            self._again()
-        self.replays += 1
-
-
-class Recorder(Graphs):
-    """`Graphs` that record operations where they would capture a CUDA graph.
+class Recorder(RecordedGraphs):
+    """`RecordedGraphs` with the launches of Warp.
 
     Attributes:
         registered: The generators of each recording.
@@ -103,6 +51,24 @@ class Recorder(Graphs):
 
     def _record_pieces(self, body: Call, launches_apart: LaunchesApart) -> Any:
         return super()._record_pieces(body, lambda take: launches_apart(launching_too(take)))
+
+
+def differences_of_replays(make: Callable[[Path], Trainer], mode: str, folder: Path) -> list[str]:
+    """Paths at which the states of a training that runs and of one that is replayed differ; `make` makes trainers."""
+
+    def trained(graphs: type[Graphs]) -> dict[str, Any]:
+        it: Any = make(folder / graphs.__name__)
+        without_shortcuts(getattr(it.env, "env", it.env).sim)  # images may be encoded
+        options: dict[str, Any] = {"generators": generators_of(it.algorithm, it.start.device)}
+        options |= {"stateful": it.collector.graphs._stateful}
+        it.collector.graphs = graphs(GraphChoice(mode, "test"), it.start.device, **options)
+        with it.logging() as log:
+            for _ in range(6):
+                it.iterate(log)
+            assert graphs is Graphs or it.collector.graphs._captured.keys() == {mode, "update"}
+            return {part: it.state_dict()[part] for part in ("policy", "algorithm", "env", "metrics")}
+
+    return differences(trained(Graphs), trained(Recorder))
 
 
 def without_shortcuts(sim: Any) -> None:

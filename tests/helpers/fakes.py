@@ -1,4 +1,4 @@
-"""Envs in a few lines of torch, and the collecting loop around them."""
+"""PPO over envs in a few lines of torch, and the collecting loop around them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import PPOConfig
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import merged
+from gpusim_rl.testing.random_env import RandomEnv
+from gpusim_rl.testing.random_env import RandomStep as Outcome
 from helpers.composed import algorithm_defaults
+
+__all__ = ["Env", "Learner", "Outcome", "RandomEnv", "ppo_config"]
 
 
 def ppo_config(network: Mapping[str, Any] | None = None, **changes: Any) -> PPOConfig:
@@ -29,20 +33,6 @@ def ppo_config(network: Mapping[str, Any] | None = None, **changes: Any) -> PPOC
     return build(PPOConfig, values, "ppo")
 
 
-@dataclass
-class Outcome:
-    obs: dict[str, Tensor]
-    final_obs: dict[str, Tensor]
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    diverged: Tensor
-
-    @property
-    def done(self) -> Tensor:
-        return self.terminated | self.truncated | self.diverged
-
-
 class Env(Protocol):
     obs_sizes: dict[str, int]
     num_actions: int
@@ -50,52 +40,6 @@ class Env(Protocol):
 
     def reset(self) -> dict[str, Tensor]: ...
     def step(self, action: Tensor) -> Outcome: ...
-
-
-class RandomEnv:
-    """Observations, rewards and ends of episodes are noise: every case comes up."""
-
-    def __init__(
-        self,
-        num_envs: int,
-        obs_sizes: Mapping[str, int] | None = None,
-        num_actions: int = 3,
-        *,
-        seed: int = 0,
-        ends: tuple[float, float, float] = (0.1, 0.1, 0.05),
-        device: str = "cpu",
-        images: Mapping[str, tuple[int, int, int]] | None = None,
-    ) -> None:
-        self.num_envs, self.num_actions, self.ends = num_envs, num_actions, ends
-        self.obs_sizes, self.images = dict(obs_sizes or {"policy": 5}), dict(images or {})
-        self.generator = torch.Generator().manual_seed(seed)
-        self.device = device
-
-    def _obs(self) -> dict[str, Tensor]:
-        # an offset and a scale, so that normalisation has something to do
-        numbers = {
-            group: (3.0 + 2.0 * torch.randn(self.num_envs, size, generator=self.generator)).to(self.device)
-            for group, size in self.obs_sizes.items()
-        }
-        return numbers | {
-            group: torch.randint(256, (self.num_envs, *shape), dtype=torch.uint8, generator=self.generator).to(
-                self.device
-            )
-            for group, shape in self.images.items()
-        }
-
-    def reset(self) -> dict[str, Tensor]:
-        return self._obs()
-
-    def step(self, action: Tensor) -> Outcome:
-        kind = torch.rand(self.num_envs, generator=self.generator)
-        bounds = torch.tensor(self.ends).cumsum(0)
-        terminated = kind < bounds[0]
-        truncated = (kind >= bounds[0]) & (kind < bounds[1])
-        diverged = (kind >= bounds[1]) & (kind < bounds[2])
-        reward = torch.randn(self.num_envs, generator=self.generator)
-        masks = (m.to(self.device) for m in (reward * ~diverged, terminated, truncated, diverged))
-        return Outcome(self._obs(), self._obs(), *masks)
 
 
 @dataclass

@@ -20,7 +20,6 @@ from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.reinforce import Reinforce
 from gpusim_rl.learn.sac import SAC
 from gpusim_rl.spaces import MultiDiscrete
-from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import ppo_config
 from helpers.off_policy import off_policy_config
 from helpers.on_policy import on_policy_config
@@ -119,45 +118,6 @@ def test_so_do_the_other_policy_gradients(name: str, cls: type[OnPolicy]) -> Non
         returns.append(collect(it, env))
         it.update()
     assert returns[0] < 0.35 and returns[-1] > 0.9, returns
-
-
-def test_it_continues_bit_for_bit() -> None:
-    ppo, env = make(), Bandit()
-    collect(ppo, env)
-    ppo.update()
-    again = make()
-    again.policy.load_state_dict(ppo.policy.state_dict())
-    again.load_state_dict(ppo.state_dict())
-    state, obs = env.generator.get_state(), env.obs
-    policies = []
-    for one in (ppo, again):
-        env.generator.set_state(state)
-        env.obs = obs
-        collect(one, env)
-        one.update()
-        policies.append(one.policy.state_dict())
-    assert all(torch.equal(policies[0][name], value) for name, value in policies[1].items())
-
-
-def test_nothing_waits_for_the_device() -> None:
-    ppo, env = make(), Bandit()
-    collect(ppo, env)
-    with SyncCounter() as syncs:
-        ppo.begin_rollout()
-        for _ in range(ppo.horizon):
-            action = ppo.act(env.obs)
-            with syncs.pause():
-                step = env.step(action)
-            ppo.record(action, step)
-        ppo.update()
-    assert syncs.total == 0, syncs.locations
-
-
-def test_an_iteration_runs_without_data() -> None:
-    ppo = make("meta")
-    ppo.steps.optimizer.step = lambda: None  # type: ignore[method-assign] # reads its step counter
-    collect(ppo, Bandit("meta"))
-    assert all(value.device.type == "meta" for value in ppo.update().values())
 
 
 def test_an_algorithm_for_continuous_actions_says_so() -> None:

@@ -12,7 +12,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.spaces import Box, MultiDiscrete
 from gpusim_rl.testing.conformance import differences, merged
 from helpers.composed import algorithm_defaults
-from helpers.every_algorithm import BASES, learner, run
+from helpers.every_algorithm import BASES, has, learner, run
 from helpers.states import saved
 
 STYLE = {"style": 4, "reference": 4}
@@ -55,11 +55,6 @@ ADDED: dict[str, dict[str, Any]] = {
 LABELS = [label for label in BASES if label != "impala, gradient"]
 
 
-def has(changes: dict[str, Any], known: Any) -> dict[str, Any]:
-    """The changes of settings that there are."""
-    return {k: has(v, known[k]) if isinstance(v, dict) else v for k, v in changes.items() if k in known}
-
-
 def table(label: str) -> list[tuple[str, str, str | None, int, str, str]]:
     """Observation, actions, recurrence, frames, network, addition: all of the first four, the rest one by one."""
     defaults = algorithm_defaults(BASES[label][0])
@@ -74,7 +69,7 @@ def table(label: str) -> list[tuple[str, str, str | None, int, str, str]]:
     ]
 
 
-def tried(label: str, row: tuple[str, str, str | None, int, str, str], monkeypatch: pytest.MonkeyPatch) -> bool:
+def tried(label: str, row: tuple[str, str, str | None, int, str, str]) -> bool:
     """Train a row; returns whether it trains."""
     observed, actions, rnn, frames, network, added = row
     groups, images = OBSERVED[observed]
@@ -85,13 +80,13 @@ def tried(label: str, row: tuple[str, str, str | None, int, str, str], monkeypat
     env: dict[str, Any] = {"groups": {**groups, **(STYLE if label == "amp" else {})}, "images": images}
     env |= {"space": SPACES[actions], "final_images": "critic" not in groups}
     try:
-        it, envs = learner(label, changes, monkeypatch, **env)
+        it, envs = learner(label, changes, **env)
     except ConfigError as error:
         assert "\n" not in str(error)
         return False
     obs, stats = run(it, envs, envs.reset(), 2)
     assert all(bool(value.isfinite()) for name, value in stats.items() if name.startswith(("loss/", "check/")))
-    other, _ = learner(label, changes, monkeypatch, **env)
+    other, _ = learner(label, changes, **env)
     other.policy.load_state_dict(it.policy.state_dict())
     other.load_state_dict(saved(it.state_dict()))
     assert differences(saved(it.state_dict()), saved(other.state_dict())) == []
@@ -101,12 +96,12 @@ def tried(label: str, row: tuple[str, str, str | None, int, str, str], monkeypat
     return True
 
 
-def all_of(label: str, rows: list[Any], monkeypatch: pytest.MonkeyPatch) -> int:
+def all_of(label: str, rows: list[Any]) -> int:
     """Try rows; returns how many train."""
     trained, wrong = 0, []
     for row in rows:
         try:
-            trained += tried(label, row, monkeypatch)
+            trained += tried(label, row)
         except Exception as error:
             wrong.append(f"{row}: {type(error).__name__} {str(error)[:200]}")
     assert not wrong, f"{len(wrong)} of {len(rows)}:\n" + "\n".join(wrong)
@@ -114,22 +109,22 @@ def all_of(label: str, rows: list[Any], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_some_combinations_train_or_are_refused_in_one_line(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all_of(label, table(label)[::11], monkeypatch)
+def test_some_combinations_train_or_are_refused_in_one_line(label: str) -> None:
+    assert all_of(label, table(label)[::11])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
-def test_every_combination_trains_or_is_refused_in_one_line(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all_of(label, table(label)[:: 3 if label == "amp" else 1], monkeypatch) > 10  # AMP has PPO's networks
+def test_every_combination_trains_or_is_refused_in_one_line(label: str) -> None:
+    assert all_of(label, table(label)[:: 3 if label == "amp" else 1]) > 10  # AMP has PPO's networks
 
 
 @pytest.mark.parametrize("rnn", ["gru", "lstm"])
-def test_a_recurrent_policy_sees_stacks_of_frames(rnn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tried("ppo", ("images and numbers", "continuous", rnn, 3, "", ""), monkeypatch)
+def test_a_recurrent_policy_sees_stacks_of_frames(rnn: str) -> None:
+    assert tried("ppo", ("images and numbers", "continuous", rnn, 3, "", ""))
 
 
 def test_images_of_one_place_are_too_small_for_a_spatial_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     for side, fits in ((12, False), (13, True)):
         monkeypatch.setitem(OBSERVED, "images", ({"policy": 0}, {"camera": (side, side, 2)}))
-        assert tried("a2c", ("images", "continuous", None, 1, "", ""), monkeypatch) == fits
+        assert tried("a2c", ("images", "continuous", None, 1, "", "")) == fits

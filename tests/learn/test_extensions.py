@@ -12,8 +12,8 @@ from helpers.on_policy import collect, prepared
 COUNTED = hasattr(PPO.update, "__wrapped__")
 
 
-def test_rewards_and_losses_pass_through_all_of_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    it, env = learner("amp", {}, monkeypatch)
+def test_rewards_and_losses_pass_through_all_of_them_in_order() -> None:
+    it, env = learner("amp", {})
     assert [*it.extensions] == [*EXTENSIONS] == ["style", "rnd", "symmetry", "teacher"]
     assert it.losses[-2:] == ("loss/symmetry", "loss/imitation")
     assert it.rollout.obs.keys() == {"policy"}
@@ -22,8 +22,8 @@ def test_rewards_and_losses_pass_through_all_of_them_in_order(monkeypatch: pytes
 
 
 @pytest.mark.skipif(COUNTED, reason="functions that check shapes cannot be compiled whole")
-def test_the_loss_with_all_of_them_can_be_compiled_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    it, env = learner("amp", {}, monkeypatch)
+def test_the_loss_with_all_of_them_can_be_compiled_as_a_whole() -> None:
+    it, env = learner("amp", {})
     collect(it, env)
     chunk = prepared(it)[1].select(torch.arange(32))
     compiled = torch.compile(it._chunk_loss, fullgraph=True, dynamic=False, backend="aot_eager")

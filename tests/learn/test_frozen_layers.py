@@ -32,8 +32,8 @@ def weights(policy: nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("label", LABELS)
-def test_what_is_frozen_stays_and_the_rest_learns(label: str, network: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    it, env = learner(label, with_network(network) | without_decay(label), monkeypatch)
+def test_what_is_frozen_stays_and_the_rest_learns(label: str, network: str) -> None:
+    it, env = learner(label, with_network(network) | without_decay(label))
     before = weights(it.policy)
     assert any(not x.requires_grad for x in it.policy.parameters()) or network == "Detached"
     run(it, env, env.reset(), 3)
@@ -43,19 +43,17 @@ def test_what_is_frozen_stays_and_the_rest_learns(label: str, network: str, monk
     assert layer and {layer[name] for name in moved & layer.keys()} == ({"2"} if network == "HalfFrozen" else set())
     assert moved - layer.keys(), "the head learns"
 
-    other, _ = learner(label, with_network(network) | without_decay(label), monkeypatch)
+    other, _ = learner(label, with_network(network) | without_decay(label))
     other.policy.load_state_dict(it.policy.state_dict())
     other.load_state_dict(saved(it.state_dict()))
     assert differences(saved(it.state_dict()), saved(other.state_dict())) == []
 
 
 @pytest.mark.parametrize("label", ["ppo", "sac"])
-def test_layers_that_learn_from_a_resume_on_are_told_of(
-    label: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    it, env = learner(label, with_network("Frozen"), monkeypatch)
+def test_layers_that_learn_from_a_resume_on_are_told_of(label: str, capsys: pytest.CaptureFixture[str]) -> None:
+    it, env = learner(label, with_network("Frozen"))
     obs, _ = run(it, env, env.reset(), 3)
-    other, _ = learner(label, with_network("HalfFrozen"), monkeypatch)
+    other, _ = learner(label, with_network("HalfFrozen"))
     other.policy.load_state_dict(it.policy.state_dict())
     other.load_state_dict(saved(it.state_dict()))
     assert "optimiser" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from gpusim_rl.learn.replay import Replay, Transitions
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv
-from helpers.off_policy import NAMES, OffPolicyLearner
+from helpers.off_policy import OffPolicyLearner
 
 CPU = torch.device("cpu")
 ENVS, HORIZON, STEPS, SIZE, SEED = 3, 4, 18, 32, 7
@@ -69,17 +69,6 @@ def test_an_update_learns_from_what_was_stored_before_its_rollout() -> None:
         old, ok, paid = beside.latest(HORIZON)
         assert differences(seen, old) == [] and torch.equal(valid, ok) and torch.equal(reward.where(ok, 0.0), paid)
     assert differences(replay.state_dict(), {**beside.state_dict(), "generator": replay._pinned.generator}) == []
-
-
-def test_the_transitions_of_an_update_stay_where_they_are() -> None:
-    replay = memory()
-    first = replay.sample(SIZE, torch.Generator())
-    places = [x.data_ptr() for x in (first.action, *first.obs.values(), *first.next_obs.values(), replay.fill)]
-    for iteration in range(3):
-        roll(replay, iteration)
-        replay.exchange()
-    now = replay.sample(SIZE, torch.Generator())
-    assert [x.data_ptr() for x in (now.action, *now.obs.values(), *now.next_obs.values(), replay.fill)] == places
 
 
 def test_a_saved_memory_continues_to_the_bit() -> None:
@@ -133,24 +122,6 @@ def test_what_fails_in_the_thread_is_raised_by_the_next_exchange() -> None:
     replay.exchange()
     with pytest.raises(RuntimeError, match="no room"):
         replay.exchange()
-
-
-@pytest.mark.parametrize(
-    "name", ["sac", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "sac")]
-)
-def test_a_learner_resumes_to_the_bit(name: str) -> None:
-    changes = {"replay": {"device": "cpu"}, "updates": 2}
-    whole = OffPolicyLearner(name, RandomEnv(8), changes)
-    whole.train(3)
-    saved = copy.deepcopy((whole.algorithm.state_dict(), whole.algorithm.policy.state_dict()))
-    resumed = OffPolicyLearner(name, RandomEnv(8), changes)
-    resumed.env, resumed.obs = copy.deepcopy((whole.env, whole.obs))
-    resumed.algorithm.load_state_dict(saved[0])
-    resumed.algorithm.policy.load_state_dict(saved[1])
-    for it in (whole, resumed):
-        it.train(3)
-    assert differences(whole.algorithm.state_dict(), resumed.algorithm.state_dict()) == []
-    assert differences(whole.algorithm.policy.state_dict(), resumed.algorithm.policy.state_dict()) == []
 
 
 def test_priorities_with_a_memory_on_the_host_are_one_line() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -61,14 +60,6 @@ def test_log_prob_and_entropy() -> None:
     )
 
 
-def test_density_integrates_to_one() -> None:
-    x = torch.linspace(-30, 30, 60_001, dtype=torch.float64)[:, None]
-    for mean, std in ((0.0, 1.0), (2.0, 0.05), (-1.0, 3.0)):
-        log_std = torch.tensor([math.log(std)], dtype=torch.float64)
-        density = gaussian_log_prob(x, torch.tensor([mean], dtype=torch.float64), log_std).exp()
-        assert torch.trapezoid(density, x[:, 0]).item() == pytest.approx(1.0, abs=1e-6)
-
-
 def test_kl_equals_torch() -> None:
     p, q = gaussians(50, seed=0), gaussians(50, seed=1)
     ours = gaussian_kl(*p, *q).double()
@@ -82,18 +73,6 @@ def test_kl_is_exactly_zero_for_equal_and_keeps_digits_for_near_policies() -> No
     near = torch.full_like(log_std, 0.0) + 1e-3  # KL of a scale: e^(2d)/2 - 1/2 - d = d^2 + O(d^3)
     kl = gaussian_kl(mean, near, mean, torch.zeros_like(near))
     torch.testing.assert_close(kl, torch.full_like(kl, ACTIONS * 1e-6), rtol=5e-3, atol=0.0)
-
-
-def test_kl_against_monte_carlo_and_argument_order() -> None:
-    p = torch.tensor([0.3, -0.2, 0.0]), torch.tensor([-0.5, 0.2, 0.0])
-    q = torch.tensor([0.0, 0.5, 0.1]), torch.tensor([0.1, -0.4, 0.3])
-    n = 200_000
-    x = p[0] + p[1].exp() * torch.randn(n, ACTIONS, generator=generator())
-    log_ratio = gaussian_log_prob(x, *p) - gaussian_log_prob(x, *q)
-    expected, error = log_ratio.mean().item(), log_ratio.std().item() / math.sqrt(n)
-    forward, backward = gaussian_kl(*p, *q).item(), gaussian_kl(*q, *p).item()
-    assert forward == pytest.approx(expected, abs=4 * error)
-    assert abs(backward - expected) > 20 * error, "the two orders must differ here"
 
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -381,9 +360,3 @@ def test_casting_weights_together_is_what_autocast_does() -> None:
             features = function(x)
         found.append((features, *torch.autograd.grad(features.float().square().sum(), list(layers.parameters()))))
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*found, strict=True))
-
-
-def test_same_seed_same_policy() -> None:
-    a, b, c = make(seed=1), make(seed=1), make(seed=2)
-    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
-    assert not torch.equal(a.value_head.weight, c.value_head.weight)

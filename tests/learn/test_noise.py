@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +10,12 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import prepare
-from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files import checkpoint_file
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.noise import ActionNoise
-from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.schema import WHITE, NoiseConfig
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
-from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
-from helpers.off_policy import settings_of
-from helpers.training import SMALL_PPO, merged, the_run
 
 ENVS, ACTIONS, HORIZON = 4000, 3, 8
 KINDS = ("held", "coloured")
@@ -122,30 +115,3 @@ def test_settings_that_do_not_fit_are_one_line() -> None:
     for steps in ("[0.5]", "[]", "[.nan]", "7"):
         with pytest.raises(ConfigError, match=r"ppo\.noise\.steps must be a list of numbers >= 1, e\.g\. \[60\]"):
             prepare("Cartpole", ppo={"noise": {"steps": eval(steps.replace(".nan", "float('nan')"))}})
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("ppo", "held"),
-        ("sac", "coloured"),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("ppo", "coloured"), ("sac", "held"))),
-        *(pytest.param("td3", kind, marks=pytest.mark.slow) for kind in KINDS),
-    ],
-)
-def test_a_run_resumes_bit_for_bit(name: str, kind: str, tmp_path: Path) -> None:
-    noise = {"noise": {"kind": kind, "steps": [6.0]}}
-    section = merged(SMALL_PPO, noise) if name == "ppo" else settings_of(name, noise)
-
-    def trainer(part: str, iterations: int) -> Trainer:
-        log = {"console": "quiet", "dir": str(tmp_path / part)}
-        more: dict[str, Any] = {name: section, "task": {"episode_length": 9}, "log": log}
-        return make_trainer(prepare("Cartpole", algo=name, num_envs=8, max_iterations=iterations, **more))
-
-    trainer("whole", 6).train()
-    trainer("parts", 3).train()
-    make_trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path / "parts")), max_iterations=6)).train()
-    ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
-    for part in ("policy", "algorithm"):
-        assert differences(ends[0][part], ends[1][part]) == []
-    assert ends[0]["algorithm"]["episodes"]["noise"].keys() == {"now", "ended"}

@@ -15,7 +15,6 @@ from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import Critic, EnsembleLinear
 from gpusim_rl.learn.sac import SACPolicy
 from gpusim_rl.testing.conformance import differences
-from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import RandomEnv
 from helpers.off_policy import ACTOR_CRITICS, C51, NAMES, OffPolicyLearner, off_policy_config
 
@@ -39,65 +38,6 @@ def learner(name: str, kind: str = "plain", *, sizes: dict[str, int] | None = No
 def snapshot(algorithm: OffPolicy) -> dict[str, Any]:
     parameters = {name: p.detach().clone() for name, p in algorithm.policy.named_parameters()}
     return {"policy": parameters, "alpha": getattr(algorithm, "log_alpha", torch.zeros(())).detach().clone()}
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sizes", [None, BOTH], ids=["one group", "two groups"])
-def test_no_host_sync_in_a_whole_iteration(name: str, kind: str, sizes: dict[str, int] | None) -> None:
-    it = learner(name, kind, sizes=sizes)
-    it.algorithm.policy.bf16 = sizes is not None
-    step = it.env.step
-    with SyncCounter() as syncs:
-
-        def env_on_the_host(action: Tensor) -> Any:  # the toy env is not what is under test
-            with syncs.pause():
-                return step(action)
-
-        it.env.step = env_on_the_host  # type: ignore[method-assign]
-        stats = it.train(3)[-1]
-    assert syncs.total == 0, syncs.locations
-    assert all(value.ndim == 0 and value.isfinite() for value in stats.values()), stats
-    assert stats["check/learned"] == 1.0
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_whole_iteration_runs_without_data(name: str, kind: str) -> None:
-    # On the device "meta" tensors have no values: whatever reads one fails.
-    it = learner(name, kind, sizes=BOTH, device="meta")
-    for optimizer in vars(it.algorithm).values():
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.step = lambda: None  # type: ignore[method-assign, assignment]
-    (stats,) = it.train(1)
-    assert all(v.device.type == "meta" and v.ndim == 0 for v in stats.values())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_memory_stays_where_it_is(name: str) -> None:
-    it = learner(name, "delayed")
-
-    def places() -> dict[str, int]:
-        algorithm = it.algorithm
-        found = dict(algorithm.policy.state_dict())
-        for part in (algorithm, algorithm.replay):
-            found |= {f"{type(part).__name__}.{key}": x for key, x in vars(part).items() if isinstance(x, Tensor)}
-        for key, optimizer in vars(algorithm).items():
-            if isinstance(optimizer, torch.optim.Optimizer):
-                for i, state in enumerate(optimizer.state.values()):
-                    found |= {f"{key}.{i}.{name}": x for name, x in state.items()}
-        return {key: x.data_ptr() for key, x in found.items()}
-
-    fresh = it.algorithm.state_dict()
-    it.train(2)
-    before, trained = places(), it.algorithm.state_dict()
-    assert len(before) > 40
-    it.train(2)
-    assert places() == before
-    for state in (trained, fresh):
-        it.algorithm.load_state_dict(state)
-        assert places() == before
-    assert differences(it.algorithm.state_dict()["steps"], fresh["steps"]) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -327,22 +267,6 @@ def test_targets_follow_by_tau(name: str) -> None:
     it.train(1)
     for old, new, online in zip(targets, it.algorithm._targets, it.algorithm._online, strict=True):
         assert torch.allclose(new, 0.75 * old + 0.25 * online, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_resumes_bit_for_bit(name: str, kind: str) -> None:
-    one, other = learner(name, kind), learner(name, kind)
-    one.train(3)
-    other.env.generator.set_state(one.env.generator.get_state())  # type: ignore[attr-defined]
-    other.obs = one.obs
-    other.algorithm.policy.load_state_dict(one.algorithm.policy.state_dict())
-    other.algorithm.load_state_dict(one.algorithm.state_dict())
-    a, b = (it.train(3)[-1] for it in (one, other))
-    assert differences(a, b) == []
-    for part in ("policy", "algorithm"):
-        states = [(it.algorithm.policy if part == "policy" else it.algorithm).state_dict() for it in (one, other)]
-        assert differences(*states) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,6 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.minibatch import Samples
 from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.settings.schema import A2CConfig, PPOConfig, ReinforceConfig
-from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import RandomEnv
 from helpers.on_policy import NAMES, collect, make_on_policy, on_policy_config, prepared
 
@@ -100,38 +99,6 @@ def test_the_return_of_reinforce_is_summed_to_the_end_of_the_episode() -> None:
                 assert -float(samples.cost[0, at]) == pytest.approx(expected - float(value[t, i]), abs=1e-5)
                 counted += 1
     assert counted > 80
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_host_sync_in_a_whole_iteration(name: str, kind: str) -> None:
-    env = RandomEnv(8, {"policy": 5, "critic": 7})
-    it = make_on_policy(name, env, **KINDS[kind])
-    step = env.step
-    with SyncCounter() as syncs:
-
-        def env_on_the_host(action: Tensor) -> Any:  # the toy env is not what is under test
-            with syncs.pause():
-                return step(action)
-
-        env.step = env_on_the_host  # type: ignore[method-assign]
-        for _ in range(2):
-            collect(it, env)
-            stats = it.update()
-    assert syncs.total == 0, syncs.locations
-    assert all(value.ndim == 0 and value.isfinite() for value in stats.values()), stats
-    assert stats["check/learned"] == 1.0
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_iteration_runs_without_data(name: str, kind: str) -> None:
-    # On the device "meta" tensors have no values: whatever reads one fails.
-    env = RandomEnv(8, device="meta")
-    it = make_on_policy(name, env, device="meta", **KINDS[kind])
-    it.steps.optimizer.step = lambda: None  # type: ignore[method-assign] # reads its step counter
-    collect(it, env)
-    assert all(value.device.type == "meta" for value in it.update().values())
 
 
 @pytest.mark.parametrize("name", NAMES)

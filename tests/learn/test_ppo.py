@@ -21,8 +21,8 @@ from gpusim_rl.learn.networks import EvaluatedActions
 from gpusim_rl.learn.on_policy import SOFT_BOUND
 from gpusim_rl.learn.ppo import AdaptiveRate
 from gpusim_rl.learn.precision import choose_precision
+from gpusim_rl.testing.conformance import differences
 from helpers.fakes import Learner, Outcome, RandomEnv, ppo_config
-from helpers.states import saved
 
 KINDS = ["feed-forward", "separate", "lstm", "gru"]
 
@@ -74,8 +74,7 @@ class Spy:
 # The first minibatch
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("state_dependent_std", [False, True])
+@pytest.mark.parametrize(("kind", "state_dependent_std"), [*((kind, False) for kind in KINDS), ("gru", True)])
 def test_the_first_minibatch_of_every_update_is_on_policy(kind: str, state_dependent_std: bool) -> None:
     # normalisation on; more than one update, so that its statistics have moved
     it = learner(kind, network={"state_dependent_std": state_dependent_std}, learning_rate=1e-3)
@@ -187,51 +186,6 @@ def crafted(
     return grads, loss.detach(), losses.detach()
 
 
-def test_clip_gradients() -> None:
-    ratio = [1.3, 1.3, 0.7, 0.7, 1.1, 0.9, 1.0]
-    advantage = [2.0, -2.0, 2.0, -2.0, 2.0, -2.0, 1.0]
-    grads, loss, losses = crafted(ratio, advantage)
-    # d(-A r)/d(log p) = -A r, and nothing where the clipped branch is the smaller one
-    active = [0, 1, 1, 0, 1, 1, 1]
-    expected = [-a * r * on / 7 for r, a, on in zip(ratio, advantage, active, strict=True)]
-    assert grads["log_prob"].tolist() == pytest.approx(expected, abs=1e-7)
-    assert grads["log_prob"][0] == 0.0 and grads["log_prob"][3] == 0.0
-    surrogate = [min(a * r, a * min(max(r, 0.8), 1.2)) for r, a in zip(ratio, advantage, strict=True)]
-    assert loss.item() == pytest.approx(-sum(surrogate) / 7, abs=1e-6)
-    assert losses[0].item() == pytest.approx(loss.item(), abs=1e-6)
-    assert losses[5].item() == pytest.approx(4 / 7), "four ratios are outside of the clip range"
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_value_clip_on_both_sides(sign: float) -> None:
-    # old value 0, target +-1: beyond the clip range towards the target, beyond it away from the
-    # target, inside the range, and beyond the target itself
-    value = [0.5 * sign, -0.5 * sign, 0.1 * sign, 3.0 * sign]
-    kwargs = {"value": value, "old_value": [0.0] * 4, "target": [sign] * 4, "value_coef": 2.0}
-    grads, loss, losses = crafted([1.0] * 4, [0.0] * 4, **kwargs)
-    # max of (v - target)^2 and (clipped v - target)^2, halved, times value_coef
-    errors = [0.8**2, 1.5**2, 0.9**2, 2.0**2]
-    assert losses[1].item() == pytest.approx(sum(errors) / 4, abs=1e-6)
-    assert loss.item() == pytest.approx(sum(errors) / 4, abs=1e-6)
-    expected = [0.0, 2 * (-1.5 * sign) / 4, 2 * (-0.9 * sign) / 4, 2 * (2.0 * sign) / 4]
-    assert grads["value"].tolist() == pytest.approx(expected, abs=1e-6)
-    assert grads["value"][0] == 0.0
-
-    grads, _, losses = crafted([1.0] * 4, [0.0] * 4, value_clip=False, **kwargs)
-    expected = [2 * (v - sign) / 4 for v in value]
-    assert grads["value"].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_entropy_and_bounds() -> None:
-    mean = [0.0, SOFT_BOUND, 1.5, -2.1]
-    grads, loss, losses = crafted([1.0] * 4, [0.0] * 4, mean=mean, entropy_coef=0.01, bounds_coef=0.5, value_coef=0.0)
-    assert grads["entropy"].tolist() == pytest.approx([-0.01 / 4] * 4), "entropy is rewarded"
-    expected = [0.0, 0.0, 0.5 * 2 * 0.4 / 4, -0.5 * 2 * 1.0 / 4]
-    assert grads["mean"].tolist() == pytest.approx(expected, abs=1e-6)
-    assert losses[2].item() == pytest.approx((0.4**2 + 1.0**2) / 4, abs=1e-6)
-    assert loss.item() == pytest.approx(0.5 * losses[2].item() - 0.01 * 0.5, abs=1e-6)
-
-
 @pytest.mark.parametrize("value_clip", [True, False])
 def test_loss_and_gradients_are_those_of_the_plain_formulas(value_clip: bool) -> None:
     g = torch.Generator().manual_seed(0)
@@ -257,7 +211,9 @@ def test_loss_and_gradients_are_those_of_the_plain_formulas(value_clip: bool) ->
     torch.testing.assert_close(loss, plain.detach())
     for name, leaf in (("log_prob", log_ratio), ("value", value), ("mean", mean)):
         torch.testing.assert_close(grads[name], leaf.grad)
-    for number, part in enumerate((policy, error, bounds)):
+    torch.testing.assert_close(grads["entropy"], -0.01 * valid / valid.sum())
+    outside = ((ratio - 1.0).abs() > 0.2).float()
+    for number, part in {0: policy, 1: error, 2: bounds, 5: outside}.items():
         torch.testing.assert_close(losses[number], (part * valid).sum() / valid.sum())
 
 
@@ -358,9 +314,7 @@ def everything(it: Learner) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in found.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("limit", [1.0, None])
+@pytest.mark.parametrize(("kind", "bf16", "limit"), [("separate", False, 1.0), ("lstm", True, None)])
 def test_a_minibatch_whose_gradient_is_not_finite_changes_nothing(kind: str, bf16: bool, limit: float | None) -> None:
     it = learner(kind, max_grad_norm=limit, schedule_per="minibatch")
     it.policy.bf16 = bf16
@@ -430,10 +384,10 @@ def test_log_std_at_its_bound_can_come_back() -> None:
 # Minibatches
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("minibatch_size", [1, 24, 30, 96, 10_000])
+@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
+@pytest.mark.parametrize("minibatch_size", [1, 30, 10_000])
 def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
-    it = learner(kind, minibatch_size=minibatch_size, num_envs=6)
+    it = learner(kind, minibatch_size=minibatch_size, num_envs=6, epochs=2)
     T, N = it.cfg.horizon, it.env.num_envs
     orders = []
     for _ in range(2):
@@ -535,32 +489,6 @@ def test_adaptive_learning_rate_equals_python() -> None:
 
 
 @pytest.mark.parametrize("per", ["minibatch", "epoch"])
-def test_schedule_follows_the_kl_of_the_update(per: str) -> None:
-    it = learner(schedule="adaptive", schedule_per=per, learning_rate=3e-3, kl_threshold=0.002)
-    expected = it.ppo.steps.learning_rate.item()
-    moves = set()
-    for _ in range(4):
-        it.collect()
-        spy = Spy(it)
-        stats = it.update()
-        kls = [m["reported"][0].item() for m in spy.minibatches]
-        rates = [*spy.rates, stats["policy/learning_rate"].item()]
-        for i, kl in enumerate(kls):
-            assert rates[i] == pytest.approx(expected, rel=1e-4)
-            if per == "minibatch" and i > 0:  # the first one compares the policy with itself
-                new = python_rule(expected, kl, 0.002)
-            elif per == "epoch" and (i + 1) % it.ppo.num_minibatches == 0:
-                part = kls[i + 1 - it.ppo.num_minibatches : i + 1]
-                new = python_rule(expected, sum(part) / len(part), 0.002)
-            else:
-                new = expected
-            moves.add((new > expected) - (new < expected))
-            expected = new
-        assert rates[-1] == pytest.approx(expected, rel=1e-4)
-    assert moves == {-1, 0, 1}, "the sequence must exercise every branch"
-
-
-@pytest.mark.parametrize("per", ["minibatch", "epoch"])
 def test_schedule_follows_a_scripted_kl(per: str) -> None:
     it = learner(schedule="adaptive", schedule_per=per, kl_threshold=0.01, epochs=4)
     assert it.ppo.num_minibatches == 4
@@ -585,20 +513,12 @@ def test_schedule_follows_a_scripted_kl(per: str) -> None:
         assert powers == [0] * 4 + [-1] * 4 + [0] * 4 + [-1] * 5
 
 
-@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
-@pytest.mark.parametrize("num_envs", [1, 2, 12])
-@pytest.mark.parametrize("per", ["minibatch", "epoch"])
+@pytest.mark.parametrize(("kind", "num_envs", "per"), [("feed-forward", 1, "minibatch"), ("lstm", 12, "epoch")])
 def test_the_first_minibatch_does_not_move_the_learning_rate(kind: str, num_envs: int, per: str) -> None:
     # A KL of rounding errors (acting and learning have batches of different size, so kernels may
     # differ) is not a policy that changes too little.
-    it = learner(
-        kind,
-        num_envs=num_envs,
-        schedule="adaptive",
-        schedule_per=per,
-        minibatch_size=8 * num_envs,
-        epochs=1,
-    )
+    size = {"minibatch_size": 8 * num_envs, "epochs": 1}
+    it = learner(kind, num_envs=num_envs, schedule="adaptive", schedule_per=per, **size)
     assert it.ppo.num_minibatches == 1
     for _ in range(3):
         it.collect()
@@ -630,79 +550,22 @@ def test_constant_schedule() -> None:
 # State and reproducibility
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_learner_continues_bit_for_bit(kind: str) -> None:
-    it = learner(kind)
-    it.train(2)
-    state = saved({"policy": it.policy.state_dict(), "ppo": it.ppo.state_dict()})
-    reference, obs = copy.deepcopy(it.env), it.obs
-
-    other = learner(kind)
-    other.train(1)  # anything but the saved state
-    other.policy.load_state_dict(state["policy"])
-    other.ppo.load_state_dict(state["ppo"])
-    other.env, other.obs = reference, obs
-
-    for _ in range(2):
-        for both in (it, other):
-            both.collect()
-        a, b = it.update(), other.update()
-        assert a.keys() == b.keys()
-        for name in a:
-            assert torch.equal(a[name], b[name]), name
-    assert it.ppo.steps.iteration == other.ppo.steps.iteration == 4
-    for (name, a), b in zip(it.policy.state_dict().items(), other.policy.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-    # the schedule and the optimiser must still share one tensor
-    assert other.ppo.steps.optimizer.param_groups[0]["lr"] is other.ppo.steps.learning_rate
-
-
 def test_a_state_dict_is_a_snapshot() -> None:
     it = learner()
     it.train(1)
     state = it.ppo.state_dict()
     before = copy.deepcopy(state)
     it.train(1)
-
-    def tensors(node: Any) -> list[Tensor]:
-        if isinstance(node, dict):
-            return [t for value in node.values() for t in tensors(value)]
-        if isinstance(node, list):
-            return [t for value in node for t in tensors(value)]
-        return [node] if isinstance(node, Tensor) else []
-
-    assert len(tensors(state)) > 10
-    assert all(torch.equal(a, b) for a, b in zip(tensors(before), tensors(state), strict=True))
-
-
-def test_same_seed_same_result() -> None:
-    def run(seed: int) -> list[Tensor]:
-        it = Learner(RandomEnv(12), ppo_config(minibatch_size=24), seed=seed)
-        it.train(3)
-        return list(it.policy.state_dict().values())
-
-    a, b, c = run(1), run(1), run(2)
-    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    assert not all(torch.equal(x, y) for x, y in zip(a, c, strict=True))
-
-
-def test_statistics_are_tensors_and_true() -> None:
-    it = learner(epochs=2)
-    it.collect()
-    spy = Spy(it)
-    stats = it.update()
-    assert all(isinstance(v, Tensor) and v.ndim == 0 for v in stats.values())
-    assert all(torch.isfinite(v) for v in stats.values())
-    kls = [m["reported"][0].item() for m in spy.minibatches]
-    assert stats["policy/kl"].item() == pytest.approx(sum(kls) / len(kls), rel=1e-4)
-    assert stats["value/explained_variance"] <= 1.0
+    assert differences(before, state) == []
 
 
 def test_the_kl_is_of_the_old_policy_from_the_new() -> None:
     it = learner(learning_rate=3e-2, schedule="constant", epochs=2)
     it.collect()
     spy = Spy(it)
-    it.update()
+    stats = it.update()
+    kls = [minibatch["reported"][0].item() for minibatch in spy.minibatches]
+    assert stats["policy/kl"].item() == pytest.approx(sum(kls) / len(kls), rel=1e-4)
     last = spy.minibatches[-1]
     valid = last["valid"]
     kl = last["reported"][0].item()
@@ -774,7 +637,7 @@ for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["separate", "lstm"])
 def test_bf16_updates(kind: str) -> None:
     it = Learner(RandomEnv(12), ppo_config(network(kind), minibatch_size=24), bf16=True)
     for _ in range(2):
@@ -805,32 +668,6 @@ class Bandit:
     def step(self, action: Tensor) -> Outcome:
         reward = -(action[:, 0] - 0.7).square()
         return Outcome(self.obs, self.obs, reward, self.yes, self.no, self.no)
-
-
-class Tracking:
-    """The action shall equal the observation, which is new in every step."""
-
-    obs_sizes, num_actions = {"policy": 2}, 2
-
-    def __init__(self, num_envs: int, length: int = 10) -> None:
-        self.num_envs, self.length = num_envs, length
-        self.generator = torch.Generator().manual_seed(0)
-        self.no = torch.zeros(num_envs, dtype=torch.bool)
-        self.progress = torch.arange(num_envs) % length
-        self.target = self._target()
-
-    def _target(self) -> Tensor:
-        return 2.0 * torch.rand(self.num_envs, 2, generator=self.generator) - 1.0
-
-    def reset(self) -> dict[str, Tensor]:
-        return {"policy": self.target}
-
-    def step(self, action: Tensor) -> Outcome:
-        reward = -(action - self.target).square().sum(dim=1)
-        self.progress = (self.progress + 1) % self.length
-        self.target = self._target()
-        obs = {"policy": self.target}
-        return Outcome(obs, obs, reward, self.no, self.progress == 0, self.no)
 
 
 class Recall:
@@ -880,16 +717,6 @@ def test_learns_a_bandit(seed: int) -> None:
     assert rewards[0] < -0.8
     assert mean_action(it, it.env.obs).mean().item() == pytest.approx(0.7, abs=0.05)
     assert it.policy.head.log_std.item() < -1.0, "a known best action needs no noise"
-
-
-@pytest.mark.parametrize("kind", ["feed-forward", pytest.param("lstm", marks=pytest.mark.slow)])
-def test_learns_to_track(kind: str) -> None:
-    it = Learner(Tracking(64), ppo_config(network(kind), **FAST))
-    it.train(60 if kind == "feed-forward" else 40)
-    grid = torch.linspace(-0.9, 0.9, 7)
-    obs = {"policy": torch.cartesian_prod(grid, grid)}
-    error = (mean_action(it, obs) - obs["policy"]).abs().mean().item()
-    assert error < 0.15, "a policy that does nothing has an error of 0.51"
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm", pytest.param("gru", marks=pytest.mark.slow)])

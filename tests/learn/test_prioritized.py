@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.learn.prioritized import BLOCK, Priorities
+from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.replay import Replay
 from gpusim_rl.spaces import Box
-from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import Outcome
 
 NO = torch.tensor(False)
@@ -85,12 +84,6 @@ def test_what_is_drawn_has_the_probabilities_of_plain_numpy(slots: tuple[int, in
     assert (counts[probabilities == 0.0] == 0).all()
     freedom = int((probabilities > 0).sum()) - 1
     assert chi_squared(counts, probabilities) < freedom + 4.0 * (2.0 * freedom) ** 0.5  # four standard deviations
-
-
-def test_the_test_of_probabilities_sees_uniform_draws() -> None:
-    uniform = np.random.default_rng(0).multinomial(200_000, [1 / 100] * 100)
-    slanted = np.linspace(1.0, 1.1, 100)
-    assert chi_squared(uniform, np.full(100, 0.01)) < 99 + 4 * 198**0.5 < chi_squared(uniform, slanted / slanted.sum())
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
@@ -224,37 +217,3 @@ def test_held_nothing_changes() -> None:
     memory.priorities.update(torch.tensor([1, 2]), torch.tensor([5.0, 3.0]), torch.tensor([0.0, 1.0]), ~NO)
     assert torch.equal(memory.priorities.values, before["values"])
     assert memory.priorities.largest == before["largest"]
-
-
-def test_no_host_sync_and_memory_stays_where_it_is() -> None:
-    memory = Memory(2 * BLOCK, 3, n=2)
-    generator = torch.Generator()
-
-    def places() -> tuple[int, int]:
-        return memory.priorities.values.data_ptr(), memory.priorities.largest.data_ptr()
-
-    before = places()
-    for _ in range(4):
-        memory.write()
-    with SyncCounter() as syncs:
-        for _ in range(4):
-            memory.priorities.after_write(1)
-            drawn = memory.priorities.sample(16, generator, 0.5 * ONE)
-            memory.priorities.update(drawn.index, drawn.reward, drawn.weight, NO)
-            memory.priorities.clear()
-    assert syncs.total == 0, syncs.locations
-    assert places() == before
-
-
-def test_restored_it_draws_the_same() -> None:
-    one, other = Memory(8, 3, n=2), Memory(8, 3, n=2)
-    for _ in range(11):
-        one.write()
-    drawn = one.sample(10)
-    one.priorities.update(drawn.index, drawn.index.float(), drawn.weight, NO)
-    other.replay.load_state_dict(one.replay.state_dict())
-    other.priorities.load_state_dict(one.priorities.state_dict())
-    other.written = one.written
-    for memory in (one, other):
-        memory.write()
-    assert torch.equal(one.sample(200, beta=0.7).weight, other.sample(200, beta=0.7).weight)

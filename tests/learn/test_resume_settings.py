@@ -96,15 +96,15 @@ def nested(name: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("label", BASES)
 def test_every_setting_takes_effect_or_one_line_says_that_it_does_not(
-    label: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    label: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, env = learner(label, {}, monkeypatch)
+    first, env = learner(label, {})
     obs, _ = run(first, env, env.reset(), 4)
     state = saved({"policy": first.policy.state_dict(), "algorithm": first.state_dict()})
     stream = env.generator.get_state()
 
     def resumed(changes: dict[str, Any]) -> Any:
-        algorithm, its_env = learner(label, changes, monkeypatch)
+        algorithm, its_env = learner(label, changes)
         its_env.generator.set_state(stream)
         algorithm.policy.load_state_dict(saved(state)["policy"])
         algorithm.load_state_dict(saved(state)["algorithm"])
@@ -134,11 +134,11 @@ def test_every_setting_takes_effect_or_one_line_says_that_it_does_not(
     assert silent == [], "\n".join(silent)
 
 
-def passed_on(label: str, before: dict[str, Any], after: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def passed_on(label: str, before: dict[str, Any], after: dict[str, Any]) -> Any:
     """An algorithm with the state of another one, which has learned with other settings."""
-    first, env = learner(label, before, monkeypatch)
+    first, env = learner(label, before)
     run(first, env, env.reset(), 3)
-    algorithm, _ = learner(label, after, monkeypatch)
+    algorithm, _ = learner(label, after)
     algorithm.policy.load_state_dict(first.policy.state_dict())
     algorithm.load_state_dict(saved(first.state_dict()))
     return algorithm
@@ -147,28 +147,26 @@ def passed_on(label: str, before: dict[str, Any], after: dict[str, Any], monkeyp
 @pytest.mark.parametrize(
     ("before", "after"), [("adaptive", "constant"), ("linear", "constant"), ("linear", "adaptive")]
 )
-def test_another_schedule_begins_at_the_rate_of_the_settings(
-    before: str, after: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    it = passed_on("ppo", {"schedule": before}, {"schedule": after}, monkeypatch)
+def test_another_schedule_begins_at_the_rate_of_the_settings(before: str, after: str) -> None:
+    it = passed_on("ppo", {"schedule": before}, {"schedule": after})
     assert it.steps.learning_rate.item() == pytest.approx(it.cfg.learning_rate)
 
 
-def test_an_adaptive_rate_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adaptive_rate_goes_on() -> None:
     falling = {"kl_threshold": 1e-9, "learning_rate_min": 1e-6}
-    it = passed_on("ppo", falling, {**falling, "clip": 0.3}, monkeypatch)
+    it = passed_on("ppo", falling, {**falling, "clip": 0.3})
     assert it.steps.learning_rate.item() < 0.9 * it.cfg.learning_rate
 
 
-def test_an_alpha_that_is_not_learned_any_more_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = passed_on("sac", {}, {}, monkeypatch)
+def test_an_alpha_that_is_not_learned_any_more_is_that_of_the_settings() -> None:
+    kept = passed_on("sac", {}, {})
     assert kept.log_alpha.exp().item() != pytest.approx(kept.cfg.alpha)
-    fixed = passed_on("sac", {}, {"learn_alpha": False}, monkeypatch)
+    fixed = passed_on("sac", {}, {"learn_alpha": False})
     assert fixed.log_alpha.exp().item() == pytest.approx(fixed.cfg.alpha)
 
 
-def test_episodes_under_way_explore_within_todays_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    it = passed_on("td3", {}, {"noise_min": 0.4, "noise_max": 0.6}, monkeypatch)
+def test_episodes_under_way_explore_within_todays_range() -> None:
+    it = passed_on("td3", {}, {"noise_min": 0.4, "noise_max": 0.6})
     assert bool(((it.noise_scale >= 0.4) & (it.noise_scale <= 0.6)).all())
 
 
@@ -182,9 +180,9 @@ def test_episodes_under_way_explore_within_todays_range(monkeypatch: pytest.Monk
     ],
 )
 def test_a_memory_that_does_not_fit_any_more_is_told_of_and_begins_again(
-    label: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    label: str, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    it = passed_on(label, {}, changes, monkeypatch)
+    it = passed_on(label, {}, changes)
     assert "other" in capsys.readouterr().err
-    _, env = learner(label, {}, monkeypatch)
+    _, env = learner(label, {})
     run(it, env, env.reset(), 1)

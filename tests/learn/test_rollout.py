@@ -145,24 +145,3 @@ def test_recurrent_state_at_the_start_of_each_sequence(sequence_length: int) -> 
         for sequence in range(len(buffer)):
             expected = torch.full((2, N, 5), sequence * sequence_length + 0.1 * i)
             assert torch.equal(buffer[sequence], expected)
-
-
-def test_memory_is_fixed() -> None:
-    rollout = make(8, sequence_length=2, states=1)
-
-    def tensors() -> list[Tensor]:
-        found = []
-        for value in vars(rollout).values():
-            if isinstance(value, Tensor):
-                found.append(value)
-            elif isinstance(value, dict):
-                found += value.values()
-            elif isinstance(value, tuple):
-                found += value
-        return found
-
-    places = [t.data_ptr() for t in tensors()]
-    assert len(places) > 15
-    truncate(rollout, {1: (0,), 5: (0, 2)})
-    truncate(rollout, {3: (1,)})
-    assert [t.data_ptr() for t in tensors()] == places

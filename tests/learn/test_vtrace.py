@@ -70,7 +70,7 @@ def oracle(ratio, reward, value, after, terminated, done, valid, gamma, lam, cli
     return advantages, targets
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("lam", "clip", "advantage_clip"), [(1.0, 1.0, 1.0), (0.9, 3.7, 2.2), (0.0, 1.0, 0.5)])
 def test_sums_of_the_paper_with_episodes_that_end(seed: int, lam: float, clip: float, advantage_clip: float) -> None:
     random = np.random.default_rng(seed)

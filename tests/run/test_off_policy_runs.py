@@ -1,4 +1,4 @@
-"""Whole runs of the off-policy algorithms: resumed, replayed as a graph would, evaluated, played."""
+"""Whole runs of the off-policy algorithms: resumed, evaluated, played."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.testing.conformance import leaves
+from gpusim_rl.testing.conformance import differences, leaves
 from gpusim_rl.view.player import Player
 from helpers.commands import ROOT
-from helpers.off_policy import C51, NAMES, settings_of
+from helpers.off_policy import NAMES, settings_of
 from helpers.states import saved_bytes
 from helpers.training import merged, the_run
 from helpers.whole_runs import check_no_sync, check_replays, check_resumes
 
-DISTRIBUTIONS = {"network": C51}
-RAINBOW = {"network": C51, "n_step": 3, "replay": {"alpha": 0.5}}
 IMAGES = {"network": {"encoder": {"frames": 3}}, "n_step": 2}
 PAINTED = {"task": {"_target_": "helpers.painted.Painted"}}
 
@@ -37,27 +35,23 @@ def trainer(name: str, folder: Path, /, changes: dict[str, Any] | None = None, *
     return make_trainer(prepare("Cartpole", algo=name, **merged(quiet, merged(settings, more))))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "task"),
-    [*((name, IMAGES, PAINTED) for name in NAMES), *(pytest.param(n, {}, {}, marks=pytest.mark.slow) for n in NAMES)],
-)
+@pytest.mark.parametrize(("name", "changes", "task"), [("dqn", {}, {}), ("sac", IMAGES, PAINTED)])
 def test_a_run_resumes_bit_for_bit(name: str, changes: dict[str, Any], task: dict[str, Any], tmp_path: Path) -> None:
-    def make(folder: Path, **more: Any) -> Trainer:
-        return trainer(name, folder, changes, **task, **more)
+    trainer(name, tmp_path / "whole", changes, **task, max_iterations=6).train()
+    trainer(name, tmp_path / "parts", changes, **task).train()
+    run = the_run(tmp_path / "parts")
+    again = {"checkpoint": str(run), "trust": True, "max_iterations": 6}
+    trainer(name, tmp_path / "parts", changes, **task, **again).train()
+    ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
+    for part in ("policy", "algorithm", "env", "metrics"):
+        assert differences(ends[0][part], ends[1][part]) == []
+    assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
 
-    again = {"trust": True, "max_iterations": 8}
-    check_resumes(make, lambda run: make(tmp_path / "parts", checkpoint=str(run), **again), tmp_path)
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
-    check_no_sync(trainer(name, tmp_path, sim="mjwarp", device="cpu"))
-
-
-@pytest.mark.parametrize("name", ["sac", "rainbow", "host"])
+@pytest.mark.parametrize("name", ["rainbow", "host"])
 def test_a_checkpoint_does_not_grow_with_the_capacity(name: str, tmp_path: Path) -> None:
     """Nothing in it is a view of something larger either, which `torch.save` would write as a whole."""
-    algorithm = {"rainbow": "dqn", "host": "sac"}.get(name, name)
+    algorithm = {"rainbow": "dqn", "host": "sac"}[name]
     sizes = []
     for capacity in (1_000, 100_000):
         replay = {"capacity": capacity, "alpha": 0.5 * (name == "rainbow"), "device": "cpu" if name == "host" else None}
@@ -123,7 +117,7 @@ def test_another_alpha_at_a_resume_is_a_new_start(sac_run: Path) -> None:
     assert alphas[0] != pytest.approx(alphas[1]) and alphas[1] == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["sac", "dqn"])
 def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     trained = trainer(name, tmp_path)
     trained.train()
@@ -135,38 +129,6 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     assert torch.allclose(player.choose(), expected)
     player.step()
     player.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "mode", "changes"),
-    [
-        ("sac", "rollout", IMAGES),
-        pytest.param("sac", "rollout", {}, marks=pytest.mark.slow),
-        pytest.param("sac", "step", DISTRIBUTIONS, marks=pytest.mark.slow),
-        pytest.param("td3", "rollout", DISTRIBUTIONS, marks=pytest.mark.slow),
-        pytest.param("dqn", "rollout", RAINBOW, marks=pytest.mark.slow),
-        pytest.param("dqn", "step", {}, marks=pytest.mark.slow),
-    ],
-    ids=[
-        "sac-images",
-        "sac-rollout",
-        "sac-step-distributions",
-        "td3-rollout-distributions",
-        "dqn-rollout-rainbow",
-        "dqn-step",
-    ],
-)
-def test_replaying_equals_running(name: str, mode: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    # learning starts after the capture: one graph waits and learns
-    changes = merged(changes, {"learning_starts": 150})
-
-    task = PAINTED if "encoder" in changes.get("network", {}) else {}
-
-    def make(folder: Path, **more: Any) -> Trainer:
-        return trainer(name, folder, changes, **task, sim="mjwarp", device="cpu", **more)
-
-    eager = check_replays(make, mode, tmp_path, lambda it: it.env.sim)  # type: ignore[attr-defined]
-    assert eager["algorithm"]["critic_optimizer"][0]["step"] > 0, "it has learned"
 
 
 @pytest.mark.slow

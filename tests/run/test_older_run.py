@@ -63,15 +63,15 @@ def test_former_paths_of_our_algorithms_need_no_trust() -> None:
         check_saved_settings(odd, Path("config.yaml"))
 
 
-def test_a_checkpoint_from_before_extensions_has_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    it, env = learner("amp", {}, monkeypatch)
+def test_a_checkpoint_from_before_extensions_has_their_states() -> None:
+    it, env = learner("amp", {})
     run(it, env, env.reset(), 2)
     state = saved(it.state_dict())
     older = copy.deepcopy(state)
     extensions = older.pop("extensions")
     assert extensions.keys() == {"style", "rnd", "symmetry", "teacher"}
     older["episodes"]["teacher"] = extensions["teacher"]["episodes"]
-    other, _ = learner("amp", {}, monkeypatch)
+    other, _ = learner("amp", {})
     other.load_state_dict({**older, "style": extensions["style"], "rnd": extensions["rnd"]})
     assert differences(saved(other.state_dict()), state) == []
 

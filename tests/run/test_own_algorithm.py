@@ -22,7 +22,7 @@ from gpusim_rl.learn.networks import ActorCritic, make_features
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.testing.sync_counter import SyncCounter
+from gpusim_rl.testing.algorithm_conformance import AlgorithmConformance
 from gpusim_rl.view.player import Player
 from helpers.commands import ROOT
 from helpers.training import SMALL_PPO, differences, read_csv, the_run
@@ -41,6 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "my_network.py",
         "calm.py",
         "smooth.py",
+        "test_my_algorithms.py",
     }
     assert {name for name, _ in files} == ours | {"balance.py"}
     for name, content in files:
@@ -48,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("my_search", "my_network", "my_net", "calm", "smooth"):
+    for name in ("my_search", "my_network", "my_net", "calm", "smooth", "test_my_algorithms"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -109,14 +110,12 @@ def test_it_is_evaluated_and_played(folder: Path) -> None:
     player.close()
 
 
-def test_it_keeps_the_laws_of_the_hot_path(folder: Path) -> None:
-    own = trainer(max_iterations=5, sim="mjwarp", device="cpu", num_envs=4)
-    with own.logging() as log:
-        own.iterate(log)
-        with SyncCounter() as syncs:
-            own.collector.collect()
-            own.algorithm.update()
-    assert syncs.total == 0, syncs.locations
+@pytest.mark.parametrize("check", [name for name in vars(AlgorithmConformance) if name.startswith("test_")])
+def test_it_conforms(folder: Path, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = module("test_my_algorithms").TestMyAlgorithms()
+    assert suite.names() == ["search"] and suite.settings["search"]["horizon"] == 8
+    more: Any = {"test_an_iteration_reads_no_value": [monkeypatch]}
+    getattr(suite, check)("search", *more.get(check, []))
 
 
 def test_a_class_is_enough_from_python(folder: Path) -> None:

@@ -1,0 +1,197 @@
+"""Conformance suite of algorithms. A package that ships algorithms inherits it in a file of its tests.
+
+    from gpusim_rl.testing.algorithm_conformance import AlgorithmConformance
+
+
+    class TestMyAlgorithms(AlgorithmConformance):
+        config_dir = "my_cfg"
+
+pytest then runs every check on every algorithm of `my_cfg/algo`, over random envs that need no simulator.
+"""
+
+# ruff: noqa: D102  # the name of a check says it
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
+from gpusim_rl.run.cuda_graph import GraphChoice
+from gpusim_rl.run.held_objects import generators_of
+from gpusim_rl.settings.checks import algorithm_settings_class, build
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.schema import ALGORITHMS
+from gpusim_rl.spaces import ActionSpace, Box
+from gpusim_rl.testing.conformance import differences, leaves, merged
+from gpusim_rl.testing.random_env import RandomEnv, RandomStep
+from gpusim_rl.testing.recorded_graphs import RecordedGraphs
+from gpusim_rl.testing.sync_counter import SyncCounter
+
+
+class Training:
+    """An algorithm over random envs, driven as the trainer drives it; `mode` is what is recorded and replayed."""
+
+    def __init__(self, algorithm: Algorithm, env: RandomEnv, mode: str = "off") -> None:
+        self.algorithm, self.env, self.obs, cpu = algorithm, env, env.reset(), torch.device("cpu")
+        options: dict[str, Any] = {"generators": generators_of([algorithm, env], cpu), "stateful": [algorithm]}
+        self.graphs = RecordedGraphs(GraphChoice(mode, "conformance"), cpu, **options)
+
+    def iterate(self) -> dict[str, Tensor]:
+        """Does a rollout and an update; returns the numbers of the update."""
+        self.graphs.run("rollout", self._rollout)
+        self.algorithm.before_update()
+        return self.graphs.run("update", self.algorithm.update)
+
+    def _rollout(self) -> None:
+        self.algorithm.begin_rollout()
+        for _ in range(self.algorithm.horizon):
+            action, step = self.graphs.run("step", self._control_step)
+            self.algorithm.record(action, step)
+            for group, value in self.obs.items():
+                value.copy_(step.obs[group])
+
+    def _control_step(self) -> tuple[Tensor, RandomStep]:
+        action = self.algorithm.act(self.obs)
+        return action, self.env.step(action)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all that the next iteration depends on."""
+        streams = {"env": self.env.generator.get_state(), "torch": torch.get_rng_state()}
+        learned = {"policy": self.algorithm.policy.state_dict(), "algorithm": self.algorithm.state_dict()}
+        return {**learned, "obs": self.obs, "streams": streams}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`, in place."""
+        self.algorithm.policy.load_state_dict(state["policy"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        for group, value in self.obs.items():
+            value.copy_(state["obs"][group])
+        self.env.generator.set_state(state["streams"]["env"])
+        torch.set_rng_state(state["streams"]["torch"])
+
+
+class AlgorithmConformance:
+    """Checks of algorithms: a subclass whose name begins with `Test` is collected by pytest.
+
+    A check that does not apply to a package is switched off by `test_... = None` in its subclass.
+
+    Attributes:
+        config_dir: Folder with `algo/<name>.yaml`, as for `-cd`, whose algorithms are checked; None for ours.
+        algorithms: Names of the algorithms to check; None for all of `config_dir`.
+        settings: Settings over those of the yaml, by algorithm: small networks, and an early start of learning.
+        obs_sizes: Size of each observation group.
+        action_space: Actions.
+    """
+
+    config_dir: ClassVar[str | Path | None] = None
+    algorithms: ClassVar[Sequence[str] | None] = None
+    settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    obs_sizes: ClassVar[Mapping[str, int]] = {"policy": 5, "critic": 7}
+    action_space: ClassVar[ActionSpace] = Box(3)
+
+    @classmethod
+    def names(cls) -> Sequence[str]:
+        """Returns the names of the algorithms to check."""
+        if cls.algorithms is not None or cls.config_dir is None:
+            return cls.algorithms or list(ALGORITHMS)
+        return sorted(file.stem for file in Path(cls.config_dir, "algo").glob("*.yaml"))
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Gives every check the names of the algorithms."""
+        metafunc.parametrize("name", self.names())
+
+    def make_algorithm(self, name: str, device: str = "cpu") -> tuple[Algorithm, RandomEnv]:
+        """Returns an algorithm and its envs; another `device` than the CPU is "meta"."""
+        composed = compose(["~task", f"algo={name}"], self.config_dir)
+        section, cls = composed["algo"]["name"], load_algorithm_class(composed["algo"]["_target_"])
+        values = merged(composed[section], self.settings.get(name, {}))
+        cfg = build(algorithm_settings_class(section, cls), values, section)
+        env = RandomEnv(8, self.obs_sizes, self.action_space.size, device=device)
+        return make_algorithm(cls, cfg, env, self.action_space, section), env
+
+    def training(self, name: str, mode: str = "off", device: str = "cpu") -> Training:
+        """Returns an algorithm at the start of its training."""
+        torch.manual_seed(0)
+        return Training(*self.make_algorithm(name, device), mode)
+
+    def test_an_iteration_waits_for_nothing(self, name: str) -> None:
+        it = self.training(name)
+        it.iterate()  # what is made once
+        with SyncCounter() as syncs:
+            it.env.step = syncs.pause()(it.env.step)
+            it.iterate()
+        assert syncs.total == 0, syncs.locations
+
+    def test_an_iteration_reads_no_value(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        it, kinds = self.training(name, device="meta"), [torch.optim.Optimizer]
+        for kind in kinds:  # not fused, they read their step counter
+            kinds += kind.__subclasses__()
+            monkeypatch.setattr(kind, "step", lambda *_: None)
+        stats = it.iterate()
+        assert {key: value.device.type for key, value in stats.items() if value.device.type != "meta"} == {}
+
+    def test_what_is_finite_stays_finite(self, name: str) -> None:
+        it = self.training(name)
+        before = copied(it.algorithm.policy.state_dict())
+        stats = [it.iterate() for _ in range(6)]
+        assert [key for row in stats for key, value in row.items() if value.ndim or not value.isfinite()] == []
+        after = it.algorithm.policy.state_dict()
+        assert [key for key, value in leaves(after) if not value.isfinite().all()] == []
+        assert differences(before, after), "nothing is learned in 6 iterations: `settings` may begin earlier"
+
+    def test_replaying_equals_running(self, name: str) -> None:
+        ends = {}
+        for mode in ("off", "rollout", "step"):
+            it = self.training(name, mode)
+            states = [copied(it.state_dict()) for _ in range(4) if it.iterate() is not None]
+            it.load_state_dict(states[1])
+            it.iterate()
+            ends[mode] = [states, copied(it.state_dict())]
+            assert it.graphs.choice.mode == mode, it.graphs.choice  # not captured, and why
+            assert differences(ends["off"], ends[mode]) == [], mode
+
+    def test_a_state_resumes_bit_for_bit(self, name: str) -> None:
+        one, other = self.training(name), self.training(name)
+        stats = [one.iterate() for _ in range(3)][-1]
+        kept, state = copied(stats), copied(one.state_dict())
+        expected = copied([one.iterate(), one.iterate(), one.state_dict()])
+        other.load_state_dict(state)
+        assert differences(other.state_dict(), state) == []
+        assert differences([other.iterate(), other.iterate(), other.state_dict()], expected) == []
+        assert differences(stats, kept) == [], "numbers of an update that a later one changes"
+
+    def test_a_state_is_data_and_no_larger_than_it(self, name: str) -> None:
+        it = self.training(name)
+        it.iterate()
+        state = it.algorithm.state_dict()
+        assert differences(copied(state), state) == []
+        memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors(state)}
+        assert sum(memory.values()) <= sum(x.nbytes for x in tensors(state)), "a view of something larger"
+
+
+def make_algorithm(
+    cls: type[Algorithm], cfg: Any, env: RandomEnv, action_space: ActionSpace, section: str, **facts: Any
+) -> Algorithm:
+    """Returns an algorithm for random envs; `facts` are further fields of their `EnvSpec`."""
+    spec = EnvSpec(env.num_envs, env.obs_sizes, action_space, 1, section=section, images=env.images, **facts)
+    return cls(cfg, spec, device=torch.device(env.device), seed=0, max_iterations=100)
+
+
+def copied(state: Any) -> Any:
+    """Returns a state as a checkpoint gives it back: through torch's file format, in memory of its own."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def tensors(state: Any) -> list[Tensor]:
+    """Returns the tensors of a nested state."""
+    return [value for _, value in leaves(state) if isinstance(value, Tensor)]

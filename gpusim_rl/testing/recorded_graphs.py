@@ -1,0 +1,78 @@
+"""CUDA graphs on the CPU: operations are recorded once, with their memory, and repeated without Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gpusim_rl.run.cuda_graph import Graphs
+
+Call = Callable[[], Any]
+
+
+class Recording(TorchDispatchMode):
+    """Records every operation while it is entered; `replay` does them again on the same memory.
+
+    As in a CUDA graph, Python values are frozen, new tensors keep their place, and other effects of Python (counting,
+    branching, assignment) do not happen again. Unlike in a CUDA graph, the operations also run while they are recorded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator, and keeps it unless it only makes a view."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        writes = func._schema.is_mutable
+        if not writes and all(x.untyped_storage().data_ptr() in given for x in outputs):
+            return result  # views
+
+        learning = torch.is_grad_enabled()  # some kernels keep more for a backward pass
+
+        def again() -> None:
+            with torch.set_grad_enabled(learning), torch._C._AutoDispatchBelowAutograd():
+                new = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
+                if not writes:
+                    for old, value in zip(outputs, new, strict=True):
+                        old.copy_(value)
+
+        self.calls.append(again)
+        return result
+
+    def replay(self) -> None:
+        """Runs all operations again."""
+        for call in self.calls:
+            call()
+
+
+class Recorded:
+    """A recording with the interface of a CUDA graph: the run that was recorded counts as the first replay."""
+
+    def __init__(self, again: Call) -> None:
+        self._again = again
+        self.replays = 0
+
+    def replay(self) -> None:
+        """Runs what was recorded again, from the second call on."""
+        if self.replays:
+            self._again()
+        self.replays += 1
+
+
+class RecordedGraphs(Graphs):
+    """`Graphs` that record operations where they would capture a CUDA graph."""
+
+    @contextmanager
+    def _recording(self, before: Any = None) -> Iterator[Any]:
+        with Recording() as recording:
+            yield Recorded(recording.replay)
