@@ -37,8 +37,12 @@ def make_replay(
     if device.type == "meta":
         return make(device=device)
     on_host, memory = cfg.replay.device is not None, make(device=torch.device("meta"))
-    if on_host and env.images:
-        _check_room_ahead(cfg, env.section, _drawn_ahead(cfg, memory), device)
+    if on_host and env.images and (needed := _drawn_ahead(cfg, memory)) > (free := _free_bytes(device)):
+        raise ConfigError(
+            f"{env.section}.replay.device=cpu draws the images of all updates of an iteration ahead:"
+            f" {needed / 1e9:.3g} GB on {device}, {free / 1e9:.3g} GB are free. Try {env.section}.batch_size="
+            f"{max(1, int(0.5 * cfg.batch_size * free / needed))}, or a smaller {env.section}.horizon"
+        )
     size = memory.expected_bytes + (4 * steps * env.num_envs if cfg.replay.alpha > 0.0 else 0)  # priorities
     _check_room(cfg.replay, f"{env.section}.replay", size, torch.device(cfg.replay.device or device))
     memory = make(device=CPU if on_host else device)
@@ -104,15 +108,6 @@ def _free_bytes(device: torch.device) -> int:
 def _drawn_ahead(cfg: OffPolicyConfig, memory: PixelReplay) -> int:
     """Returns the memory of the images of this iteration's updates, and of the next one's [bytes]."""
     return 2 * cfg.horizon * cfg.updates * cfg.batch_size * memory.bytes_drawn
-
-
-def _check_room_ahead(cfg: OffPolicyConfig, section: str, needed: int, device: torch.device) -> None:
-    if needed > (free := _free_bytes(device)):
-        raise ConfigError(
-            f"{section}.replay.device=cpu draws the images of all updates of an iteration ahead: {needed / 1e9:.3g} GB"
-            f" on {device}, {free / 1e9:.3g} GB are free. Try {section}.batch_size="
-            f"{max(1, int(0.5 * cfg.batch_size * free / needed))}, or a smaller {section}.horizon"
-        )
 
 
 def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: str, max_steps: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,18 +14,6 @@ from gpusim_rl.learn.algorithm import EnvSpec, RecordedTensor, make_generator, r
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions
 
 CPU = torch.device("cpu")
-
-
-@dataclass(slots=True)
-class _Pinned:
-    """What is on its way between host and device, in memory of the host that CUDA copies from and to by itself."""
-
-    steps: Trajectory
-    drawn: Transitions
-    fill: Tensor
-    generator: Tensor
-    """State of the generator that what is under way was drawn with."""
-    device: torch.device = CPU
 
 
 class HostReplay:
@@ -41,11 +28,8 @@ class HostReplay:
 
     Args:
         memory: Replay memory, on the CPU.
-        env: Environments that it is for.
         device: Device of the learner.
-        horizon: Control steps of a rollout.
         size: Transitions that are drawn for all updates of an iteration.
-        seed: Seed of the draws.
 
     Attributes:
         steps: Rollout under way, on the device.
@@ -63,16 +47,16 @@ class HostReplay:
         self._pending: Future[None] | None = None
 
         self.steps = Trajectory.empty(horizon, env, memory.groups, device)
-        drawn, fill = self._sample(), torch.zeros((), dtype=torch.int64)
+        self._drawn_with = self._generator.get_state()  # what is under way
+        drawn = self._sample(), torch.zeros((), dtype=torch.int64)
         self._drawn, self._arriving = (tree_map(lambda x: x.to(device, copy=True), drawn) for _ in range(2))
-        self.fill, self._arriving_fill = (fill.to(device, copy=True) for _ in range(2))
+        self.fill = self._drawn[1]
         self._cuda = device.type == "cuda"
 
-        def host(x: Tensor) -> Tensor:
+        def staging(x: Tensor) -> Tensor:
             return torch.empty(x.shape, dtype=x.dtype, device=CPU, pin_memory=self._cuda)
 
-        state = make_generator(CPU, seed).get_state()
-        self._pinned = _Pinned(tree_map(host, self.steps), tree_map(host, drawn), host(fill), state)
+        self._staged_steps, self._staged = tree_map(staging, (self.steps, drawn))
         if self._cuda:
             self._stream = torch.cuda.Stream(device)
             self._recorded, self._arrived, self._taken = (torch.cuda.Event() for _ in range(3))
@@ -85,7 +69,7 @@ class HostReplay:
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
         """Returns the transitions that were drawn for this update; the host has a generator of its own."""
         assert size == self._size
-        return self._drawn
+        return self._drawn[0]
 
     def with_frames(self, drawn: Transitions) -> None:
         """Does nothing: transitions have come with their images."""
@@ -110,8 +94,7 @@ class HostReplay:
         if stream is not None:
             stream.wait_event(self._arrived)
         _copy(self._arriving, self._drawn)
-        self.fill.copy_(self._arriving_fill)
-        _copy(self.steps, self._pinned.steps)
+        _copy(self.steps, self._staged_steps)
         if stream is not None:
             self._taken.record(stream)
             self._recorded.record(stream)
@@ -126,7 +109,7 @@ class HostReplay:
     def _store_and_draw(self) -> None:
         if self._cuda:
             self._recorded.synchronize()
-        self.memory.extend(self._pinned.steps)
+        self.memory.extend(self._staged_steps)
         self._draw()
 
     def _sample(self) -> Transitions:
@@ -137,19 +120,16 @@ class HostReplay:
     @torch.no_grad()
     def _draw(self) -> None:
         """Draws for the next update, and sends it to the device."""
-        self._pinned.generator = self._generator.get_state()
-        drawn = self._sample()
+        self._drawn_with = self._generator.get_state()
+        drawn = self._sample(), self.memory.fill
         if not self._cuda:
             _copy(drawn, self._arriving)
-            self._arriving_fill.copy_(self.memory.fill)
             return
         self._arrived.synchronize()  # the last ones have left the pinned memory
-        _copy(drawn, self._pinned.drawn)
-        self._pinned.fill.copy_(self.memory.fill)
+        _copy(drawn, self._staged)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._taken)
-            _copy(self._pinned.drawn, self._arriving)
-            self._arriving_fill.copy_(self._pinned.fill, non_blocking=True)
+            _copy(self._staged, self._arriving)
             self._arrived.record(self._stream)
 
     # Changes and resume
@@ -168,7 +148,7 @@ class HostReplay:
     def state_dict(self) -> dict[str, Any]:
         """Returns all that is stored, and the state of the generator. Waits for the thread."""
         self._wait()
-        return {**self.memory.state_dict(), "generator": self._pinned.generator.clone()}
+        return {**self.memory.state_dict(), "generator": self._drawn_with.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`; draws again what had been drawn."""
@@ -179,7 +159,7 @@ class HostReplay:
         self._draw()
 
 
-def _copy(source: Trajectory | Transitions, target: Trajectory | Transitions) -> None:
-    """Copies tensor by tensor; with CUDA the host does not wait."""
+def _copy(source: Any, target: Any) -> None:
+    """Copies trees tensor by tensor; with CUDA the host does not wait."""
     for x, y in zip(tree_leaves(source), tree_leaves(target), strict=True):
         y.copy_(x, non_blocking=True)

@@ -159,10 +159,8 @@ class PixelReplay(Replay):
 
     Args:
         num_steps: T; more than `n_step`, and with `compress` a multiple of `BLOCK`.
-        env: Environments.
         groups: Observation groups to keep, those of images among them.
         stack: Frames in an observation.
-        device: Device of the memory.
         compress: Whether to compress the frames; on the CPU only.
         memory: Further arguments of `Replay`.
 

@@ -26,7 +26,6 @@ class Priorities:
     Blocks are drawn in float64: float32 has 2^24 values only.
 
     Args:
-        replay: Replay memory.
         alpha: Exponent of the errors: 0 draws uniformly, 1 in proportion.
 
     Attributes:

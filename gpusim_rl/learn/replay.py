@@ -130,12 +130,10 @@ class Replay:
 
     Args:
         num_steps: T; more than `n_step`.
-        env: Environments.
         groups: Observation groups to keep.
         n_step: Largest number of steps in a window.
         gamma: Discount per step.
         storage: Type of observations in memory. In fp16 they are clamped to its range, +-65504.
-        device: Device of the memory.
 
     Attributes:
         expected_bytes: Memory that it will take when it is full [bytes].
@@ -321,13 +319,11 @@ class Replay:
             "final_place": copy(place),
             "final_step": copy(self._final_step.take(place)),
             "obs": {group: copy(memory[:fill]) for group, memory in self.obs.items()},
-            "final_obs": {group: copy(self._final(memory)[place]) for group, memory in self.obs.items()},
+            "final_obs": {
+                group: copy(memory[self.num_steps :].flatten(0, 1)[place]) for group, memory in self.obs.items()
+            },
             **{name: copy(column[:fill]) for name, column in self._columns.items()},
         }
-
-    def _final(self, memory: Tensor) -> Tensor:
-        """Returns a view of final observations, [rows * N, size]."""
-        return memory[self.num_steps :].flatten(0, 1)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`, in place."""
@@ -338,6 +334,6 @@ class Replay:
         self._final_step.fill_(-1).view(-1)[place] = state["final_step"].to(self.device)
         for group, memory in self.obs.items():
             memory[: len(state["obs"][group])].copy_(state["obs"][group])
-            self._final(memory)[place] = state["final_obs"][group].to(memory.device)
+            memory[self.num_steps :].flatten(0, 1)[place] = state["final_obs"][group].to(memory.device)
         for name, column in self._columns.items():
             column[: len(state[name])].copy_(state[name])

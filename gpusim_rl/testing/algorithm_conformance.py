@@ -30,7 +30,7 @@ from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.schema import ALGORITHMS
 from gpusim_rl.spaces import ActionSpace, Box
 from gpusim_rl.testing.conformance import differences, leaves, merged
-from gpusim_rl.testing.random_env import RandomEnv, RandomStep
+from gpusim_rl.testing.random_env import RandomEnv
 from gpusim_rl.testing.recorded_graphs import RecordedGraphs
 from gpusim_rl.testing.sync_counter import SyncCounter
 
@@ -57,7 +57,7 @@ class Training:
             for group, value in self.obs.items():
                 value.copy_(step.obs[group])
 
-    def _control_step(self) -> tuple[Tensor, RandomStep]:
+    def _control_step(self) -> tuple[Tensor, Any]:
         action = self.algorithm.act(self.obs)
         return action, self.env.step(action)
 
