@@ -178,7 +178,7 @@ def test_imitation_draws_the_actor_to_their_actions(name: str, tmp_path: Path) -
     distances = []
     for imitation in (0.0, 50.0):
         it = learner(name, marked(tmp_path / "d.npz", 0.625), imitation=imitation, learning_rate=3e-3)
-        it.train(40)
+        it.train(25)
         actions, _ = it.algorithm.policy.act(it.obs, ())
         distances.append(float((actions - 0.625).abs().mean()))
     assert distances[1] < 0.15 < distances[0]

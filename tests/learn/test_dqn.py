@@ -242,7 +242,7 @@ def test_it_finds_the_best_action_of_a_bandit(changes: dict[str, Any]) -> None:
     settings = {"updates": 8, "batch_size": 64, "learning_starts": 64, "learning_rate": 3e-3, "replay": {}, **changes}
     settings["replay"] = {"capacity": 3200, **settings["replay"]}
     it = OffPolicyLearner("dqn", Bandit(32, num_actions=2), settings, space=space)
-    it.train(20)
+    it.train(12)
     action, _ = it.algorithm.policy.act(it.obs, ())
     best = torch.stack([it.obs["policy"][:, 0] > 3.0, torch.full((32,), 2)], dim=1)
     assert (action == best).float().mean() > 0.9

@@ -68,7 +68,7 @@ def test_an_update_learns_from_what_was_stored_before_its_rollout() -> None:
         roll(beside, iteration)
         old, ok, paid = beside.latest(HORIZON)
         assert differences(seen, old) == [] and torch.equal(valid, ok) and torch.equal(reward.where(ok, 0.0), paid)
-    assert differences(replay.state_dict(), {**beside.state_dict(), "generator": replay._pinned.generator}) == []
+    assert differences(replay.state_dict(), {**beside.state_dict(), "generator": replay._drawn_with}) == []
 
 
 def test_a_saved_memory_continues_to_the_bit() -> None:

@@ -178,42 +178,6 @@ def test_episodes_that_end_at_their_limit(compress: bool) -> None:
     assert found <= starts and len(found) >= len(starts) - 3 * 4, "all but those whose stack is not stored whole"
 
 
-def test_a_stack_is_padded_as_gymnasium_does_it() -> None:
-    gymnasium = pytest.importorskip("gymnasium")
-
-    class Noise(gymnasium.Env):
-        observation_space = gymnasium.spaces.Box(0, 255, SHAPE, np.uint8)
-        action_space = gymnasium.spaces.Discrete(2)
-        t = 0
-
-        def seen(self) -> np.ndarray:
-            return self.np_random.integers(0, 256, SHAPE, np.uint8)
-
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-            super().reset(seed=seed)
-            return self.seen(), {}
-
-        def step(self, action: Any) -> Any:
-            self.t += 1
-            return self.seen(), 0.0, self.t % 5 == 0, False, {}
-
-    env = gymnasium.wrappers.FrameStackObservation(Noise(), 4, padding_type="zero")
-    replay, stacks = make(32, 1, stack=4), []
-    obs, _ = env.reset(seed=0)
-    no = torch.zeros(1, dtype=torch.bool)
-    for t in range(20):
-        stacks.append(torch.from_numpy(obs.copy()).movedim(0, 2).flatten(2))
-        following, _, terminated, _, _ = env.step(0)
-        newest = {"camera": torch.from_numpy(obs[-1:].copy()), "joints": torch.full((1, 2), float(t))}
-        step: Any = Outcome(newest, newest, torch.zeros(1), torch.tensor([terminated]), no, no)
-        replay.write(newest, torch.zeros(1, 1), step)
-        obs = env.reset()[0] if terminated else following
-    drawn = sample(replay, 200, 0)
-    for stack, joints in zip(drawn.obs["camera"], drawn.obs["joints"], strict=True):
-        assert torch.equal(stack, stacks[int(joints[0])])
-    assert len(drawn.obs["joints"][:, 0].unique()) == 19
-
-
 # The traps, by name
 
 
@@ -225,17 +189,6 @@ def only_step(story: Story, t: int) -> Any:
     return drawn
 
 
-def test_a_stack_never_reaches_into_the_episode_before() -> None:
-    story = Story(make(16, 1, stack=3), ends=(0.0, 0.0, 0.0))
-    story.write(3)
-    story.ends = (1.0, 0.0, 0.0)
-    story.write(1)
-    story.ends = (0.0, 0.0, 0.0)
-    story.write(4)
-    for t, frames in {3: (1, 2, 3), 4: (4,), 5: (4, 5), 6: (4, 5, 6)}.items():
-        assert torch.equal(only_step(story, t).obs["camera"][0], stacked([story.frames[i][0] for i in frames], 3))
-
-
 def test_a_stack_never_reaches_across_a_cut() -> None:
     story = Story(make(16, 1, stack=3), ends=(0.0, 0.0, 0.0))
     story.write(3)
@@ -243,26 +196,6 @@ def test_a_stack_never_reaches_across_a_cut() -> None:
     story.write(3)
     assert torch.equal(only_step(story, 3).obs["camera"][0], stacked([story.frames[3][0]], 3))
     assert only_step(story, 2).weight == 0.0
-
-
-def test_the_last_frames_of_an_episode_are_followed_by_its_final_one() -> None:
-    story = Story(make(16, 1, stack=4), ends=(0.0, 0.0, 0.0))
-    story.write(1)
-    story.ends = (0.0, 1.0, 0.0)
-    story.write(1)
-    story.ends = (0.0, 0.0, 0.0)
-    story.write(2)
-    first, second = (frame[0] for frame in story.frames[:2])
-    expected = torch.cat([torch.zeros_like(first), first, second, story.final[1][0]], dim=-1)
-    assert torch.equal(only_step(story, 1).next_obs["camera"][0], expected)
-
-
-def test_a_stack_whose_frames_are_overwritten_has_no_weight() -> None:
-    story = Story(make(8, 1, stack=3), ends=(0.0, 0.0, 0.0))
-    story.write(8)
-    assert only_step(story, 0).weight == 1.0, "the first step ever begins an episode"
-    story.write(3)
-    assert [only_step(story, t).weight.item() for t in (3, 4, 5, 6)] == [0.0, 0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("compress", COMPRESS)

@@ -92,7 +92,7 @@ def test_the_first_minibatch_of_every_update_is_on_policy(kind: str, state_depen
     assert it.policy.obs_norm["policy"].count > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["separate", "lstm"])
 def test_values_and_targets_are_in_the_units_of_the_network(kind: str) -> None:
     # rewards far from 0 and from scale 1, so that the statistics of returns move much
     it = learner(kind, minibatch_size=96, epochs=1, gamma=0.5)
@@ -217,16 +217,6 @@ def test_loss_and_gradients_are_those_of_the_plain_formulas(value_clip: bool) ->
         torch.testing.assert_close(losses[number], (part * valid).sum() / valid.sum())
 
 
-def test_losses_are_means_over_valid_samples() -> None:
-    kwargs = {"value": [1.0, 7.0], "old_value": [1.0, 0.0], "target": [2.0, -50.0]}
-    _, alone, _ = crafted([1.1], [2.0], value=[1.0], old_value=[1.0], target=[2.0])
-    grads, loss, _ = crafted([1.1, 3.0], [2.0, 9.0], valid=[1.0, 0.0], mean=[0.0, 5.0], **kwargs)
-    assert loss == alone
-    assert all(g[1] == 0.0 for g in grads.values())
-    grads, loss, _ = crafted([1.1, 3.0], [2.0, 9.0], valid=[0.0, 0.0], mean=[0.0, 5.0], **kwargs)
-    assert loss == 0.0 and all((g == 0.0).all() for g in grads.values())
-
-
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
 def test_invalid_samples_contribute_nothing(kind: str) -> None:
     one, other = (learner(kind, minibatch_size=96, epochs=2) for _ in range(2))
@@ -236,12 +226,7 @@ def test_invalid_samples_contribute_nothing(kind: str) -> None:
     assert 0 < invalid.sum() < invalid.numel()
     g = torch.Generator().manual_seed(9)
     rollout = other.rollout
-    for tensor in (
-        rollout.obs["policy"],
-        rollout.action,
-        rollout.distribution,
-        rollout.reward,
-    ):
+    for tensor in (rollout.obs["policy"], rollout.action, rollout.distribution, rollout.reward):
         noise = torch.randn(tensor.shape, generator=g)
         where = invalid if tensor.ndim == 2 else invalid[..., None]
         # a ratio of probabilities must stay finite
@@ -265,18 +250,11 @@ def test_advantages_are_normalised_over_valid_samples() -> None:
 
 
 def test_reward_scale() -> None:
-    # with statistics of returns, the scale of the reward does not matter to the targets
-    results = []
-    for scale in (1.0, 100.0):
-        it = learner(reward_scale=scale, normalize_value=False)
-        it.collect()
-        results.append(it.update()["value/mean_return"].item())
     it = learner(gamma=0.0, reward_scale=7.0, normalize_value=False)
     it.collect()
     mean_return = it.update()["value/mean_return"].item()
     valid = it.rollout.valid
     assert mean_return == pytest.approx(7.0 * it.rollout.reward[valid].mean().item(), rel=1e-5)
-    assert results[0] != results[1]
 
 
 def test_gradient_norm_is_limited() -> None:
@@ -354,15 +332,6 @@ def test_skipped_minibatches_are_counted_over_the_training_and_saved() -> None:
     other = learner()
     other.ppo.load_state_dict(it.ppo.state_dict())
     assert other.ppo.steps.skipped == 15
-
-
-def test_an_absurd_coefficient_leaves_the_policy_as_it_was() -> None:
-    it = learner(value_coef=1e18, reward_scale=1e12, normalize_value=False)
-    before = copy.deepcopy(dict(it.policy.named_parameters()))
-    it.collect()
-    stats = it.update()
-    assert stats["check/learned"] == 0 and stats["policy/skipped_minibatches"] == 12
-    assert all(torch.equal(before[name], value) for name, value in it.policy.named_parameters())
 
 
 def test_log_std_at_its_bound_can_come_back() -> None:
@@ -523,21 +492,6 @@ def test_the_first_minibatch_does_not_move_the_learning_rate(kind: str, num_envs
     for _ in range(3):
         it.collect()
         assert it.update()["policy/learning_rate"].item() == pytest.approx(3e-4)
-
-
-def test_linear_schedule_ends_at_zero() -> None:
-    it = learner(schedule="linear", learning_rate=1e-3)
-    it.ppo.max_iterations = 4
-    rates = []
-    for _ in range(6):
-        it.collect()
-        before = [p.clone() for p in it.policy.parameters()]
-        rates.append(it.update()["policy/learning_rate"].item())
-    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3, 0.0, 0.0])
-    moved = [
-        name for (name, now), old in zip(it.policy.named_parameters(), before, strict=True) if not torch.equal(now, old)
-    ]
-    assert set(moved) <= {"value_head.weight", "value_head.bias"}, "only rescaled with the values"
 
 
 def test_constant_schedule() -> None:
@@ -723,7 +677,7 @@ def test_learns_a_bandit(seed: int) -> None:
 def test_only_a_recurrent_policy_learns_to_remember(kind: str) -> None:
     # Blind, the best is the action 0: a reward of -1 per episode.
     it = Learner(Recall(128), ppo_config({**network(kind), "rnn_size": 16}, **FAST))
-    per_episode = 4.0 * it.train(25)[-1]
+    per_episode = 4.0 * it.train(18)[-1]
     if kind == "feed-forward":
         assert -1.5 < per_episode < -0.9
     else:
@@ -749,7 +703,7 @@ def test_values_of_time_limits_and_terminations() -> None:
     for truncates, expected in ((True, 10.0), (False, 2.629)):
         cfg = ppo_config(gamma=0.9, schedule="constant", value_clip=False, gae_lambda=1.0, horizon=10, **FAST)
         it = Learner(Clock(50, truncates), cfg)
-        it.train(60)
+        it.train(40)
         value = it.policy.denormalize_value(it.policy.value(it.env.obs, ()))[0].item()
         assert value == pytest.approx(expected, rel=0.03)
 

@@ -98,19 +98,6 @@ def test_weights_are_those_of_plain_numpy(beta: float) -> None:
     assert np.allclose(drawn.weight.numpy(), expected, rtol=1e-5)
 
 
-def test_with_beta_one_a_weighted_mean_is_that_of_all() -> None:
-    memory = Memory(50, 4)
-    for _ in range(60):
-        memory.write()
-    random = torch.Generator().manual_seed(5)
-    live = memory.priorities.values[:200] > 0
-    memory.set((0.2 + torch.rand(200, generator=random)) * live)
-    what = torch.randn(200, generator=random)
-    drawn = memory.sample(400_000, beta=1.0)
-    mean = (drawn.weight * what[drawn.index]).sum() / drawn.weight.sum()
-    assert mean.item() == pytest.approx(what[live].mean().item(), abs=0.01)
-
-
 def test_small_priorities_in_a_large_memory_are_neither_lost_nor_drawn_too_often() -> None:
     # a float32 cumulative sum of all would step over them
     memory = Memory(1 << 14, 64)
@@ -163,15 +150,6 @@ def test_what_is_new_has_the_largest_priority_so_far() -> None:
     memory.write()
     assert memory.priorities.values[4].item() == pytest.approx(7.0, abs=1e-5), "of all that there ever was"
     assert memory.priorities.values[0].item() == pytest.approx(1e-6), "what is known is drawn still"
-
-
-def test_an_overwritten_slot_loses_its_priority() -> None:
-    memory = Memory(4, 1)
-    for _ in range(4):
-        memory.write()
-    memory.priorities.update(torch.tensor([0]), torch.tensor([100.0]), torch.ones(1), NO)
-    memory.write()
-    assert memory.priorities.values[0] == 0.0
 
 
 def test_what_does_not_count_is_drawn_once_only() -> None:

@@ -57,25 +57,6 @@ def test_alpha_rests_until_a_whole_window_is_stored() -> None:
     assert not torch.equal(before, sac.log_alpha.detach())
 
 
-def test_the_target_is_that_of_the_paper() -> None:
-    it, sac = learner(gamma=0.9, alpha=0.7, network={"layer_norm": False})
-    it.collect()
-    it.collect()
-    (batch, *_) = sac._draw(4)
-    with torch.no_grad():
-        target, _ = sac.targets(batch)
-        for row in range(len(target)):
-            outputs = sac.policy.actor(batch.next_obs["policy"][row : row + 1], bf16=False)
-            gaussian = sac.policy.distribution(outputs)
-            action, log_prob = gaussian.sample_with_log_prob(batch.noise[0, row : row + 1])
-            seen = batch.next_obs["policy"][row : row + 1]
-            q = sac.policy.target_critic(seen, action, bf16=False).flatten()
-            expected = batch.reward[row] + batch.discount[row] * (q.min() - 0.7 * log_prob[0])
-            assert target[row].item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-5)
-    found = torch.cat([batch.discount for batch in sac._draw(4)]).unique()
-    assert found.tolist() == [0.0, pytest.approx(0.9)]
-
-
 @pytest.mark.parametrize(("target", "falls"), [(-50.0, True), (50.0, False)])
 def test_alpha_falls_where_there_is_more_entropy_than_wanted(target: float, falls: bool) -> None:
     it, sac = learner(target_entropy=target, alpha=1.0)

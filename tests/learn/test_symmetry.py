@@ -109,18 +109,6 @@ def test_a_policy_becomes_symmetric():
     assert max(found["augment"], found["mirror loss"]) < 0.5 * found["without"], found
 
 
-def test_samples_that_are_their_own_images_learn_as_without():
-    """The average of two equal losses is one of them."""
-    own = {name: SignedPermutation(list(range(len(x.sources))), [1.0] * len(x.sources)) for name, x in MAPS.items()}
-    one, two = learner(True, 0.0), learner(False, 0.0)
-    env = RandomEnv(8)
-    one = Learner(env, one.cfg, more={"mirrored": lambda: (own, 0.0)})
-    for it in (one, two):
-        it.train(2)
-    for a, b in zip(one.policy.parameters(), two.policy.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_inputs_are_normalised_behind_the_mirror():
     it = learner(True, 0.0)
     it.train(3)

@@ -43,34 +43,6 @@ def test_exploration_adds_noise_of_that_scale_and_keeps_to_the_bounds() -> None:
     assert torch.allclose(action, expected)
 
 
-@pytest.mark.parametrize("limit", [0.0, 0.3])
-def test_targets_are_smoothed_by_clipped_noise(limit: float) -> None:
-    it, td3 = learner(smoothing=5.0, smoothing_clip=limit)
-    it.train(2)
-    (batch, *_) = td3._draw(4)
-    with torch.no_grad():
-        noisy, bonus = td3.next_action(batch)
-        plain = td3.policy.action(td3.policy.target_actor(batch.next_obs["policy"], bf16=False))  # type: ignore[misc]
-    assert bonus is None
-    expected = (plain + (5.0 * batch.noise[0]).clamp(-limit, limit)).clamp(-1.0, 1.0)
-    assert torch.allclose(noisy, expected, atol=1e-6)
-
-
-def test_the_actor_moves_with_every_second_update_only() -> None:
-    it, td3 = learner(horizon=4, updates=1, policy_delay=2)
-    calls = {"critic": 0, "actor": 0}
-    for name, optimizer in (("critic", td3.critic_optimizer), ("actor", td3.actor_optimizer)):
-        step = optimizer.masked_step
-
-        def counted(*given: torch.Tensor, name: str = name, step: Any = step) -> None:
-            calls[name] += 1
-            step(*given)
-
-        optimizer.masked_step = counted  # type: ignore[method-assign, assignment]
-    it.train(3)
-    assert calls == {"critic": 12, "actor": 6}
-
-
 @pytest.mark.parametrize("clipped", [True, False])
 def test_the_target_takes_the_whole_distribution_of_the_lower_critic(clipped: bool) -> None:
     it, td3 = learner(network={**C51, "layer_norm": False}, clipped=clipped)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.learn.impala import vtrace
-from gpusim_rl.learn.rollout import gae
 
 
 def columns(rows: list[list[float]]) -> Tensor:
@@ -88,15 +87,3 @@ def test_sums_of_the_paper_with_episodes_that_end(seed: int, lam: float, clip: f
         expected = oracle(*rows, gamma, lam, clip, advantage_clip)
         np.testing.assert_allclose(advantage[:, env], expected[0], rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(target[:, env], expected[1], rtol=1e-10, atol=1e-12)
-
-
-def test_of_the_same_policy_the_targets_are_returns_of_gae() -> None:
-    torch.manual_seed(0)
-    reward, value, after = torch.randn(3, 10, 4)
-    done = torch.rand(10, 4) < 0.2
-    after[:-1] = torch.where(done[:-1], after[:-1], value[1:])
-    terminated = done & (torch.rand(10, 4) < 0.5)
-    ends = terminated, done, torch.ones_like(done)
-    _, target = vtrace(torch.zeros(10, 4), reward, value, after, *ends, 0.97, lam=0.8)
-    _, returns = gae(reward, value, after, *ends, 0.97, 0.8)
-    torch.testing.assert_close(target, returns)

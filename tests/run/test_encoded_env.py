@@ -50,14 +50,8 @@ def written(path: Path, kind: str = "spatial", shape: tuple[int, int, int] = SHA
 def trainer(file: Path, folder: Path, /, **more: Any) -> Trainer:
     encoder = {"init_from": str(file), "freeze": True, "frames": 2}
     task = {"height": SIZE[0], "width": SIZE[1], "episode_length": 9}
-    settings = {
-        "num_envs": 8,
-        "max_iterations": 4,
-        "pretrained": encoder,
-        "task": task,
-        "sim": "mujoco",
-        "device": "cpu",
-    }
+    settings: dict[str, Any] = {"num_envs": 8, "max_iterations": 2, "sim": "mujoco", "device": "cpu"}
+    settings |= {"pretrained": encoder, "task": task}
     settings["log"] = {"console": "quiet", "dir": str(folder)}
     if "algo" not in more:
         settings["ppo"] = {"horizon": 6, "minibatch_size": 24}
@@ -99,32 +93,18 @@ def test_the_policy_gets_features_of_the_newest_frames(file, tmp_path):
     env.close()
 
 
-SAC = {"horizon": 6, "learning_starts": 32, "batch_size": 16, "replay": {"capacity": 256, "save": True}}
-
-
-@pytest.mark.parametrize(
-    "more", [{}, pytest.param({"algo": "sac", "sac": SAC}, marks=pytest.mark.slow)], ids=["ppo", "sac"]
-)
-def test_a_run_stores_no_images_and_resumes_bit_for_bit(more, file, tmp_path):
-    def resume(run: Path) -> Trainer:
-        file.unlink()  # the run has a copy
-        return make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=6))
-
-    state = check_resumes(lambda folder, **length: trainer(file, folder, **more, **length), resume, tmp_path, 3)
-    assert state["images"] == {} and state["obs_sizes"]["policy"] == 2 * LATENTS
-    assert not any("encoder" in name for name in state["policy"])
-
-
-def test_no_host_sync_in_an_iteration(file, tmp_path):
-    check_no_sync(trainer(file, tmp_path, sim="mjwarp"))
-
-
-@pytest.mark.parametrize("mode", ["rollout", pytest.param("step", marks=pytest.mark.slow)])
-def test_replaying_equals_running(mode, file, tmp_path):
-    def make(folder: Path, **length: Any) -> Trainer:
-        return trainer(file, folder, sim={"name": "mjwarp", "num_threads": 1}, **length)
-
-    check_replays(make, mode, tmp_path, lambda it: it.env.env.sim)  # type: ignore[attr-defined]
+def test_a_run_stores_no_images_and_resumes_bit_for_bit(file, tmp_path):
+    trainer(file, tmp_path / "whole", max_iterations=4).train()
+    trainer(file, tmp_path / "parts", max_iterations=2).train()
+    run = the_run(tmp_path / "parts")
+    file.unlink()  # the run has a copy
+    make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=4)).train()
+    ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
+    for part in ("policy", "algorithm", "env", "metrics"):
+        assert differences(ends[0][part], ends[1][part]) == []
+    assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
+    assert ends[0]["images"] == {} and ends[0]["obs_sizes"]["policy"] == 2 * LATENTS
+    assert not any("encoder" in name for name in ends[0]["policy"])
 
 
 def test_it_is_evaluated_and_played(file, tmp_path):
@@ -303,7 +283,7 @@ def test_a_policy_begins_with_the_weights_of_a_file(file, tmp_path):
     assert not torch.equal(network.state_dict()[first][:, :3], torch.zeros_like(saved[first]))  # and learn
     run = the_run(tmp_path)
     file.unlink()
-    assert make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=5)).iteration == 4
+    assert make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=3)).iteration == 2
     with pytest.raises(
         ConfigError, match=r"is of kind nature, and the policy's encoder of kind spatial\. Try ppo\.net"
     ):
@@ -315,8 +295,8 @@ def test_a_policy_begins_with_the_weights_of_a_file(file, tmp_path):
 @pytest.mark.slow
 def test_features_of_imagenet_tell_more_than_random_weights():
     pytest.importorskip("efficientnet_lite_pytorch")
-    images = torch.full((160, 32, 32, 3), 180, dtype=torch.uint8)  # a bar at random angles
-    angles = torch.linspace(0.0, 3.1, 160)
+    images = torch.full((64, 32, 32, 3), 180, dtype=torch.uint8)  # a bar at random angles
+    angles = torch.linspace(0.0, 3.1, 64)
     y, x = torch.meshgrid(torch.linspace(1, -1, 32), torch.linspace(-1, 1, 32), indexing="ij")
     distance = (x * angles.sin()[:, None, None] - y * angles.cos()[:, None, None]).abs()
     images[distance < 0.1] = torch.tensor([200, 80, 40], dtype=torch.uint8)
@@ -336,7 +316,7 @@ def test_features_of_imagenet_tell_more_than_random_weights():
     for module in encoder.modules():
         if isinstance(module, (torch.nn.Conv2d, torch.nn.BatchNorm2d)):
             module.reset_parameters()
-    assert learned < 0.1 and learned < 0.5 * error()
+    assert learned < 0.15 and learned < 0.5 * error()
 
 
 def test_resnet18_says_where_its_weights_must_be(monkeypatch, tmp_path):
