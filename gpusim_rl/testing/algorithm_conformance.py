@@ -13,7 +13,6 @@ pytest then runs every check on every algorithm of `my_cfg/algo`, over random en
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +28,7 @@ from gpusim_rl.settings.checks import algorithm_settings_class, build
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.schema import ALGORITHMS
 from gpusim_rl.spaces import ActionSpace, Box
-from gpusim_rl.testing.conformance import differences, leaves, merged
+from gpusim_rl.testing.conformance import copied, differences, leaves, merged
 from gpusim_rl.testing.random_env import RandomEnv
 from gpusim_rl.testing.recorded_graphs import RecordedGraphs
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -182,14 +181,6 @@ def make_algorithm(
     """Returns an algorithm for random envs; `facts` are further fields of their `EnvSpec`."""
     spec = EnvSpec(env.num_envs, env.obs_sizes, action_space, 1, section=section, images=env.images, **facts)
     return cls(cfg, spec, device=torch.device(env.device), seed=0, max_iterations=100)
-
-
-def copied(state: Any) -> Any:
-    """Returns a state as a checkpoint gives it back: through torch's file format, in memory of its own."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def tensors(state: Any) -> list[Tensor]:

@@ -202,7 +202,7 @@ class TaskConformance:
             first, second = one.step(action), two.step(action)
             for field in first.__slots__:
                 assert differences(getattr(first, field), getattr(second, field)) == [], field
-        assert differences(copied(one), copied(two)) == []
+        assert differences(copied(one.state_dict()), copied(two.state_dict())) == []
 
     def test_starts_are_random_in_every_env_and_episode(self, name: str) -> None:
         env = self.make_env(name, num_envs=8, episode_length=2, randomize_episode_start=False)
@@ -285,11 +285,11 @@ class TaskConformance:
         env = self.started_env(name, episode_length=SHORT)
         for action in random_actions(env, SHORT + 1):
             env.step(action)
-            before = copied(env)
+            before = copied(env.state_dict())
             first, end = env._observe(), env.task.terminated().clone()
             assert differences(first, env._observe()) == []
             assert torch.equal(end, env.task.terminated())
-            assert differences(before, copied(env)) == []
+            assert differences(before, copied(env.state_dict())) == []
 
     def test_what_a_step_returned_stays_what_it_was(self, name: str) -> None:
         env = self.started_env(name, episode_length=SHORT)
@@ -319,14 +319,14 @@ class TaskConformance:
         actions = list(random_actions(env, 14))
         for action in actions[:4]:
             env.step(action)
-        state, seen = copied(env), env._obs
+        state, seen = copied(env.state_dict()), env._obs
         later = [env.step(action) for action in actions[4:]]
         assert differences(other.load_state_dict(state), seen) == []
         for action, expected in zip(actions[4:], later, strict=True):
             step = other.step(action)
             for field in step.__slots__:
                 assert differences(getattr(expected, field), getattr(step, field)) == [], field
-        assert differences(copied(env), copied(other)) == []
+        assert differences(copied(env.state_dict()), copied(other.state_dict())) == []
 
     def test_an_env_that_diverges_is_reset_and_no_other_env_notices(self, name: str) -> None:
         env, calm = self.started_env(name), self.started_env(name)
@@ -446,12 +446,12 @@ def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
         yield torch.where(jitters, new, held)
 
 
-def copied(env: VecEnv) -> dict[str, Any]:
-    """Returns everything that the next step depends on, in memory of its own."""
-    buffer = io.BytesIO()
-    torch.save(env.state_dict(), buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
+def copied(state: Any) -> Any:
+    """Returns a state as a checkpoint gives it back: through torch's file format, in memory of its own."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def joined(obs: dict[str, Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,26 +76,31 @@ def learner(
     name, base = BASES[label]
     defaults = algorithm_defaults(name)
     cfg = build(ALGORITHMS[name][1], merged(defaults, has(base, defaults), changes), name)
-    torch.manual_seed(0)
     env = RandomEnv(8, groups, space.size, images=images, device=device)
     size, actions = groups["policy"], space.size
     mirror = SignedPermutation(list(range(size)), [-1.0] * size)
     turned = SignedPermutation(list(range(actions)), [1.0] * (actions - 1) + [-1.0])
     maps = {**dict.fromkeys(groups, mirror), "actions": turned}
 
-    def teacher(_: str) -> TrainedPolicy:
-        settings = build(ALGORITHMS["a2c"][1], merged(algorithm_defaults("a2c"), {"network": {"hidden": [8]}}), "a2c")
-        seen = RandomEnv(8, {"policy": size or groups.get("critic", 1)}, device=device)
-        a2c = make_algorithm(load_algorithm_class(ALGORITHMS["a2c"][0]), settings, seen, space, "a2c", role="acts")
-        return TrainedPolicy(a2c.policy, settings, seen.obs_sizes, "digest")
-
+    trained = teacher(size or groups.get("critic", 1), space, device)
+    torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demonstrations, "load", lambda _, spec, groups: (shown_in(spec, episodes=20), "digest"))
-        facts = {"mirrored": lambda: (maps, 0.0), "load_policy": teacher, **more}
+        facts = {"mirrored": lambda: (maps, 0.0), "load_policy": lambda _: trained, **more}
         algorithm: Any = make_algorithm(load_algorithm_class(ALGORITHMS[name][0]), cfg, env, space, name, **facts)
     if hasattr(algorithm.policy, "head") and isinstance(space, Box):
         algorithm.policy.head.mean.weight.data.mul_(1000.0)  # actions beyond the bound, which the first ones are not
     return algorithm, env
+
+
+@functools.cache
+def teacher(size: int, space: ActionSpace, device: str) -> TrainedPolicy:
+    """A policy that was never trained, for envs with so many observations."""
+    torch.manual_seed(0)
+    settings = build(ALGORITHMS["a2c"][1], merged(algorithm_defaults("a2c"), {"network": {"hidden": [8]}}), "a2c")
+    env = RandomEnv(8, {"policy": size}, device=device)
+    a2c = make_algorithm(load_algorithm_class(ALGORITHMS["a2c"][0]), settings, env, space, "a2c", role="acts")
+    return TrainedPolicy(a2c.policy, settings, env.obs_sizes, "digest")
 
 
 def has(changes: dict[str, Any], known: Any) -> dict[str, Any]:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from gpusim_rl.env import Step
+from gpusim_rl.testing.conformance import copied as saved
 from gpusim_rl.testing.conformance import leaves
 
-State = TypeVar("State")
-
-
-def saved(state: State) -> State:
-    """A state as a checkpoint gives it back: through torch's file format, in memory of its own."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+__all__ = ["copied", "fields", "saved", "saved_bytes"]
 
 
 def fields(step: Step) -> dict[str, Any]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +12,7 @@ from torch import Tensor
 from gpusim_rl.learn import chunks
 from gpusim_rl.learn.chunks import Chunks
 from gpusim_rl.testing.sync_counter import SyncCounter
-from test_ppo import learner
+from test_ppo import learner, run_alone
 
 CPU = torch.device("cpu")
 
@@ -95,7 +91,6 @@ def test_the_first_chunks_of_a_compiled_function_share_a_thread(two_threads: Non
 
 @pytest.mark.slow
 def test_compiled_chunks_are_computed_at_a_time_and_compiled_once() -> None:
-    # in a process of its own: the shape checks of the test run are no code for the compiler
     script = """
 import threading
 import torch
@@ -125,11 +120,7 @@ for workers in (1, 2):
     trained.append([*it.policy.parameters()])
 assert all(map(torch.equal, *trained))
 """
-    here = Path(__file__).resolve()
-    paths = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_alone(script)
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", pytest.param("lstm", marks=pytest.mark.slow)])

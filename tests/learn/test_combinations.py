@@ -110,7 +110,7 @@ def all_of(label: str, rows: list[Any]) -> int:
 
 @pytest.mark.parametrize("label", LABELS)
 def test_some_combinations_train_or_are_refused_in_one_line(label: str) -> None:
-    assert all_of(label, table(label)[::17])
+    assert all_of(label, table(label)[:: 51 if label == "amp" else 17])
 
 
 @pytest.mark.slow

@@ -134,73 +134,36 @@ def test_statistics_of_observations_move_after_the_update() -> None:
 # Losses and gradients
 
 
-def crafted(
-    ratio: list[float],
-    advantage: list[float],
-    *,
-    value: list[float] | None = None,
-    old_value: list[float] | None = None,
-    target: list[float] | None = None,
-    mean: list[float] | None = None,
-    valid: list[float] | None = None,
-    **changes: Any,
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Loss of hand-made samples, and its gradients w.r.t. what the policy says of each."""
-    settings = {"entropy_coef": 0.0, "bounds_coef": 0.0, "value_coef": 1.0, "clip": 0.2, **changes}
-    it = Learner(RandomEnv(4, num_actions=1), ppo_config(**settings))
-    count = len(ratio)
-    zeros = [0.0] * count
-
-    def column(x: list[float] | None, default: list[float] = zeros) -> Tensor:
-        return torch.tensor(default if x is None else x)[None]
-
-    leaves = {
-        "log_prob": column(ratio).log().requires_grad_(),
-        "value": column(value).requires_grad_(),
-        "mean": column(mean)[..., None].requires_grad_(),
-        "entropy": torch.full((1, count), 0.5).requires_grad_(),
-    }
-    now = EvaluatedActions(
-        leaves["log_prob"],
-        leaves["entropy"],
-        DiagonalGaussian(leaves["mean"], torch.zeros(1, count, 1)),
-        leaves["value"],
-    )
+@pytest.mark.parametrize("value_clip", [True, False])
+def test_loss_and_gradients_are_those_of_the_plain_formulas(value_clip: bool) -> None:
+    g, count = torch.Generator().manual_seed(0), 500
+    log_ratio, advantage, value, old, target, mean = torch.randn(6, count, generator=g)
+    log_ratio, value = 0.3 * log_ratio, old + 0.3 * value
+    valid = (torch.rand(count, generator=g) < 0.8).float()
+    coefficients = {"value_coef": 1.5, "bounds_coef": 0.3, "entropy_coef": 0.01, "value_clip": value_clip}
+    it = Learner(RandomEnv(4, num_actions=1), ppo_config(clip=0.2, **coefficients))
+    given = {"log_prob": log_ratio[None], "value": value[None], "entropy": torch.full((1, count), 0.5)}
+    leaves = {name: x.clone().requires_grad_() for name, x in {**given, "mean": mean[None, :, None]}.items()}
+    distribution = DiagonalGaussian(leaves["mean"], torch.zeros(1, count, 1))
+    now = EvaluatedActions(leaves["log_prob"], leaves["entropy"], distribution, leaves["value"])
     it.policy.evaluate = lambda *args: now  # type: ignore[method-assign]
     packed = Samples.of(
         action=torch.zeros(1, count, 1),
         distribution=torch.zeros(1, count, 2),
-        log_prob=column(None),
-        value=column(old_value),
-        advantage=column(advantage),
-        target=column(target),
-        valid=column(valid, [1.0] * count),
+        log_prob=torch.zeros(1, count),
+        value=old[None],
+        advantage=advantage[None],
+        target=target[None],
+        valid=valid[None],
         clip=it.cfg.clip,
     ).pack()
     weight = Samples.weight_of(packed)
-    weight /= weight.sum().clamp(min=1.0)
+    weight /= weight.sum()
     losses = it.ppo._chunk_loss({}, packed, (), None)
-    loss = losses.dot(it.ppo._coefficients)
-    loss.backward()
-    grads = {name: torch.zeros(count) if leaf.grad is None else leaf.grad.flatten() for name, leaf in leaves.items()}
-    return grads, loss.detach(), losses.detach()
+    losses.dot(it.ppo._coefficients).backward()
 
-
-@pytest.mark.parametrize("value_clip", [True, False])
-def test_loss_and_gradients_are_those_of_the_plain_formulas(value_clip: bool) -> None:
-    g = torch.Generator().manual_seed(0)
-    names = ("log_ratio", "advantage", "value", "old_value", "target", "mean")
-    given = {name: torch.randn(500, generator=g) for name in names}
-    given["log_ratio"] *= 0.3
-    given["value"] = given["old_value"] + 0.3 * given["value"]
-    valid = (torch.rand(500, generator=g) < 0.8).float()
-    coefficients = {"value_coef": 1.5, "bounds_coef": 0.3, "entropy_coef": 0.01, "value_clip": value_clip}
-    samples: dict[str, Any] = {name: given[name].tolist() for name in names[1:]}
-    ratios = given["log_ratio"].exp().tolist()
-    grads, loss, losses = crafted(ratios, **samples, valid=valid.tolist(), **coefficients)
-
-    log_ratio, value, mean = (given[name].requires_grad_() for name in ("log_ratio", "value", "mean"))
-    advantage, old, target, ratio = given["advantage"], given["old_value"], given["target"], log_ratio.exp()
+    log_ratio.requires_grad_(), value.requires_grad_(), mean.requires_grad_()
+    ratio = log_ratio.exp()
     policy = -torch.minimum(advantage * ratio, advantage * ratio.clamp(0.8, 1.2))
     error = (value - target).square()
     if value_clip:
@@ -208,10 +171,10 @@ def test_loss_and_gradients_are_those_of_the_plain_formulas(value_clip: bool) ->
     bounds = (mean.abs() - SOFT_BOUND).clamp(min=0.0).square()
     plain = ((policy + 0.5 * 1.5 * error + 0.3 * bounds - 0.01 * 0.5) * valid).sum() / valid.sum()
     plain.backward()
-    torch.testing.assert_close(loss, plain.detach())
-    for name, leaf in (("log_prob", log_ratio), ("value", value), ("mean", mean)):
-        torch.testing.assert_close(grads[name], leaf.grad)
-    torch.testing.assert_close(grads["entropy"], -0.01 * valid / valid.sum())
+    torch.testing.assert_close(losses.dot(it.ppo._coefficients), plain)
+    expected = {"log_prob": log_ratio.grad, "value": value.grad, "mean": mean.grad}
+    for name, gradient in {**expected, "entropy": -0.01 * valid / valid.sum()}.items():
+        torch.testing.assert_close(leaves[name].grad.flatten(), gradient)  # type: ignore[union-attr]
     outside = ((ratio - 1.0).abs() > 0.2).float()
     for number, part in {0: policy, 1: error, 2: bounds, 5: outside}.items():
         torch.testing.assert_close(losses[number], (part * valid).sum() / valid.sum())
@@ -567,10 +530,18 @@ def test_what_cannot_be_compiled_is_learned_from_uncompiled(monkeypatch, caplog)
     assert len(caplog.messages) == 1 and caplog.messages[0].startswith("the loss of PPO runs uncompiled: ")
 
 
+def run_alone(script: str) -> None:
+    """Run in a process of its own: the shape checks of the test run are no code for the compiler."""
+    here = Path(__file__).resolve()
+    paths = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
 def test_compiled_updates_equal_eager_ones(kind: str) -> None:
-    # in a process of its own: the shape checks of the test run are no code for the compiler
     script = f"""
 import torch
 from test_ppo import learner
@@ -580,15 +551,7 @@ for it in (eager, compiled):
 for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 """
-    here = Path(__file__).resolve()
-    paths = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_alone(script)
 
 
 @pytest.mark.parametrize("kind", ["separate", "lstm"])
