@@ -12,17 +12,14 @@ from torch.distributions import kl_divergence
 
 from gpusim_rl.env import Step
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.a2c import A2C
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.distributions import Categorical, CategoricalHead
 from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.learn.ppo import PPO
-from gpusim_rl.learn.reinforce import Reinforce
 from gpusim_rl.learn.sac import SAC
 from gpusim_rl.spaces import MultiDiscrete
 from helpers.fakes import ppo_config
 from helpers.off_policy import off_policy_config
-from helpers.on_policy import on_policy_config
 
 COUNTS = (3, 2, 4)
 NUM_ENVS = 64
@@ -106,18 +103,6 @@ def test_ppo_learns_which_option_pays() -> None:
     best = ppo.policy.act({"policy": torch.eye(4)}, ())[0]
     assert best[:, 1].tolist() == [0, 1, 2, 3]
     assert ppo.policy.act(env.obs, (), deterministic=False)[0].dtype == torch.int64
-
-
-@pytest.mark.parametrize(("name", "cls"), [("a2c", A2C), ("reinforce", Reinforce)])
-def test_so_do_the_other_policy_gradients(name: str, cls: type[OnPolicy]) -> None:
-    torch.manual_seed(0)
-    cfg = on_policy_config(name, learning_rate=0.02)
-    it, env = cls(cfg, SPEC, device=torch.device("cpu"), seed=1, max_iterations=100), Bandit()
-    returns = []
-    for _ in range(60):
-        returns.append(collect(it, env))
-        it.update()
-    assert returns[0] < 0.35 and returns[-1] > 0.9, returns
 
 
 def test_an_algorithm_for_continuous_actions_says_so() -> None:

@@ -144,15 +144,6 @@ def test_the_layers_behind_an_encoder_see_differences_that_bf16_has_not():
     assert not torch.isclose(seen[0], seen[1], rtol=0.0, atol=1e-7).any(dim=1).all()
 
 
-def test_frames_are_kept_once():
-    one, four = (make_learner(frames=number).rollout for number in (1, 4))
-    frame = 12 * 16 * 2
-    assert one.obs["camera"].dtype == torch.uint8
-    assert one.obs["camera"].numel() == four.obs["camera"].numel() == 8 * 6 * frame
-    assert sum(h.numel() for h in four.hidden) == 2 * 3 * 6 * frame  # before each of two sequences
-    assert "camera" not in one.later_obs  # a critic of numbers
-
-
 def test_a_rollout_of_cartpole_camera_takes_the_bytes_of_its_frames():
     spec = prepare("CartpoleCamera", num_envs=4, sim="mujoco", device="cpu", log={"console": "quiet"})
     it: Any = make_trainer(spec)

@@ -20,36 +20,28 @@ DELAYED = {"policy_delay": 2, "n_step": 3, "max_grad_norm": 0.5, "reward_scale":
 COLOURED = {"noise": {"kind": "coloured", "steps": [4.0]}}
 PLAIN = {"symmetry": {"mirror_loss": 0.0}, "imitation": {"teacher": None, "weight": 0.0, "begin": 0, "end": 0}}
 LSTM = {"rnn": "lstm", "rnn_layers": 2, "separate": True, "state_dependent_std": True}
+RECURRENT = {**PLAIN, "network": LSTM, "sequence_length": 4, "schedule": "linear", "precision": "bf16"}
+HOST, FRAMES = {"replay": {"device": "cpu"}}, {"network": {"encoder": {"frames": 2}}}
+BF16 = {"precision": "bf16", "replay": {"storage": "fp16"}, "network": {"critics": 1}, "normalize_obs": False}
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **{label: (label, {}, {}) for label in BASES},
-    "ppo, lstm": (
-        "ppo",
-        {**PLAIN, "network": LSTM, "sequence_length": 4, "schedule": "linear", "precision": "bf16"},
-        {},
-    ),
+    "ppo, lstm": ("ppo", RECURRENT, {}),
     "ppo, images": ("ppo", {**PLAIN, "network": {"encoder": {"frames": 3}, "separate": True}}, BESIDE),
     "ppo, per epoch": ("ppo", {"schedule_per": "epoch", "max_grad_norm": None, "symmetry": {"augment": True}}, {}),
+    "ppo, choices": ("ppo", {**PLAIN, "noise": {"steps": [1.0]}}, {"space": MultiDiscrete((2, 3))}),
+    "a2c, choices": ("a2c", {"noise": {"steps": [1.0]}}, {"space": MultiDiscrete((2, 3))}),
+    "amp, difference": ("amp", {"difference": True, "discriminator": {"penalized": "both"}}, {}),
     "distill, huber": ("distill", {"loss": "huber", "network": {"rnn": None}}, {}),
     "bc, nll": ("bc", {"loss": "nll"}, {}),
-    "ppo, choices": ("ppo", {**PLAIN, "noise": {"steps": [1.0]}}, {"space": MultiDiscrete((2, 3))}),
-    "amp, difference": ("amp", {"difference": True, "discriminator": {"penalized": "both"}}, {}),
     "sac, delayed": ("sac", {**NO_FILE, **DELAYED, **COLOURED}, CRITIC),
-    "sac, on the host": ("sac", {**NO_FILE, "n_step": 2, "replay": {"device": "cpu"}}, {}),
-    "sac, bf16": ("sac", {**NO_FILE, "precision": "bf16", "replay": {"storage": "fp16"}, "normalize_obs": False}, {}),
+    "sac, on the host": ("sac", {**NO_FILE, **HOST, "n_step": 2}, {}),
+    "sac, bf16": ("sac", {**NO_FILE, **BF16}, {}),
     "td3, distributions": ("td3", {"network": {**C51, "layer_norm": False}, "clipped": False, **NO_FILE}, CRITIC),
     "dqn, distributions": ("dqn", {"network": C51, "n_step": 3}, {}),
     "sac, images": ("sac", {**NO_FILE, "network": {"encoder": {"frames": 3}}, "n_step": 3}, ALONE),
+    "sac, images on the host": ("sac", {**NO_FILE, **HOST, **FRAMES}, ALONE),
     "td3, images": ("td3", {**NO_FILE, "network": {"encoder": {"frames": 2, "shift": 0}}}, BESIDE),
-    "dqn, images": (
-        "dqn",
-        {"network": {"encoder": {"frames": 2}}, "replay": {"alpha": 0.0}},
-        {**ALONE, "final_images": True},
-    ),
-    "sac, images on the host": (
-        "sac",
-        {**NO_FILE, "network": {"encoder": {"frames": 2}}, "replay": {"device": "cpu"}},
-        ALONE,
-    ),
+    "dqn, images": ("dqn", {**FRAMES, "replay": {"alpha": 0.0}}, {**ALONE, "final_images": True}),
 }
 
 

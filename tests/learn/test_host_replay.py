@@ -71,19 +71,6 @@ def test_an_update_learns_from_what_was_stored_before_its_rollout() -> None:
     assert differences(replay.state_dict(), {**beside.state_dict(), "generator": replay._drawn_with}) == []
 
 
-def test_a_saved_memory_continues_to_the_bit() -> None:
-    replay, other = memory(), memory()
-    for iteration in range(3):
-        roll(replay, iteration)
-        replay.exchange()
-    other.load_state_dict(replay.state_dict())
-    for iteration in range(3, 6):
-        for it in (replay, other):
-            roll(it, iteration)
-            it.exchange()
-        assert differences(state(sampled(replay)), state(sampled(other))) == []
-
-
 def test_no_window_reaches_across_a_cut_and_nothing_is_left_after_clear() -> None:
     replay = memory()
     for iteration in range(2):

@@ -35,18 +35,15 @@ needs_lz4 = pytest.mark.skipif(importlib.util.find_spec("lz4") is None, reason="
 KINDS: dict[str, dict[str, Any]] = {
     "one frame": {"replay": {"storage": "fp16"}},
     "frames": {"network": {"encoder": {"frames": 3}}, "n_step": 3},
-    "prioritised": {"network": {"encoder": {"frames": 2, "shift": 0}}, "replay": {"alpha": 0.6}},
     "on the host": {"network": {"encoder": {"frames": 2}}, "replay": {"device": "cpu"}},
+    "compressed": {"network": {"encoder": {"frames": 2}}, "replay": {"device": "cpu", "compress": True}},
 }
-COMPRESSED = {"network": {"encoder": {"frames": 2}}, "replay": {"device": "cpu", "compress": True}}
 
 
 def learner(name: str, kind: str = "frames", sizes: dict[str, int] = NUMBERS_TOO, **more: Any) -> OffPolicyLearner:
-    device, final = more.pop("device", "cpu"), more.pop("final_images", False)
-    shapes = more.pop("shapes", SHAPES)
-    changes = {**(COMPRESSED if kind == "compressed" else KINDS[kind]), **more}
-    env = RandomEnv(4, sizes, images=shapes, device=device)
-    return OffPolicyLearner(name, env, changes, device, final_images=final)
+    final, shapes = more.pop("final_images", False), more.pop("shapes", SHAPES)
+    env = RandomEnv(4, sizes, images=shapes)
+    return OffPolicyLearner(name, env, {**KINDS[kind], **more}, final_images=final)
 
 
 @pytest.mark.parametrize("pixels", [0, 1, 4])

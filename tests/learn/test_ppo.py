@@ -627,9 +627,8 @@ def mean_action(it: Learner, obs: dict[str, Tensor]) -> Tensor:
 FAST = {"learning_rate": 3e-3, "minibatch_size": 256, "epochs": 4}
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-def test_learns_a_bandit(seed: int) -> None:
-    it = Learner(Bandit(64), ppo_config(**FAST), seed=seed)
+def test_learns_a_bandit() -> None:
+    it = Learner(Bandit(64), ppo_config(**FAST))
     rewards = it.train(30)
     assert rewards[0] < -0.8
     assert mean_action(it, it.env.obs).mean().item() == pytest.approx(0.7, abs=0.05)

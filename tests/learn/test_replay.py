@@ -211,21 +211,6 @@ def test_the_latest_steps_come_in_order() -> None:
     assert reward.tolist() == [[4.0, 4.0], [5.0, 0.0], [6.0, 6.0]]
 
 
-def test_it_takes_at_most_sixty_per_cent_of_storing_next_observations() -> None:
-    obs, actions = 60, 8  # Ant's
-    spec = EnvSpec(4096, {"policy": obs}, Box(actions), 1000)
-
-    def bytes_of(steps: int, storage: torch.dtype) -> int:
-        more: Any = {"n_step": 1, "gamma": 1.0, "storage": storage, "device": torch.device("meta")}
-        return Replay(steps, spec, ["policy"], **more).expected_bytes
-
-    for steps in (244, 2000):
-        once = bytes_of(steps, torch.float32)
-        twice = steps * spec.num_envs * (4 * (2 * obs + actions + 1) + 1)
-        assert once < 0.6 * twice
-        assert bytes_of(steps, torch.float16) < 0.35 * twice
-
-
 def test_a_rollout_that_is_stored_at_once_is_its_steps() -> None:
     torch.manual_seed(0)
     sizes = {"policy": 2, "critic": 3}
