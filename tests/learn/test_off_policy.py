@@ -224,36 +224,6 @@ def test_updates_equal_those_of_plain_code(name: str) -> None:
         assert abs(log_alpha - math.log(0.7)) > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["sac", "td3"])
-def test_it_finds_the_best_action_for_what_it_sees(name: str) -> None:
-    def best(obs: Tensor) -> Tensor:
-        return 0.6 * torch.sin(obs[:, :2])
-
-    class OneStep(RandomEnv):
-        seen: Tensor
-
-        def reset(self) -> dict[str, Tensor]:
-            self.seen = super().reset()["policy"]
-            return {"policy": self.seen}
-
-        def step(self, action: Tensor) -> Any:
-            outcome = super().step(action)
-            outcome.reward = 1.0 - (action - best(self.seen)).square().sum(dim=1)
-            outcome.terminated, outcome.truncated = torch.ones_like(outcome.done), torch.zeros_like(outcome.done)
-            outcome.diverged = outcome.truncated.clone()
-            self.seen = outcome.obs["policy"]
-            return outcome
-
-    wide = {"hidden": [64, 64], "critic_hidden": [64, 64]}
-    changes = {"updates": 8, "batch_size": 128, "learning_starts": 128, "learning_rate": 3e-3, "network": wide}
-    it = OffPolicyLearner(name, OneStep(64, {"policy": 2}, 2), changes | {"replay": {"capacity": 10_000}})
-    it.train(25)
-    action, _ = it.algorithm.policy.act(it.obs, ())
-    error = (action - best(it.obs["policy"])).square().mean().sqrt()
-    assert error < 0.15, f"{error:.3f}; that of 0 is about 0.42"
-
-
 def test_targets_follow_by_tau() -> None:
     it = learner("dqn", tau=0.25, updates=1, horizon=1, policy_delay=1, learning_starts=8, batch_size=8)
     it.train(4)
