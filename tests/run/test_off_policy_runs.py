@@ -23,7 +23,6 @@ from helpers.commands import ROOT
 from helpers.off_policy import NAMES, settings_of
 from helpers.states import saved_bytes
 from helpers.training import merged, the_run
-from helpers.whole_runs import check_no_sync, check_replays, check_resumes
 
 IMAGES = {"network": {"encoder": {"frames": 3}}, "n_step": 2}
 PAINTED = {"task": {"_target_": "helpers.painted.Painted"}}

@@ -18,7 +18,6 @@ from helpers.fake_cuda_graph import differences_of_replays
 from helpers.on_policy import SMALL
 from helpers.training import merged, read_csv, the_run
 from helpers.watched import watched  # noqa: F401
-from helpers.whole_runs import check_no_sync, check_replays, check_resumes
 
 
 def trainer(name: str, folder: Path, /, **more: Any) -> Trainer:
