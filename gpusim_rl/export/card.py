@@ -21,8 +21,7 @@ from gpusim_rl.sim.actuators import DAMPING, INPUT, STIFFNESS, control_names, is
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 
-FORMAT = 2
-"""Version of the card."""
+FORMAT = 2  # version of the card
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 

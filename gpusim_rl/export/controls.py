@@ -13,26 +13,19 @@ from torch import Tensor
 from gpusim_rl.env import VecEnv
 from gpusim_rl.view.player import random_action
 
-STEPS = 64
-"""Control steps in which controls are measured, in every env."""
-TOLERANCE = 1e-5
-"""Largest deviation of a measured control, relative where it is above 1: float32 rounds by 1e-7."""
+STEPS = 64  # control steps in which controls are measured, in every env
+TOLERANCE = 1e-5  # largest deviation of a measured control, relative where it is above 1: float32 rounds by 1e-7
 
 
 @dataclass(frozen=True)
 class ControlMap:
     """control[i] = offset[i] + scale[i] * action[source[i]], for each actuator of the scene."""
 
-    offset: tuple[float, ...]
-    """Control where the action is zero, in the unit of each control."""
-    scale: tuple[float, ...]
-    """Control per action."""
-    source: tuple[int, ...]
-    """Column of the action that drives the actuator; 0 where `scale` is 0."""
-    samples: int
-    """Measured control steps."""
-    deviation: float
-    """Largest deviation of a measured control, relative where it is above 1."""
+    offset: tuple[float, ...]  # control where the action is zero, in the unit of each control
+    scale: tuple[float, ...]  # control per action
+    source: tuple[int, ...]  # column of the action that drives the actuator; 0 where `scale` is 0
+    samples: int  # measured control steps
+    deviation: float  # largest deviation of a measured control, relative where it is above 1
 
     def names(self, actuators: Sequence[str], num_actions: int) -> list[str] | None:
         """Returns the actuator that each column of the action drives; None if one drives no actuator, or several."""

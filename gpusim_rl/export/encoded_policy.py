@@ -15,11 +15,6 @@ class EncodedPolicy(Policy):
 
     Features of older frames are the first part of its recurrent state, float32 [frames - 1, batch, features], the
     newest one last. They are zero where an episode begins.
-
-    Args:
-        policy: Policy that has learned from the features.
-        encoder: Encoder of the images.
-        frames: Newest frames whose features the policy gets.
     """
 
     def __init__(self, policy: Policy, encoder: Pretrained, frames: int) -> None:

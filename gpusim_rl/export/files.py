@@ -33,8 +33,7 @@ CARD, ONNX, INT8, TORCHSCRIPT = "policy.json", "policy.onnx", "policy.int8.onnx"
 NUMPY, RUNTIME = "policy.npz", "policy.py"
 OPTIONAL = INT8, NUMPY, "scene.mjb"  # the last by versions that wrote no XML
 """Files that not every export has."""
-NUM_ENVS = 16
-"""Envs in which controls are measured."""
+NUM_ENVS = 16  # envs in which controls are measured
 SEED = 0
 
 

@@ -18,24 +18,18 @@ from gpusim_rl.export.policy import plain_function
 from gpusim_rl.learn.algorithm import Policy
 
 OBSERVATIONS = 10_000
-OBSERVATIONS_OF_IMAGES = 500
-"""The same, where a policy sees images."""
+OBSERVATIONS_OF_IMAGES = 500  # the same, where a policy sees images
 ROUNDING_OF_IMAGES = 5e-5
 """Change of an output, in the unit of `TOLERANCE`, that rounding alone explains where a policy sees images."""
-STEPS = 10
-"""Length of an episode, over which a recurrent state is carried [control steps]."""
+STEPS = 10  # length of an episode, over which a recurrent state is carried [control steps]
 TOLERANCE = 1e-5
 """Largest error of ONNX and TorchScript, relative where a number is above 1, or where the scale of a control is."""
 INT8_TOLERANCE = 0.1
 """Error of 8-bit weights above which an action is another one: of actions in [-1, 1] a twentieth of their range."""
-INT8_LARGEST = 0.5
-"""Largest error of 8-bit weights; of discrete actions the share below counts alone."""
-INT8_SHARE = 0.01
-"""Share of the observations in which an action may be another one."""
-JUMP = 1e-3
-"""Smallest error that may be another choice, of an option or a bin."""
-BORDER = 1e-3
-"""Share of the observations that may be at the border between two choices."""
+INT8_LARGEST = 0.5  # largest error of 8-bit weights; of discrete actions the share below counts alone
+INT8_SHARE = 0.01  # share of the observations in which an action may be another one
+JUMP = 1e-3  # smallest error that may be another choice, of an option or a bin
+BORDER = 1e-3  # share of the observations that may be at the border between two choices
 CALLS = 1000
 
 Arrays = tuple[np.ndarray, ...]
@@ -48,13 +42,10 @@ Function = Callable[..., Arrays]
 class Parity:
     """Errors of one file."""
 
-    max_error: float
-    """Largest error of all outputs, relative as `TOLERANCE` says."""
-    borders: int
-    """Observations that are left out of it: the policy changes its choice within their rounding."""
+    max_error: float  # largest error of all outputs, relative as `TOLERANCE` says
+    borders: int  # observations that are left out of it: the policy changes its choice within their rounding
     observations: int
-    others: int
-    """Observations with an error above `INT8_TOLERANCE`."""
+    others: int  # observations with an error above `INT8_TOLERANCE`
     rounding: float
     """Largest change of the policy's own outputs from one float32 of the observations to the next, of the same unit."""
 

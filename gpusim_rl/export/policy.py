@@ -23,8 +23,7 @@ try:
 except ImportError:
     onnxruntime = None
 
-MAX_BYTES = 1 << 30
-"""Size of a file of an export."""
+MAX_BYTES = 1 << 30  # size of a file of an export
 OPERATIONS: dict[str, Callable[..., Any]] = {  # of ONNX, on its inputs and attributes
     "Add": lambda x, y: x + y,
     "Sub": lambda x, y: x - y,

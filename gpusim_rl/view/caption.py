@@ -53,9 +53,7 @@ def commands_of(env: Environment) -> list[str]:
 class Caption:
     """Writes into the corners of a picture, away from the robots in the middle of its tiles.
 
-    Args:
-        grid: Tiles of the picture.
-        words: Words for the upper left corner; the last ones are left out where the picture is too narrow.
+    Of the words, for the upper left corner, the last ones are left out where the picture is too narrow.
     """
 
     def __init__(self, grid: Grid, words: Sequence[str]) -> None:

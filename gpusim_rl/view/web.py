@@ -79,18 +79,7 @@ def check_installed() -> ModuleType:
 
 
 class WebViewer:
-    """A player with a web server: a scene, and a panel of controls.
-
-    Attributes:
-        port: TCP port of the server.
-        address: Address of the page.
-        commands: Commands of the task; None where it has none.
-        env: Index of the env that is followed.
-        held: Commands that a person has set for that env, in the order of `commands`; None = the task draws them.
-        paused: Whether the simulation waits.
-        speed: Simulated seconds per second.
-        queue: Functions to be called between two steps.
-    """
+    """A player with a web server: a scene, and a panel of controls."""
 
     def __init__(self, player: Player, *, host: str = LOCALHOST, port: int | None = None) -> None:
         if not isinstance(player.env, VecEnv):
@@ -100,12 +89,12 @@ class WebViewer:
             )
         viser = check_installed()
         self._player, self._vec_env = player, player.env
-        self.commands = steerable(player.env.task)
-        self.env = 0
-        self.held: list[float] | None = None
+        self.commands = steerable(player.env.task)  # None where it has none
+        self.env = 0  # that is followed
+        self.held: list[float] | None = None  # commands that a person has set for it; None = the task draws them
         self.paused = False
-        self.speed = 1.0
-        self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.speed = 1.0  # simulated seconds per second
+        self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # to be called between two steps
         self._steps_to_take = 0  # while paused
         self._pace = 0.0  # simulated seconds per second, as they are
         self._numbers = Numbers(player.env)
@@ -174,12 +163,10 @@ class WebViewer:
         if self.commands is None or self.held is None:
             return
         value = torch.tensor(self.held, device=self._vec_env.device)
-        self.commands.hold(self._followed(), value)
+        followed = torch.arange(self._vec_env.num_envs, device=self._vec_env.device) == self.env
+        self.commands.hold(followed, value)
         assert isinstance(self._player.observed, VecEnv | EncodedEnv)
         self._player.obs = self._player.observed.look()
-
-    def _followed(self) -> torch.Tensor:
-        return torch.arange(self._vec_env.num_envs, device=self._vec_env.device) == self.env
 
     def close(self) -> None:
         """Ends the server."""

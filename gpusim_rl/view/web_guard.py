@@ -22,20 +22,15 @@ from gpusim_rl.errors import ConfigError
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANY = ("0.0.0.0", "::")
 MESSAGE_BYTES = 1 << 16
-CLIENTS = 64
-"""Connections at once: each takes memory for what it has not read yet."""
+CLIENTS = 64  # connections at once: each takes memory for what it has not read yet
 SILENT = logging.Logger("gpusim_rl.page", logging.CRITICAL + 1)
 HEADERS = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
 class Guard:
-    """Guard of one server of viser.
+    """Guard of one server of viser, at a host; None admits nobody.
 
-    Args:
-        host: Address to serve on; None admits nobody.
-
-    Attributes:
-        server: viser's server, once it runs. Before, no message arrives.
+    `server` is viser's, once it runs. Before, no message arrives.
     """
 
     def __init__(self, host: str | None) -> None:

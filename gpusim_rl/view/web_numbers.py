@@ -19,15 +19,11 @@ RIGHT = "text-align:right;font-variant-numeric:tabular-nums"
 
 
 class Numbers:
-    """Means of what the envs tell, as far as a person can read it.
-
-    Attributes:
-        terms: Reward terms of the env that is followed, by name.
-    """
+    """Means of reward terms and numbers of the envs, as far as a person can read them."""
 
     def __init__(self, env: VecEnv) -> None:
         self._dt = env.task.dt
-        self.terms: dict[str, float] = {}
+        self.terms: dict[str, float] = {}  # of the reward of the env that is followed
         self._stats: tuple[dict[str, float], dict[str, float]] = {}, {}  # of the env that is followed, of all
         self._returns = torch.zeros(env.num_envs, device=env.device)
         self._ended, self._early, self._return_sum = 0, 0, 0.0

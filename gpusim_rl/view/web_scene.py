@@ -26,15 +26,8 @@ class WebScene:
     """The envs of a simulator in a page.
 
     The world moves under the camera, so that the env that is followed stays in the middle of the picture; a person can
-    turn and zoom meanwhile. All other envs are around that one, which is where the simulator has it.
-
-    Args:
-        server: Server of the page, from viser.
-        sim: Simulator with the envs.
-        distance: Distance of the camera [that in a video].
-
-    Attributes:
-        following: Whether the world moves under the camera.
+    turn and zoom meanwhile. All other envs are around that one, which is where the simulator has it. The distance of
+    the camera is in units of that in a video.
     """
 
     def __init__(self, server: Any, sim: Sim, distance: float = 1.0) -> None:
@@ -53,7 +46,7 @@ class WebScene:
         self._scene._tracked_body_id = 0  # the world, whose place `draw` gives: where the camera looks
         self._places = self._side_by_side(qpos[0])
         self._fixed = self._copy_fixed(server)
-        self.following = True
+        self.following = True  # whether the world moves under the camera
         self._target = np.zeros(3)
         self._alone = False
         self.look_at(0)
