@@ -56,8 +56,8 @@ def write_all(
         overwrite: Whether to replace the files of a folder that exists.
         int8: Whether to write a second ONNX file, with 8-bit weights.
         order: Vendor whose order the joints have in all files, a key of `ORDERS`; None is the scene's order.
-        trust: Trust in the code of the run, as in `Player.open`.
-        config_dir: Folder of the settings of the user, as in `Player.open`.
+        trust: Whether to import the classes that the run names.
+        config_dir: Folder of the user's with more tasks.
 
     Returns:
         The folder, and the card.
