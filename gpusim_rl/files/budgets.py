@@ -41,6 +41,6 @@ XML_FILES, XML_COPIES = 200, 100_000
 ASSET_BYTES, MESH_BYTES = 256 << 20, 64 << 20
 """Size of a mesh, a texture or a height field; of a mesh that trimesh reads."""
 ASSET_NUMBERS = 20_000_000
-"""Numbers in one height field, texture or custom field; 80 MB as float32."""
+"""Numbers in one height field, texture or custom field, and corners of the faces that a mesh file draws."""
 ROBOT_BYTES = 2 << 30
 """Memory for reading a robot or compiling its scene, whatever its files ask for; ToddlerBot's 65 MB take 1.3 GB."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mujoco
@@ -31,21 +30,6 @@ _REFUSES = {
     "dc_motor": ("stiffness", "damping"),
 }
 _POSITIVE = ("effort_limit", "velocity_limit", "stall_effort")  # 0 would be a drive that does nothing
-
-
-@dataclass(frozen=True, slots=True)
-class _Drive:
-    """The numbers of one joint; None where nothing was said."""
-
-    stiffness: float | None
-    damping: float | None
-    effort_limit: float | None
-    velocity_limit: float | None
-    stall_effort: float | None
-    armature: float | None
-    friction: float | None
-    delay: float | None
-    max_delay: float | None
 
 
 def add_actuators(
@@ -76,9 +60,10 @@ def add_actuators(
         if by_joint[argument] is not None:
             hint = "; kind='position' with a velocity_limit is a servo with such a motor" if kind == "dc_motor" else ""
             raise TaskError(f"kind={kind!r} has no {argument}{hint}")
+    given = {argument: numbers for argument, numbers in by_joint.items() if numbers is not None}
     for name in chosen:
-        numbers = {argument: None if column is None else column[name] for argument, column in by_joint.items()}
-        _add(spec, name, drivable[name], kind, _Drive(**numbers))
+        drive = {argument: numbers[name] for argument, numbers in given.items()}
+        _add(spec, name, drivable[name], kind, drive)
 
 
 def _matches(pattern: str, known: Mapping[str, Any]) -> dict[str, bool]:
@@ -112,29 +97,35 @@ def _by_joint(argument: str, value: Value | None, joints: Sequence[str]) -> dict
     return {name: float(number) for name, number in numbers.items()}
 
 
-def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, drive: _Drive) -> None:
+def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, drive: Mapping[str, float]) -> None:
     taken = {actuator.name for actuator in spec.actuators}
     actuator = spec.add_actuator(
         name=joint.name if joint.name not in taken else f"{joint.name}_{kind}",
         target=joint.name,
         trntype=mujoco.mjtTrn.mjTRN_JOINT,
     )
-    effort = drive.effort_limit
+    stiffness, damping, effort = drive.get("stiffness", 0.0), drive.get("damping", 0.0), drive.get("effort_limit")
     if effort is None and joint.actfrcrange[1] > joint.actfrcrange[0] and joint.actfrclimited:
         effort = float(max(abs(joint.actfrcrange)))  # the file's
-    stall = drive.stall_effort or effort
-    if drive.velocity_limit is not None:
+    stall = drive.get("stall_effort", effort)
+    if "velocity_limit" in drive:
         if stall is None:
             raise TaskError(f"joint {name!r}: a velocity_limit needs an effort_limit, or a stall_effort")
-        _set_dc_motor(actuator, kind, drive, stall)
-    elif drive.stall_effort is not None:
+        # MuJoCo's DC motor with its servo. Its supply is 1 V, so a control of `dc_motor` is the share of it. The torque
+        # K (V - K w) / R is then `stall` at standstill, and 0 at the velocity limit.
+        constant = 1.0 / drive["velocity_limit"]
+        actuator.set_to_dcmotor(
+            motorconst=[constant, constant],
+            resistance=constant / stall,
+            controller=[stiffness, 0.0, damping, 0.0, 0.0, 1.0],
+            ctrlspec=INPUT[kind],
+        )
+    elif "stall_effort" in drive:
         raise TaskError("stall_effort needs a velocity_limit: the two make the torque-speed line")
     elif kind == "position":
-        assert drive.stiffness is not None
-        actuator.set_to_position(kp=drive.stiffness, kv=drive.damping or 0.0)
+        actuator.set_to_position(kp=stiffness, kv=damping)
     elif kind == "velocity":
-        assert drive.damping is not None
-        actuator.set_to_velocity(kv=drive.damping)
+        actuator.set_to_velocity(kv=damping)
     else:
         actuator.set_to_motor()
     if effort is not None:
@@ -144,34 +135,15 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
         actuator.ctrllimited, actuator.ctrlrange = True, [-effort, effort]
     if kind == "dc_motor":
         actuator.ctrllimited, actuator.ctrlrange = True, [-1.0, 1.0]
-    if drive.armature is not None:
-        joint.armature = drive.armature
-    if drive.friction is not None:
-        joint.frictionloss = drive.friction
-    _delay(actuator, name, drive, spec.option.timestep)
-
-
-def _set_dc_motor(actuator: mujoco.MjsActuator, kind: str, drive: _Drive, stall: float) -> None:
-    """Makes it MuJoCo's DC motor, with its servo: https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf.
-
-    Its supply is 1 V, so a control of `dc_motor` is the share of it. The torque K (V - K w) / R is then `stall` at
-    standstill, and 0 at the velocity limit.
-    """
-    assert drive.velocity_limit is not None
-    constant = 1.0 / drive.velocity_limit
-    actuator.set_to_dcmotor(
-        motorconst=[constant, constant],
-        resistance=constant / stall,
-        controller=[drive.stiffness or 0.0, 0.0, drive.damping or 0.0, 0.0, 0.0, 1.0],
-        ctrlspec=INPUT[kind],
-    )
-
-
-def _delay(actuator: mujoco.MjsActuator, name: str, drive: _Drive, dt: float) -> None:
-    delay, most = drive.delay or 0.0, drive.max_delay or 0.0
-    if drive.max_delay is not None and most < delay:
+    if "armature" in drive:
+        joint.armature = drive["armature"]
+    if "friction" in drive:
+        joint.frictionloss = drive["friction"]
+    dt, delay = spec.option.timestep, drive.get("delay", 0.0)
+    most = drive.get("max_delay", delay)
+    if most < delay:
         raise TaskError(f"joint {name!r}: max_delay {most} s is less than delay {delay} s")
-    steps, most_steps = (math.ceil(seconds / dt - 1e-6) for seconds in (delay, max(delay, most)))
+    steps, most_steps = (math.ceil(seconds / dt - 1e-6) for seconds in (delay, most))
     if most_steps:
         actuator.delay = max(0.0, (steps - 0.5) * dt)  # as `whole_steps`
         actuator.nsample, actuator.interp = most_steps + 1, 0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_optional
+from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.files.provenance import check_versions
-from gpusim_rl.settings.simulators import WARP_PACKAGES, WARP_PYTHON
+from gpusim_rl.settings.simulators import WARP_PACKAGES
 from gpusim_rl.sim.camera import CameraImages
-from gpusim_rl.sim.choose import OLDER
+from gpusim_rl.sim.choose import OLDER, check_warp
 from gpusim_rl.sim.scene import Scene
 
 if TYPE_CHECKING:
@@ -56,9 +55,7 @@ class Cameras:
     @property
     def _renderer(self) -> CameraRenderer:
         if self._made is None:
-            if sys.version_info < WARP_PYTHON:  # the pip command would fail
-                raise ConfigError("cameras need Python 3.11 or later, got {}.{}".format(*sys.version_info))
-            import_optional("mujoco_warp", WARP_PACKAGES[1], "a camera")
+            check_warp("a camera")
             check_versions("a camera", WARP_PACKAGES, OLDER)
             from gpusim_rl.sim.camera_renderer import CameraRenderer
 

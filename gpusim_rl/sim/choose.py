@@ -53,6 +53,13 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
     return SimChoice(name, device, "as configured")
 
 
+def check_warp(user: str, hint: str = "") -> None:
+    """Raise ConfigError unless MuJoCo Warp can be imported; `user` is what needs it."""
+    if sys.version_info < WARP_PYTHON:  # the pip command would fail
+        raise ConfigError("{} needs Python 3.11 or later, got {}.{}{}".format(user, *sys.version_info[:2], hint))
+    import_optional("mujoco_warp", WARP_PACKAGES[1], user)
+
+
 def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> Sim:
     """Builds the chosen simulator; only its own library is imported.
 
@@ -69,10 +76,7 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
     if scene.model.nv == 0:
         raise TaskError("the scene has no joints: nothing in it can move")
     if simulator.uses_warp:
-        if sys.version_info < WARP_PYTHON:  # the pip command would fail
-            got = "{}.{}; try sim=mujoco sim_device=cpu".format(*sys.version_info)
-            raise ConfigError(f"sim={choice.name} needs Python 3.11 or later, got {got}")
-        import_optional("mujoco_warp", WARP_PACKAGES[1], f"sim={choice.name}")
+        check_warp(f"sim={choice.name}", "; try sim=mujoco sim_device=cpu")
     check_versions(f"sim={simulator.name}", simulator.needs, OLDER)
     module = importlib.import_module(f"gpusim_rl.sim.{simulator.name}")
     return getattr(module, simulator.cls)(scene, num_envs, cfg, choice.device)

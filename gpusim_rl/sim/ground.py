@@ -82,7 +82,7 @@ def add_heights(
 
 
 def read_heights(
-    heights: np.ndarray | str | Path, size: Sequence[float], height: float | None
+    call: str, heights: np.ndarray | str | Path, size: Sequence[float], height: float | None
 ) -> Float[np.ndarray, "x y"]:
     """Returns heights [m] of an array or a picture; see `Scene.add_heightfield`.
 
@@ -91,19 +91,19 @@ def read_heights(
     """
     if isinstance(heights, str | Path):
         if height is None or not height > 0.0:
-            raise TaskError(f"a picture needs its height above 0 m, got {height}")
+            raise TaskError(f"{call}: a picture needs its height above 0 m, got {height}")
         try:
             field = height * _read_picture(Path(heights))
         except ValueError as error:
-            raise TaskError(f"cannot read {heights}: {' '.join(str(error).split())}") from None
+            raise TaskError(f"{call}: cannot read {heights}: {' '.join(str(error).split())}") from None
     elif height is not None:
-        raise TaskError("height is for pictures; an array has heights in m")
+        raise TaskError(f"{call}: height is for pictures; an array has heights in m")
     else:
         field = np.asarray(heights, dtype=np.float64)
     if field.ndim != 2 or min(field.shape) < 2 or not np.isfinite(field).all():
-        raise TaskError(f"heights must be finite, of shape [x, y] with at least 2 x 2, got shape {list(field.shape)}")
+        raise TaskError(f"{call}: heights must be finite, of shape [x, y] from 2 x 2 on, got shape {list(field.shape)}")
     if len(size) != 2 or not min(size) > 0.0:
-        raise TaskError(f"size must be two lengths above 0 m, got {size}")
+        raise TaskError(f"{call}: size must be two lengths above 0 m, got {size}")
     return field
 
 

@@ -1,4 +1,4 @@
-"""What a walking robot's model tells of it: its feet, a pose in which it stands, and a first guess of its motors."""
+"""Feet, standing pose and a first guess of the motors, from the model of a legged robot."""
 
 from __future__ import annotations
 
@@ -129,7 +129,6 @@ class _Reader:
         self.shapes = [g for g in range(model.ngeom) if self.body_of[g] in self.bodies and touches[g]]
 
     def name(self, kind: str, i: int) -> str:
-        """Returns the name of an element in the robot's file."""
         return getattr(self.model, kind)(i).name.removeprefix(self.prefix)
 
     def read(self, names: Sequence[str]) -> LeggedRobot:
@@ -142,7 +141,8 @@ class _Reader:
         mujoco.mj_kinematics(model, data)
         shapes = self.named(names) if names else self.found()
         shapes = {item: self.lowest(of_foot) for item, of_foot in shapes.items()}
-        legs = [self.pitches(self.body_of[of_foot[0]]) for of_foot in shapes.values()]
+        turns = (model.jnt_type == _HINGE) & (np.abs(data.xaxis[:, 1]) > 0.7)  # about the y axis
+        legs = [[j for j in self.above(self.body_of[of_foot[0]]) if turns[j]] for of_foot in shapes.values()]
         shared = {j for one, two in itertools.combinations(legs, 2) for j in set(one) & set(two)}  # of the waist
         legs = [[j for j in leg if j not in shared] for leg in legs]
         if not stands:
@@ -175,8 +175,6 @@ class _Reader:
         """Returns the range of a joint [rad or m], at most a turn."""
         low, high = self.model.jnt_range[joint] if self.model.jnt_limited[joint] else (-math.pi, math.pi)
         return float(low), float(high)
-
-    # Feet
 
     def named(self, names: Sequence[str]) -> dict[str, list[int]]:
         """Returns the shapes of feet that were given, by item."""
@@ -225,25 +223,22 @@ class _Reader:
         return feet
 
     def of_body(self, body: int) -> list[int]:
-        """Returns the shapes of a body, without those of its children."""
         return [g for g in self.shapes if self.body_of[g] == body]
 
     def bottom(self, geom: int) -> float:
         """Returns the height of the lowest point of a shape [m]."""
-        model, size = self.model, self.model.geom_size[geom]
-        turned = self.data.geom_xmat[geom].reshape(3, 3)
-        up, middle = turned[2], float(self.data.geom_xpos[geom, 2])
-        match model.geom_type[geom]:
+        (radius, length, _), box = self.model.geom_size[geom], self.model.geom_aabb[geom]
+        up = self.data.geom_xmat[geom].reshape(3, 3)[2]
+        match self.model.geom_type[geom]:
             case _GEOM.mjGEOM_SPHERE.value:
-                half = size[0]
+                half = radius
             case _GEOM.mjGEOM_CAPSULE.value:
-                half = size[0] + abs(up[2]) * size[1]
+                half = radius + abs(up[2]) * length
             case _GEOM.mjGEOM_CYLINDER.value:
-                half = size[0] * math.hypot(up[0], up[1]) + abs(up[2]) * size[1]
+                half = radius * math.hypot(up[0], up[1]) + abs(up[2]) * length
             case _:
-                box = model.geom_aabb[geom]
                 half = np.abs(up) @ box[3:] - up @ box[:3]
-        return middle - float(half)
+        return float(self.data.geom_xpos[geom, 2]) - float(half)
 
     def lowest(self, shapes: list[int]) -> list[int]:
         """Return those of a foot's shapes that reach the ground: a foot's link may have the shank's shapes too."""
@@ -259,20 +254,13 @@ class _Reader:
         sole = tuple(round(float(value), 4) + 0.0 for value in place)
         return Foot(item=item, body=self.name("body", body), sole=sole, place=(float(x), float(y)))
 
-    # The pose
-
     def above(self, body: int) -> list[int]:
-        """Returns the joints between the root and a body, the upper ones first."""
+        """Return the joints between the root and a body, the upper ones first."""
         chain = []
         while body != self.root:
             chain.append(body)
             body = int(self.model.body_parentid[body])
         return [j for j in self.joints if self.model.jnt_bodyid[j] in chain]
-
-    def pitches(self, body: int) -> list[int]:
-        """Returns those of them that are hinges about the y axis."""
-        turns = self.model.jnt_type == _HINGE
-        return [j for j in self.above(body) if turns[j] and abs(self.data.xaxis[j, 1]) > 0.7]
 
     def bend(self, leg: list[int], shapes: list[int], share: float) -> None:
         """Bends hip and knee so that the foot is below the hip, and as near to it as a share of the longest leg."""
@@ -314,8 +302,6 @@ class _Reader:
             ]
             best = min(itertools.product(*grid), key=cost)
         data.qpos[address] = np.clip(np.round(level(*best), 2), *ranges.T)
-
-    # The motors
 
     def motors(self, height: float, feet: list[list[int]]) -> dict[str, tuple[float, float]]:
         """Return armature and largest torque of each joint, and note how many were guessed; `feet` are their shapes."""

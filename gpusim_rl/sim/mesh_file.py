@@ -52,6 +52,10 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
         with file.open("rb") as content:
             kind = file.suffix.lower().removeprefix(".")
             scene = trimesh.load_scene(content, file_type=kind, resolver=Resolver(str(file)), skip_materials=True)
+        drawn = [scene.geometry[scene.graph[node][1]] for node in scene.graph.nodes_geometry]
+        corners = 3 * sum(len(getattr(part, "faces", ())) for part in drawn)
+        if corners > budgets.ASSET_NUMBERS:
+            raise ValueError(f"its faces have {corners} corners, expected at most {budgets.ASSET_NUMBERS}")
         shape = scene.to_mesh()
         vertices, faces = metres * np.asarray(shape.vertices), np.asarray(shape.faces)
     except Exception as error:  # of any library that reads a stranger's file

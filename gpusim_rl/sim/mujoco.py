@@ -58,9 +58,7 @@ class MujocoSim:
 
     def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig, device: torch.device) -> None:
         assert device.type == "cpu", device
-        self.scene = scene
-        self.num_envs = num_envs
-        self.device = device
+        self.scene, self.num_envs, self.device = scene, num_envs, device
         model = copy.copy(scene.model)
         model.opt.iterations, model.opt.ls_iterations = solver_limits(model.opt, cfg)
         self.dt = float(model.opt.timestep)
@@ -88,20 +86,7 @@ class MujocoSim:
         self.qpos, self.qvel = mirror[:, 1 : 1 + nq], mirror[:, 1 + nq :]
         self._qpos_qvel = mirror[:, 1:]
 
-        self.ctrl = torch.zeros(num_envs, model.nu)
-        self.qfrc_applied = torch.zeros(num_envs, nv)
-        self.xfrc_applied = torch.zeros(num_envs, model.nbody, 6)
-        self.moves_mocap = False
-        self._mocap_start = mocap_start(model)
-        pos, quat = (torch.from_numpy(each).repeat(num_envs, 1, 1) for each in self._mocap_start)
-        self.mocap_pos, self.mocap_quat = pos, quat
-        self._mocap: list[tuple[np.ndarray, np.ndarray]] = []  # as `_inputs`, but poses follow them at once
-        self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
-        self._used = {"ctrl"}
-        self._waiting, self._waiting_controls = delayed_controls(model)
-        if self._waiting:
-            self._history = self._batch.bind("history")
-
+        self._make_inputs(model)
         # Arrays that MuJoCo computes, each with its float32 mirror. Sensors hold what acted in the
         # last physics step, body poses follow the state: they are read at different stages.
         self._sensors: list[tuple[np.ndarray, np.ndarray]] = []
@@ -130,6 +115,22 @@ class MujocoSim:
         self._stale_mask = torch.from_numpy(self._stale)
         self._mirror[:] = self._start
         self.refresh()
+
+    def _make_inputs(self, model: mujoco.MjModel) -> None:
+        num_envs = self.num_envs
+        self.ctrl = torch.zeros(num_envs, model.nu)
+        self.qfrc_applied = torch.zeros(num_envs, model.nv)
+        self.xfrc_applied = torch.zeros(num_envs, model.nbody, 6)
+        self.moves_mocap = False
+        self._mocap_start = mocap_start(model)
+        pos, quat = (torch.from_numpy(each).repeat(num_envs, 1, 1) for each in self._mocap_start)
+        self.mocap_pos, self.mocap_quat = pos, quat
+        self._mocap: list[tuple[np.ndarray, np.ndarray]] = []  # as `_inputs`, but poses follow them at once
+        self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
+        self._used = {"ctrl"}
+        self._waiting, self._waiting_controls = delayed_controls(model)
+        if self._waiting:
+            self._history = self._batch.bind("history")
 
     def articulation(self, name: str) -> Articulation:
         return Articulation(self, name)

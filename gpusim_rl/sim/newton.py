@@ -46,7 +46,6 @@ class NewtonSim(WarpSim):
         super().__init__(scene, num_envs, device, graphs, solver.mjw_model, solver.mjw_data, cfg.num_threads)
         check_import(scene, solver, num_envs)
         self._geoms = torch.as_tensor(collided_geoms(scene.model), device=device)
-        self._take_rest()
 
         # In every step the solver writes the inputs of its data anew, and clears the flags of overflow.
         if scene.model.nu:
@@ -115,22 +114,6 @@ class NewtonSim(WarpSim):
             expected = expected[self._geoms]
         self._solver_values.get(field, values).copy_(expected)  # to the last digit
         return values
-
-    def _take_rest(self) -> None:
-        """Gives the solver what Newton has otherwise, or only to the six digits of XML.
-
-        It finds other principal axes, other centres of massless bodies, and other weights of bodies that only turn or
-        only slide. It sets margins to 0 for MuJoCo's CCD; MuJoCo Warp has taken them all along. Robots often start
-        exactly at a limit.
-        """
-        inertia = ("body_ipos", "body_inertia", "body_iquat", "body_invweight0", "dof_invweight0", "tendon_invweight0")
-        equalities = ("eq_data", "eq_solref", "eq_solimp")
-        for name in (*inertia, *equalities, "jnt_range", "geom_size", "geom_margin", "pair_margin"):
-            values = getattr(self.scene.model, name)
-            if values.size:
-                array = wp.to_torch(getattr(self._model, name))
-                values = torch.as_tensor(values, dtype=torch.float32).to(self.device)
-                array.copy_((values[self._geoms] if name.startswith("geom") else values).expand_as(array))
 
     def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
         self._tell_newton(field)

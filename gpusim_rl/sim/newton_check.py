@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import mujoco
@@ -24,25 +22,20 @@ _OTHER_COUNTS = re.compile(
 )
 """Counts of `MjModel` that may differ, and why."""
 
-_KINDS = {"body": "body", "jnt": "joint", "dof": "joint", "qpos": "joint", "tendon": "tendon", "wrap": "tendon"}
-_KINDS |= {"eq": "equality"} | {name: name for name in ("pair", "exclude", "actuator", "geom", "site")}
-"""What the compared arrays of `MjModel` belong to, by their prefix."""
+_KINDS = {"jnt": "joint", "eq": "equality"}
+_KINDS |= dict.fromkeys(("dof", "qpos", "wrap", "body", "tendon", "pair", "exclude", "actuator", "geom", "site"))
+"""Prefixes of the compared arrays of `MjModel`, and what they belong to, if it has another name."""
 
 _OTHER_ARRAYS = re.compile(
     r"\w+_(user|group|rgba|matid|width|plugin|sameframe|simple\w*|(geom|bvh|M)adr)|tendon_adr"  # pictures, numbering
     r"|\w+_(invweight0|acc0|M0|length0?|lengthrange|subtreemass)"  # they follow from the others
     r"|body_(geomnum|bvhnum|margin)"  # geoms that touch nothing are left out
-    r"|geom_(size|dataid|rbound)|site_(type|size)"  # of shapes, whose boxes are compared; of sensors
-    r"|body_(inertia|iquat)|(geom|pair)_margin|eq_(data|solref|solimp)"  # see `NewtonSim._take_rest`
+    r"|geom_(size|dataid|rbound)|site_(type|size)"  # of geoms, whose boxes are compared; of sensors
     r"|\w+_actfrclimited"  # there is a limit that is never reached
     r"|actuator_ctrlspec"  # of DC motors, which are refused
 )
 """Those that may differ, and why."""
 
-_FIRST = {"dof": "jnt_dofadr", "qpos": "jnt_qposadr", "wrap": "tendon_adr"}
-"""Where the first of an element is, if it has several."""
-
-_MESH, _HFIELD = mujoco.mjtGeom.mjGEOM_MESH.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
 _NO_LIMIT = 1e5  # where there is none, Newton has one above this
 
 
@@ -58,10 +51,6 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
     same = len(labels) == num_envs * (model.nbody - 1)
     if not same or not all(labels[i].endswith(f"/{model.body(i + 1).name}") for i in range(model.nbody - 1)):
         raise _differs("this scene", "other bodies")
-    for i in range(model.ntendon):
-        name = model.tendon(i).name
-        if name not in {solved.tendon(k).name for k in range(solved.ntendon)}:
-            raise ConfigError(f"sim=newton does not import the tendon {name!r}; try sim=mjwarp")
     for name in dir(model):
         prefix = name.split("_")[0].removesuffix("0")
         if prefix in _KINDS and isinstance(getattr(model, name), np.ndarray) and not _OTHER_ARRAYS.fullmatch(name):
@@ -74,7 +63,6 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
     for name, (found, expected) in pairs.items():
         if found != expected:
             raise _differs("this scene", f"{name} = {found}, expected {expected}")
-    _check_shapes(model, solver)
     _check_contacts(model, solver.mjw_model)
     of_settings = ("timestep", "iterations", "ls_iterations")
     for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
@@ -103,39 +91,11 @@ def _array(solver: Any, name: str) -> np.ndarray:
     return values[0] if values.ndim > compiled.ndim else values
 
 
-def _check_shapes(model: mujoco.MjModel, solver: Any) -> None:
-    """Compares meshes and height fields, each of which has its own frame, in the frames of their bodies."""
-    for row, i in enumerate(collided_geoms(model).tolist()):
-        if model.geom_type[i] in (_MESH, _HFIELD):
-            expected, found = _points(partial(getattr, model), i), _points(partial(_array, solver), row)
-            if found.shape != expected.shape or np.abs(found - expected).max() > 1e-5 * np.abs(expected).max():
-                raise _differs(f"the geom {model.geom(i).name or int(i)!r}", "another shape or place")
-
-
-def _points(read: Callable[[str], np.ndarray], geom: int) -> np.ndarray:
-    """Returns the points of a mesh's convex hull, or of a height field [m]: [points, 3]."""
-    i, turn = read("geom_dataid")[geom], np.zeros(9)
-    mujoco.mju_quat2Mat(turn, read("geom_quat")[geom].astype(np.float64))
-    if read("geom_type")[geom] == _MESH:
-        graph = read("mesh_graph")[read("mesh_graphadr")[i] :]  # first the numbers of vertices and faces
-        points = read("mesh_vert")[read("mesh_vertadr")[i] + graph[2 + graph[0] :][: graph[0]]]
-    else:
-        (x, y, z, _), rows, columns = read("hfield_size")[i], read("hfield_nrow")[i], read("hfield_ncol")[i]
-        y, x = np.mgrid[-y : y : rows * 1j, -x : x : columns * 1j]
-        z = z * read("hfield_data")[read("hfield_adr")[i] :][: x.size]
-        points = np.stack([x.ravel(), y.ravel(), z], axis=1)
-    return points @ turn.reshape(3, 3).T + read("geom_pos")[geom]
-
-
 def _check_array(name: str, prefix: str, model: mujoco.MjModel, solver: Any) -> None:
     expected, found = (np.array(each, dtype=float) for each in (getattr(model, name), _array(solver, name)))
     rows = collided_geoms(model) if prefix == "geom" else np.arange(len(expected))
     expected = expected[rows]
     found = found.reshape(expected.shape) if found.size == expected.size else found
-    if name in ("geom_pos", "geom_quat", "geom_aabb") and found.shape == expected.shape:
-        expected = np.where((model.geom_type[rows] < _MESH)[:, None], expected, found)  # see `_check_shapes`
-    if name == "body_ipos" and found.shape == expected.shape:
-        expected = np.where(model.body_mass[:, None] > 0.0, expected, found)  # see `NewtonSim._take_rest`
     if name in ("pair_geom1", "pair_geom2"):
         expected = np.searchsorted(collided_geoms(model), expected)
     if expected.shape != found.shape or not expected.size:
@@ -150,16 +110,11 @@ def _check_array(name: str, prefix: str, model: mujoco.MjModel, solver: Any) -> 
     rtol = 1e-3 if getattr(model, name).dtype.kind == "f" else 0.0
     wrong = np.flatnonzero(~np.isclose(found, expected, rtol=rtol, atol=1e-6).all(axis=1))
     if len(wrong):
-        row = int(wrong[0])
-        owner = int(rows[row])
-        if prefix in _FIRST:
-            owner = int(np.searchsorted(getattr(model, _FIRST[prefix]), row, side="right")) - 1
-        where = f"the {_KINDS[prefix]} {getattr(model, _KINDS[prefix])(owner).name or owner!r}"
-        raise _differs(where, f"{name} = {_text(found[row])}, expected {_text(expected[row])}")
-
-
-def _text(values: np.ndarray) -> str:
-    return " ".join(f"{value:g}" for value in values)
+        row, kind = int(wrong[0]), _KINDS[prefix] or prefix
+        element = getattr(model, kind)(int(rows[row])) if hasattr(model, kind) else None
+        got, wanted = (" ".join(f"{value:g}" for value in values[row]) for values in (found, expected))
+        label = element.name if element is not None and element.name else int(rows[row])
+        raise _differs(f"the {kind} {label!r}", f"{name} = {got}, expected {wanted}")
 
 
 def _differs(where: str, what: str) -> ConfigError:

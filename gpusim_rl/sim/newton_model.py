@@ -30,42 +30,52 @@ else:
 
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
 _PLANE, _MESH = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_MESH.value
+_HFIELD = mujoco.mjtGeom.mjGEOM_HFIELD.value
 _BODY, _SITE, _OF_JOINTS = mujoco.mjtObj.mjOBJ_BODY.value, mujoco.mjtObj.mjOBJ_SITE.value, mujoco.mjtEq.mjEQ_JOINT.value
+_TAKEN = (
+    *("body_ipos", "body_inertia", "body_iquat", "body_invweight0", "dof_invweight0", "tendon_invweight0"),
+    *("eq_data", "eq_solref", "eq_solimp", "jnt_range", "geom_size", "geom_margin", "pair_margin"),
+)
 _OF_PAIRS = ("solref", "solreffriction", "solimp", "gap", "friction")  # margins are set afterwards
 
 
 class _Solver(newton.solvers.SolverMuJoCo):
-    """Newton's solver, with the scene's meshes, its rules of contact and all terms of its fixed tendons."""
+    """Newton's solver, with the scene's shapes, its rules of contact and all terms of its fixed tendons."""
 
     def __init__(self, model: newton.Model, scene: mujoco.MjModel, **options: Any) -> None:
         self._scene = scene
         self._tendon_joints = scene.wrap_objid[scene.wrap_type == mujoco.mjtWrap.mjWRAP_JOINT]
         super().__init__(model, **options)
         self._jnt_mocap = None  # else Newton's joints place the mocap bodies in every step
-        self._take_meshes()
+        self._take_over()
 
-    def _take_meshes(self) -> None:
-        """Replace Newton's meshes, whose convex hulls have at most 64 points, and their frames with the scene's."""
+    def _take_over(self) -> None:
+        """Give the solver what Newton has otherwise, or only to the six digits of XML.
+
+        Its convex hulls have at most 64 points. It finds other principal axes, other centres of massless bodies, and
+        other weights of bodies that only turn or only slide. It sets margins to 0 for MuJoCo's CCD; MuJoCo Warp
+        takes them. Robots often start exactly at a limit.
+        """
         scene, solved, geoms = self._scene, self.mjw_model, collided_geoms(self._scene)
-        rows = np.flatnonzero(scene.geom_type[geoms] == _MESH)
-        if self.mj_model.ngeom != len(geoms) or np.any(self.mj_model.geom_type[rows] != _MESH):
+        rows = np.flatnonzero(np.isin(scene.geom_type[geoms], (_HFIELD, _MESH)))
+        if self.mj_model.ngeom != len(geoms) or np.any(self.mj_model.geom_type[rows] != scene.geom_type[geoms[rows]]):
             return  # `check_import` refuses the scene
-        for name in (name for name in dir(solved) if name.startswith(("mesh_", "nmesh", "npolygonmax"))):
+        prefixes = ("mesh_", "nmesh", "npolygonmax", "hfield_", "nhfield")
+        for name in (name for name in dir(solved) if name.startswith(prefixes)):
             value, theirs = getattr(scene, name), getattr(solved, name)
             setattr(solved, name, wp.array(value, dtype=theirs.dtype) if isinstance(theirs, wp.array) else value)
-        for name in ("geom_dataid", "geom_pos", "geom_quat", "geom_size", "geom_aabb", "geom_rbound"):
-            array = getattr(solved, name)
-            values = array.numpy()
-            values[:, rows] = getattr(scene, name)[geoms[rows]].reshape(values[0, rows].shape)
-            array.assign(values)
         data = mujoco.MjData(scene)
         mujoco.mj_kinematics(scene, data)
         still = rows[scene.body_weldid[scene.geom_bodyid[geoms[rows]]] == 0]  # kinematics leaves them where they were
-        for name in ("geom_xpos", "geom_xmat"):
-            array = getattr(self.mjw_data, name)
-            values = array.numpy()
-            values[:, still] = getattr(data, name)[geoms[still]].reshape(values[0, still].shape)
-            array.assign(values)
+        taken: list[tuple[Any, Any, str, Any]] = [(scene, solved, name, slice(None)) for name in _TAKEN]
+        taken += [(scene, solved, f"geom_{name}", rows) for name in ("dataid", "pos", "quat", "aabb", "rbound")]
+        taken += [(data, self.mjw_data, name, still) for name in ("geom_xpos", "geom_xmat")]
+        for source, target, name, chosen in taken:
+            values, array = getattr(source, name), getattr(target, name)
+            values = values[geoms] if name.startswith("geom") else values
+            if values.size and array.shape[1] == len(values):  # else `check_import` refuses the scene
+                theirs = wp.to_torch(array)
+                theirs[:, chosen] = torch.as_tensor(values[chosen]).to(theirs).view(theirs[0, chosen].shape)
 
     def _init_pairs(self, model: Any, spec: mujoco.MjSpec, shape_mapping: Any, template_world: Any) -> None:
         """Replace Newton's masks, excludes, pairs, mocap bodies and equalities with the scene's.

@@ -7,11 +7,8 @@ import xml.etree.ElementTree as ET
 import mujoco
 import numpy as np
 
-_SOLREF, _SOLIMP = ("0.02", "1"), ("0.9", "0.95", "0.001", "0.5", "2")
-_DEFAULTS = {
-    **dict.fromkeys(("solref", "solreflimit", "solreffriction"), _SOLREF),
-    **dict.fromkeys(("solimp", "solimplimit", "solimpfriction"), _SOLIMP),
-}
+_DEFAULTS = dict.fromkeys(("solref", "solreflimit", "solreffriction"), ("0.02", "1"))
+_DEFAULTS |= dict.fromkeys(("solimp", "solimplimit", "solimpfriction"), ("0.9", "0.95", "0.001", "0.5", "2"))
 """MuJoCo's defaults of the constraints' parameters."""
 
 

@@ -87,7 +87,7 @@ class SceneOption:
         self._decided[name] = (value, None)
         self._changed()
 
-    def take_over(self, part: mujoco.MjSpec, label: str, source: str) -> None:
+    def take_over(self, part: mujoco.MjSpec, source: str) -> None:
         """Takes over what the spec of a file says and the task does not, and removes it there.
 
         Raises:
@@ -100,7 +100,7 @@ class SceneOption:
                 continue  # the task's
             if value != before:
                 values = f"{_shown(name, before)} in {other} and {_shown(name, value)} in {source}"
-                raise TaskError(f"{label}: {name} is {values}; a scene has one: set scene.option.{field} before")
+                raise TaskError(f"{name} is {values}; a scene has one: set scene.option.{field} before")
             self._decided[name] = value, other
             option = self._spec.option
             if name in _FLAGS:

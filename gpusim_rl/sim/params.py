@@ -65,7 +65,6 @@ GROUND = "ground"
 
 _OF_SCENE = {"camera": "ncam", "light": "nlight", "material": "nmat"}
 """Kinds that belong to the whole scene, and what MuJoCo's model calls their number."""
-_PLURAL = {"body": "bodies", "joint": "joints", "dof": "joints", "actuator": "actuators", "tendon": "tendons"}
 LIMITED = {
     "jnt_range": "jnt_limited",
     "actuator_forcerange": "actuator_forcelimited",
@@ -181,28 +180,39 @@ def find_elements(
     Raises:
         TaskError: A name does not exist, or what it names has no such parameter.
     """
-    kind = FIELDS[name].of
-    if kind in _OF_SCENE:
-        return _of_scene(scene, name, articulation, elements)
+    kind, model, label = FIELDS[name].of, scene.model, f"sim.param({name!r})"
     if kind == "world":
         if articulation is not None or elements is not None:
-            raise TaskError(f"sim.param({name!r}) belongs to the world, not to {articulation!r}")
+            raise TaskError(f"{label} belongs to the world, not to {articulation!r}")
         return [], []
-    known = [*scene.articulation_names, *([GROUND] if kind == "geom" else [])]
-    if articulation not in known:
-        hint = did_you_mean(articulation or "", known)
-        raise TaskError(f"sim.param({name!r}): no articulation {articulation!r}.{hint} The scene has {known}")
-    rows = _geoms(scene, articulation, FIELDS[name].pictures) if kind == "geom" else _rows(scene, kind, articulation)
-    label = f"sim.param({name!r}, {articulation!r})"
+    if kind in _OF_SCENE:
+        if articulation is not None:
+            raise TaskError(f"{label} belongs to the scene, not to {articulation!r}; name its {kind}s in `elements`")
+        numbers = range(getattr(model, _OF_SCENE[kind]))
+        rows = {getattr(model, kind)(i).name or f"{kind}{i}": [i] for i in numbers}
+        owner, part, lacking = "the scene", kind, f"{kind}s"
+    else:
+        known = [*scene.articulation_names, *([GROUND] if kind == "geom" else [])]
+        if articulation not in known:
+            hint = did_you_mean(articulation or "", known)
+            raise TaskError(f"{label}: no articulation {articulation!r}.{hint} The scene has {known}")
+        label, owner = f"sim.param({name!r}, {articulation!r})", repr(articulation)
+        if kind == "geom":
+            rows, part = _geoms(scene, articulation, FIELDS[name].pictures), "body with geoms"
+            lacking = "geoms" if FIELDS[name].pictures else "geoms that can touch anything"
+        else:  # by the name that an element has in its own file
+            part = "joint" if kind == "dof" else kind
+            rows = {key: [i] for key, i in scene.elements_of(articulation, part).items()}
+            rows = {key: model.jnt_dofadr[ids].tolist() for key, ids in rows.items()} if kind == "dof" else rows
+            lacking = f"{'bodies' if part == 'body' else part + 's'} with a {name}"
     if elements is not None:
         for element in elements:
             if element not in rows:
                 hint = did_you_mean(element, rows)
-                of = {"geom": "body with geoms", "dof": "joint"}.get(kind, kind)
-                raise TaskError(f"{label}: no {of} {element!r}.{hint} There are {list(rows)}")
+                raise TaskError(f"{label}: no {part} {element!r}.{hint} There are {list(rows)}")
         rows = {element: rows[element] for element in elements}
     if name in LIMITED:
-        has = getattr(scene.model, LIMITED[name]).reshape(len(model_values(scene.model, name)), -1)[:, 0]
+        has = getattr(model, LIMITED[name]).reshape(len(model_values(model, name)), -1)[:, 0]
         free = [key for key, ids in rows.items() if not has[ids].all()]
         if elements is not None and free:
             lacks = "limits in the MJCF; give it some there"
@@ -211,38 +221,9 @@ def find_elements(
             raise TaskError(f"{label}: {free[0]!r} has no {lacks}")
         rows = {key: ids for key, ids in rows.items() if key not in free}
     if not rows:
-        lacking = (
-            ("geoms" if FIELDS[name].pictures else "geoms that can touch anything")
-            if kind == "geom"
-            else f"{_PLURAL[kind]} with a {name}"
-        )
-        raise TaskError(f"{label}: {articulation!r} has no {lacking}")
+        raise TaskError(f"{label}: {owner} has no {lacking}")
     names = [key for key, ids in rows.items() for _ in ids]
     return [row for ids in rows.values() for row in ids], names
-
-
-def _rows(scene: Scene, kind: str, articulation: str) -> dict[str, list[int]]:
-    """Returns rows by the name that an element has in its own file; of joints only those that an articulation shows."""
-    elements = scene.elements_of(articulation, "joint" if kind == "dof" else kind)
-    return {name: [int(scene.model.jnt_dofadr[i]) if kind == "dof" else i] for name, i in elements.items()}
-
-
-def _of_scene(
-    scene: Scene, name: str, articulation: str | None, elements: Sequence[str] | None
-) -> tuple[list[int], list[str]]:
-    """Returns rows and names of cameras, lights or materials; lights without a name are `light0`, `light1`, ..."""
-    kind = FIELDS[name].of
-    label, model, count = f"sim.param({name!r})", scene.model, _OF_SCENE[kind]
-    if articulation is not None:
-        raise TaskError(f"{label} belongs to the scene, not to {articulation!r}; name its {kind}s in `elements`")
-    rows = {getattr(model, kind)(i).name or f"{kind}{i}": i for i in range(getattr(model, count))}
-    for element in elements or []:
-        if element not in rows:
-            raise TaskError(f"{label}: no {kind} {element!r}.{did_you_mean(element, rows)} There are {list(rows)}")
-    names = list(rows if elements is None else elements)
-    if not names:
-        raise TaskError(f"{label}: the scene has no {kind}s")
-    return [rows[each] for each in names], names
 
 
 def _geoms(scene: Scene, articulation: str, pictures: bool) -> dict[str, list[int]]:

@@ -167,7 +167,17 @@ def hide_collision_shapes(model: mujoco.MjModel) -> None:
             model.geom_group[of_body & drawn] = HIDDEN_GROUP
 
 
-def references(spec: mujoco.MjSpec) -> dict[str, int]:
-    """Returns how many elements name others, by kind: `MjSpec.attach` drops those that name what is missing."""
+def attach(scene: mujoco.MjSpec, spec: mujoco.MjSpec, name: str, frame: mujoco.MjsFrame, source: object) -> None:
+    """Attach a robot to the spec of a scene.
+
+    Raises:
+        TaskError: An element of it names what it does not have: `MjSpec.attach` would drop the element.
+        ValueError: The same, by the line of its file.
+    """
     kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
-    return {kind: len(getattr(spec, kind)) for kind in kinds}
+    expected = {kind: len(getattr(scene, kind)) + len(getattr(spec, kind)) for kind in kinds}
+    scene.attach(spec, prefix=f"{name}/", frame=frame)
+    if lost := [kind for kind in kinds if len(getattr(scene, kind)) < expected[kind]]:
+        if isinstance(source, str | Path):
+            mujoco.MjSpec.from_file(str(source)).compile()  # says which name it is, and on which line
+        raise TaskError(f"among its {' and '.join(lost)} some name what it does not have")

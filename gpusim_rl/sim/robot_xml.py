@@ -22,6 +22,7 @@ try:
 except ImportError:  # Windows
     resource = None
 
+# MuJoCo multiplies these as 32-bit numbers, and writes beyond its memory where they overflow.
 _SIZED = {"hfield": [("nrow", "ncol")], "texture": [("width", "height")], "numeric": [("size",)]}
 _USERS = 1000  # elements that have the numbers of `<size nuser_...>` each
 _ENCODINGS = re.compile(r"(utf|iso-|windows-|cp|gb|big5|shift_jis|euc-|koi8|(us-)?ascii)", re.IGNORECASE)

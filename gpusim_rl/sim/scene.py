@@ -18,12 +18,12 @@ from gpusim_rl.sim import actuators, ground, menagerie
 from gpusim_rl.sim.camera import SceneCamera, add_camera
 from gpusim_rl.sim.option import SceneOption
 from gpusim_rl.sim.robot_file import (
+    attach,
     free_objects,
     hide_collision_shapes,
     mujoco_warnings,
     one_line,
     read_robot,
-    references,
 )
 from gpusim_rl.sim.robot_xml import bounded_memory
 from gpusim_rl.sim.scene_sensors import add_sensor
@@ -37,13 +37,6 @@ logger = logging.getLogger(__name__)
 
 _PROCESS_WIDE = threading.RLock()  # for the limit of memory and the handler of warnings: two threads never swap them
 
-_INTEGRATORS = {
-    "euler": mujoco.mjtIntegrator.mjINT_EULER,
-    "implicit": mujoco.mjtIntegrator.mjINT_IMPLICIT,
-    "implicitfast": mujoco.mjtIntegrator.mjINT_IMPLICITFAST,
-    "rk4": mujoco.mjtIntegrator.mjINT_RK4,
-}
-_CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
 _FREE = mujoco.mjtJoint.mjJNT_FREE
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
@@ -129,9 +122,9 @@ class Scene:
     def choose(self, integrator: str | None, cone: str | None) -> None:
         """Sets the integrator and the friction cones, by the names of the arguments above; None leaves it."""
         if integrator is not None:
-            self.option.integrator = _INTEGRATORS[integrator]
+            self.option.integrator = getattr(mujoco.mjtIntegrator, f"mjINT_{integrator.upper()}")
         if cone is not None:
-            self.option.cone = _CONES[cone]
+            self.option.cone = getattr(mujoco.mjtCone, f"mjCONE_{cone.upper()}")
 
     def add_ground(
         self,
@@ -186,10 +179,7 @@ class Scene:
         Raises:
             TaskError: The heights are not a grid of finite numbers, or cannot be read, or a size is not positive.
         """
-        try:
-            field = ground.read_heights(heights, size, height)
-        except TaskError as error:
-            raise TaskError(f"Scene.add_heightfield: {error}") from None
+        field = ground.read_heights("Scene.add_heightfield", heights, size, height)
         ground.add_heights(self.spec, name, field, (0.5 * size[0], 0.5 * size[1]), pos, friction)
         self.add_light()
 
@@ -246,23 +236,15 @@ class Scene:
         try:
             with _PROCESS_WIDE, mujoco_warnings(label), bounded_memory():
                 spec, velocity_limits = read_robot(robot, packages, keyframe, fixed_base)
+            objects, has_bodies = free_objects(spec), bool(spec.worldbody.bodies)
+            source = f"the spec of {name!r}" if isinstance(robot, mujoco.MjSpec) else str(robot)
+            self.option.take_over(spec, source)
+            frame = self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat))
+            attach(self.spec, spec, name, frame, None if from_menagerie else robot)
         except TaskError as error:
             raise error if from_menagerie else TaskError(f"{label}: {error}") from None
         except (ValueError, OSError) as error:
             raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
-        objects, has_bodies = free_objects(spec), bool(spec.worldbody.bodies)
-        before, added = references(self.spec), references(spec)
-        source = f"the spec of {name!r}" if isinstance(robot, mujoco.MjSpec) else str(robot)
-        self.option.take_over(spec, label, source)
-        self.spec.attach(spec, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat)))
-        after = references(self.spec)
-        if lost := [kind for kind in added if before[kind] + added[kind] > after[kind]]:
-            try:
-                if not isinstance(robot, mujoco.MjSpec) and not from_menagerie:
-                    mujoco.MjSpec.from_file(str(robot)).compile()  # says which name it is, and on which line
-            except ValueError as error:
-                raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
-            raise TaskError(f"{label}: among its {' and '.join(lost)} some name what it does not have")
         self._velocity_limits[name] = velocity_limits
         self._objects |= {f"{name}/{body}": name for body in objects}
         self.articulation_names += [name] * has_bodies + [f"{name}/{body}" for body in objects]
@@ -399,17 +381,9 @@ class Scene:
                 or negative.
         """
         self._check_name(f"add_actuators({name!r})", name)
-        values = {
-            "stiffness": stiffness,
-            "damping": damping,
-            "effort_limit": effort_limit,
-            "velocity_limit": velocity_limit,
-            "stall_effort": stall_effort,
-            "armature": armature,
-            "friction": friction,
-            "delay": delay,
-            "max_delay": max_delay,
-        }
+        values = {"stiffness": stiffness, "damping": damping, "armature": armature, "friction": friction}
+        values |= {"effort_limit": effort_limit, "velocity_limit": velocity_limit, "stall_effort": stall_effort}
+        values |= {"delay": delay, "max_delay": max_delay}
         try:
             drivable = {joint.name.removeprefix(self.prefix(name)): joint for joint in self._joints_of(name)}
             actuators.add_actuators(self.spec, drivable, joints, kind, values)
@@ -550,7 +524,7 @@ class Scene:
     @property
     def evaluations(self) -> int:
         """How often a physics step evaluates the dynamics."""
-        return 4 if self.model.opt.integrator == _INTEGRATORS["rk4"] else 1
+        return 4 if self.model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4 else 1
 
     def limit_rotation(self, qvel: Float[Tensor, "envs nv"]) -> None:
         """Slows down, in place, what turns faster than `max_angular_velocity`; qvel in MuJoCo's layout."""

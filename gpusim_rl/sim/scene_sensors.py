@@ -13,10 +13,7 @@ _SITE_AXES = ("gyro", "accelerometer", "velocimeter", "magnetometer", "force", "
 _SUBTREE = ("subtreecom", "subtreelinvel", "subtreeangmom")
 """Kinds that are of a body with all that hangs on it; MuJoCo knows them by the body, not by its frame."""
 _FOUND_AND_FORCE = 1 << 0 | 1 << 1  # MuJoCo's contact sensor: bits of its data specification,
-_REDUCTION = {
-    "ground": 3,
-    "self": 2,
-}  # and what it tells of many contacts: the net force, or the contact of the largest
+_REDUCTION = {"ground": 3, "self": 2}  # and what it tells of many contacts: net force, or contact of the largest
 _OF = {
     "site": mujoco.mjtObj.mjOBJ_SITE,
     "body": mujoco.mjtObj.mjOBJ_XBODY,  # the frame of the body; mjOBJ_BODY would be that of its inertia

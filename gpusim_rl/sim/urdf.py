@@ -62,47 +62,12 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
         TaskError: A mesh or its package is not there, or cannot be read.
         ValueError: The file is not valid.
     """
-    content, template = read_content(file), f"it is a xacro template; try: xacro {file.name} > robot.urdf"
-    try:
-        robot = parse(content)
-    except ValueError as error:
-        outside = (part.rpartition(b"-->")[2] for part in content.split(b"<!--"))  # of comments
-        raise ValueError(template if any(b"<xacro:" in part for part in outside) else str(error)) from None
     notes: dict[str, list[str]] = {"links without a physical mass or inertia": [], "read": [], "left out": []}
     changed, tidied, left_out = notes.values()
-    for shape in (*robot.iterfind("link/visual"), *robot.iterfind("link/collision")):
-        for child in [child for child in shape if child.tag.startswith("xacro:")]:  # xacro had no such macro
-            left_out.append(f"<{child.tag}>")
-            shape.remove(child)
-    if any(element.tag.startswith("xacro:") for element in robot.iter()):
-        raise ValueError(template)
-    robot[:] = [element for element in robot if element.tag in ("link", "joint", "material", "mujoco")]
-    settings = robot.find("mujoco")
-    settings = ElementTree.SubElement(robot, "mujoco") if settings is None else settings
-    compiler = settings.find("compiler")
-    compiler = ElementTree.SubElement(settings, "compiler") if compiler is None else compiler
-    folder = file.parent / compiler.attrib.pop("meshdir", ".")
-    bounds = {"balanceinertia": "true", "boundmass": f"{LEAST_MASS:g}", "boundinertia": f"{LEAST_INERTIA:g}"}
-    compiler.attrib = {**bounds, **compiler.attrib, "strippath": "false", "fusestatic": "false"}
-    compiler.attrib["discardvisual"] = "false"
-
-    owners = (*robot.iterfind("link"), *robot.iterfind("joint"))
-    for owner, element in [(one, element) for one in owners for element in one.iter()]:
-        first = {child.tag: child for child in reversed(element) if child.tag not in ("visual", "collision")}
-        second = dict.fromkeys(child for child in element if first.get(child.tag, child) is not child)
-        tidied += [f"{_name(owner)}: a second <{child.tag}>" for child in second]
-        element[:] = [child for child in element if child not in second]
+    robot = _parse(file, left_out)
+    folder = file.parent / _set_compiler(robot)
     _tidy_numbers(robot, tidied)
-    for joint in robot.findall("joint"):
-        axis, mimic = joint.find("axis"), joint.find("mimic")
-        if axis is not None and joint.get("type") == "fixed":
-            joint.remove(axis)
-        elif axis is not None and math.hypot(*map(float, axis.get("xyz", "0").split())) < 1e-10:
-            tidied.append(f"{_name(joint)}: the axis {axis.get('xyz', '')} is now x")
-            axis.set("xyz", "1 0 0")
-        if mimic is not None and mimic.get("joint", joint.get("name")) == joint.get("name"):
-            joint.remove(mimic)
-            left_out.append(f"{_name(joint)}: <mimic> without another joint")
+    _tidy_joints(robot, tidied, left_out)
     children = [(joint.find("child"), joint.get("type")) for joint in robot.findall("joint")]
     moving = {child.get("link") for child, kind in children if child is not None and kind != "fixed"}
     _empty_links(robot)
@@ -128,6 +93,50 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
             limits[joint.get("name", "")] = velocity
     notes["links that overlap where all joints are 0, and do not collide"] = _exclude_overlaps(spec)
     return spec, limits, [f"{file}: {kind}: {_some(lines)}" for kind, lines in notes.items() if lines]
+
+
+def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
+    """Return the links, joints and materials of a file; raise ValueError for a xacro template."""
+    content, template = read_content(file), f"it is a xacro template; try: xacro {file.name} > robot.urdf"
+    try:
+        robot = parse(content)
+    except ValueError as error:
+        outside = (part.rpartition(b"-->")[2] for part in content.split(b"<!--"))  # of comments
+        raise ValueError(template if any(b"<xacro:" in part for part in outside) else str(error)) from None
+    for shape in (*robot.iterfind("link/visual"), *robot.iterfind("link/collision")):
+        for child in [child for child in shape if child.tag.startswith("xacro:")]:  # xacro had no such macro
+            left_out.append(f"<{child.tag}>")
+            shape.remove(child)
+    if any(element.tag.startswith("xacro:") for element in robot.iter()):
+        raise ValueError(template)
+    robot[:] = [element for element in robot if element.tag in ("link", "joint", "material", "mujoco")]
+    return robot
+
+
+def _set_compiler(robot: ElementTree.Element) -> str:
+    """Complete the settings of MuJoCo's compiler; return the file's folder of meshes."""
+    settings = robot.find("mujoco")
+    settings = ElementTree.SubElement(robot, "mujoco") if settings is None else settings
+    compiler = settings.find("compiler")
+    compiler = ElementTree.SubElement(settings, "compiler") if compiler is None else compiler
+    folder = compiler.attrib.pop("meshdir", ".")
+    bounds = {"balanceinertia": "true", "boundmass": f"{LEAST_MASS:g}", "boundinertia": f"{LEAST_INERTIA:g}"}
+    ours = dict.fromkeys(("strippath", "fusestatic", "discardvisual"), "false")
+    compiler.attrib = {**bounds, **compiler.attrib, **ours}
+    return folder
+
+
+def _tidy_joints(robot: ElementTree.Element, tidied: list[str], left_out: list[str]) -> None:
+    for joint in robot.findall("joint"):
+        axis, mimic = joint.find("axis"), joint.find("mimic")
+        if axis is not None and joint.get("type") == "fixed":
+            joint.remove(axis)
+        elif axis is not None and math.hypot(*map(float, axis.get("xyz", "0").split())) < 1e-10:
+            tidied.append(f"{_name(joint)}: the axis {axis.get('xyz', '')} is now x")
+            axis.set("xyz", "1 0 0")
+        if mimic is not None and mimic.get("joint", joint.get("name")) == joint.get("name"):
+            joint.remove(mimic)
+            left_out.append(f"{_name(joint)}: <mimic> without another joint")
 
 
 def _read(robot: ElementTree.Element) -> mujoco.MjSpec:
@@ -158,9 +167,16 @@ def _some(lines: list[str]) -> str:
 
 
 def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
-    """Write the numbers of attributes as MuJoCo reads them; raise ValueError for text that has none."""
+    """Write the numbers of attributes as MuJoCo reads them, and keep the first of elements that are there twice.
+
+    Raise ValueError for text that has no number.
+    """
     for owner in (*robot.findall("link"), *robot.findall("joint"), *robot.findall("material")):
         for element in owner.iter():
+            first = {child.tag: child for child in reversed(element) if child.tag not in ("visual", "collision")}
+            second = dict.fromkeys(child for child in element if first.get(child.tag, child) is not child)
+            tidied += [f"{_name(owner)}: a second <{child.tag}>" for child in second]
+            element[:] = [child for child in element if child not in second]
             for attribute, count in _NUMBERS.get(element.tag, {}).items():
                 if (text := element.get(attribute)) is None:
                     continue
