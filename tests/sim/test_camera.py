@@ -24,7 +24,7 @@ from gpusim_rl.sim.camera import FAR, SKY
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.scenes import ANT, ant_scene, everywhere, make, only, randomize_ants
 
-SIMS = [("mujoco", 1), ("mujoco", 3), ("mjwarp", 1), ("mjwarp", 3)]
+SIMS = [("mujoco", 3), ("mjwarp", 1)]
 ALL = ("rgb", "depth", "segmentation")
 
 MARBLE = """
@@ -93,10 +93,9 @@ def test_the_silhouette_of_a_sphere_is_the_analytic_disc(make_sim):
     assert (eye.rgb[eye.segmentation == -1] == sky).all() and (eye.depth[eye.segmentation == -1] == FAR).all()
 
 
-@pytest.mark.parametrize("pitch_deg", [0.0, 30.0])
-def test_the_depth_of_a_plane_is_analytic(make_sim, pitch_deg):
+def test_the_depth_of_a_plane_is_analytic(make_sim):
     scene, height, fovy = marble_scene(), 3.0, 60.0
-    half = math.radians(pitch_deg) / 2
+    half = math.radians(30.0) / 2
     quat = (math.cos(half), math.sin(half), 0.0, 0.0)  # from straight down towards +y
     scene.add_camera("down", pos=(5, 5, height), quat=quat, fovy=fovy, size=(40, 56), outputs=("depth",))
     sim = make_sim(scene)
@@ -176,17 +175,6 @@ def test_the_mean_of_samples_is_the_mean_of_a_larger_image(make_sim):
     assert (rgb["smooth"].float() - mean).abs().max() <= 1.0 < (rgb["coarse"].float() - mean).abs().max()
 
 
-def test_a_pole_that_is_thinner_than_a_pixel_shows_with_samples():
-    scene = Cartpole.scene(prepare("Cartpole", num_envs=1, device="cpu").cfg.task)
-    for samples in (1, 3):
-        scene.add_camera(f"{samples}", pos=(0, -4, 2), target=(0, 0, 2), size=(32, 32), samples=samples)
-    sim = make("mujoco", scene, 1)
-    images = [sim.camera(f"{samples}").rgb for samples in (1, 3)]
-    drawn(sim)
-    above = [image[0, 8, :, 0].float() - int(255 * SKY[0]) for image in images]  # a row over the cart, orange on blue
-    assert above[0].abs().max() == 0 and above[1].max() > 5
-
-
 # On whatever draws
 
 
@@ -225,7 +213,7 @@ def test_many_worlds_are_that_many_single_ones_bit_for_bit(name):
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
 def test_shares_of_threads_are_the_whole_bit_for_bit(name):
     whole = pictures(make(name, ant_with_eye(), 7))
-    for threads in (2, 3, 7):
+    for threads in (3, 7):
         shared = pictures(make(name, ant_with_eye(), 7, num_threads=threads))
         assert all(torch.equal(shared[output], whole[output]) for output in ALL)
 
@@ -382,9 +370,8 @@ def test_cameras_do_not_change_the_physics():
     assert all(torch.equal(*pair) for pair in zip(*steps, strict=True))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_drawing_does_not_wait_for_the_device(threads):
-    sim = make("mjwarp", late_scene(), 4, num_threads=threads)
+def test_drawing_does_not_wait_for_the_device():
+    sim = make("mjwarp", late_scene(), 4, num_threads=1)
     cameras = [sim.camera("now"), sim.camera("late")]
     drawn(sim)
     where = only(sim, 1)
@@ -404,48 +391,44 @@ def test_drawing_does_not_wait_for_the_device(threads):
 FIELDS: dict[str, tuple[str | None, list[str] | None, Any]] = {
     "cam_pos": (None, ["eye"], [0.2, -3.0, 1.1]),
     "cam_quat": (None, ["eye"], [0.65, 0.76, 0.05, 0.0]),
-    "cam_fovy": (None, ["eye"], 60.0),
     "light_pos": (None, ["marble/lamp"], [-2.0, -1.0, 2.0]),
     "light_dir": (None, None, [0.6, 0.0, -0.8]),
     "light_ambient": (None, None, [0.3, 0.0, 0.1]),
     "light_diffuse": (None, None, [0.2, 0.9, 0.2]),
     "mat_rgba": (None, ["ground"], [0.2, 1.0, 0.4, 1.0]),
     "geom_rgba": ("marble", None, [0.1, 0.2, 0.9, 1.0]),
+    "cam_fovy": (None, ["eye"], 60.0),
 }
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_worlds_have_their_own(field, make_sim):
-    def world(num_envs: int, where: list[int]) -> tuple[Sim, Tensor]:
+def test_worlds_have_their_own(make_sim):
+    def watched(num_envs: int) -> tuple[Sim, Tensor]:
         scene = marble_scene()
         scene.add_camera("eye", pos=(0, -3, 1), target=(0, 0, 0.9), size=(40, 40))
         sim = make_sim(scene, num_envs)
         eye = sim.camera("eye")
         drawn(sim)  # before there is a parameter
-        if where:
-            owner, elements, value = FIELDS[field]
-            param = sim.param(field, owner, elements)
-            assert torch.allclose(param.value, param.default.expand_as(param.value))
-            param.set(torch.tensor(value).expand_as(param.value).clone(), only(sim, *where))
-        drawn(sim)
         return sim, eye.rgb
 
-    sim, rgb = world(3, [1])
-    _, shared = world(1, [])
-    _, own = world(1, [0])
-    assert not torch.equal(own, shared)
-    if field == "cam_fovy":  # rays that are computed for each world differ in their last digits
-        assert all((rgb[i].int() - x[0].int()).abs().float().mean() < 0.1 for i, x in enumerate((shared, own, shared)))
-    else:
-        assert torch.equal(rgb, torch.cat([shared, own, shared]))
-    before = rgb.clone()
-    scene = marble_scene()
-    scene.add_camera("eye", pos=(0, -3, 1), target=(0, 0, 0.9), size=(40, 40))
-    other = make_sim(scene)
-    eye = other.camera("eye")
-    other.param(field, *FIELDS[field][:2])
-    other.load_state_dict(sim.state_dict())
-    assert torch.equal(eye.rgb, before)
+    (sim, rgb), (alone, own), (other, restored) = watched(3), watched(1), watched(3)
+    shared = own.clone()
+    for field, (owner, elements, value) in FIELDS.items():
+        params = [one.param(field, owner, elements) for one in (sim, alone)]
+        assert torch.allclose(params[0].value, params[0].default.expand_as(params[0].value))
+        for param, one, world in zip(params, (sim, alone), (1, 0), strict=True):
+            param.set(torch.tensor(value).expand_as(param.value).clone(), only(one, world))
+            drawn(one)
+        assert not torch.equal(own, shared)
+        if field == "cam_fovy":  # rays that are computed for each world differ in their last digits
+            expected = enumerate((shared, own, shared))
+            assert all((rgb[i].int() - x[0].int()).abs().float().mean() < 0.1 for i, x in expected)
+        else:
+            assert torch.equal(rgb, torch.cat([shared, own, shared])), field
+        other.param(field, owner, elements)
+        other.load_state_dict(sim.state_dict())
+        assert torch.equal(restored, rgb), field
+        for param, one in zip(params, (sim, alone), strict=True):
+            param.set(param.default.expand_as(param.value).clone(), everywhere(one))
 
 
 def test_every_field_of_pictures_has_a_case():

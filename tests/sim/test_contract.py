@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mujoco
@@ -29,9 +30,27 @@ from helpers.scenes import (
 SIMS = ["mujoco", "mujoco-shared", "mjwarp", "newton"]
 
 
-@pytest.fixture(params=SIMS)
+@pytest.fixture(params=SIMS, scope="module")
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def shared(backend: str) -> Iterator[Callable[..., Sim]]:
+    """Make a simulator once for all tests that ask for this scene and number of worlds, and reset it."""
+    made: dict[object, Sim] = {}
+
+    def get(make_scene: Callable[[], Scene], num_envs: int) -> Sim:
+        if (make_scene, num_envs) not in made:
+            made[make_scene, num_envs] = make(backend, make_scene(), num_envs)
+        sim = made[make_scene, num_envs]
+        sim.reset(everywhere(sim))
+        sim.refresh()
+        return sim
+
+    yield get
+    for sim in made.values():
+        sim.close()
 
 
 def snapshot(sim: Sim) -> dict[str, torch.Tensor]:
@@ -59,8 +78,8 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], 
         assert torch.equal(value[worlds], right[name][worlds]), name
 
 
-def test_state_that_is_written_is_the_state(backend):
-    sim = make(backend, ant_scene(), 3)
+def test_state_that_is_written_is_the_state(shared):
+    sim = shared(ant_scene, 3)
     ant = sim.articulation("ant")
     assert ant.joint_names[:2] == ["hip_1", "ankle_1"]
     assert ant.actuator_names == ant.joint_names
@@ -104,17 +123,17 @@ def test_free_bodies_turn_no_faster_than_the_limit(backend):
             torch.testing.assert_close(robot.root_lin_vel, velocity, atol=1e-4, rtol=1e-4)
 
 
-def test_settings_choose_integrator_and_cones(backend):
+def test_settings_choose_integrator_and_cones():
     scene = ball_scene()
-    make(backend, scene, 1, integrator="implicitfast", cone="elliptic")
+    make("mujoco", scene, 1, integrator="implicitfast", cone="elliptic")
     option = scene.model.opt
     assert (option.integrator, option.cone) == (mujoco.mjtIntegrator.mjINT_IMPLICITFAST, mujoco.mjtCone.mjCONE_ELLIPTIC)
-    make(backend, scene, 1)
+    make("mujoco", scene, 1)
     assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC, "what no setting says stays"
 
 
-def test_turning_a_body_keeps_its_velocities_in_the_world(backend):
-    sim = make(backend, ball_scene(), 2)
+def test_turning_a_body_keeps_its_velocities_in_the_world():
+    sim = make("mujoco", ball_scene(), 2)
     ball = sim.articulation("ball")
     spin = torch.tensor([[1.0, 2.0, 3.0]]).expand(2, 3)
     velocity = torch.tensor([[0.1, 0.2, 0.3]]).expand(2, 3)
@@ -126,19 +145,8 @@ def test_turning_a_body_keeps_its_velocities_in_the_world(backend):
     torch.testing.assert_close(ball.root_lin_vel, velocity)
 
 
-def test_a_state_written_without_refresh_is_stepped_from(backend):
-    sim = make(backend, ball_scene(), 2)
-    ball = sim.articulation("ball")
-    ball.bodies(["ball"])
-    sim.step(1)
-    ball.set_state(only(sim, 1), root_pos=torch.full((2, 3), 5.0))
-    sim.step(1)
-    assert ball.root_pos[1, 0] == 5.0
-    assert ball.root_pos[0, 0] == 0.0
-
-
-def test_free_fall_follows_the_semi_implicit_euler_scheme(backend):
-    sim = make(backend, ball_scene(), 2)
+def test_free_fall_follows_the_semi_implicit_euler_scheme(shared):
+    sim = shared(ball_scene, 2)
     ball = sim.articulation("ball")
     ball.set_state(everywhere(sim), root_pos=torch.tensor([[0.0, 0.0, 50.0]]).expand(2, 3))
     sim.refresh()
@@ -150,8 +158,8 @@ def test_free_fall_follows_the_semi_implicit_euler_scheme(backend):
     assert ball.root_pos[0, 2].item() == pytest.approx(50.0 - fallen, abs=2e-5)
 
 
-def test_a_resting_ball_is_held_by_its_weight(backend):
-    sim = make(backend, ball_scene(), 2)
+def test_a_resting_ball_is_held_by_its_weight(shared):
+    sim = shared(ball_scene, 2)
     ball = sim.articulation("ball")
     advance(sim, 400)
     contact = ball.contacts(["ball"])
@@ -160,11 +168,11 @@ def test_a_resting_ball_is_held_by_its_weight(backend):
     torch.testing.assert_close(contact.torque[0, 0], torch.zeros(3), atol=1e-3, rtol=0.0)
 
 
-def test_friction_brakes_a_sliding_ball_and_its_torque_spins_it(backend):
-    sim = make(backend, ball_scene(), 1)
+def test_friction_brakes_a_sliding_ball_and_its_torque_spins_it(shared):
+    sim = shared(ball_scene, 2)
     ball = sim.articulation("ball")
     advance(sim, 400)
-    ball.set_state(everywhere(sim), root_lin_vel=torch.tensor([[2.0, 0.0, 0.0]]))
+    ball.set_state(everywhere(sim), root_lin_vel=torch.tensor([[2.0, 0.0, 0.0]]).expand(2, 3))
     contact = ball.contacts(["ball"])
     sim.step(1)
     force, torque = contact.force[0, 0], contact.torque[0, 0]
@@ -175,10 +183,11 @@ def test_friction_brakes_a_sliding_ball_and_its_torque_spins_it(backend):
     assert ball.root_ang_vel[0, 1] > 0.1
 
 
-def test_wrench_in_the_body_frame_is_the_rotated_wrench(backend):
+def test_wrenches_and_velocities_agree_with_the_poses_of_bodies(backend):
     sim = make(backend, ant_scene(), 64)
     ant = sim.articulation("ant")
     feet, bodies = ant.contacts(FEET), ant.bodies(FEET)
+    torso = ant.bodies(["torso"])
     randomize_ants([ant])
     sim.refresh()
     # rotation matrices of the feet from their quaternions, by hand
@@ -195,10 +204,13 @@ def test_wrench_in_the_body_frame_is_the_rotated_wrench(backend):
     for part, world in ((local[..., :3], feet.force), (local[..., 3:], feet.torque)):
         back = (to_world @ part[..., None])[..., 0]
         torch.testing.assert_close(back, world, atol=2e-3, rtol=1e-4)
+    torch.testing.assert_close(torso.pos[:, 0], ant.root_pos)
+    torch.testing.assert_close(torso.lin_vel[:, 0], ant.root_lin_vel, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torso.ang_vel[:, 0], ant.root_ang_vel, atol=1e-4, rtol=1e-4)
 
 
-def test_body_velocity_is_the_derivative_of_body_position(backend):
-    sim = make(backend, arm_scene(), 8)
+def test_body_velocity_is_the_derivative_of_body_position(shared):
+    sim = shared(arm_scene, 8)
     arm = sim.articulation("arm")
     lower = arm.bodies(["lower"])
     random = torch.Generator().manual_seed(0)
@@ -219,20 +231,8 @@ def test_body_velocity_is_the_derivative_of_body_position(backend):
     torch.testing.assert_close(slope, velocities[1], atol=0.05, rtol=0.02)
 
 
-def test_free_body_velocities_agree_with_the_root(backend):
-    sim = make(backend, ant_scene(), 16)
-    ant = sim.articulation("ant")
-    torso = ant.bodies(["torso"])
-    randomize_ants([ant])
-    sim.refresh()
-    sim.step(1)
-    torch.testing.assert_close(torso.pos[:, 0], ant.root_pos)
-    torch.testing.assert_close(torso.lin_vel[:, 0], ant.root_lin_vel, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(torso.ang_vel[:, 0], ant.root_ang_vel, atol=1e-4, rtol=1e-4)
-
-
-def test_fixed_base_has_a_pose_and_no_velocity(backend):
-    sim = make(backend, arm_scene(), 2)
+def test_fixed_base_has_a_pose_and_no_velocity():
+    sim = make("mujoco", arm_scene(), 2)
     arm = sim.articulation("arm")
     torch.testing.assert_close(arm.root_pos, torch.tensor([[0.0, 0.0, 1.0]]).expand(2, 3))
     assert (arm.root_lin_vel == 0).all()
@@ -243,8 +243,8 @@ def test_fixed_base_has_a_pose_and_no_velocity(backend):
         arm.set_state(everywhere(sim), root_pos=torch.zeros(2, 3))
 
 
-def test_motors_and_efforts_push_joints(backend):
-    sim = make(backend, arm_scene(), 3)
+def test_motors_and_efforts_push_joints(shared):
+    sim = shared(arm_scene, 3)
     arm = sim.articulation("arm")
     rest = arm.joint_vel.clone()
     arm.actuate(torch.tensor([[0.0], [1.0], [0.0]]))
@@ -260,8 +260,8 @@ def test_motors_and_efforts_push_joints(backend):
     torch.testing.assert_close(arm.joint_vel[2], arm.joint_vel[0])
 
 
-def test_a_wrench_acts_at_the_centre_of_mass_until_the_reset(backend):
-    sim = make(backend, ball_scene(), 3)
+def test_a_wrench_acts_at_the_centre_of_mass_until_the_reset(shared):
+    sim = shared(ball_scene, 3)
     ball = sim.articulation("ball")
     body = ball.bodies(["ball"])
     sim.reset(everywhere(sim))
@@ -297,8 +297,8 @@ def test_joint_effort_is_what_the_actuators_did(backend):
     torch.testing.assert_close(arm.joint_effort, torch.tensor([[1.5, 0.0], [-3.0, 0.0]]))
 
 
-def test_masked_reset_leaves_other_worlds_alone(backend):
-    touched, untouched = (make(backend, ant_scene(), 6) for _ in range(2))
+def test_masked_reset_leaves_other_worlds_alone(shared, backend):
+    touched, untouched = shared(ant_scene, 6), make(backend, ant_scene(), 6)
     for sim in (touched, untouched):
         randomize_ants([sim.articulation("ant")])
         sim.refresh()
@@ -316,8 +316,8 @@ def test_masked_reset_leaves_other_worlds_alone(backend):
     assert_equal(snapshot(touched), snapshot(untouched), others)
 
 
-def test_contacts_are_those_of_the_last_step_and_zero_after_a_reset(backend):
-    sim = make(backend, ball_scene(), 3)
+def test_contacts_are_those_of_the_last_step_and_zero_after_a_reset(shared):
+    sim = shared(ball_scene, 3)
     ball = sim.articulation("ball")
     contact = ball.contacts(["ball"])
     advance(sim, 400)
@@ -334,8 +334,8 @@ def test_contacts_are_those_of_the_last_step_and_zero_after_a_reset(backend):
     torch.testing.assert_close(contact.force[0], resting[0], atol=0.05, rtol=0.0)
 
 
-def test_refresh_alone_changes_nothing(backend):
-    once, often = (make(backend, ant_scene(), 4) for _ in range(2))
+def test_refresh_alone_changes_nothing(shared, backend):
+    once, often = shared(ant_scene, 6), make(backend, ant_scene(), 6)
     for sim in (once, often):
         randomize_ants([sim.articulation("ant")])
         sim.refresh()
@@ -349,36 +349,35 @@ def test_refresh_alone_changes_nothing(backend):
     assert_equal(snapshot(once), snapshot(often))
 
 
-@pytest.mark.parametrize("field", ["root_pos", "joint_vel", "root_lin_vel"])
-def test_a_diverged_world_is_reported_isolated_and_heals(backend, field, tmp_path: Path, monkeypatch, capfd):
+def test_diverged_worlds_are_reported_isolated_and_heal(shared, backend, tmp_path: Path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    sick, healthy = (make(backend, ant_scene(), 5) for _ in range(2))
+    sick, healthy = shared(ant_scene, 6), make(backend, ant_scene(), 6)
     for sim in (sick, healthy):
         randomize_ants([sim.articulation("ant")])
         sim.refresh()
         snapshot(sim)
         sim.step(1)
-    ant = sick.articulation("ant")
-    ant.set_state(only(sick, 2), **{field: torch.full_like(getattr(ant, field), torch.nan)})
+    ant, lost = sick.articulation("ant"), {1: "root_pos", 2: "joint_vel", 4: "root_lin_vel"}
+    for world, field in lost.items():
+        ant.set_state(only(sick, world), **{field: torch.full_like(getattr(ant, field), torch.nan)})
     for sim in (sick, healthy):
         sim.step(2)
-    others = [0, 1, 3, 4]
-    assert sick.diverged.tolist() == [False, False, True, False, False]
+    assert sick.diverged.tolist() == [world in lost for world in range(6)]
     assert not healthy.diverged.any()
     assert not sick.overflow.any()
-    assert_equal(snapshot(sick), snapshot(healthy), others)
+    assert_equal(snapshot(sick), snapshot(healthy), [0, 3, 5])
 
     sick.reset(sick.diverged.clone())
     sick.refresh()
     fresh = snapshot(sick)
-    assert all(value[2].isfinite().all() for value in fresh.values())
-    healthy.reset(only(healthy, 2))
+    assert all(value[[*lost]].isfinite().all() for value in fresh.values())
+    healthy.reset(only(healthy, *lost))
     healthy.refresh()
-    assert_equal(fresh, snapshot(healthy), [2])  # no trace of the NaN is left
+    assert_equal(fresh, snapshot(healthy), [*lost])  # no trace of the NaN is left
     for sim in (sick, healthy):
         sim.step(3)
     assert not sick.diverged.any()
-    assert_equal(snapshot(sick), snapshot(healthy), [2])
+    assert_equal(snapshot(sick), snapshot(healthy), [*lost])
 
     assert os.listdir(tmp_path) == []  # no MUJOCO_LOG.TXT
     out, err = capfd.readouterr()
@@ -386,8 +385,8 @@ def test_a_diverged_world_is_reported_isolated_and_heals(backend, field, tmp_pat
     assert "Warning" not in out + err
 
 
-def test_a_world_that_runs_away_is_diverged(backend):
-    sim = make(backend, ball_scene(), 2)
+def test_a_world_that_runs_away_is_diverged(shared):
+    sim = shared(ball_scene, 2)
     ball = sim.articulation("ball")
     ball.set_state(only(sim, 0), root_lin_vel=torch.full((2, 3), 1e20))
     sim.step(1)
@@ -397,14 +396,13 @@ def test_a_world_that_runs_away_is_diverged(backend):
     assert not sim.diverged.any()
 
 
-def test_state_dict_continues_bit_for_bit(backend):
-    scene = ant_scene()
-    sim, other = make(backend, scene, 8), make(backend, scene, 8)
+def test_state_dict_continues_bit_for_bit(shared, backend):
+    sim, other = shared(ant_scene, 6), make(backend, ant_scene(), 6)
     for s in (sim, other):
         snapshot(s)
     ant = sim.articulation("ant")
     randomize_ants([ant])
-    ant.set_joint_effort(torch.full((8, 8), 0.3))
+    ant.set_joint_effort(torch.full((6, 8), 0.3))
     sim.refresh()
     for _ in range(5):
         sim.step(2)
@@ -414,7 +412,7 @@ def test_state_dict_continues_bit_for_bit(backend):
     def onwards(s: Sim) -> dict[str, torch.Tensor]:
         random = torch.Generator().manual_seed(1)
         for _ in range(5):
-            s.articulation("ant").actuate(2.0 * torch.rand(8, 8, generator=random) - 1.0)
+            s.articulation("ant").actuate(2.0 * torch.rand(6, 8, generator=random) - 1.0)
             s.step(2)
             s.reset(only(s, 3))
             s.refresh()
@@ -427,32 +425,21 @@ def test_state_dict_continues_bit_for_bit(backend):
         assert_equal(first, onwards(s))
 
 
-def test_state_dict_holds_tensors_that_torch_loads_safely(backend, tmp_path: Path):
-    sim = make(backend, ball_scene(), 2)
+def test_state_dict_holds_tensors_that_torch_loads_safely(shared, tmp_path: Path):
+    sim = shared(ball_scene, 2)
     sim.step(3)
     torch.save(sim.state_dict(), tmp_path / "state.pt")
     sim.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
 
 
-def test_two_runs_are_identical(backend):
-    runs = []
-    for _ in range(2):
-        sim = make(backend, ant_scene(), 16)
-        randomize_ants([sim.articulation("ant")])
-        sim.refresh()
-        sim.step(10)
-        runs.append(snapshot(sim))
-    assert_equal(*runs)
-
-
-def test_errors_name_what_exists(backend):
-    sim = make(backend, ball_scene(), 1)
+def test_errors_name_what_exists():
+    sim = make("mujoco", ball_scene(), 1)
     with pytest.raises(TaskError, match=r"no articulation 'dog'.*ball"):
         sim.articulation("dog")
     ball = sim.articulation("ball")
     with pytest.raises(TaskError, match=r"no body 'tail'.*ball"):
         ball.bodies(["tail"])
-    arm = make(backend, arm_scene(), 1).articulation("arm")
+    arm = make("mujoco", arm_scene(), 1).articulation("arm")
     with pytest.raises(TaskError, match="no contact sensor"):
         arm.contacts(["lower"])
 
@@ -472,18 +459,10 @@ def test_two_articulations_do_not_mix(backend):
     torch.testing.assert_close(bodies.pos[:, 0], second.root_pos)
 
 
-def test_close_frees_the_simulator(backend):
-    make(backend, ball_scene(), 2).close()
-
-
 WRONG_SHAPES = {
     "one number for all actuators": (
         lambda ant: ant.actuate(torch.zeros(4, 1)),
         r"'ant'\.actuate\(\): control has shape \[4, 1\], expected \[4, 8\] for \['hip_1', .*num_actions = 8",
-    ),
-    "one action too few": (
-        lambda ant: ant.actuate(torch.zeros(4, 7)),
-        r"'ant'\.actuate\(\): control has shape \[4, 7\], expected \[4, 8\] for \['hip_1', .*num_actions = 8",
     ),
     "one env for all": (
         lambda ant: ant.actuate(torch.zeros(1, 8)),
@@ -497,10 +476,6 @@ WRONG_SHAPES = {
         lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_pos=torch.zeros(4, 1)),
         r"'ant'\.set_state\(\): joint_pos has shape \[4, 1\], expected \[4, 8\] for \['hip_1'",
     ),
-    "joint velocities": (
-        lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_vel=torch.zeros(4, 9)),
-        r"'ant'\.set_state\(\): joint_vel has shape \[4, 9\], expected \[4, 8\]",
-    ),
     "a mask of one env": (
         lambda ant: ant.set_state(torch.ones(1, dtype=torch.bool), root_pos=torch.zeros(1, 3)),
         r"'ant'\.set_state\(\): where has shape \[1\], expected \[4\]",
@@ -512,12 +487,16 @@ WRONG_SHAPES = {
 }
 
 
+@pytest.fixture(scope="module")
+def four_ants() -> Sim:
+    return make("mujoco", ant_scene(), 4)
+
+
 @pytest.mark.parametrize("mistake", WRONG_SHAPES)
-def test_a_wrong_shape_is_one_line(backend, mistake):
+def test_a_wrong_shape_is_one_line(four_ants, mistake):
     write, message = WRONG_SHAPES[mistake]
-    ant = make(backend, ant_scene(), 4).articulation("ant")
     with pytest.raises(TaskError, match=message) as error:
-        write(ant)
+        write(four_ants.articulation("ant"))
     assert "\n" not in str(error.value)
 
 
@@ -534,21 +513,21 @@ def test_what_is_no_tensor_of_the_shape_is_refused(value, message):
         check_shape("torque", value, (4, 3))
 
 
-def test_joint_limits_are_within_those_of_the_model(backend):
+def test_joint_limits_are_within_those_of_the_model():
     scene = Scene(physics_hz=100)
     joint = '<joint name="j{}" range="{} {}" type="{}"/>'
     joints = [joint.format(i, -10 - 7.3 * i, 3.1 + i, ("hinge", "slide")[i % 2]) for i in range(8)]
     legs = "".join(f'<body>{joint}<geom size="0.1"/></body>' for joint in joints)
     scene.add("robot", mujoco.MjSpec.from_string(f"<mujoco><worldbody><body>{legs}</body></worldbody></mujoco>"))
     exact = torch.from_numpy(scene.model.jnt_range)
-    low, high = make(backend, scene, 1).articulation("robot").joint_limits.double().unbind(dim=1)
+    low, high = make("mujoco", scene, 1).articulation("robot").joint_limits.double().unbind(dim=1)
     assert (low >= exact[:, 0]).all() and (high <= exact[:, 1]).all()
     torch.testing.assert_close(torch.stack([low, high], dim=1), exact, atol=0.0, rtol=1.2e-7)
     assert ((low > exact[:, 0]) & (exact[:, 0].float() < exact[:, 0])).any()  # some are rounded against their nearest
 
 
 @pytest.mark.parametrize("backend", SIMS[:3], indirect=True)
-@pytest.mark.parametrize("angle", [-61.0, -62.0, -63.0, -64.0, -65.0])
+@pytest.mark.parametrize("angle", [-61.0, -62.0])
 def test_a_joint_whose_reference_is_its_limit_starts_free(backend, angle):
     joint = f'<joint name="j" ref="{angle}" range="{angle} 60"/>'
     body = f'<body>{joint}<geom size="0.1" pos="0.2 0 0"/></body>'

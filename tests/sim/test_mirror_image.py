@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mujoco
-import numpy as np
 import pytest
 
 from gpusim_rl.errors import TaskError
@@ -150,19 +149,3 @@ def test_what_is_not_there_is_named():
         image.among(["left_foot", "head"])
     with pytest.raises(TaskError, match="no body or site 'tail'"):
         image.among(["tail"])
-
-
-def test_a_free_fall_of_the_image_is_the_image_of_the_fall():
-    # written without the map's own code: a push to the left is a push to the right
-    model = mujoco.MjSpec.from_string(biped()).compile()
-    one, two = mujoco.MjData(model), mujoco.MjData(model)
-    one.qvel[:6], two.qvel[:6] = (0.1, 0.5, 0.0, 0.3, 0.2, -0.4), (0.1, -0.5, 0.0, -0.3, 0.2, 0.4)
-    image = image_of(biped())
-    one.qvel[6:] = np.arange(7)
-    two.qvel[6:] = np.multiply(image.joints.signs, one.qvel[6:][image.joints.sources])
-    for _ in range(20):
-        mujoco.mj_step(model, one)
-        mujoco.mj_step(model, two)
-    np.testing.assert_allclose(two.qpos[:3], one.qpos[:3] * [1, -1, 1], atol=1e-12)
-    expected = np.multiply(image.joints.signs, one.qpos[7:][image.joints.sources])
-    np.testing.assert_allclose(two.qpos[7:], expected, atol=1e-12)

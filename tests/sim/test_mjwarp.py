@@ -26,7 +26,6 @@ from gpusim_rl.sim.buffers import enough, estimate_buffers
 from gpusim_rl.sim.mjwarp import MjwarpSim
 from gpusim_rl.sim.warp import WarpGraphs
 from helpers.scenes import (
-    ANT,
     FEET,
     ant_scene,
     arm_scene,
@@ -152,7 +151,7 @@ def test_the_solver_stops_at_its_limits():
     assert own.model.opt.iterations == 30, "the scene is as it was"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e10, 1e19])
+@pytest.mark.parametrize("value", [float("nan"), 1e19])
 def test_a_world_that_diverged_takes_no_more_iterations_than_others(scene, value):
     sim: Any = make("mjwarp", scene, 8, iterations=100, ls_iterations=50)
     randomize_ants([sim.articulation("ant")])
@@ -175,19 +174,13 @@ def test_dropped_constraints_are_reported_until_the_reset(scene):
     assert torch.equal(sim.overflow[4:], full[4:])
 
 
-def test_dropped_contacts_are_reported(scene):
-    sim = make("mjwarp", scene, 8, nconmax=1)
-    randomize_ants([sim.articulation("ant")])
-    sim.step(1)
-    assert sim.overflow.any()
-
-
 @pytest.mark.parametrize(("full", "room"), [("nconmax", {"nconmax": 1}), ("njmax", {"njmax": 4}), (None, {})])
 def test_needs_tell_which_buffer_was_full(scene, full, room):
     sim = make("mjwarp", scene, 8, **room)
     randomize_ants([sim.articulation("ant")])
     for _ in range(2):
         sim.step(1)
+    assert bool(sim.overflow.any()) == (full is not None)
     needs, room = {name: float(need) for name, need in sim.needs.items()}, sim.buffers
     assert {name for name in room if needs[name] > room[name]} == ({full} if full else set())
     assert full or 0 < needs["nconmax"] < room["nconmax"]
@@ -238,22 +231,21 @@ def test_the_trial_of_a_scene_that_diverges_ends(capfd):
     assert estimate_buffers(scene.model) == (16, 16) and capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("shape", "limited"), [("box", True), ("sphere", False)])
-def test_a_limit_of_warp_on_a_height_field_fills_no_buffer(shape, limited):
+@pytest.mark.slow
+def test_a_limit_of_warp_on_a_height_field_fills_no_buffer():
     spec = mujoco.MjSpec()
     heights = np.random.default_rng(0).uniform(0.0, 1.0, 51 * 51)
     spec.add_hfield(name="hills", nrow=51, ncol=51, size=[0.5, 0.5, 0.05, 0.1], userdata=heights)
     spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="hills")
     body = spec.worldbody.add_body(name="plate", pos=[0, 0, 0.08])
     body.add_freejoint()
-    kind = mujoco.mjtGeom.mjGEOM_BOX if shape == "box" else mujoco.mjtGeom.mjGEOM_SPHERE
-    body.add_geom(type=kind, size=[0.3, 0.3, 0.02] if shape == "box" else [0.05, 0, 0])
+    body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.3, 0.3, 0.02])
     scene = Scene(500)
     scene.add("hills", spec)
     sim = make("mjwarp", scene, 2)
     for _ in range(10):
         sim.step(5)
-    assert sim.overflow.all() == limited
+    assert sim.overflow.all()
     assert all(need <= sim.buffers[name] for name, need in sim.needs.items()), "larger ones would change nothing"
 
 
@@ -281,34 +273,6 @@ def test_estimated_buffers_hold_ants_that_are_thrown_around(scene):
         sim.refresh()
         sim.step(10)
         assert not sim.overflow.any()
-
-
-def box_pile() -> Scene:
-    scene = Scene(physics_hz=100)
-    scene.add_ground()
-    for i in range(4):
-        box = f'<body name="box" pos="0 0 {0.1 + 0.2 * i}"><freejoint/>'
-        box += '<geom type="box" size="0.1 0.1 0.1"/></body>'
-        xml = f"<mujoco><worldbody>{box}</worldbody></mujoco>"
-        scene.add(f"box_{i}", mujoco.MjSpec.from_string(xml))
-    return scene
-
-
-@pytest.mark.parametrize(
-    ("make_scene", "least_contacts", "most_rows"),
-    [(ball_scene, 1, 16), (arm_scene, 0, 16), (ant_scene, 18, 128), (box_pile, 16, 256)],
-)
-def test_estimated_buffers_are_neither_small_nor_wasteful(make_scene, least_contacts, most_rows):
-    rows, contacts = estimate_buffers(make_scene().model)
-    assert contacts >= least_contacts
-    assert rows <= most_rows
-    assert rows % 16 == contacts % 16 == 0
-
-
-def test_sizes_in_the_file_do_not_matter():
-    plain, sized = ball_scene(), ball_scene()
-    sized.spec.memory = 1 << 20
-    assert estimate_buffers(plain.model) == estimate_buffers(sized.model)
 
 
 def test_a_scene_that_mjwarp_lacks_is_one_line():
@@ -414,29 +378,7 @@ def test_slow_compilation_is_announced_and_fast_is_not(monkeypatch, caplog):
 
 @pytest.mark.slow
 def test_nothing_is_printed_at_the_start(command, checkout: Path):
-    code = f"""
-import torch
-from gpusim_rl.settings.schema import SimConfig
-from gpusim_rl.sim import Scene, SimChoice, make_sim
-scene = Scene(physics_hz=120)
-scene.add_ground()
-scene.add("ant", {str(ANT)!r})
-scene.add_contact_sensor("ant", {FEET!r})
-cfg = SimConfig(
-    name="mjwarp",
-    num_threads=1,
-    njmax=None,
-    nconmax=None,
-    integrator=None,
-    cone=None,
-    iterations=None,
-    ls_iterations=None,
-    graph=True,
-    persistent="auto",
-)
-sim = make_sim(scene, SimChoice("mjwarp", torch.device("cpu"), "test"), 2, cfg)
-sim.step(2)
-"""
+    code = "from gpusim_rl.api import make_env; make_env('Ant', num_envs=2, sim='mjwarp', device='cpu').reset()"
     done = command(sys.executable, "-c", code, env={"PYTHONPATH": str(checkout)})
     assert done.stdout == ""
     assert done.stderr == ""

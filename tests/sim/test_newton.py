@@ -15,7 +15,7 @@ import torch
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
-from helpers.scenes import ANT, BALL, advance, ant_scene, arm_scene, ball_scene, everywhere, make, only
+from helpers.scenes import ANT, ARM, BALL, advance, ant_scene, arm_scene, everywhere, make, only
 
 pytest.importorskip("newton")
 
@@ -38,22 +38,17 @@ LOPSIDED = """
 CARTPOLE = Path(ANT).with_name("cartpole.xml")
 
 
-def cartpole_scene() -> Scene:
-    scene = Scene(physics_hz=120)
-    scene.add_ground()
-    scene.add("cartpole", CARTPOLE)
-    return scene
-
-
 def lopsided_scene() -> Scene:
     scene = Scene(physics_hz=200)
     scene.add("body", mujoco.MjSpec.from_string(LOPSIDED))
     return scene
 
 
-@pytest.mark.parametrize("make_scene", [ant_scene, cartpole_scene, arm_scene, lopsided_scene])
-def test_newton_simulates_the_same_model(make_scene):
-    scene = make_scene()
+def test_newton_simulates_the_same_model():
+    scene = ant_scene()
+    scene.add("cartpole", CARTPOLE, pos=(0.0, 5.0, 0.0))
+    scene.add("arm", mujoco.MjSpec.from_string(ARM), pos=(0.0, 10.0, 0.0))
+    scene.add("body", mujoco.MjSpec.from_string(LOPSIDED), pos=(0.0, 15.0, 0.0))
     sim = make("newton", scene, 2)
     ours, theirs = scene.model, sim._solver.mj_model
     fields = [
@@ -64,6 +59,10 @@ def test_newton_simulates_the_same_model(make_scene):
         *("actuator_gear", "actuator_ctrllimited", "actuator_gainprm", "actuator_biasprm"),
         *("actuator_forcelimited", "actuator_trntype", "actuator_dyntype"),
     ]
+    collided = importlib.import_module("gpusim_rl.sim.newton_model").collided_geoms(ours)
+    for field in ("type", "bodyid", "pos", "friction", "condim", "solref", "solimp", "contype", "conaffinity"):
+        found, expected = getattr(theirs, f"geom_{field}"), getattr(ours, f"geom_{field}")[collided]
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-5, err_msg=field)
     for field in fields:
         expected = getattr(ours, field)
         np.testing.assert_allclose(getattr(theirs, field), expected, atol=1e-6, rtol=1e-5, err_msg=field)
@@ -103,28 +102,7 @@ SHORT = """
 def test_numbers_that_xml_leaves_out_are_those_of_mujoco():
     scene = Scene(physics_hz=200)
     scene.add("short", mujoco.MjSpec.from_string(SHORT))
-    sim = make("newton", scene, 2)
-    ours, theirs = scene.model, sim._solver.mjw_model
-    for field in ("solref", "solimp", "friction", "solmix", "priority", "condim", "margin", "gap"):
-        found = getattr(theirs, f"geom_{field}").numpy()
-        found = found[0] if found.ndim == getattr(ours, f"geom_{field}").ndim + 1 else found
-        np.testing.assert_allclose(found, getattr(ours, f"geom_{field}"), rtol=1e-5, atol=1e-7, err_msg=field)
-    for field in ("jnt_solref", "jnt_solimp", "dof_solref", "dof_solimp"):
-        np.testing.assert_allclose(getattr(theirs, field).numpy()[0], getattr(ours, field), rtol=1e-5, err_msg=field)
-
-
-def test_newton_collides_the_same_geoms():
-    scene = ant_scene()
-    sim = make("newton", scene, 2)
-    ours, theirs = scene.model, sim._solver.mj_model
-    assert theirs.ngeom == ours.ngeom
-    fields = [
-        *("geom_type", "geom_bodyid", "geom_pos", "geom_friction", "geom_condim", "geom_solref"),
-        *("geom_solimp", "geom_margin", "geom_gap", "geom_contype", "geom_conaffinity"),
-    ]
-    for field in fields:
-        expected = getattr(ours, field)
-        np.testing.assert_allclose(getattr(theirs, field), expected, atol=1e-6, rtol=1e-5, err_msg=field)
+    make("newton", scene, 2)  # compares them all
 
 
 def test_velocities_are_those_of_origins_not_of_centres_of_mass():
@@ -153,21 +131,6 @@ def test_velocities_are_those_of_origins_not_of_centres_of_mass():
         torch.testing.assert_close(sim.qpos, reference.qpos, atol=1e-5, rtol=1e-5)
         for one in (reference, sim):
             one.step(5)
-
-
-def test_captured_and_eager_agree_bit_for_bit():
-    results = []
-    for graph in (True, False):
-        sim = make("newton", ball_scene(), 3, graph=graph)
-        ball = sim.articulation("ball")
-        contact = ball.contacts(["ball"])
-        sim.step(70)
-        sim.reset(only(sim, 1))
-        sim.refresh()
-        sim.step(2)
-        results.append([sim.qpos, ball.root_lin_vel, contact.force.clone()])
-    for captured, eager in zip(*results, strict=True):
-        assert torch.equal(captured, eager)
 
 
 def test_dropped_constraints_are_reported_until_the_reset():
@@ -277,30 +240,18 @@ def test_planes_on_bodies_that_are_fixed():
     assert heights == pytest.approx([0.6, 0.6], abs=2e-3)
 
 
-BALL_JOINT = '<joint name="shoulder" type="ball"/>'
-
-
 @pytest.mark.parametrize(
-    ("drive", "line"),
-    [
-        (None, "sim=newton is not told of ball joints; try sim=mjwarp"),
-        ({"kind": "torque", "delay": 0.01}, "sim=newton has neither DC motors nor delays of actuators; try sim=mjwarp"),
-        (
-            {"kind": "torque", "effort_limit": 1.0, "velocity_limit": 1.0},
-            "sim=newton has neither DC motors nor delays of actuators; try sim=mjwarp",
-        ),
-    ],
+    ("drive", "word"),
+    [(None, "ball joints"), ({"delay": 0.01}, "delays"), ({"effort_limit": 1.0, "velocity_limit": 1.0}, "DC motors")],
 )
-def test_joints_and_drives_that_newton_lacks_are_refused(drive, line):
-    joint = BALL_JOINT if drive is None else BALL_JOINT.replace("ball", "hinge")
+def test_joints_and_drives_that_newton_lacks_are_refused(drive, word):
     scene = Scene(physics_hz=100)
-    body = f'<body name="arm">{joint}<geom size="0.1"/></body>'
+    body = f'<body name="arm"><joint name="shoulder" type="{"hinge" if drive else "ball"}"/><geom size="0.1"/></body>'
     scene.add("arm", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>"))
     if drive is not None:
-        scene.add_actuators("arm", "shoulder", **drive)
-    with pytest.raises(ConfigError) as error:
+        scene.add_actuators("arm", "shoulder", kind="torque", **drive)
+    with pytest.raises(ConfigError, match=f"^sim=newton .*{word}.*; try sim=mjwarp$"):
         make("newton", scene, 1)
-    assert str(error.value) == line
 
 
 @pytest.mark.parametrize(
@@ -320,20 +271,15 @@ def test_an_option_that_newton_lacks_is_refused(option, value):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("disableflags", mujoco.mjtDisableBit.mjDSBL_CONTACT.value),
-        ("solver", mujoco.mjtSolver.mjSOL_CG.value),
-        ("wind", [1.0, 2.0, 3.0]),
-        ("sdf_iterations", 7),
-    ],
-)
-def test_an_option_that_newton_knows_is_taken_over(option, value):
+def test_options_that_newton_knows_are_taken_over():
     scene = arm_scene()
-    setattr(scene.option, option, value)
+    values = {"disableflags": mujoco.mjtDisableBit.mjDSBL_CONTACT.value, "solver": mujoco.mjtSolver.mjSOL_CG.value}
+    values |= {"wind": [1.0, 2.0, 3.0], "sdf_iterations": 7}
+    for option, value in values.items():
+        setattr(scene.option, option, value)
     sim = make("newton", scene, 1)
-    np.testing.assert_allclose(getattr(sim._solver.mj_model.opt, option), value)
+    for option, value in values.items():
+        np.testing.assert_allclose(getattr(sim._solver.mj_model.opt, option), value)
 
 
 # Two hinges of one body, which Newton makes one joint of, and a leg like those of dm_control's quadruped, whose tendons
@@ -375,16 +321,16 @@ LEG = """
 """
 
 
+TWO_TENDONS = '<tendon tendon1="turn" tendon2="extend" polycoef="0.1 0.5 0 0 0"/>'
+
+
 @pytest.mark.parametrize(
     "parts",
     [
-        {},
-        {"turn": 'stiffness="3" springlength="0.2" damping="0.1"'},
-        {"couple": 'range="-0.1 0.1" limited="true"', "turn": 'frictionloss="0.02"'},
-        {"equality": '<tendon tendon1="couple"/>'},
-        {"equality": '<tendon tendon1="turn" tendon2="extend" polycoef="0.1 0.5 0 0 0"/>'},
+        {"turn": 'stiffness="3" springlength="0.2" damping="0.1" frictionloss="0.02"'},
+        {"couple": 'range="-0.1 0.1" limited="true"', "equality": TWO_TENDONS},
     ],
-    ids=["motors", "springs", "limits", "equality", "two"],
+    ids=["springs", "limits and equality"],
 )
 def test_fixed_tendons_over_several_hinges_of_a_body(parts):
     xml = LEG.format(**{"couple": "", "turn": "", "equality": "", **parts})
@@ -427,7 +373,6 @@ PATH = '<spatial name="t" stiffness="1"><site site="w"/><site site="e"/></spatia
             hinge(HINGE + '<joint name="s" type="slide" axis="1 0 0"/>'),
             "the joint 'a/h' with jnt_axis = 1 0 0, expected 0 1 0",
         ),
-        (hinge(HINGE + '<joint name="g" pos="0 0 0.1"/>'), "the joint 'a/g' with jnt_pos = 0 0 0, expected 0 0 0.1"),
         (
             hinge('<joint name="h" actuatorfrcrange="-0.01 0.05"/>'),
             "the joint 'a/h' with jnt_actfrcrange = -0.05 0.05, expected -0.01 0.05",
@@ -438,7 +383,7 @@ PATH = '<spatial name="t" stiffness="1"><site site="w"/><site site="e"/></spatia
             "this scene with nfluidshape = 0, expected 1",
         ),
     ],
-    ids=["order of tendons", "slide after hinge", "two anchors", "force limits", "fluid", "fluid of a geom for show"],
+    ids=["order of tendons", "slide after hinge", "force limits", "fluid", "fluid of a geom for show"],
 )
 def test_what_newton_imports_otherwise_is_refused_by_name(xml, where):
     scene = Scene(physics_hz=200)
@@ -482,37 +427,17 @@ def test_every_count_of_the_model_is_compared():
     }
 
 
-def test_a_lost_tendon_is_named(monkeypatch):
-    """As Newton's solver does where it cannot resolve a path: a warning, which nobody sees."""
-    scene = Scene(physics_hz=200)
-    scene.add("leg", mujoco.MjSpec.from_string(LEG.format(couple="", turn="", equality="")))
-    model = importlib.import_module("gpusim_rl.sim.newton_model")
-    monkeypatch.delattr(model._Solver, "_init_tendons")
-    with pytest.raises(ConfigError) as error:
-        make("newton", scene, 1)
-    assert str(error.value) == "sim=newton does not import the tendon 'leg/turn'; try sim=mjwarp"
-    xml = LEG.format(couple="", turn="", equality="").replace('<position name="turn" tendon="turn" kp="5"/>', "")
-    xml = xml.replace('<fixed name="turn" ><joint joint="yaw" coef="1"/><joint joint="pitch" coef="-2"/></fixed>', "")
-    scene = Scene(physics_hz=200)
-    scene.add("leg", mujoco.MjSpec.from_string(xml))
-    with pytest.raises(ConfigError) as error:
-        make("newton", scene, 1)
-    line = "sim=newton imports the tendon 'leg/lift' with tendon_num = 1, expected 2; try sim=mjwarp"
-    assert str(error.value) == line
-
-
 TETRAHEDRON = "v 0 0 0\nv 0.2 0 0\nv 0 0.3 0\nv 0 0 0.25\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
 
 
 @pytest.mark.parametrize(
     ("folder", "compiler", "mesh"),
     [
-        (".", "", ""),
         ("meshes", '<compiler meshdir="meshes"/>', ""),
         (".", '<default><mesh scale="0.5 0.6 0.7"/></default>', 'inertia="shell"'),
         (".", "", 'refpos="0.1 0.05 0" refquat="0.9 0.1 0.3 0" scale="2 1 1"'),
     ],
-    ids=["beside", "meshdir", "class", "frame"],
+    ids=["meshdir", "class", "frame"],
 )
 def test_meshes_of_files(tmp_path, folder, compiler, mesh):
     (tmp_path / folder).mkdir(exist_ok=True)
@@ -600,10 +525,7 @@ PAIRS = (
     '<pair geom1="tip" geom2="stand" condim="4" margin="0.01"/><pair geom1="ball" geom2="tip" friction="1 1 0 0 0"/>'
 )
 RULED = {
-    "fixed parents": {},
-    "pairs": {"contact": PAIRS},
-    "excludes": {"contact": '<exclude body1="stand" body2="free"/><exclude body1="paddle" body2="ball"/>'},
-    "connect": {"equality": '<connect body1="ball" body2="bead" anchor="0.08 0 0"/>'},
+    "contacts": {"contact": f'{PAIRS}<exclude body1="stand" body2="free"/><exclude body1="paddle" body2="ball"/>'},
     "sites": {"equality": '<weld body1="free" body2="bead"/><connect site1="eye" site2="hole" solref="0.1 1"/>'},
     "joints": {"equality": '<connect body1="ball" anchor="0 0 0.2"/><joint joint1="arm" joint2="tip"/>'},
 }
@@ -645,9 +567,9 @@ def test_another_set_of_pairs_is_refused_by_the_names_of_the_geoms():
     assert repr(first) in str(error.value) and repr(second) in str(error.value)
 
 
-def egg(mesh: str = "", count: int = 300, joint: str = "<freejoint/>") -> Scene:
+def egg(mesh: str = "") -> Scene:
     """A convex mesh, another mesh that the first one guides a tendon past, and a height field."""
-    points = np.random.default_rng(0).normal(size=(count, 3))
+    points = np.random.default_rng(0).normal(size=(100, 3))
     points *= np.array([0.2, 0.1, 0.07]) / np.linalg.norm(points, axis=1, keepdims=True)
     vertices = " ".join(f"{number:.5f}" for number in (points + 0.03).ravel())
     scene = Scene(physics_hz=500)
@@ -658,7 +580,7 @@ def egg(mesh: str = "", count: int = 300, joint: str = "<freejoint/>") -> Scene:
             <hfield name="hills" nrow="3" ncol="4" size="1 1 0.1 0.1" elevation="0 1 2 3 1 5 2 4 4 3 2 0"/></asset>
             <worldbody><geom name="hills" type="hfield" hfield="hills" pos="0 0 -0.3" euler="0 0 20"/>
             <site name="top" pos="0.3 0 1"/><body name="ball" pos="2 0 1"><freejoint/><geom size="0.1"/></body>
-            <body name="egg" pos="0 0 0.3">{joint}
+            <body name="egg" pos="0 0 0.3"><freejoint/>
             <inertial pos="0.1 0 0" mass="1" diaginertia="0.01 0.01 0.01"/>
             <geom name="pulley" type="cylinder" size="0.02 0.05" pos="0.2 0 0.2" contype="0" conaffinity="0"/>
             <geom name="egg" type="mesh" mesh="egg" pos="0.1 0 0" euler="30 20 0"/><site name="eye" pos="0.3 0 0.2"/>
@@ -669,47 +591,33 @@ def egg(mesh: str = "", count: int = 300, joint: str = "<freejoint/>") -> Scene:
     return scene
 
 
-@pytest.mark.parametrize("mesh", ["", 'maxhullvert="20"', 'inertia="shell"', 'inertia="convex" maxhullvert="90"'])
+@pytest.mark.parametrize("mesh", ['inertia="shell"', 'inertia="convex" maxhullvert="90"'])
 def test_convex_hulls_have_the_points_and_the_frame_that_mujoco_finds(mesh):
     scene = egg(mesh)
     solved, ours = make("newton", scene, 2)._solver.mjw_model, scene.model
-    assert ours.mesh_graph[0] == (20 if "20" in mesh else 90 if "90" in mesh else 300)
-    for name in ("mesh_graph", "mesh_vert", "mesh_polyvert", "mesh_polynormal", "mesh_polymap"):
+    assert ours.mesh_graph[0] == (90 if "90" in mesh else 100)
+    for name in ("hfield_size", "hfield_data", "mesh_graph", "mesh_vert", "mesh_polyvert", "mesh_polynormal"):
         np.testing.assert_allclose(getattr(solved, name).numpy(), getattr(ours, name), rtol=1e-6, err_msg=name)
     for name in ("geom_type", "geom_dataid", "geom_pos", "geom_quat", "geom_aabb", "geom_size", "geom_rbound"):
         found = getattr(solved, name).numpy().reshape(-1, *getattr(ours, name).shape)
         np.testing.assert_allclose(found[-1], getattr(ours, name), atol=2e-6, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("joint", ["", "<freejoint/>"])
-def test_meshes_of_still_and_of_moving_bodies_are_where_mujoco_has_them(joint):
-    scene = egg(joint=joint)
+def test_meshes_of_still_and_of_moving_bodies_are_where_mujoco_has_them():
+    scene = egg()
+    still = '<body><geom name="egg" type="mesh" mesh="egg" euler="30 20 0"/></body>'
+    vertex = " ".join(map(str, scene.model.mesh_vert[:20].ravel()))
+    xml = f'<mujoco><asset><mesh name="egg" vertex="{vertex}"/></asset><worldbody>{still}</worldbody></mujoco>'
+    scene.add("still", mujoco.MjSpec.from_string(xml), pos=(0.0, 3.0, 0.0))
     sim = make("newton", scene, 2)
     sim.step(1)
     data = mujoco.MjData(scene.model)
     mujoco.mj_step(scene.model, data)
-    row = sim._geoms.tolist().index(scene.model.geom("egg/egg").id)
-    for name in ("geom_xpos", "geom_xmat"):
-        found = getattr(sim._solver.mjw_data, name).numpy()[:, row].reshape(2, -1)
-        np.testing.assert_allclose(found, [getattr(data, name)[scene.model.geom("egg/egg").id]] * 2, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [("mesh", {"count": 299}), ("hull", {"mesh": 'maxhullvert="100"'}), ("hills", {}), ("turned", {})],
-)
-def test_another_shape_is_refused_by_the_name_of_the_geom(name, change):
-    check = importlib.import_module("gpusim_rl.sim.newton_check")
-    scene, other = egg(), egg(**change)
-    solver = make("newton", scene, 1)._solver
-    check.check_import(scene, solver, 1)
-    if name == "hills":
-        other.spec.hfields[0].userdata = np.array([*range(11), 0.0]) / 10.0
-    if name == "turned":
-        other.spec.geom("egg/egg").alt.euler[0] += 0.01
-    with pytest.raises(ConfigError) as error:
-        check.check_import(other, solver, 1)
-    assert f"the geom 'egg/{'hills' if name == 'hills' else 'egg'}' with" in str(error.value)
+    for geom in (scene.model.geom(f"{name}/egg").id for name in ("egg", "still")):
+        row = sim._geoms.tolist().index(geom)
+        for name in ("geom_xpos", "geom_xmat"):
+            found = getattr(sim._solver.mjw_data, name).numpy()[:, row].reshape(2, -1)
+            np.testing.assert_allclose(found, [getattr(data, name)[geom]] * 2, atol=1e-5)
 
 
 MACHINE = """
@@ -754,15 +662,14 @@ def test_every_array_that_the_solver_steps_with_is_compared():
             check.check_import(scene, solver, 1)
             passed.add(name)
         except ConfigError as error:
-            assert name in str(error) or name in ("geom_pos", "geom_quat")
+            assert name in str(error)
         solver.mjw_model = solved
-    copied = "body_inertia body_iquat body_invweight0 dof_invweight0 tendon_invweight0 eq_data eq_solref eq_solimp"
-    copied += " geom_size geom_margin pair_margin"  # by `NewtonSim._take_rest`, as jnt_range
+    weights = "body_invweight0 dof_invweight0 tendon_invweight0 geom_size"  # `_Solver` takes the scene's
     numbering = "body_geomadr body_geomnum geom_dataid dof_Madr body_simple tendon_adr"
     others = "site_type site_size actuator_ctrlspec jnt_actfrclimited tendon_actfrclimited"  # see `_OTHER_ARRAYS`
     follow = "body_subtreemass tendon_length0 geom_rbound actuator_acc0 dof_length actuator_lengthrange"
     pictures = "geom_group geom_matid geom_rgba"
-    assert passed - set(f"{copied} {numbering} {others} {follow} {pictures}".split()) == set()
+    assert passed - set(f"{weights} {numbering} {others} {follow} {pictures}".split()) == set()
 
 
 def random_robot(seed: int) -> str:
@@ -800,7 +707,7 @@ def random_robot(seed: int) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 4, 6, 7])  # those in which MuJoCo Warp moves as MuJoCo does
+@pytest.mark.parametrize("seed", [0, 1])  # of those in which MuJoCo Warp moves as MuJoCo does
 def test_random_scenes_touch_and_move_as_in_mujoco(seed):
     sims = []
     for name in ("mujoco", "newton"):

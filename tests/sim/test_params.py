@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import mujoco
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene, Sim
-from gpusim_rl.sim.params import FIELDS, Param, model_values
+from gpusim_rl.sim.params import FIELDS, Param
 from gpusim_rl.testing.sync_counter import SyncCounter
-from helpers.scenes import ant_scene, ball_scene, everywhere, make, only
+from helpers.scenes import ball_scene, everywhere, make, only
 from helpers.states import saved
 
 NUM = 4
@@ -92,9 +93,9 @@ PUCK = """
 CONSTANTS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0")
 
 
-def machine_scene(ground_friction: float = 0.1) -> Scene:
+def machine_scene() -> Scene:
     scene = Scene(physics_hz=200)
-    scene.add_ground(friction=(ground_friction, 0.005, 0.0001))
+    scene.add_ground(friction=(0.1, 0.005, 0.0001))
     scene.add("machine", mujoco.MjSpec.from_string(MACHINE))
     scene.add("puck", mujoco.MjSpec.from_string(PUCK), pos=(2.0, 0.0, 0.0))
     return scene
@@ -174,10 +175,29 @@ def constants_of(sim: Any, world: int) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(
-    params=["mujoco", "mjwarp", *(pytest.param(sim, marks=pytest.mark.slow) for sim in ("mujoco-shared", "newton"))]
+    scope="module",
+    params=["mujoco", "mjwarp", *(pytest.param(sim, marks=pytest.mark.slow) for sim in ("mujoco-shared", "newton"))],
 )
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def declared(backend: str) -> Sim:
+    """A simulator with all parameters of `CASES`."""
+    sim = make(backend, machine_scene(), NUM)
+    for name, case in CASES.items():
+        sim.param(name, *case)
+    return sim
+
+
+@pytest.fixture
+def machine(declared: Sim) -> Iterator[Sim]:
+    params = [declared.param(name, owner) for name, (owner, _) in CASES.items()]
+    declared.reset(everywhere(declared))
+    yield declared
+    for param in params:
+        param.set(param.default.expand_as(param.value), everywhere(declared))
 
 
 def test_every_parameter_has_a_case():
@@ -186,9 +206,8 @@ def test_every_parameter_has_a_case():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_worlds_move_as_models_compiled_with_their_values(backend, name):
-    scene = machine_scene()
-    sim = make(backend, scene, NUM)
+def test_worlds_move_as_models_compiled_with_their_values(machine, name):
+    sim, scene = machine, machine.scene
     param = sim.param(name, *CASES[name])
     values = by_factors(param)
     param.set(values, everywhere(sim))
@@ -207,13 +226,12 @@ def test_worlds_move_as_models_compiled_with_their_values(backend, name):
 
 
 @pytest.mark.parametrize("name", ["dof_damping", "dof_armature", "jnt_stiffness", "dof_frictionloss"])
-def test_what_the_model_has_not_can_be_given_to_some_worlds(backend, name):
+def test_what_the_model_has_not_can_be_given_to_some_worlds(machine, name):
     # Simulators may leave out at the start what is zero everywhere.
     joint = (
         "shoulder" if name in ("jnt_stiffness", "dof_frictionloss") else "elbow" if name == "dof_damping" else "wrist"
     )
-    sim = make(backend, machine_scene(), NUM)
-    sim.articulation("machine")
+    sim = machine
     param = sim.param(name, "machine", [joint])
     extra = torch.tensor([[0.0], [0.3], [0.0], [0.6]])
     param.set(param.default + extra, everywhere(sim))
@@ -256,7 +274,7 @@ def test_a_mask_chooses_the_worlds(backend):
     assert (changed[[1, 3]] > 1e-2).all()
 
 
-@pytest.mark.parametrize("name", ["body_mass", "dof_damping", "gravity"])
+@pytest.mark.parametrize("name", ["body_mass", "gravity"])
 def test_parameters_that_change_in_the_middle_act_at_once(backend, name):
     # A persistent MjData would otherwise go on with what it has computed before.
     changed, fresh = make(backend, machine_scene(), NUM), make(backend, machine_scene(), NUM)
@@ -338,16 +356,8 @@ def test_a_parameter_declared_after_the_first_steps_acts_as_one_declared_before(
     assert (velocity(late)[1] - velocity(late)[0]).abs().max() > 1e-2
 
 
-def test_one_world_has_parameters_too(backend):
-    sim = make(backend, machine_scene(), 1)
-    mass = sim.param("body_mass", "machine", ["hand"])
-    mass.set(torch.tensor([[0.7]]), everywhere(sim))
-    sim.refresh()
-    assert constants_of(sim, 0)["body_subtreemass"][1] == pytest.approx(1.0 + 0.5 + 0.3 + 0.7)
-
-
-def test_elements_are_named_in_their_own_file(backend):
-    sim = make(backend, machine_scene(), NUM)
+def test_elements_are_named_in_their_own_file():
+    sim = make("mujoco", machine_scene(), NUM)
     assert sim.param("body_mass", "machine").elements == ["base", "upper", "lower", "hand"]
     damping = sim.param("dof_damping", "machine", ["wrist", "shoulder"])
     assert damping.elements == ["wrist", "shoulder"]
@@ -373,28 +383,9 @@ def test_one_column_can_be_set(backend):
         assert torch.equal(gains.value, expected)
 
 
-def test_an_ant_shows_all_its_bodies_and_geoms():
-    sim = make("mujoco", ant_scene(), 2)
-    ant = sim.articulation("ant")
-    assert sim.param("body_mass", "ant").elements == ant.body_names
-    friction = sim.param("geom_friction", "ant", ["torso"])
-    model = sim.scene.model
-    assert len(friction.elements) == sum(model.geom_bodyid == model.body("ant/torso").id)
-    np.testing.assert_allclose(
-        friction.default.numpy(), model_values(model, "geom_friction")[1 : 1 + len(friction.elements)]
-    )
-
-
-def test_friction_of_the_ground_is_a_parameter(backend):
-    sim = make(backend, machine_scene(), NUM)
-    ground = sim.param("geom_friction", "ground")
-    high = torch.tensor([[[2.0, 0.005, 0.0001]]]).expand(NUM, 1, 3)
-    ground.set(high, only(sim, 1))
-    move(sim)
-    sim.refresh()
-    sim.step(2)
-    speed = sim.articulation("puck").root_lin_vel[:, 0]
-    assert speed[1] < speed[0] - 1e-3 and speed[0] == speed[2]
+@pytest.fixture(scope="module")
+def machine_of_mujoco() -> Sim:
+    return make("mujoco", machine_scene(), 1)
 
 
 @pytest.mark.parametrize(
@@ -414,10 +405,9 @@ def test_friction_of_the_ground_is_a_parameter(backend):
         (("body_mass",), "no articulation None"),
     ],
 )
-def test_what_does_not_exist_is_one_line(arguments, words):
-    sim = make("mujoco", machine_scene(), 1)
+def test_what_does_not_exist_is_one_line(machine_of_mujoco, arguments, words):
     with pytest.raises(TaskError) as info:
-        sim.param(*arguments)
+        machine_of_mujoco.param(*arguments)
     assert words in str(info.value) and "\n" not in str(info.value)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene
-from helpers.scenes import ANT, ARM, BALL, FEET, ant_scene, make
+from helpers.scenes import ANT, ARM, FEET, ant_scene, make
 
 
 def test_names_are_prefixed_and_masses_are_those_of_isaacgymenvs():
@@ -44,17 +44,6 @@ def test_sensors_are_added_once_and_change_the_model():
     assert set(scene.contact_sensors) == {f"ant/{name}" for name in (*FEET, "torso")}
 
 
-def test_the_model_is_compiled_once():
-    scene = ant_scene()
-    assert scene.model is scene.model
-
-
-def test_position_is_that_of_the_frame():
-    scene = Scene(physics_hz=100)
-    scene.add("ball", mujoco.MjSpec.from_string(BALL), pos=(1.0, 2.0, 3.0))
-    assert scene.model.qpos0[:3].tolist() == [1.0, 2.0, 3.5]
-
-
 @pytest.mark.parametrize(
     ("act", "message"),
     [
@@ -67,14 +56,6 @@ def test_position_is_that_of_the_frame():
 def test_mistakes_are_one_line_that_says_what_is_there(act, message):
     with pytest.raises(TaskError, match=message) as error:
         act(ant_scene())
-    assert "\n" not in str(error.value)
-
-
-def test_a_file_that_is_not_valid_is_one_line(tmp_path: Path):
-    broken = tmp_path / "broken.xml"
-    broken.write_text("<mujoco><worldbody><body><geom type='teapot'/></body></worldbody></mujoco>")
-    with pytest.raises(TaskError, match=r"broken\.xml") as error:
-        Scene(physics_hz=100).add("broken", broken)
     assert "\n" not in str(error.value)
 
 
@@ -129,13 +110,13 @@ def test_a_scene_that_does_not_compile_is_one_line():
 
 def whirling_energy(robot: str, speed: float, **settings: Any) -> float:
     """The largest kinetic energy of a floating robot half a second to two seconds after it began to whirl, over that at
-    the beginning; the worst of eight axes."""
+    the beginning; the worst of three axes."""
     scene = Scene(120, gravity=0.0, **settings)
     scene.add(robot, ANT.with_name(f"{robot}.xml"), pos=(0, 0, 50))
     model, worst = scene.model, 0.0
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
     model.opt.enableflags |= mujoco.mjtEnableBit.mjENBL_ENERGY.value
-    for seed in range(8):
+    for seed in range(3):
         random, data = np.random.default_rng(seed), mujoco.MjData(model)
         axis = random.normal(size=3)
         data.qvel[3:6] = speed * axis / np.linalg.norm(axis)
@@ -196,6 +177,9 @@ def test_integrator_and_cone_are_as_asked():
 
 
 def test_gravity_points_down_and_is_the_earths_unless_asked():
+    assert Scene(100, gravity=(1.0, 0.0, -3.0)).model.opt.gravity.tolist() == [1.0, 0.0, -3.0]
+    with pytest.raises(TaskError, match=r"gravity must be a number or three numbers \[m/s\^2\], got \(1, 2\)"):
+        Scene(100, gravity=(1, 2))
     assert Scene(physics_hz=100).model.opt.gravity.tolist() == [0.0, 0.0, -9.81]
     assert Scene(physics_hz=100, gravity=3.721).model.opt.gravity.tolist() == [0.0, 0.0, -3.721]
 
@@ -354,10 +338,3 @@ def test_mistakes_in_options_are_one_line():
         scene.option.timestep = 0.01
     with pytest.raises(ValueError, match="read-only"):
         scene.option.gravity[2] = 0.0
-
-
-def test_a_cone_that_the_file_says_stays():
-    scene = Scene(physics_hz=100)
-    scene.add_ground()
-    scene.add("cheetah", mujoco.MjSpec.from_string(cheetah(option='cone="pyramidal"')))
-    assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL

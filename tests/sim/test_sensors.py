@@ -147,9 +147,10 @@ def trajectory(backend: str, read: list[str]) -> torch.Tensor:
     return torch.cat(values, dim=1)
 
 
-@pytest.mark.parametrize("read", [["gyro"], ["gyro", "accelerometer"]])
-def test_reading_a_sensor_changes_neither_the_physics_nor_contacts(backend, read):
-    assert torch.equal(trajectory(backend, []), trajectory(backend, read))
+def test_reading_a_sensor_changes_neither_the_physics_nor_contacts(backend):
+    expected = trajectory(backend, [])
+    for read in (["gyro"], ["gyro", "accelerometer"]):
+        assert torch.equal(trajectory(backend, read), expected)
 
 
 def test_a_resumed_simulation_reads_the_same():
