@@ -468,10 +468,6 @@ WRONG_SHAPES = {
         lambda ant: ant.actuate(torch.zeros(1, 8)),
         r"'ant'\.actuate\(\): control has shape \[1, 8\], .*for the same in all envs, \.expand\(4, 8\)",
     ),
-    "effort": (
-        lambda ant: ant.set_joint_effort(torch.zeros(4, 1)),
-        r"'ant'\.set_joint_effort\(\): effort has shape \[4, 1\], expected \[4, 8\] for \['hip_1'",
-    ),
     "joint positions": (
         lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_pos=torch.zeros(4, 1)),
         r"'ant'\.set_state\(\): joint_pos has shape \[4, 1\], expected \[4, 8\] for \['hip_1'",

@@ -436,14 +436,13 @@ def test_without_mujoco_warp_there_is_one_line(monkeypatch):
         make("mjwarp", ball_scene(), 1)
 
 
-@pytest.mark.parametrize("name", ["mjwarp", "newton"])
-def test_a_python_that_mujoco_warp_does_not_support_is_named(monkeypatch, name):
+def test_a_python_that_mujoco_warp_does_not_support_is_named(monkeypatch):
     """There pip finds no MuJoCo Warp of our range: its command would be no help."""
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
     monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
     with pytest.raises(ConfigError) as error:
-        make(name, ball_scene(), 1)
-    assert str(error.value) == f"sim={name} needs Python 3.11 or later, got 3.10; try sim=mujoco sim_device=cpu"
+        make("mjwarp", ball_scene(), 1)
+    assert str(error.value) == "sim=mjwarp needs Python 3.11 or later, got 3.10; try sim=mujoco sim_device=cpu"
 
 
 @pytest.mark.parametrize("name", ["mjwarp", "newton"])

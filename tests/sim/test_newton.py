@@ -258,7 +258,6 @@ def test_joints_and_drives_that_newton_lacks_are_refused(drive, word):
     ("option", "value"),
     [
         ("solver", mujoco.mjtSolver.mjSOL_PGS.value),
-        ("noslip_iterations", 3),
         ("disableflags", mujoco.mjtDisableBit.mjDSBL_GRAVITY.value),
         ("disableactuator", 1),
     ],
