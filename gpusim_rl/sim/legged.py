@@ -121,10 +121,8 @@ class _Reader:
         moving = np.flatnonzero(np.isin(model.jnt_type, (_HINGE, _SLIDE)) & np.isin(model.jnt_bodyid, self.bodies))
         self.joints: list[int] = moving.tolist()
         for first in model.eq_obj1id[model.eq_type == mujoco.mjtEq.mjEQ_JOINT].tolist():
-            name = self.name("joint", first)
-            raise TaskError(
-                f"joint {name!r} follows another one, and the task drives all joints; try a file without it"
-            )
+            problem = "follows another one, and the task drives all joints; try a file without it"
+            raise TaskError(f"joint {self.name('joint', first)!r} {problem}")
         touches = (model.geom_contype | model.geom_conaffinity) > 0
         self.shapes = [g for g in range(model.ngeom) if self.body_of[g] in self.bodies and touches[g]]
 
@@ -153,9 +151,8 @@ class _Reader:
         imus = [i for i in range(model.nsite) if "imu" in self.name("site", i).lower()]
         imus.sort(key=lambda i: model.site_bodyid[i])  # the root's before the torso's
         if not imus:
-            self.notes.append(
-                "the file has no IMU site: the task puts one at the root's origin; correct its place in `sites`"
-            )
+            advice = "the task puts one at the root's origin; correct its place in `sites`"
+            self.notes.append(f"the file has no IMU site: {advice}")
         upper = [i for i in self.bodies if TORSO.search(self.name("body", i))]
         return LeggedRobot(
             root=self.name("body", self.root),

@@ -14,6 +14,7 @@ from gpusim_rl.files import budgets
 from gpusim_rl.sim.robot_xml import regular_file
 
 MUJOCO_READS = (".stl", ".obj", ".msh")
+_BOX = [0, 1, 3, 0, 3, 2, 4, 7, 5, 4, 6, 7, 0, 5, 1, 0, 4, 5, 2, 3, 7, 2, 7, 6, 0, 2, 6, 0, 6, 4, 1, 5, 7, 1, 7, 3]
 _THIN = 1e-3  # least half size of the box that stands for a flat collision mesh [m]
 
 
@@ -100,9 +101,6 @@ def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
     if error := _compiles(mesh, file, collides):
         raise ValueError(error)
     return "flat: its bounds collide, at least 2 mm thick"
-
-
-_BOX = [0, 1, 3, 0, 3, 2, 4, 7, 5, 4, 6, 7, 0, 5, 1, 0, 4, 5, 2, 3, 7, 2, 7, 6, 0, 2, 6, 0, 6, 4, 1, 5, 7, 1, 7, 3]
 
 
 def _compiles(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:

@@ -26,14 +26,7 @@ _WARNINGS_SHOWN = 4
 _FREE = mujoco.mjtJoint.mjJNT_FREE
 
 
-_said: set[str] = set()
-
-
-def say_once(line: str) -> None:
-    """Log a line unless this process has logged it before: a scene is made for training, evaluation and tools."""
-    if line not in _said:
-        _said.add(line)
-        logger.warning(line)
+_said: set[str] = set()  # a scene is made for training, evaluation and tools, and warns once
 
 
 @contextmanager
@@ -93,8 +86,9 @@ def read_robot(
         spec = read_mjcf(Path(source))
     if packages is not None:
         raise TaskError("packages are for URDF files")
-    for line in notes:
-        say_once(line)
+    for line in (line for line in notes if line not in _said):
+        logger.warning(line)
+    _said.update(notes)
     for kind, elements in (("body", spec.bodies), ("joint", spec.joints), ("actuator", spec.actuators)):
         for number, element in enumerate(elements):
             element.name = element.name or f"{kind}{number}"

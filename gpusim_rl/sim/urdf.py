@@ -72,8 +72,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     moving = {child.get("link") for child, kind in children if child is not None and kind != "fixed"}
     _empty_links(robot)
     changed += filter(None, (_mend_inertia(link, link.get("name") in moving) for link in robot.findall("link")))
-    colliding, links = set[str](), dict[str, list[ElementTree.Element]]()
-    names = set[str]()
+    colliding, names, links = set[str](), set[str](), dict[str, list[ElementTree.Element]]()
     for link in robot.findall("link"):
         _check_shapes(link, file, folder, packages, notes)
         for shape in (*link.findall("visual"), *link.findall("collision")):
@@ -85,12 +84,9 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
                 colliding |= {mesh.get("filename", "")} if shape.tag == "collision" else set()
     spec = _read(robot)
     _mend_meshes(spec, file, links, colliding, left_out)
-    limits = {}
-    for joint in robot.findall("joint"):
-        limit = joint.find("limit")
-        velocity = math.nan if limit is None else float(limit.get("velocity", "nan"))
-        if velocity > 0.0:  # some exporters write 0 for none
-            limits[joint.get("name", "")] = velocity
+    stated = {joint.get("name", ""): joint.find("limit") for joint in robot.findall("joint")}
+    limits = {name: float(limit.get("velocity", "nan")) for name, limit in stated.items() if limit is not None}
+    limits = {name: speed for name, speed in limits.items() if speed > 0.0}  # some exporters write 0 for none
     notes["links that overlap where all joints are 0, and do not collide"] = _exclude_overlaps(spec)
     return spec, limits, [f"{file}: {kind}: {_some(lines)}" for kind, lines in notes.items() if lines]
 
