@@ -22,6 +22,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusim_rl.errors import ConfigError, friendly_errors, import_optional, say
+from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.simulators import SIMULATORS
+
 if TYPE_CHECKING:
     from pytest import CollectReport, TestReport
 
@@ -85,17 +89,13 @@ LINES, WIDTH = 6, 160  # limits of a failure's message; longer lines are tensors
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs all checks; returns 1 if one fails."""
-    from gpusim_rl.errors import friendly_errors
-
+    """Run all checks; return 1 if one fails."""
     with friendly_errors():
         return check(parse(argv))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
-    from gpusim_rl.settings.simulators import SIMULATORS
-
+    """Read the command line."""
     default = ",".join(s.name for s in SIMULATORS.values() if s.extra is None)
     parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("task", help="name of the task")
@@ -105,11 +105,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Runs the suite on one task, as pytest does; returns the exit status."""
-    from gpusim_rl.errors import ConfigError, import_optional
-    from gpusim_rl.settings.discover import tasks
+    """Run the suite on one task, as pytest does; return the exit status."""
     from gpusim_rl.settings.hydra_errors import unknown_choice
-    from gpusim_rl.settings.simulators import SIMULATORS
 
     pytest = import_optional("pytest", "pytest>=8.2", "check-task")
     folder = None if args.config_dir is None else Path(args.config_dir).resolve()
@@ -127,15 +124,13 @@ def check(args: argparse.Namespace) -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     report = Report(args.task)
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch, "test_task.py")
+        file, settings = Path(scratch, "test_task.py"), Path(scratch, "pytest.ini")
         file.write_text(
-            "from gpusim_rl.testing.conformance import TaskConformance\n\n\n"
+            "from gpusim_rl.testing.conformance import TaskConformance\n"
             "class TestTask(TaskConformance):\n"
-            f"    config_dir = {None if folder is None else str(folder)!r}\n"
-            f"    tasks = ({args.task!r},)\n"
+            f"    config_dir, tasks = {None if folder is None else str(folder)!r}, ({args.task!r},)\n"
             f"    simulators = {simulators!r}\n"
         )
-        settings = Path(scratch, "pytest.ini")
         settings.write_text("[pytest]\n")  # not those of the folder we are in
         options = ["-c", str(settings), "-p", "no:terminal", "-p", "no:cacheprovider"]
         pytest.main([str(file), *options, "--basetemp", str(Path(scratch, "runs"))], plugins=[report])
@@ -143,16 +138,14 @@ def check(args: argparse.Namespace) -> int:
 
 
 class Report:
-    """Prints a line for each check, and what to do about one that fails."""
+    """Pytest plugin that prints a line for each check, and advice on one that fails."""
 
     def __init__(self, task: str) -> None:
         self._task = task
         self._failed = self._passed = 0
 
     def pytest_runtest_logreport(self, report: TestReport) -> None:
-        """Prints a check; pytest calls it after the set-up, the run and the end of each."""
-        from gpusim_rl.errors import say
-
+        """Print a check; pytest calls it after the set-up, the run and the end of each."""
         if report.when != "call" and report.passed:
             return
         check, _, case = report.location[2].rpartition(".")[2].removeprefix("test_").partition("[")
@@ -174,17 +167,13 @@ class Report:
         sys.stdout.flush()
 
     def pytest_collectreport(self, report: CollectReport) -> None:
-        """Prints an error of the collection; pytest calls it once the checks are collected."""
-        from gpusim_rl.errors import say
-
+        """Print an error of the collection; pytest calls it once the checks are collected."""
         if report.failed:
             self._failed += 1
             say("FAILED   the checks could not begin", *(f"         {line}" for line in _message(report).splitlines()))
 
     def summarise(self) -> int:
-        """Prints the last line; returns the exit status."""
-        from gpusim_rl.errors import say
-
+        """Print the last line; return the exit status."""
         say(f"{self._task}: {self._passed} of {self._passed + self._failed} checks passed")
         return 1 if self._failed or not self._passed else 0
 

@@ -23,6 +23,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say
+from gpusim_rl.files.paths import add_packages_argument, check_out
+from gpusim_rl.files.safe_open import writing
+from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.settings.trust import add_trust_arguments
+from gpusim_rl.view.arguments import add_picture_arguments, check_video
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -33,10 +40,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Does what the first word says."""
-    from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-
+    """Run the subcommand."""
     with friendly_errors():
         args = parse(argv)
         limit_openmp_spin()  # before torch is imported
@@ -45,11 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
-    from gpusim_rl.files.paths import add_packages_argument
-    from gpusim_rl.settings.trust import add_trust_arguments
-    from gpusim_rl.view.arguments import add_picture_arguments
-
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="clip", description=(__doc__ or "").partition("\n")[0])
     words = parser.add_subparsers(dest="what", required=True)
     records = words.add_parser("record", help="what a trained policy does, without exploration")
@@ -79,14 +79,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def record(args: argparse.Namespace) -> None:
-    """Records a policy in one env, without errors of sensors, randomisation, pushes, and starts off a clip."""
+    """Record a policy in one env, without sensor noise, randomisation, pushes and starts off a clip."""
     import numpy as np
 
     from gpusim_rl.env import VecEnv
+    from gpusim_rl.env.clip import save
     from gpusim_rl.env.robot_clip import from_states
-    from gpusim_rl.errors import ConfigError, did_you_mean
 
-    out = target(args, f"{Path(args.run).name}.npz")
+    out = args.out or Path(f"{Path(args.run).name}.npz")
+    if out.suffix != ".npz":
+        raise ConfigError(f"a clip's name must end in .npz, got {out.name!r}")
+    check_out(out, overwrite=args.overwrite)
     if not args.seconds > 0.0 or not args.skip >= 0.0:
         raise ConfigError(f"--seconds {args.seconds:g} --skip {args.skip:g}: expected more than 0 s, and at least 0 s")
     with closing(open_run(args, {})) as probe:
@@ -113,21 +116,22 @@ def record(args: argparse.Namespace) -> None:
             if step >= steps - frames:
                 states.append((sim.qpos[0].cpu().numpy().copy(), sim.qvel[0].cpu().numpy().copy()))
             if bool(player.step().done.any()):
-                raise ConfigError(
-                    f"the episode ended after {step / hz:.3g} s. Try fewer --seconds, or another --seed or --command"
-                )
+                when = f"the episode ended after {step / hz:.3g} s"
+                raise ConfigError(f"{when}. Try fewer --seconds, or another --seed or --command")
             if steps - frames <= step < steps - 1 and placed[-1]:
-                when = (step + 1) / hz
-                raise ConfigError(
-                    f"the task put {robot!r} elsewhere after {when:.3g} s. Try --skip 0, or fewer --seconds"
-                )
+                when = f"the task put {robot!r} elsewhere after {(step + 1) / hz:.3g} s"
+                raise ConfigError(f"{when}. Try --skip 0, or fewer --seconds")
         qpos, qvel = (np.stack(values) for values in zip(*states, strict=True))
         clip = from_states(sim.scene, robot, qpos, qvel, hz)
-    write(out, clip)
+    try:
+        save(out, clip)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    say(f"{out}: {len(clip.joint_pos)} frames, {clip.seconds:.3g} s")
 
 
 def placements(task: Task[Any], robot: Articulation) -> list[bool]:
-    """Returns a list that gets whether the task put env 0 elsewhere, after each control step."""
+    """Return a list that gets whether the task put env 0 elsewhere, after each control step."""
     placed: list[bool] = []
     advance = task.advance
 
@@ -145,9 +149,8 @@ def placements(task: Task[Any], robot: Articulation) -> list[bool]:
 
 
 def open_run(args: argparse.Namespace, changes: dict[str, object]) -> Player:
-    """Opens the run; raises ConfigError for envs of another library, which have no model."""
+    """Open the run; raise ConfigError for envs of another library, which have no model."""
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.errors import ConfigError
     from gpusim_rl.view.player import Player
 
     changes = {"seed": args.seed, **changes}
@@ -159,13 +162,12 @@ def open_run(args: argparse.Namespace, changes: dict[str, object]) -> Player:
 
 
 def command(player: Player, values: list[float] | None) -> None:
-    """Gives the commands that the person at the keyboard wants, in place of the task's."""
+    """Replace the commands of the task by those of `--command`."""
     import torch
 
     from gpusim_rl.env import VecEnv
     from gpusim_rl.env.command import steerable
     from gpusim_rl.env.encoded_env import EncodedEnv
-    from gpusim_rl.errors import ConfigError
 
     if values is None:
         return
@@ -180,9 +182,8 @@ def command(player: Player, values: list[float] | None) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Reads a file, which checks it, and says what is in it."""
+    """Read a file, which checks it, and print its contents."""
     from gpusim_rl.env.robot_clip import robot_of
-    from gpusim_rl.errors import say
 
     clip = read(args)
     say(
@@ -196,27 +197,25 @@ def check(args: argparse.Namespace) -> None:
 
 
 def read(args: argparse.Namespace) -> Clip:
-    """Reads a clip; for a robot, where one is named."""
+    """Read a clip; for a robot, where one is named."""
     from gpusim_rl.env.clip import load
     from gpusim_rl.env.motions import clip_file
     from gpusim_rl.env.robot_clip import load_for
+    from gpusim_rl.view.playback import scene_by_name
 
     file = clip_file(args.file)
     if args.robot is None:
         return load(file)
-    from gpusim_rl.view.playback import scene_by_name
-
     scene = scene_by_name(args.robot, args.config_dir)
     return load_for(file, scene, scene.articulation_names[0])
 
 
 def play(args: argparse.Namespace) -> None:
-    """Shows a clip."""
+    """Show a clip, or write a video or a page of it."""
     from gpusim_rl.env.robot_clip import robot_of
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.files.paths import check_out
-    from gpusim_rl.view.arguments import check_video
+    from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.playback import open_playback
+    from gpusim_rl.view.video import drawing, frame_rate, video_writer
     from gpusim_rl.view.web import LOCALHOST, check_installed, view_in_browser
 
     check_out(args.out, overwrite=args.overwrite)
@@ -228,64 +227,30 @@ def play(args: argparse.Namespace) -> None:
         check_video(args.out, (args.width, args.height))
     clip = read(args)
     if args.robot is None:
-        file = robot_of(clip)
-        if file is None:
+        robot = robot_of(clip)
+        if robot is None:
             advice = f"clip play {shlex.quote(str(args.file))} <robot>"
             raise ConfigError(f"{args.file}: it has the joints of no robot of ours. Try {advice}")
-        args.robot = file.stem
+        args.robot = robot.stem
         clip = read(args)
     with closing(open_playback(clip, args.robot, name=Path(args.file).stem, config_dir=args.config_dir)) as player:
+        steps, size = args.steps or len(clip.joint_pos), (args.width, args.height)
         if args.out is None:
             view_in_browser(player, host=args.host or LOCALHOST, port=args.port, steps=args.steps)
+            return
+        if args.out.suffix == ".html":
+            page = html_replay(player, range(steps), "clip play --out")
+            with writing(args.out) as file:
+                file.write(page.encode())
         else:
-            draw(player, args, args.steps or len(clip.joint_pos))
-
-
-def draw(player: Player, args: argparse.Namespace, steps: int) -> None:
-    """Writes a video or a page of as many frames."""
-    from gpusim_rl.errors import say
-    from gpusim_rl.files.safe_open import writing
-    from gpusim_rl.view.html_replay import html_replay
-    from gpusim_rl.view.video import drawing, frame_rate, video_writer
-
-    size = (args.width, args.height)
-    if args.out.suffix == ".html":
-        page = html_replay(player, range(steps), "clip play --out")
-        with writing(args.out) as file:
-            file.write(page.encode())
-    else:
-        with drawing(player, size, args.renderer) as (picture, hz):
-            every, fps = frame_rate(hz)
-            with video_writer(args.out, size, fps, "clip play --out") as write_frame:
-                for step in range(steps):
-                    if step % every == 0:
-                        write_frame(picture())
-                    player.step()
+            with drawing(player, size, args.renderer) as (picture, hz):
+                every, fps = frame_rate(hz)
+                with video_writer(args.out, size, fps, "clip play --out") as write_frame:
+                    for step in range(steps):
+                        if step % every == 0:
+                            write_frame(picture())
+                        player.step()
     say(str(args.out))
-
-
-def target(args: argparse.Namespace, name: str) -> Path:
-    """Returns the file to write, before the work begins."""
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.files.paths import check_out
-
-    out = args.out or Path(name)
-    if out.suffix != ".npz":
-        raise ConfigError(f"a clip's name must end in .npz, got {out.name!r}")
-    check_out(out, overwrite=args.overwrite)
-    return out
-
-
-def write(out: Path, clip: Clip) -> None:
-    """Writes a clip and says where."""
-    from gpusim_rl.env.clip import save
-    from gpusim_rl.errors import ConfigError, say
-
-    try:
-        save(out, clip)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
-    say(f"{out}: {len(clip.joint_pos)} frames, {clip.seconds:.3g} s")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,15 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
+
+from gpusim_rl.errors import ConfigError, friendly_errors, say
+from gpusim_rl.files import paths
+from gpusim_rl.files.provenance import git_state
+from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.settings.simulators import SIMULATORS
+from gpusim_rl.settings.trust import add_trust_arguments
+from gpusim_rl.view.arguments import positive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,29 +52,22 @@ SCRIPT = "a script has a function controller(task), which returns a function tha
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the file, and prints what is in it."""
-    from gpusim_rl.errors import friendly_errors
-
+    """Write the file, and print what is in it."""
     with friendly_errors():
         collect(parse(argv))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
-    from gpusim_rl.settings.simulators import SIMULATORS
-    from gpusim_rl.settings.trust import add_trust_arguments
-    from gpusim_rl.view.arguments import positive
-
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="collect", description=(__doc__ or "").partition("\n")[0], epilog=SCRIPT)
     parser.add_argument("source", help="run folder, checkpoint, task (its latest run, or its demo); or a script, x.py")
     parser.add_argument("settings", nargs="*", help="with a script: task=NAME, and settings of the task, key=value")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--episodes", type=positive, help=f"whole episodes to record (default: {EPISODES})")
     length.add_argument("--steps", type=positive, help="control steps of each env; the last episodes are cut off")
-    parser.add_argument(
-        "--keep", metavar="success|RETURN", help="keep successful episodes only, or those of such returns"
-    )
+    keep = "keep successful episodes only, or those of such returns"
+    parser.add_argument("--keep", metavar="success|RETURN", help=keep)
     parser.add_argument("--explore", action="store_true", help="sample actions, in place of the most likely ones")
     parser.add_argument("--actor", metavar="RUN", help="with a script: policy that acts, while the script is recorded")
     parser.add_argument("--out", type=Path, default=Path("demonstrations.npz"), help="file (default: %(default)s)")
@@ -92,15 +93,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def collect(args: argparse.Namespace) -> Demonstrations:
-    """Records, keeps what is asked for, writes and prints."""
-    from gpusim_rl.errors import ConfigError, say
-    from gpusim_rl.files.paths import check_out
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-
+    """Record, keep what is asked for, write and print."""
     limit_openmp_spin()  # before torch is imported
     if args.out.suffix != ".npz":
         raise ConfigError(f"a name of demonstrations must end in .npz, got {args.out.name!r}")
-    check_out(args.out, overwrite=args.overwrite or args.append)
+    paths.check_out(args.out, overwrite=args.overwrite or args.append)
     if args.keep not in (None, "success"):
         try:
             args.keep = float(args.keep)
@@ -136,10 +133,9 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         new = joined(kept, env, executed=actor is None)
     try:
         shown = new if before is None else demonstrations.concatenate(before, new)
+        demonstrations.save(args.out, shown)
     except ConfigError as error:
         raise ConfigError(f"{args.out}: {error}") from None
-    try:
-        demonstrations.save(args.out, shown)
     except OSError as error:
         raise ConfigError(f"cannot write {args.out}: {error.strerror or error}") from None
     success = [episode.success for episode in episodes if not math.isnan(episode.success)]
@@ -157,31 +153,26 @@ def collect(args: argparse.Namespace) -> Demonstrations:
 
 
 def open_run(args: argparse.Namespace, run: str) -> Player:
-    """Returns the envs of a run with its policy; of a task without runs, with the policy of its demo."""
-    from gpusim_rl.errors import ConfigError, say
-    from gpusim_rl.files.paths import demos_dir, find_checkpoint
+    """Return the envs of a run with its policy; of a task without runs, with the policy of its demo."""
     from gpusim_rl.view.player import Player
 
     if args.settings:
         raise ConfigError(f"{args.settings[0]}: a run has its own settings. Try without")
-    demo, name = demos_dir() / run, run
-    if demo.is_dir() and not Path("runs", name).exists() and not Path(name).exists():
-        name = str(demo)
-    name = str(find_checkpoint(name).file)
-    changes = {"seed": args.seed}
-    player = Player.open(
-        name, num_envs=args.num_envs, sim=args.sim, trust=args.trust, config_dir=args.config_dir, changes=changes
-    )
+    demo = paths.demos_dir() / run
+    if demo.is_dir() and not Path("runs", run).exists() and not Path(run).exists():
+        run = str(demo)
+    options: dict[str, Any] = {"num_envs": args.num_envs, "sim": args.sim, "changes": {"seed": args.seed}}
+    run = str(paths.find_checkpoint(run).file)
+    player = Player.open(run, trust=args.trust, config_dir=args.config_dir, **options)
     player.explores = args.explore
     say(f"{player.checkpoint}, iteration {player.iteration}")
     return player
 
 
 def open_script_envs(args: argparse.Namespace) -> Player:
-    """Returns the envs that a script is to act in, as the command line says."""
+    """Return the envs that a script is to act in, as the command line says."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.env import Task, VecEnv
-    from gpusim_rl.errors import ConfigError
     from gpusim_rl.run.devices import choose_devices
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player, import_from_current_folder
@@ -192,10 +183,7 @@ def open_script_envs(args: argparse.Namespace) -> Player:
         raise ConfigError(f"{args.source}: of which task? Try {shlex.quote(args.source)} task=<task>")
     for setting in args.settings:
         if not setting.startswith(SETTINGS):
-            key, _, value = setting.partition("=")
-            flag = {"num_envs": "--num-envs", "seed": "--seed"}.get(key)
-            advice = "" if flag is None else f". Try {flag} {value}"
-            raise ConfigError(f"{setting}: expected task.<setting> or sim.<setting>{advice}")
+            raise ConfigError(f"{setting}: expected task.<setting> or sim.<setting>. Try a flag, such as --num-envs")
     import_from_current_folder()
     sim = [] if args.sim is None else [f"sim={args.sim}"]
     spec = load_spec(compose([*args.settings, *sim], args.config_dir), [])
@@ -210,9 +198,8 @@ def open_script_envs(args: argparse.Namespace) -> Player:
 
 
 def plain_envs(player: Player) -> VecEnv:
-    """Returns the envs, which must be a task of ours that shows numbers."""
+    """Return the envs, which must be a task of ours that shows numbers."""
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.errors import ConfigError
 
     if not isinstance(player.env, VecEnv):
         raise ConfigError("envs of other libraries cannot be recorded")
@@ -222,9 +209,8 @@ def plain_envs(player: Player) -> VecEnv:
 
 
 def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
-    """Runs a script that the user has named, and returns its function that acts."""
+    """Run a script that the user has named; return its function that acts."""
     from gpusim_rl.env import Task
-    from gpusim_rl.errors import ConfigError
 
     file = Path(name)
     spec = importlib.util.spec_from_file_location(f"script_{file.stem}", file)
@@ -243,7 +229,7 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     act: Any = controller(env.task)
     if not callable(act):
         raise ConfigError(f"{name}: controller(task) returned a {type(act).__name__}; {SCRIPT}")
-    return cast("Callable[[], Tensor]", act)
+    return act
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +261,7 @@ def record(
     steps: int | None,
     name: str,
 ) -> list[Episode]:
-    """Steps the envs, and returns their episodes; each env has as many, so that short ones are not preferred.
+    """Step the envs, and return their episodes; each env has as many, so that short ones are not preferred.
 
     Args:
         player: Envs, at the start of an episode everywhere.
@@ -289,7 +275,6 @@ def record(
     import torch
     from torch.utils._pytree import tree_map
 
-    from gpusim_rl.errors import ConfigError
     from gpusim_rl.spaces import Box
 
     env: Any = player.env
@@ -335,9 +320,7 @@ def record(
 
 
 def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
-    """Whether an episode is to be in the file."""
-    from gpusim_rl.errors import ConfigError
-
+    """Return whether an episode is to be in the file."""
     if keep is None:
         return True
     if isinstance(keep, float):
@@ -348,7 +331,7 @@ def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
 
 
 def spec_of(env: VecEnv) -> EnvSpec:
-    """Returns what demonstrations of these environments are of."""
+    """Return the facts of the environments that a file's demonstrations must share."""
     from gpusim_rl.env.observations import number_names
     from gpusim_rl.learn.algorithm import EnvSpec
 
@@ -358,10 +341,9 @@ def spec_of(env: VecEnv) -> EnvSpec:
 
 
 def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstrations:
-    """Puts episodes behind each other, and says what they are of."""
+    """Concatenate episodes, with the facts of their environments."""
     import numpy as np
 
-    from gpusim_rl.files.provenance import git_state
     from gpusim_rl.learn.demonstrations import FLAGS, Demonstrations
 
     last = np.cumsum([len(episode.rewards) for episode in episodes]) - 1

@@ -21,231 +21,39 @@ if __name__ == "__main__":
     interrupts.install()  # before imports that take time
 
 import argparse
+import logging
 import math
 import re
 import shlex
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from glob import escape
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
+
+from gpusim_rl.connect import task_text
+from gpusim_rl.connect.task_text import by_pattern, is_field, literal, number
+from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, say, warn
+from gpusim_rl.files import paths
+from gpusim_rl.files.safe_open import check_events, read_bytes, replacing
+from gpusim_rl.settings.checks import OTHERS, build, known_keys, plain
+from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.schema import PPOConfig, SimConfig
 
 if TYPE_CHECKING:
     import mujoco
 
-    from gpusim_rl.errors import ConfigError
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.legged import LeggedRobot
 
-# fmt: off
-ARM = """\
-<mujoco model="arm">
-  <option timestep="0.005" integrator="implicitfast"/>
-  <default><geom type="capsule" size="0.03" contype="0" conaffinity="0"/></default>
-  <worldbody>
-    <body name="base" pos="0 0 0.6">
-      <geom type="sphere" size="0.05" mass="1"/>
-      <body name="upper">
-        <joint name="shoulder" axis="0 1 0" range="-150 150" damping="0.2"/>
-        <geom fromto="0 0 0 0.3 0 0" mass="0.5"/>
-        <body name="lower" pos="0.3 0 0">
-          <joint name="elbow" axis="0 1 0" range="-150 150" damping="0.2"/>
-          <geom fromto="0 0 0 0.25 0 0" mass="0.3"/>
-        </body>
-      </body>
-    </body>
-  </worldbody>
-  <actuator>
-    <position name="shoulder" joint="shoulder" kp="40" kv="4" inheritrange="1"/>
-    <position name="elbow" joint="elbow" kp="20" kv="2" inheritrange="1"/>
-  </actuator>
-</mujoco>
-"""
-HEAD = '''\
-"""$name: $doing"""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-${import_path}from typing import ${import_any}ClassVar
-
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
-
-from gpusim_rl.env import Parts, Task, TaskConfig
-${import_math}from gpusim_rl.sim import Scene, Sim
-
-ROBOT = $robot
-# Joints$in_order.
-$driven
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ${name}Config(TaskConfig):
-    """Values in $yaml."""
-
-$fields
-
-
-class $name(Task[${name}Config]):
-    """$name: $doing
-
-    Action space: $actions number$actions_s in [-1, 1]: $action_words.
-
-    Observation space:
-
-$table
-
-    Reward per step: $reward_words
-
-    Start: $start_words
-    """
-
-    Config = ${name}Config
-$units
-
-    @classmethod
-    def scene(cls, cfg: ${name}Config) -> Scene:
-        scene = Scene(cfg.physics_hz$integrator)
-$ground$add$drives        return scene
-
-    def __init__(self, cfg: ${name}Config, sim: Sim) -> None:
-        super().__init__(cfg, sim)
-        self.robot = sim.articulation("robot")
-        self.num_actions = len(self.robot.actuator_names)
-        self.driven = torch.tensor([self.robot.joint_names.index(name) for name in DRIVEN], device=self.device)
-        self.start = self.robot.default_joint_pos.clone()  # rad or m
-$angles        self.pose = self.start[self.driven]  # rad or m
-'''
-REACH = HEAD + '''\
-        low, high = self.robot.joint_limits[self.driven].unbind(dim=1)
-        self.reach = ((high - low) / 2).clamp(max=cfg.reach)  # rad or m
-        self.limits = low, high
-$controls        self.target = torch.zeros(self.num_envs, len(DRIVEN), device=self.device)  # rad or m
-        self.scales = {"joint_vel": 0.1}
-
-    def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        noise = self.random.uniform(-1.0, 1.0, len(self.robot.joint_names))
-        start = self.start + self.cfg.start_noise * noise
-        self.robot.set_state(where, joint_pos=start.clamp(*self.robot.joint_limits.unbind(dim=1)))
-        target = self.pose + self.reach * self.random.uniform(-1.0, 1.0, len(DRIVEN))
-        self.target.copy_(torch.where(where[:, None], target.clamp(*self.limits), self.target))
-
-    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
-        self.robot.actuate($control)
-
-    def observe(self) -> dict[str, Parts]:
-        robot = self.robot
-        return {"policy": {"joint_pos": robot.joint_pos, "joint_vel": robot.joint_vel, "target": self.target}}
-
-    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        way = (self.robot.joint_pos[:, self.driven] - self.target) / self.reach
-        return {
-            "reach": 1.0 - way.abs().mean(dim=1),
-            "action": -self.cfg.action_cost * self.actions.square().mean(dim=1),
-        }
-
-    def terminated(self) -> Bool[Tensor, " envs"]:
-        return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-'''
-WALK = HEAD + '''\
-$controls        self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).expand(self.num_envs, 3)
-        self.scales = {"ang_vel": 0.25, "joint_vel": 0.1}
-
-    def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        noise = self.random.uniform(-1.0, 1.0, len(self.robot.joint_names))
-        start = self.start + self.cfg.start_noise * noise
-        self.robot.set_state(where, joint_pos=start.clamp(*self.robot.joint_limits.unbind(dim=1)))
-
-    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
-        self.robot.actuate($control)
-
-    def observe(self) -> dict[str, Parts]:
-        robot = self.robot
-        parts = {
-            "height": robot.root_pos[:, 2:],
-            "gravity": self._gravity(),
-            "lin_vel": quat_rotate_inverse(robot.root_quat, robot.root_lin_vel),
-            "ang_vel": robot.root_ang_vel_local,
-            "joint_pos": robot.joint_pos - self.start,
-            "joint_vel": robot.joint_vel,
-            "actions": self.actions,
-        }
-        return {"policy": parts}
-
-    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        return {
-            "forward": self.robot.root_lin_vel[:, 0].clamp(-self.cfg.speed, self.cfg.speed),
-            "alive": torch.full((self.num_envs,), self.cfg.alive_reward, device=self.device),
-            "action": -self.cfg.action_cost * self.actions.square().mean(dim=1),
-        }
-
-    def terminated(self) -> Bool[Tensor, " envs"]:
-        tilted = self._gravity()[:, 2] > -self.cfg.least_upright
-        return tilted | (self.robot.root_pos[:, 2] < self.cfg.least_height)
-
-    def _gravity(self) -> Float[Tensor, "envs 3"]:
-        return quat_rotate_inverse(self.robot.root_quat, self.down)
-'''
-VELOCITY_YAML = """\
-# @package _global_
-# $name: walk with the commanded velocities. What is not here is in cfg/task/$base.yaml.
-defaults: [$base]
-task:
-  _target_: my_tasks.$module.$name
-  rough_weights: {shank_contact: 0.0}
-  randomization_params:
-    actor_params:
-      robot:
-        rigid_shape_properties:
-          friction: {names: $feet}
-          torsion_friction: {names: $feet}
-          rolling_friction: {names: $feet}
-        rigid_body_properties: {com: {names: [$torso]}}
-$ppo"""
-YAML = """\
-# @package _global_
-# $name: $doing
-task:
-  _target_: my_tasks.$module.$name
-  physics_hz: $physics_hz  # Hz, physics steps per second
-  control_hz: $control_hz  # Hz, actions per second
-  episode_length: $episode_length  # control steps
-  clip_actions: $clip_actions
-  clip_observations: $clip_observations
-  randomize_episode_start: true
-$values
-num_envs: $num_envs
-max_iterations: $max_iterations
-ppo:
-$ppo
-$log"""
-# fmt: on
-ANGLES = """\
-        for joint, angle in cfg.default_joint_angles.items():
-            self.start[self.robot.joint_names.index(joint)] = angle
-"""
-CONTROLS = """\
-        low, high = self.robot.control_limits.unbind(dim=1)
-        limited = low.isfinite() & high.isfinite()
-        self.middle = torch.where(limited, (low + high) / 2, 0.0)  # of what the actuators take
-        self.half = torch.where(limited, (high - low) / 2, 1.0)
-"""
-WALKING = {
-    "doing": "walk forward, and stay upright.",
-    "import_math": "from gpusim_rl.env.math import quat_rotate_inverse\n",
-    "reward_words": "velocity along x up to `speed` + `alive_reward` - `action_cost` x mean squared action.",
-    "start_words": "joints +-`start_noise` around the robot's pose. Termination: it lies or falls over.",
-}
-REACHING = {
-    "doing": "bring the joints to random targets.",
-    "import_math": "",
-    "reward_words": "1 - mean distance to the targets / `reach` - `action_cost` x mean squared action.",
-    "start_words": "joints +-`start_noise` around the robot's pose, targets anywhere in reach. No termination.",
-}
+TEMPLATES = Path(__file__).with_name("templates")
+ARM = TEMPLATES / "arm.xml"
+DOING = {False: "bring the joints to random targets.", True: "walk forward, and stay upright."}  # by `RobotFacts.free`
+NEEDS = {"feet": ("velocity",), "packages": ("urdf",), "velocity": ("urdf", "mjcf")}
+"""Flags that have an effect only with one of others."""
 OBSOLETE = re.compile(r"unrecognized attribute: '(\w+)'\s*Element '(\w+)'")
 NOISE = 0.1  # rad or m, of joints at the start
 NARROW = 0.15  # rad, of a leg's joint: a file with less may mean radians where MuJoCo reads degrees
@@ -284,6 +92,7 @@ COMMON = {
 """Settings of every task, and where they may stand there."""
 DECIMATION = ("control_frequency_inv", "control.control_frequency_inv", "control.decimation", "control_decimation")
 SECONDS = ("episode_length_s", "learn.episode_length_s", "reset_time")
+TAKEN = (*DECIMATION, *SECONDS, *(path for places in COMMON.values() for path in places))
 SECTIONS = {"name", "physics_engine", "env", "sim", "task", "defaults", "viewer"}
 NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
 LARGEST = 1e9  # of a number that is taken
@@ -295,7 +104,7 @@ ASSET = r"""["']([\w./-]+\.(?:urdf|xml))["']"""
 
 @dataclass
 class Draft:
-    """The data that the files are made of."""
+    """Data that the files are made of."""
 
     name: str  # name of the task and its class
     folder: Path  # parent of my_tasks and my_cfg
@@ -323,74 +132,69 @@ class Draft:
         """Whether the robot is a name instead of a file."""
         return self.robot.startswith("menagerie:")
 
+    @property
+    def fixed_base(self) -> bool | None:
+        """Argument of `Scene.add`."""
+        return None if self.free_base is None else not self.free_base
+
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the files; prints their paths and the next commands."""
-    from gpusim_rl.errors import friendly_errors, say
-
+    """Write the files; print their paths and the next commands."""
     with friendly_errors():
         say(*new_task(parse(argv)))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
-    from gpusim_rl.files.paths import add_packages_argument
-
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="new-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", help="of the task and its class: Reach, BallOnPlate")
     robot = parser.add_mutually_exclusive_group()
     robot.add_argument("--urdf", metavar="FILE", help="the robot")
     robot.add_argument("--mjcf", metavar="FILE", help="the robot; or menagerie:unitree_go1")
-    add_packages_argument(parser)
+    paths.add_packages_argument(parser)
     bolted = argparse.BooleanOptionalAction
     parser.add_argument("--free-base", action=bolted, help="give the robot's first body a free joint, or none")
-    parser.add_argument("--velocity", action="store_true", help="a walking robot follows commanded velocities")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--velocity", action="store_true", help="a walking robot follows commanded velocities")
+    kind.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="take the settings of a task of theirs")
     parser.add_argument("--feet", metavar="A,B", help="bodies or shapes that stand on the ground, for --velocity")
-    parser.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="take the settings of a task of theirs")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for my_tasks and my_cfg (default: this one)")
     parser.add_argument("--overwrite", action="store_true", help="replace the files of a task that exists")
     return parser.parse_args(argv)
 
 
 def new_task(args: argparse.Namespace) -> list[str]:
-    """Writes all files or none; returns the lines for the user."""
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.files.safe_open import replacing
-    from gpusim_rl.settings.discover import tasks
-
+    """Write all files or none; return the lines for the user."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", args.name):
         raise ConfigError(f"a task is named like a class, of letters and digits, got {args.name!r}; try Reach")
     if args.name in tasks():
         raise ConfigError(f"there is a task {args.name!r} already; try My{args.name}")
     if not args.out.is_dir():
         raise ConfigError(f"--out {args.out}: there is no such folder")
-    draft = Draft(args.name, args.out, args.urdf or args.mjcf or "", args.free_base)
-    if args.velocity and (not draft.robot or args.from_isaacgymenvs is not None):
-        raise ConfigError("--velocity needs the robot, and takes no settings of IsaacGymEnvs; try --mjcf or --urdf")
-    draft.packages = dict(args.packages)
-    if draft.packages and args.urdf is None:
-        raise ConfigError("--packages is for --urdf; try both")
-    if args.feet is not None and not args.velocity:
-        raise ConfigError("--feet is for --velocity; try both")
+    for flag, others in NEEDS.items():
+        if getattr(args, flag) and not any(getattr(args, other) for other in others):
+            raise ConfigError(f"--{flag} needs --{' or --'.join(others)}")
+    draft = Draft(args.name, args.out, args.urdf or args.mjcf or "", args.free_base, dict(args.packages))
     if args.from_isaacgymenvs is not None:
         take_settings(draft, args.from_isaacgymenvs)
-    source = draft.folder / "my_tasks" / f"{draft.module}.py"
-    yaml = draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml"
-    files: dict[Path, str | bytes] = {}
     if draft.robot and not draft.of_menagerie and not Path(draft.robot).is_file():
         raise ConfigError(f"there is no robot file {draft.robot}")
+    files: dict[Path, str | bytes] = {}
+    source = draft.robot
     if not draft.robot:
-        draft.robot = str(draft.folder / "my_tasks" / "assets" / f"{draft.module}.xml")
-        files[Path(draft.robot)] = ARM
+        draft.robot, source = str(draft.folder / "my_tasks" / "assets" / f"{draft.module}.xml"), str(ARM)
+        files[Path(draft.robot)] = ARM.read_bytes()
     if args.velocity:
-        files[source], files[yaml] = velocity_texts(draft, args.feet.split(",") if args.feet else [])
+        texts = velocity_texts(draft, args.feet.split(",") if args.feet else [])
     else:
-        robot = load_robot(draft, ARM if files else None)
+        robot = load_robot(draft, source)
         values = own_settings(draft, robot)
         if args.from_isaacgymenvs is not None and args.urdf is None and args.mjcf is None:
             files |= copy_of_robot(draft, robot)
-        files[source], files[yaml] = class_text(draft, robot, values), yaml_text(draft, robot, values)
+        texts = class_text(draft, robot, values), yaml_text(draft, robot, values)
+    files[draft.folder / "my_tasks" / f"{draft.module}.py"] = texts[0]
+    files[draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml"] = texts[1]
     for file in files:
         if file.exists() and not args.overwrite:
             raise ConfigError(f"the file {file} exists already; try another name, or --overwrite")
@@ -399,31 +203,27 @@ def new_task(args: argparse.Namespace) -> list[str]:
         with replacing(file) as temporary:
             temporary.write(text.encode() if isinstance(text, str) else text)
     go_there = "" if args.out == Path() else f"cd {shlex.quote(str(args.out))} && "
-    next_steps = [
-        f"{go_there}python {tool('check_task', args.out)} {draft.name} -cd my_cfg",
-        f"{go_there}python {tool('train', args.out)} -cd my_cfg task={draft.name}",
-        f"{go_there}python {tool('export', args.out)} {draft.name} -cd my_cfg",
-    ]
+    steps = [f"{tool('check_task', args.out)} {draft.name} -cd my_cfg"]
+    steps.append(f"{tool('train', args.out)} -cd my_cfg task={draft.name}")
+    steps.append(f"{tool('export', args.out)} {draft.name} -cd my_cfg")
     parts = [file for file in files if file.parent.name == "assets" and isinstance(files[file], bytes)]
     wrote = [f"wrote {file}" for file in files if file not in parts]
     wrote += [f"wrote {len(parts)} meshes and pictures into {parts[0].parent}"] if parts else []
-    return [*wrote, *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
+    return [*wrote, *draft.notes, "next:", *(f"  {go_there}python {step}" for step in steps)]
 
 
 def camel_case(name: str) -> str:
-    """Returns `joint_vel_scale` as jointVelScale."""
+    """Return `joint_vel_scale` as jointVelScale."""
     return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
 
 
 def snake_case(name: str) -> str:
-    """Returns `jointVelScale` as joint_vel_scale."""
+    """Return `jointVelScale` as joint_vel_scale."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def tool(name: str, folder: Path) -> str:
-    """Returns a script of ours, as the user types it in a folder."""
-    from gpusim_rl.files import paths
-
+    """Return a script of ours, as the user types it in a folder."""
     file = paths.train_file() if name == "train" else paths.tools_dir() / f"{name}.py"
     near = file.is_relative_to(folder.resolve())
     return shlex.quote(str(file.relative_to(folder.resolve()) if near else file))
@@ -433,13 +233,11 @@ def tool(name: str, folder: Path) -> str:
 
 
 def take_settings(draft: Draft, file: Path) -> None:
-    """Reads the yaml of a task of IsaacGymEnvs, its PPO settings beside it, and the path of its robot.
+    """Read the yaml of a task of IsaacGymEnvs, its PPO settings beside it, and the path of its robot.
 
     Raises:
-        ConfigError: The file is no such yaml, or does not tell the robot.
+        ConfigError: The file is no such yaml, or does not name the robot.
     """
-    from gpusim_rl.errors import ConfigError
-
     theirs = read_theirs(file)
     if not isinstance(theirs.get("env"), dict):
         raise ConfigError(f"{file}: not a task of IsaacGymEnvs: it has no 'env'; try isaacgymenvs/cfg/task/Ant.yaml")
@@ -448,7 +246,7 @@ def take_settings(draft: Draft, file: Path) -> None:
     for other in re.findall(r"""["']task/(\w+)\.yaml["']""", "".join(code)):  # Factory's classes read these as they run
         if other != file.stem and (base := file.parent / f"{other}.yaml").is_file():
             theirs = merge(read_theirs(base), theirs)
-    physics, task = section(theirs, "sim"), section(theirs, "task")
+    physics = section(theirs, "sim")
     env = snake_keys({key: value for key, value in theirs.items() if key not in SECTIONS} | section(theirs, "env"))
     if "num_envs" not in env:
         draft.notes.append(f"{file.name} has no numEnvs: tasks of theirs build on it, it is none itself")
@@ -456,7 +254,7 @@ def take_settings(draft: Draft, file: Path) -> None:
     take_rates(draft, env, physics, str(file))
     ignored += [f"sim.{key}" for key in physics if key not in ("dt", "substeps")]
     ignored += take_robot(draft, env, file, code)
-    ignored += take_randomization(draft, task)
+    ignored += take_randomization(draft, section(theirs, "task"))
     control, state = section(env, "control"), section(env, "base_init_state")
     draft.gains = {key: control[key] for key in ("stiffness", "damping") if is_number(control.get(key))}
     angles = section(env, "default_joint_angles")
@@ -466,7 +264,7 @@ def take_settings(draft: Draft, file: Path) -> None:
     if draft.pose:
         draft.values["default_joint_angles"] = draft.pose, "rad or m, at the start and at action 0"
     for key, value in env.items():
-        if key in ("default_joint_angles", "asset", "urdf_asset", "viewer", *NOT_NEEDED, *taken_paths()):
+        if key in ("default_joint_angles", "asset", "urdf_asset", "viewer", *NOT_NEEDED, *TAKEN):
             continue
         kept = without_references(value, key, ignored)
         if is_free_field(key) and kept not in (None, {}):
@@ -479,9 +277,7 @@ def take_settings(draft: Draft, file: Path) -> None:
 
 
 def take_rates(draft: Draft, env: dict[str, Any], physics: dict[str, Any], file: str) -> None:
-    """Reads the settings that every task has; raises ConfigError where one is no positive number."""
-    from gpusim_rl.connect.task_text import number
-    from gpusim_rl.errors import ConfigError
+    """Read the settings that every task has; raise ConfigError where one is no positive number."""
 
     def positive(values: dict[str, Any], path: str) -> float | int:
         value = look_up(values, path)
@@ -489,35 +285,28 @@ def take_rates(draft: Draft, env: dict[str, Any], physics: dict[str, Any], file:
             raise ConfigError(f"{file}: {path} must be a positive number, got {value!r}")
         return value
 
-    rate = max(1, round(1 / positive({"dt": 1 / 60} | physics, "dt")))  # they write 1/60 s as 0.0166
-    draft.common["physics_hz"] = rate * round(positive({"substeps": 1} | physics, "substeps"))
-    inverse = [positive(env, path) for path in DECIMATION if look_up(env, path) is not None]
-    draft.common["control_hz"] = number(rate / max(1, round((inverse or [1])[0])))
-    for key, paths in COMMON.items():
-        for path in paths:
-            if look_up(env, path) is not None:
-                draft.common[key] = positive(env, path)
-                break
-    for path in SECONDS:
+    def given(places: tuple[str, ...]) -> list[str]:
+        return [path for path in places if look_up(env, path) is not None]
+
+    common, rate = draft.common, max(1, round(1 / positive({"dt": 1 / 60} | physics, "dt")))  # 1/60 s is 0.0166 there
+    common["physics_hz"] = rate * round(positive({"substeps": 1} | physics, "substeps"))
+    inverse = [positive(env, path) for path in given(DECIMATION)]
+    common["control_hz"] = number(rate / max(1, round((inverse or [1])[0])))
+    common |= {key: positive(env, found[0]) for key, places in COMMON.items() if (found := given(places))}
+    for path in given(SECONDS):
         value = look_up(env, path)
-        if value is not None and not (path == "reset_time" and is_number(value) and value <= 0):  # their default is -1
-            draft.common["episode_length"] = positive(env, path) * draft.common["control_hz"]
-    for above, _, leaf in (path.rpartition(".") for path in taken_paths()):  # they act, so the class needs no copy
+        if not (path == "reset_time" and is_number(value) and value <= 0):  # their default is -1
+            common["episode_length"] = positive(env, path) * common["control_hz"]
+    for above, _, leaf in (path.rpartition(".") for path in TAKEN):  # they act, so the class needs no copy
         section(env, above).pop(leaf, None)
-    whole = ("num_envs", "episode_length")
-    draft.common |= {key: max(1, round(draft.common[key])) for key in whole if key in draft.common}
-
-
-def taken_paths() -> set[str]:
-    """Returns the paths in `env` of the settings that every task has."""
-    return {*DECIMATION, *SECONDS, *(path for paths in COMMON.values() for path in paths)}
+    common |= {key: max(1, round(common[key])) for key in ("num_envs", "episode_length") if key in common}
 
 
 def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -> list[str]:
-    """Finds the robot's file and whether its base is free; returns the settings of assets that are not taken.
+    """Find the robot's file and whether its base is free; return the settings of assets that are not taken.
 
     Raises:
-        ConfigError: The yaml does not tell the robot, or it is not among their assets.
+        ConfigError: The yaml does not name the robot, or it is not among their assets.
     """
     assets = section(env, "asset") | section(env, "urdf_asset")
     files = {key: value for key, value in assets.items() if str(value).endswith((".urdf", ".xml"))}
@@ -540,39 +329,20 @@ def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -
         source = "as theirs" if said is not None else "as IsaacGym has it where nobody says so"
         other = "--free-base" if said else "--no-free-base"
         draft.notes.append(f"the robot's base is {'fixed' if said else 'free'}, {source}; the other is {other}")
-    used = (key, "asset_root", "fix_base_link")
-    return [f"asset.{name}" for name in assets if name not in used]
+    return [f"asset.{name}" for name in assets if name not in (key, "asset_root", "fix_base_link")]
 
 
 def no_robot(file: Path, named: list[str], code: list[str]) -> ConfigError:
-    """Makes the error for a yaml that does not lead to a robot, with the files that may help."""
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.settings.discover import tasks
-
-    hint = ""
-    if named:
-        hint = f" It names {named[0]}, which is not among their assets."
-        if re.search(rf"\.write\(\s*[\"']{re.escape(named[0])}[\"']", "\n".join(code)):
-            hint += " Their code writes that file: run theirs once."
-        elif near := neighbours(file, named[0]):
-            hint += f" That folder has {', '.join(near)}."
+    """Make the error for a yaml that does not lead to a robot."""
+    hint = f" It names {named[0]}, which is not among their assets." if named else ""
+    if named and re.search(rf"\.write\(\s*[\"']{re.escape(named[0])}[\"']", "\n".join(code)):
+        hint += " Their code writes that file: run theirs once."
     ours = f", or task={file.stem}, which is here" if file.stem in tasks() else ""
     return ConfigError(f"{file} does not tell the robot's file.{hint} Try --urdf or --mjcf{ours}")
 
 
-def neighbours(file: Path, name: str) -> list[str]:
-    """Returns up to 5 robots that are in the folder where theirs should be."""
-    found = []
-    with suppress(OSError, ValueError):  # a name that no file can have
-        for root in asset_folders(file):
-            folder = (root / name).parent.resolve()
-            if folder.is_dir() and folder.is_relative_to(root):
-                found += [path.name for path in sorted(folder.iterdir()) if path.suffix in (".urdf", ".xml")]
-    return found[:5]
-
-
 def fixed_in(code: list[str], word: str) -> bool | None:
-    """Returns what the code says of the base of a robot that it names by a word; None where it does not."""
+    """Return what the code says of the base of a robot that it names by a word; None where it does not."""
     said = re.compile(r"fix_base_link\s*=\s*(True|False)\b")
     for text in sorted(code, key=lambda text: word not in text):
         if match := said.search(text, max(0, text.find(word))) or said.search(text):
@@ -581,24 +351,17 @@ def fixed_in(code: list[str], word: str) -> bool | None:
 
 
 def moves(robot: Path) -> bool:
-    """Returns whether a robot's file has a joint that a drive could move."""
-    from gpusim_rl.files.safe_open import read_bytes
-
+    """Return whether a robot's file has a joint that a drive could move."""
     try:
         return re.search(rb"<joint\b(?![^<>]*\stype\s*=\s*[\"'](fixed|floating|free))", read_bytes(robot)) is not None
     except (OSError, ValueError):
         return True  # a large file is no object
 
 
-def asset_folders(file: Path) -> list[Path]:
-    """Returns the folders that theirs may have assets in."""
-    return [folder / "assets" for folder in file.resolve().parents if (folder / "assets").is_dir()]
-
-
 def find_asset(file: Path, name: str) -> Path | None:
-    """Returns a file below the folder `assets` of theirs; never one that lies elsewhere."""
+    """Return a file below a folder `assets` of theirs; never one that lies elsewhere."""
     with suppress(OSError, ValueError):  # a name that no file can have
-        for root in asset_folders(file):
+        for root in (folder / "assets" for folder in file.resolve().parents):
             below = sorted(
                 Path(folder) / Path(name).name for folder, _, names in os.walk(root) if Path(name).name in names
             )
@@ -609,15 +372,13 @@ def find_asset(file: Path, name: str) -> Path | None:
 
 
 def read_code(file: Path, name: str) -> list[str]:
-    """Returns the texts of a task's class and of its base classes, which are searched and never run."""
-    from gpusim_rl.files.safe_open import read_bytes
-
-    tasks, texts = file.resolve().parents[min(2, len(file.resolve().parents) - 1)] / "tasks", dict[Path, str]()
-    for path in sorted(tasks.rglob("*.py"))[:MAX_CODE]:
+    """Return the texts of a task's class and of its base classes, which are searched and never run."""
+    folder, texts = file.resolve().parents[min(2, len(file.resolve().parents) - 1)] / "tasks", dict[Path, str]()
+    for path in sorted(folder.rglob("*.py"))[:MAX_CODE]:
         with suppress(OSError, ValueError):
             texts[path] = read_bytes(path).decode(errors="replace")
     classes = {match[1]: (path, match[2] or "") for path, text in texts.items() for match in CLASS.finditer(text)}
-    registry = texts.get(tasks / "__init__.py", "")
+    registry = texts.get(folder / "__init__.py", "")
     entry = re.search(rf"""["']{re.escape(name)}["']\s*:\s*(\w+)""", registry)
     start = entry[1] if entry else name
     maker = re.search(rf"^def {start}\b.*?(?=^\S|\Z)", registry, re.DOTALL | re.MULTILINE) if entry else None
@@ -632,7 +393,7 @@ def read_code(file: Path, name: str) -> list[str]:
 
 
 def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
-    """Reads `task.randomize` and `randomization_params`; returns what is of other actors or settings."""
+    """Read `task.randomize` and `randomization_params`; return what is of other actors or settings."""
     ignored = [f"task.{key}" for key in task if key not in ("randomize", "randomization_params")]
     if isinstance(task.get("randomize"), bool):
         draft.random["randomize"] = task["randomize"]
@@ -653,16 +414,11 @@ def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
 
 
 def fit_randomization(draft: Draft, scene: Scene) -> None:
-    """Leaves out what MuJoCo or the robot of a scene cannot randomise, and names it."""
-    import logging
-
+    """Leave out what MuJoCo or the robot of a scene cannot randomise, and note it."""
     import torch
 
     from gpusim_rl.env.randomize import Randomizer
-    from gpusim_rl.errors import ConfigError, TaskError
-    from gpusim_rl.settings.checks import build, plain
     from gpusim_rl.settings.compose import compose
-    from gpusim_rl.settings.schema import SimConfig
     from gpusim_rl.sim import choose_sim, make_sim
 
     cfg = build(SimConfig, plain(compose(["task=Cartpole"]))["sim"], "sim")
@@ -679,7 +435,7 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
         return True
 
     params, kept, left = section(draft.random, "randomization_params"), dict[str, Any](), list[str]()
-    for path, value in pieces(params):
+    for path, value in properties(params):
         piece: Any = value
         for key in reversed(path):
             piece = {key: piece}
@@ -696,24 +452,20 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
         draft.random["randomization_params"] = kept
 
 
-def pieces(params: dict[str, Any]) -> list[tuple[list[str], Any]]:
-    """Returns the single properties of a randomisation, each with its path."""
-    depths = {"sim_params": 1, "actor_params": 3}
-    found, way = list[tuple[list[str], Any]](), [([key], value) for key, value in params.items()]
-    for path, value in way:  # what is nested is appended
-        if isinstance(value, dict) and "range" not in value and len(path) <= depths.get(path[0], 0):
-            way += [([*path, key], item) for key, item in value.items()]
-        else:
-            found.append((path, value))
+def properties(params: Mapping[str, Any], way: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the single properties of a randomisation, each with its path."""
+    found = []
+    for key, value in params.items():
+        path = (*way, key)
+        nested = isinstance(value, dict) and "range" not in value
+        deeper = nested and len(path) <= {"sim_params": 1, "actor_params": 3}.get(path[0], 0)
+        found += properties(value, path) if deeper else [(path, value)]
     return found
 
 
 def take_ppo(draft: Draft, file: Path, name: str) -> None:
-    """Reads the PPO settings beside the yaml of a task; without any, those of the task that it extends."""
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.settings.checks import build, plain
+    """Read the PPO settings beside the yaml of a task; without any, those of the task that it extends."""
     from gpusim_rl.settings.compose import compose
-    from gpusim_rl.settings.schema import PPOConfig
 
     folder = file.parent.parent / "train"
     other, algorithm = folder / f"{file.stem}.yaml", folder / f"{file.stem}PPO.yaml"
@@ -727,68 +479,62 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
         draft.notes.append(f"no PPO settings of theirs: there is no {algorithm}")
         return
     params = section(read_theirs(algorithm), "params")
-    given, whole = leaves(params), plain(compose(["task=Cartpole"]))["ppo"]
-    ignored = []
-    for path, value in given.items():
-        key = our_key(path)
+    whole = plain(compose(["task=Cartpole"]))["ppo"]
+
+    def taken(path: str, value: Any) -> bool:
+        nonlocal whole
         if path == "config.mixed_precision":
             value = "bf16" if value is True else "fp32"
         elif path.endswith(".fixed_sigma"):
             value = not value if isinstance(value, bool) else value
+        elif path == "config.grad_norm" and look_up(params, "config.truncate_grads") is False:
+            value = None
         elif isinstance(value, str):
             value = WORDS.get(value, value)
-        if path == "config.grad_norm" and look_up(params, "config.truncate_grads") is False:
-            value = None
-        above, _, leaf = key.rpartition(".")
+        key = our_key(path)
         if not key:
-            ignored += [] if path in NOT_TOLD else [path]
-            continue
+            return path in NOT_TOLD
+        above, _, leaf = key.rpartition(".")
         tried = whole | ({above: whole[above] | {leaf: value}} if above else {leaf: value})
         try:
             build(PPOConfig, tried, "ppo")
         except ConfigError:
-            ignored.append(path)
-            continue
+            return False
         whole = tried
         (draft.ppo.setdefault(above, {}) if above else draft.ppo)[leaf] = value
+        return True
+
+    def ignored(values: dict[str, Any], above: str = "") -> list[str]:
+        """Paths that are not taken; a section of which nothing is taken stands for what is in it."""
+        found = []
+        for key, value in values.items():
+            path = f"{above}{key}"
+            if isinstance(value, dict):
+                inner = ignored(value, f"{path}.")
+                found += [path] if above and inner and {*inner} == {f"{path}.{name}" for name in value} else inner
+            elif not taken(path, value):
+                found.append(path)
+        return found
+
+    left = ignored(params)
     for path, place, key in (("max_epochs", draft.common, "max_iterations"), ("save_frequency", draft.log, None)):
         value = look_up(params, f"config.{path}")
         if is_number(value) and 1 <= value < LARGEST:
             place[key or "checkpoint_interval"] = round(value)
-    if ignored:
-        draft.notes.append(f"not taken from {algorithm.name}: {', '.join(shortest(ignored, given))}")
+    if left:
+        draft.notes.append(f"not taken from {algorithm.name}: {', '.join(left)}")
 
 
 def our_key(path: str) -> str:
-    """Returns what a PPO setting of theirs is called below our `ppo`; nothing where we have none of the kind."""
-    from gpusim_rl.settings.checks import OTHERS, known_keys
-
+    """Return what a PPO setting of theirs is called below our `ppo`; nothing where we have none of the kind."""
     above, _, leaf = path.rpartition(".")
     key = RENAMED.get(path) or f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
     ours = (above in PLACES or path in RENAMED) and not leaf.startswith("_")  # `_target_` names a class to import
     return key if ours and f"ppo.{key}" in known_keys() else ""
 
 
-def shortest(ignored: list[str], given: dict[str, Any]) -> list[str]:
-    """Returns paths of settings that are not taken; a section of which nothing is taken stands for what is in it."""
-    kept, found = [path for path in given if path not in ignored], dict[str, None]()
-    for path in ignored:
-        parts = path.split(".")
-        above = [".".join(parts[:n]) for n in range(2, len(parts))]
-        found[next((each for each in above if not any(f"{one}.".startswith(f"{each}.") for one in kept)), path)] = None
-    return [*found]
-
-
-def leaves(values: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Returns the values of nested settings by their path, such as config.gamma."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= leaves(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return found
-
-
 def read_theirs(file: Path, depth: int = 0, read: list[Path] | None = None) -> dict[str, Any]:
-    """Reads a yaml of theirs with those that its `defaults` name; `${resolve_default:4096,...}` is 4096.
+    """Read a yaml of theirs with those that its `defaults` name; `${resolve_default:4096,...}` is 4096.
 
     Args:
         file: The yaml.
@@ -801,10 +547,6 @@ def read_theirs(file: Path, depth: int = 0, read: list[Path] | None = None) -> d
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.files.safe_open import check_events, read_bytes
-    from gpusim_rl.sim.robot_file import one_line
 
     def resolved(value: Any) -> Any:
         if isinstance(value, dict):
@@ -820,10 +562,10 @@ def read_theirs(file: Path, depth: int = 0, read: list[Path] | None = None) -> d
         text = read_bytes(file.resolve())
         check_events(text, file)
         content = resolved(OmegaConf.to_container(OmegaConf.create(text.decode())))
+    except ConfigError:
+        raise
     except (OSError, ValueError, AssertionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"cannot read {file}: {one_line(error)}") from None
+        raise ConfigError(f"cannot read {file}: {' '.join(str(error).split())}") from None
     content = content if isinstance(content, dict) else {}
     merged: dict[str, Any] = {}
     defaults = content.pop("defaults", None)
@@ -840,7 +582,7 @@ def read_theirs(file: Path, depth: int = 0, read: list[Path] | None = None) -> d
 
 
 def merge(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Returns nested settings, in which those of the second take the place of those of the first."""
+    """Return nested settings, in which those of the second take the place of those of the first."""
     both = {
         key: merge(one[key], two[key]) for key in two if isinstance(one.get(key), dict) and isinstance(two[key], dict)
     }
@@ -848,7 +590,7 @@ def merge(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
 
 
 def snake_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns nested settings with keys such as joint_vel_scale; names of joints stay as they are."""
+    """Return nested settings with keys such as joint_vel_scale; names of joints stay as they are."""
     return {
         name: snake_keys(value) if isinstance(value, dict) and name != "default_joint_angles" else value
         for key, value in values.items()
@@ -857,7 +599,7 @@ def snake_keys(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_references(value: Any, path: str, ignored: list[str]) -> Any:
-    """Returns settings without what refers to other settings or is no plain data; adds the paths of these to a list."""
+    """Return settings without references to other settings and what is no plain data, whose paths join `ignored`."""
     if isinstance(value, dict):
         kept = {key: without_references(item, f"{path}.{key}", ignored) for key, item in value.items()}
         odd = [key for key in kept if key.startswith("_") or "${" in key]  # they mean something to Hydra
@@ -873,45 +615,40 @@ def without_references(value: Any, path: str, ignored: list[str]) -> Any:
 
 
 def is_free_field(name: str) -> bool:
-    """Returns whether a key of theirs can be a setting of the new class."""
-    from gpusim_rl.connect.task_text import is_field
+    """Return whether a key of theirs can be a setting of the new class."""
     from gpusim_rl.env import TaskConfig
 
     return is_field(name) and not hasattr(TaskConfig, name)
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a number that is finite and not huge."""
+    """Return whether a value is a number that is finite and not huge."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def section(values: Any, key: str) -> dict[str, Any]:
-    """Returns a section of nested settings; an empty one if it is not there."""
+    """Return a section of nested settings; an empty one if it is not there."""
     found = values.get(key) if isinstance(values, dict) else None
     return found if isinstance(found, dict) else {}
 
 
 def look_up(values: Any, path: str) -> Any:
-    """Returns the value at a path like config.gamma, or None."""
+    """Return the value at a path like config.gamma, or None."""
     for key in path.split("."):
         values = values.get(key) if isinstance(values, dict) else None
     return values
 
 
 def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
-    """Returns the robot as MJCF with its meshes and pictures, to be written beside the task, which reads it there."""
-    import tempfile
-
-    from gpusim_rl.errors import ConfigError
+    """Return the robot as MJCF with its meshes and pictures, to be written beside the task, which reads it there."""
     from gpusim_rl.export.scene_file import SCENE, write_scene
     from gpusim_rl.sim.robot_file import read_robot
 
-    fixed = None if draft.free_base is None else not draft.free_base
     source: Any = draft.robot
     if draft.robot.endswith(".xml"):
         source = read_spec(draft.robot, [])
         add_missing_materials(source)
-    spec, _ = read_robot(source, None, "home" if robot.keyframe else None, fixed)
+    spec, _ = read_robot(source, None, "home" if robot.keyframe else None, draft.fixed_base)
     for one, two in sorted(robot.inside):
         spec.add_exclude(bodyname1=one, bodyname2=two)
     body_of = {geom.name: geom.parent.name for geom in spec.geoms}
@@ -928,10 +665,11 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
         except ConfigError as error:
             draft.notes.append(f"the robot stays where it is: {error}")
             return {}
-        files = {path: path.read_bytes() for path in sorted(Path(scratch).rglob("*")) if path.is_file()}
         draft.robot, draft.free_base, robot.keyframe = str(folder / name), None, False  # the copy has all that
         return {
-            folder / (name if path.name == SCENE else path.relative_to(scratch)): text for path, text in files.items()
+            folder / (name if path.name == SCENE else path.relative_to(scratch)): path.read_bytes()
+            for path in sorted(Path(scratch).rglob("*"))
+            if path.is_file()
         }
 
 
@@ -940,7 +678,7 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
 
 @dataclass(kw_only=True)
 class RobotFacts:
-    """What the class must know of the robot."""
+    """Facts about the robot that the class depends on."""
 
     free: bool  # whether its base is free
     joints: list[str]
@@ -957,29 +695,21 @@ class RobotFacts:
     physics_hz: float | int
 
 
-def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
-    """Loads the robot's file.
-
-    Args:
-        draft: Draft that names the robot.
-        arm: MJCF of the arm that is written too; None reads the robot's file.
+def load_robot(draft: Draft, source: str) -> RobotFacts:
+    """Load the robot from its file, or a robot of MuJoCo Menagerie.
 
     Raises:
         TaskError: The scene cannot take it, or nothing can drive it.
     """
     import mujoco
 
-    from gpusim_rl.connect.task_text import number
-    from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.keyframe import usable
     from gpusim_rl.sim.urdf import is_urdf
 
     spec = None
-    if arm is not None:
-        spec = mujoco.MjSpec.from_string(arm)
-    elif not draft.of_menagerie and draft.robot.endswith(".xml"):
-        spec = read_spec(draft.robot, draft.notes if draft.values_of else None)
+    if not draft.of_menagerie and source.endswith(".xml"):
+        spec = read_spec(source, draft.notes if draft.values_of else None)
         if lacking := add_missing_materials(spec) if draft.values_of else []:
             draft.notes.append(f"{draft.robot} lacks the materials {', '.join(lacking)}: they are white here")
     if spec is not None and not 1e-6 <= spec.option.timestep <= 1.0:
@@ -987,9 +717,8 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     physics_hz = 200 if spec is None else number(1 / spec.option.timestep)
     keyframe = spec is not None and usable(spec, "home")
     scene = Scene(500)
-    robot: Any = spec if arm is not None or (draft.values_of and spec is not None) else draft.robot
-    fixed = None if draft.free_base is None else not draft.free_base
-    scene.add("robot", robot, keyframe="home" if keyframe else None, fixed_base=fixed)
+    robot: Any = spec if draft.values_of and spec is not None else source
+    scene.add("robot", robot, keyframe="home" if keyframe else None, fixed_base=draft.fixed_base)
     model = scene.model
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
@@ -1013,11 +742,9 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     if draft.height is not None and free:
         lift = max(lift, round(draft.height - float(data.xpos[bodies[0], 2]), 4))
     height = float(data.xpos[bodies[0], 2]) + lift
-    if free is False and draft.free_base is None and draft.robot and is_urdf(Path(draft.robot)):
-        draft.notes.append(
-            "the robot's base is fixed to the world, as URDF has no free joint; the other is --free-base"
-        )
-
+    if not free and draft.free_base is None and is_urdf(Path(source)):
+        fixed = "the robot's base is fixed to the world, as URDF has no free joint"
+        draft.notes.append(f"{fixed}; the other is --free-base")
     of_joint = [
         model.actuator_trnid[a, 0]
         for a in range(model.nactuator)
@@ -1064,8 +791,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
 
 
 def read_spec(file: str, notes: list[str] | None = None) -> mujoco.MjSpec:
-    """Reads an MJCF file; its error is one line. With `notes`, attributes that MuJoCo no longer has are left out."""
-    from gpusim_rl.errors import TaskError
+    """Read an MJCF file; its error is one line. With `notes`, attributes that MuJoCo no longer has are left out."""
     from gpusim_rl.sim.robot_file import one_line
     from gpusim_rl.sim.robot_xml import read_mjcf
 
@@ -1078,10 +804,9 @@ def read_spec(file: str, notes: list[str] | None = None) -> mujoco.MjSpec:
 
 
 def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
-    """Reads an MJCF file of an older MuJoCo, and the files beside it that it includes."""
+    """Read an MJCF file of an older MuJoCo, and the files beside it that it includes."""
     import mujoco
 
-    from gpusim_rl.errors import TaskError
     from gpusim_rl.sim.robot_file import one_line
     from gpusim_rl.sim.robot_xml import check_assets, included_files
 
@@ -1105,7 +830,7 @@ def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
 
 
 def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
-    """Adds the materials that shapes name and the file lacks, which IsaacGym ignores; returns their names."""
+    """Add the materials that shapes name and the file lacks, which IsaacGym ignores; return their names."""
     lacking = {geom.material: None for geom in spec.geoms if geom.material and spec.material(geom.material) is None}
     for name in lacking:
         spec.add_material(name=name)
@@ -1115,7 +840,7 @@ def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
 def start_poses(
     model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]
 ) -> tuple[float, set[tuple[int, int]]]:
-    """Tries poses that a start may have.
+    """Try poses that a start may have.
 
     Returns:
         The height of the robot's lowest point [m], 0 without geoms, and the pairs of its bodies that are in each other.
@@ -1127,9 +852,9 @@ def start_poses(
     random, pose, lowest = np.random.default_rng(0), data.qpos.copy(), math.inf
     inside: set[tuple[int, int]] = set()
     limits = np.where(model.jnt_limited[joints], model.jnt_range[joints].T, [[-math.inf], [math.inf]])
-    for number in range(256):
+    for trial in range(256):
         noise = random.uniform(-1, 1, len(addresses))
-        corner = number >= 64  # there two bodies are deepest in each other
+        corner = trial >= 64  # there two bodies are deepest in each other
         noise = NOISE * (np.sign(noise) if corner else noise)
         data.qpos[addresses] = np.clip(pose[addresses] + noise, *limits)
         mujoco.mj_fwdPosition(model, data)
@@ -1170,35 +895,27 @@ def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: 
 
 
 def rounded(value: float) -> float:
-    """Returns a value of two digits."""
+    """Return a value of two digits."""
     return float(f"{value:.2g}")
 
 
 # The task
 
 
-def observations(robot: RobotFacts) -> list[tuple[str, int, str, str]]:
-    """Returns name, size, meaning and unit of what the policy sees."""
-    joints, unit = len(robot.joints), robot.unit
-    velocities = ("joint_vel", joints, "joint velocities", " or ".join(f"{each}/s" for each in unit.split(" or ")))
-    if robot.free:
-        rows = [
-            ("height", 1, "height of the robot's first body", "m"),
-            ("gravity", 3, "direction of gravity in its frame", "-"),
-            ("lin_vel", 3, "its velocity, in its frame", "m/s"),
-            ("ang_vel", 3, "its angular velocity, in its frame", "rad/s"),
-            ("joint_pos", joints, "joint positions - those of the start", unit),
-            velocities,
-            ("actions", robot.actuators, "last actions", "-"),
-        ]
-    else:
-        target = ("target", len(robot.driven), "targets of the joints in DRIVEN", unit)
-        rows = [("joint_pos", joints, "joint positions", unit), velocities, target]
-    return [row for row in rows if row[1]]
+def render(template: str, **values: Any) -> str:
+    """Fill a template. Names and values of strangers' files come through `literal`: filters `py` and `yaml`."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"py": literal, "yaml": partial(literal, yaml=True)}
+    environment.globals |= {name: getattr(task_text, name) for name in ("table", "units", "wrapped", "yaml_lines")}
+    return environment.from_string((TEMPLATES / f"{template}.jinja").read_text()).render(values)
 
 
 def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
-    """Returns the settings of the task itself, each with a comment."""
+    """Return the settings of the task itself, each with a comment."""
     values: dict[str, tuple[Any, str]] = {"start_noise": (NOISE, "rad or m, of the joints at the start")}
     if robot.free:
         values["speed"] = (1.0, "m/s, of which the reward sees no more")
@@ -1228,114 +945,58 @@ def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
 
 
 def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
-    """Returns the content of the py file."""
-    from gpusim_rl.connect.task_text import literal, table, type_of, wrapped
-
-    arguments = ['"robot"', "ROBOT"]
-    if robot.lift:
-        arguments.append(f"pos={literal((0.0, 0.0, robot.lift))}")
-    if robot.keyframe:
-        arguments.append('keyframe="home"')
-    if draft.free_base is not None:
-        arguments.append(f"fixed_base={not draft.free_base}")
-    if draft.packages:
-        items = (f"{literal(name)}: {place}" for name, place in package_places(draft).items())
-        arguments.append(f"packages={{{', '.join(items)}}}")
-    drives = ""
-    if robot.gains:
-        kind = 'kind="position", stiffness=cfg.stiffness, damping=cfg.damping'
-        names = "DRIVEN" if [*robot.gains] == robot.driven else "[*cfg.stiffness]"  # names may look like patterns
-        drives = f'        scene.add_actuators("robot", {names}, {kind})\n'
-        if len(draft.gains) < 2:
-            draft.notes.append(
-                "the robot has no actuators: the yaml gives its joints position drives; tune their gains"
-            )
-    place, import_path = robot_place(draft)
-    if robot.servos:
-        control, controls = f"self.pose + {'self.cfg.reach' if robot.free else 'self.reach'} * action", ""
-        action_words = "targets of the joints in DRIVEN, `reach` around their start"
-    else:
-        control, controls = "self.middle + self.half * action", CONTROLS
-        action_words = "controls of the actuators, over their range"
-    rows = observations(robot)
-    return Template(WALK if robot.free else REACH).substitute(
-        WALKING if robot.free else REACHING,
-        name=draft.name,
-        yaml=f"my_cfg/task/{draft.name}.yaml",
-        import_path=import_path,
-        robot=place,
-        driven=wrapped("DRIVEN = ", "()", [literal(joint) for joint in robot.driven]),
-        in_order=" of the actuators, in their order" if len(robot.driven) == robot.actuators else "",
-        fields="\n".join(f"    {key}: {type_of(value)}" for key, (value, _) in values.items()),
-        actions=robot.actuators,
-        actions_s="s" if robot.actuators > 1 else "",
-        action_words=action_words,
-        table=table(rows),
-        import_any="Any, " if any("Any" in type_of(value) for value, _ in values.values()) else "",
-        angles=ANGLES if "default_joint_angles" in values else "",
-        units=wrapped(
-            "    units: ClassVar = ", "{}", [f"{literal(name)}: {literal(unit)}" for name, _, _, unit in rows]
-        ),
-        integrator=', integrator="implicitfast"' if robot.gains else "",
-        ground="" if robot.has_ground else "        scene.add_ground()\n",
-        add=f"        scene.add({', '.join(arguments)})\n",
-        drives=drives,
-        controls=controls,
-        control=control,
+    """Return the content of the py file."""
+    if robot.gains and len(draft.gains) < 2:
+        draft.notes.append("the robot has no actuators: the yaml gives its joints position drives; tune their gains")
+    items = [f"{literal(name)}: {from_task(draft, folder)}" for name, folder in draft.packages.items()]
+    return render(
+        "task.py",
+        draft=draft,
+        robot=robot,
+        doing=DOING[robot.free],
+        fields={key: task_text.type_of(value) for key, (value, _) in values.items()},
+        place=robot_place(draft),
+        packages=f"{{{', '.join(items)}}}" if items else "",
     )
 
 
-def robot_place(draft: Draft) -> tuple[str, str]:
-    """Returns the expression that is the robot's file, and the import that it needs."""
-    from gpusim_rl.connect.task_text import literal
-
+def robot_place(draft: Draft) -> str:
+    """Return the expression that is the robot's file."""
     if draft.of_menagerie:
-        return literal(draft.robot), ""
-    relative = os.path.relpath(Path(draft.robot).resolve(), (draft.folder / "my_tasks").resolve())
-    return f"Path(__file__).parent / {literal(Path(relative).as_posix())}", "from pathlib import Path\n"
+        return literal(draft.robot)
+    return from_task(draft, Path(draft.robot))
 
 
-def package_places(draft: Draft) -> dict[str, str]:
-    """Return the expression of each ROS package's folder."""
-    from gpusim_rl.connect.task_text import literal
-
-    here = (draft.folder / "my_tasks").resolve()
-    paths = {name: Path(os.path.relpath(folder, here)).as_posix() for name, folder in draft.packages.items()}
-    return {name: f"Path(__file__).parent / {literal(path)}" for name, path in paths.items()}
+def from_task(draft: Draft, path: Path) -> str:
+    """Return the expression of a path that is relative to the py file."""
+    relative = os.path.relpath(path.resolve(), (draft.folder / "my_tasks").resolve())
+    return f"Path(__file__).parent / {literal(Path(relative).as_posix())}"
 
 
 def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
-    """Returns the content of the yaml."""
-    from gpusim_rl.connect.task_text import commented_yaml, literal, number, yaml_lines
-
+    """Return the content of the yaml."""
     common = draft.common
     physics_hz = common.get("physics_hz", robot.physics_hz)
     control_hz = number(physics_hz / max(1, round(physics_hz / common.get("control_hz", 50))))
     ppo = draft.ppo or {"horizon": 24, "epochs": 5, "minibatch_size": 6144, "network": {"hidden": [128, 64]}}
-    numbers = {
-        "physics_hz": physics_hz,
-        "control_hz": control_hz,
-        "episode_length": common.get("episode_length", round((10 if robot.free else 3) * control_hz)),
-        "clip_actions": common.get("clip_actions", 1.0),
-        "clip_observations": common.get("clip_observations"),
-        "num_envs": common.get("num_envs", 1024),
-        "max_iterations": common.get("max_iterations", 300 if robot.free else 100),
-    }
-    return Template(YAML).substitute(
-        {key: literal(value, yaml=True) for key, value in numbers.items()},
-        doing=(WALKING if robot.free else REACHING)["doing"],
-        module=draft.module,
-        name=draft.name,
-        values="\n".join([commented_yaml(values), *yaml_lines(draft.random, 2)]),
-        ppo="\n".join(yaml_lines(ppo, 2)),
-        log="\n".join(yaml_lines({"log": draft.log} if draft.log else {}, 0)) + "\n" * bool(draft.log),
+    return render(
+        "task.yaml",
+        draft=draft,
+        doing=DOING[robot.free],
+        values=values,
+        ppo=ppo,
+        physics_hz=physics_hz,
+        control_hz=control_hz,
+        episode_length=common.get("episode_length", round((10 if robot.free else 3) * control_hz)),
+        clip_actions=common.get("clip_actions", 1.0),
+        clip_observations=common.get("clip_observations"),
+        num_envs=common.get("num_envs", 1024),
+        max_iterations=common.get("max_iterations", 300 if robot.free else 100),
     )
 
 
 def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
-    """Returns the content of the py file and of the yaml of a robot that follows commanded velocities."""
-    from gpusim_rl.connect.task_text import by_pattern, literal, velocity_source
-    from gpusim_rl.errors import TaskError
+    """Return the content of the py file and of the yaml of a robot that follows commanded velocities."""
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.keyframe import usable
     from gpusim_rl.sim.mirror_image import MirrorImage
@@ -1361,15 +1022,14 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     def code(values: Mapping[str, Any]) -> dict[str, str]:
         return {name: literal(value) for name, value in values.items()}
 
-    mirrors = ""
+    mirrored = True
     try:
         MirrorImage(scene, "robot").measure()
     except TaskError as error:
         draft.notes.append(f"the task has no mirror images: {error}")
-        mirrors = "    mirrors: ClassVar = {}  # the robot has no mirror image\n"
+        mirrored = False
     joints, biped = list(robot.pose), len(robot.feet) == 2
     sites = {f"{foot.item.partition(':')[2]}_sole": literal((foot.body, foot.sole)) for foot in robot.feet}
-    soles = literal(tuple(sites))
     if robot.imu is None:
         sites["imu"] = literal((robot.root, (0.0, 0.0, 0.0)))
     pose = {joint: value for joint, value in robot.pose.items() if value}
@@ -1381,12 +1041,12 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     widths = dict.fromkeys(robot.pitches, (0.05, 0.3, 0.5) if biped else (0.05, 0.3, 0.3))
     widths |= dict.fromkeys(robot.knees, (0.05, 0.35, 0.6) if biped else (0.1, 0.6, 0.6))
     others = {"*": (0.05, 0.15, 0.2) if biped else (0.05, 0.3, 0.3)}
-    values = {
+    arguments = {
         "root": literal(robot.root),
         "torso": literal(robot.torso),
         "imu": literal(robot.imu or "imu"),
         "feet": literal(tuple(foot.item for foot in robot.feet)),
-        "soles": soles,
+        "soles": literal(tuple(f"{foot.item.partition(':')[2]}_sole" for foot in robot.feet)),
         "height": literal(robot.height),
         "pose": code(by_pattern(joints, pose)),
         "motors": by_pattern(joints, motors),
@@ -1395,36 +1055,18 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         "elliptic": "True" if not biped else "",
         "fixed_base": "False" if free else "",
         "sites": sites,
-        "packages": package_places(draft) or "",
+        "packages": {name: from_task(draft, folder) for name, folder in draft.packages.items()} or "",
     }
-    place, import_path = robot_place(draft)
-    imports = import_path + ("from typing import ClassVar\n" if mirrors else "")
-    source = velocity_source(
-        values,
-        len(joints),
-        len(robot.feet),
-        mirrors=mirrors and f"{mirrors}\n",
-        name=draft.name,
-        import_path=imports and f"\n{imports}",
-        robot_name=snake_case(draft.name),
-        robot=place,
-    )
-    yaml = Template(VELOCITY_YAML).substitute(
-        name=draft.name,
-        base="G1Velocity" if biped else "Go1Velocity",
-        module=draft.module,
-        feet=literal([*dict.fromkeys(foot.body for foot in robot.feet)], yaml=True),
-        torso=literal(robot.torso, yaml=True),
-        ppo=mirrors and "ppo: {symmetry: {augment: false}}  # the robot has no mirror image\n",
-    )
-    return source, yaml
+    shared = {"draft": draft, "robot": robot, "mirrored": mirrored}
+    source = render("velocity.py", **shared, place=robot_place(draft), arguments=arguments)
+    feet = [*dict.fromkeys(foot.body for foot in robot.feet)]
+    return source, render("velocity.yaml", **shared, feet=feet, base="G1Velocity" if biped else "Go1Velocity")
 
 
 def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
-    """Reads a robot that stands on limbs; where the file's angles are degrees, warns of legs that hardly turn."""
+    """Read a robot that stands on limbs; where the file's angles are degrees, warn of legs that hardly turn."""
     import mujoco
 
-    from gpusim_rl.errors import TaskError, warn
     from gpusim_rl.sim.legged import read_legged
 
     model, bodies, limbs = scene.model, scene.elements_of("robot", "body"), dict[int, list[int]]()

@@ -27,6 +27,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
+from gpusim_rl.files.paths import check_out, free_name
+from gpusim_rl.files.safe_open import writing
+from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.settings.trust import add_trust_arguments
+from gpusim_rl.view.arguments import positive
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -41,19 +48,14 @@ SCALE = 3  # of its pixels
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains the encoders, and writes file and picture."""
-    from gpusim_rl.errors import friendly_errors
-
+    """Train the encoders, and write file and picture."""
     with friendly_errors():
         pretrain(parse(argv), list(sys.argv[1:] if argv is None else argv))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
-    from gpusim_rl.settings.trust import add_trust_arguments
-    from gpusim_rl.view.arguments import positive
-
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="pretrain-encoder", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task; with --policy trained, a run folder or checkpoint too")
     parser.add_argument("settings", nargs="*", help="settings of the task, as for train.py")
@@ -75,7 +77,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def not_negative(text: str) -> float:
-    """Returns the value of an argument that must be 0 or more."""
+    """Return the value of an argument that must be 0 or more."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number >= 0, got {value:g}")
@@ -83,11 +85,7 @@ def not_negative(text: str) -> float:
 
 
 def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
-    """Trains an autoencoder for each group of images; returns the file of their encoders."""
-    from gpusim_rl.errors import ConfigError, import_extra, say
-    from gpusim_rl.files.paths import check_out, free_name
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-
+    """Train an autoencoder for each group of images; return the file of their encoders."""
     if args.out is not None and args.out.suffix != ".pt":
         raise ConfigError(f"an encoder's name must end in .pt, got {args.out.name!r}")
     check_out(args.out, overwrite=args.overwrite)
@@ -109,10 +107,10 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
         frames = collect(player, args.frames)
     default = Path(f"{name}.encoder.pt")
     path = args.out or (default if args.overwrite else free_name(default))
-    vaes, rows, errors = {}, [], {}
-    for group, images in frames.items():
-        vaes[group], errors[group] = train(group, images, args, device)
-        rows.append((vaes[group], images[::HELD_OUT]))
+    trained = {group: train(group, images, args, device) for group, images in frames.items()}
+    vaes = {group: vae for group, (vae, _) in trained.items()}
+    errors = {group: error for group, (_, error) in trained.items()}
+    rows = [(vaes[group], images[::HELD_OUT]) for group, images in frames.items()]
     made = {"task": name, "command": shlex.join(command), "frames": args.frames, "seed": args.seed, "errors": errors}
     try:
         save_pretrained(path, vaes, args.kind, args.latents, made)
@@ -130,8 +128,7 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
 
 @contextmanager
 def player_of(args: argparse.Namespace) -> Iterator[Player]:
-    """Opens the envs, and whoever acts in them."""
-    from gpusim_rl.errors import ConfigError
+    """Open the envs with the policy that acts in them."""
     from gpusim_rl.view.player import Player
 
     if args.policy == "trained":
@@ -158,7 +155,7 @@ def player_of(args: argparse.Namespace) -> Iterator[Player]:
 
 
 def collect(player: Player, number: int) -> dict[str, Tensor]:
-    """Plays until there are so many frames; returns them by group, uint8 [frames, height, width, channels]."""
+    """Play until there are `number` frames; return them by group, uint8 [frames, height, width, channels]."""
     import torch
 
     groups, envs = player.observed.images, player.observed.num_envs
@@ -171,18 +168,16 @@ def collect(player: Player, number: int) -> dict[str, Tensor]:
 
 
 def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.device) -> tuple[VAE, float]:
-    """Trains the autoencoder of a group; returns it, and its error on frames that it did not learn from."""
+    """Train the autoencoder of a group; return it, and its error on frames that it did not learn from."""
     import torch
 
-    from gpusim_rl.errors import ConfigError, say
     from gpusim_rl.learn.vae import VAE
 
     rows = torch.arange(len(images))
     learned, held_out = rows[rows % HELD_OUT != 0], rows[::HELD_OUT]
     if len(learned) < args.batch_size:
-        raise ConfigError(
-            f"--frames {args.frames} are fewer than a batch of {args.batch_size} needs. Try --frames 20000"
-        )
+        few = f"--frames {args.frames} are fewer than a batch of {args.batch_size} needs"
+        raise ConfigError(f"{few}. Try --frames 20000")
     shape = images.shape[1], images.shape[2], images.shape[3]
     vae = VAE(shape, args.kind, args.latents).to(device, memory_format=torch.channels_last)  # type: ignore[reportCallIssue]
     vae.begin(images[learned[torch.randperm(len(learned))[:BEGIN]]].to(device))
@@ -206,11 +201,9 @@ def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.de
         first, second = (sums / len(batches)).tolist()
         with torch.no_grad():
             zeros = torch.zeros(args.batch_size, args.latents, device=device)  # the means
-            parts = [
-                vae.losses(images[part].to(device), zeros[: len(part)])[0] * len(part)
-                for part in held_out.split(args.batch_size)
-            ]
-        error = float(sum(parts)) / len(held_out)
+            parts = held_out.split(args.batch_size)
+            errors = [vae.losses(images[part].to(device), zeros[: len(part)])[0] * len(part) for part in parts]
+        error = float(sum(errors)) / len(held_out)
         say(f"{epoch:5d}  {first:14.2f}  {second:10.2f}  {error:8.2f}  {time.perf_counter() - began:7.0f}")
         if not math.isfinite(first + second):
             raise ConfigError(f"--learning-rate {args.learning_rate:g}: the loss is not finite. Try a smaller one")
@@ -218,11 +211,9 @@ def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.de
 
 
 def draw(path: Path, rows: Sequence[tuple[VAE, Tensor]], device: torch.device) -> Path:
-    """Writes a picture: frames of each group, and below them their reconstructions."""
+    """Write a picture: frames of each group, and below them their reconstructions."""
     import numpy as np
     from PIL import Image
-
-    from gpusim_rl.files.safe_open import writing
 
     pictures = []
     for vae, images in rows:

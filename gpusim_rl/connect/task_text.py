@@ -1,4 +1,4 @@
-"""Text of a new task's files: literals, tables, values by the pattern of a joint's name, a robot that walks.
+"""Pieces of a new task's files: literals, tables, values by the pattern of a joint's name.
 
 Names and values come from strangers' files. `literal` writes them, or `is_field` accepts them: nothing else gets into
 code or yaml.
@@ -12,61 +12,19 @@ import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from glob import escape
-from string import Template
 from typing import Any
 
 from gpusim_rl.errors import TaskError
 
-# fmt: off
-VELOCITY = '''\
-"""$name: the robot follows commanded velocities."""
-
-from __future__ import annotations
-$import_path
-from gpusim_rl.tasks.robots import Motor, Robot
-from gpusim_rl.tasks.velocity import VelocityTask
-
-
-class $name(VelocityTask):
-    """$name: walk with the commanded velocities, forward, sideways and turning.
-
-    The recipe is that of `Go1Velocity`. Motors are a first guess: each servo has 10 Hz, by its armature.
-
-    Action space: $actions numbers in [-100, 100], offset of the joint targets from the pose / a quarter of the
-    largest torque over the stiffness [rad], in the order of the joints.
-
-    Observation space:
-
-$table
-
-    The critic sees this:
-
-$critic_table
-
-    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
-
-    Reward terms, x the control step: see `VelocityTask`.
-
-    Start: the pose, a little above the ground, any yaw; a random command, anew after `command.interval`.
-    Termination: a tilt of more than `tilt_limit`.
-    """
-
-$mirrors    robot = Robot(
-        name="$robot_name",
-        file=$robot,
-$values
-    )
-'''
-# fmt: on
 SIDES = re.compile(
     r"(?<![A-Za-z])(left|right|front|rear|hind|back|[lrfhb]|[frhbl][lrfh])(?![a-z])|(Left|Right)(?=[A-Z])",
     re.IGNORECASE,
 )
-"""Words in the name of a joint that tell of which leg or arm it is."""
+"""Words in the name of a joint that name its leg or arm."""
 FIELD_TYPES = {"bool", "dict", "float", "int", "list", "str"}
 """Types of fields: as names of fields they would hide the types."""
 YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-"""Words that yaml takes for no text."""
+"""Words that yaml does not read as text."""
 
 
 def literal(value: Any, yaml: bool = False) -> str:
@@ -108,12 +66,12 @@ def is_field(name: Any) -> bool:
 
 
 def number(value: float) -> float | int:
-    """Returns 60 for 59.9999: a rate is written as a period."""
+    """Return 60 for 59.9999: a rate is written as a period."""
     return round(value) if abs(value - round(value)) < 5e-4 else value
 
 
 def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by pattern, where all joints that it fits differ by their side alone; else by joint.
+    """Return values by pattern, where all joints that it fits differ by their side alone; else by joint.
 
     Floats that differ by 0.02 are equal: angles have the precision of a guess.
     """
@@ -133,7 +91,7 @@ def nearly(one: Any, two: Any) -> bool:
 
 
 def wrapped(head: str, brackets: str, items: list[str]) -> str:
-    """Returns a tuple or a dict, on one line where it fits."""
+    """Format a tuple or a dict, on one line where it fits."""
     comma = "," if brackets == "()" and len(items) == 1 else ""
     line = f"{head}{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
     if len(line) <= 88:
@@ -143,7 +101,7 @@ def wrapped(head: str, brackets: str, items: list[str]) -> str:
 
 
 def table(rows: list[tuple[str, int, str, str]]) -> str:
-    """Returns the table of the observation's parts, as the docstring has it."""
+    """Format the parts of an observation (name, size, meaning, unit) as the table of a docstring."""
     cells, first = [("num", "name", "observation", "unit")], 0
     for name, size, words, unit in rows:
         cells.append((str(first) if size == 1 else f"{first}-{first + size - 1}", name, words, unit))
@@ -156,13 +114,10 @@ def table(rows: list[tuple[str, int, str, str]]) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-def commented_yaml(values: Mapping[str, tuple[Any, str]]) -> str:
-    """Returns settings, each with its comment, as lines of a yaml that are indented by 2."""
-    lines = []
-    for key, (value, comment) in values.items():
-        first, *more = yaml_lines({key: value}, 2)
-        lines += [f"{first}  # {comment}" if comment else first, *more]
-    return "\n".join(lines)
+def units(rows: list[tuple[str, int, str, str]]) -> str:
+    """Format the units of the same parts as an attribute of the class."""
+    items = [f"{literal(name)}: {literal(unit)}" for name, _, _, unit in rows]
+    return wrapped("    units: ClassVar = ", "{}", items)
 
 
 def yaml_lines(values: Mapping[str, Any], indent: int) -> list[str]:
@@ -177,45 +132,9 @@ def yaml_lines(values: Mapping[str, Any], indent: int) -> list[str]:
 
 
 def type_of(value: Any) -> str:
-    """Returns the type of a field of the class."""
+    """Return the type of a field of the class."""
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         kind = "float" if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items) else "Any"
         return f"dict[str, {kind}]" if isinstance(value, dict) else f"list[{kind}]"
     return "Any" if value is None else type(value).__name__
-
-
-def velocity_source(values: Mapping[str, Any], joints: int, feet: int, **words: str) -> str:
-    """Returns the content of the py file of a robot that follows commanded velocities.
-
-    Args:
-        values: Arguments of `Robot` as code, those by pattern as dicts of code; those that are empty are left out.
-        joints: Number of its joints.
-        feet: Number of its feet.
-        words: The other words of the template.
-    """
-    lines = []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            items = [f"            {literal(name)}: {item}," for name, item in value.items()]
-            lines += [f"        {key}={{", *items, "        },"]
-        elif value:
-            lines.append(f"        {key}={value},")
-    seen = [
-        ("lin_vel", 3, "velocity of the IMU, its frame", "m/s"),
-        ("ang_vel", 3, "angular velocity of the IMU, its frame", "rad/s"),
-        ("gravity", 3, "direction of gravity in the frame of the root", "-"),
-        ("joint_pos", joints, "joint positions from the pose; the policy's with bias", "rad"),
-        ("joint_vel", joints, "joint velocities", "rad/s"),
-        ("actions", joints, "last action", "-"),
-        ("command", 3, "commanded x, y velocity and yaw rate", "m/s, m/s, rad/s"),
-    ]
-    of_feet = [
-        ("foot_height", feet, "each foot above the ground", "m"),
-        ("air_time", feet, "time since each foot left the ground", "s"),
-        ("contact", feet, "1 for feet that touch, else 0", "-"),
-        ("contact_force", 3 * feet, "sign(f) log(1 + abs(f)) of the forces on feet, world", "log(1 + N)"),
-    ]
-    return Template(VELOCITY).substitute(
-        words, actions=joints, table=table(seen), critic_table=table([*seen, *of_feet]), values="\n".join(lines)
-    )

@@ -95,7 +95,7 @@ def test_clip_takes_packages(tmp_path):
 
 def test_packages_are_for_urdf(tmp_path):
     new_task = tool("new_task")
-    with pytest.raises(ConfigError, match="--packages is for --urdf"):
+    with pytest.raises(ConfigError, match="--packages needs --urdf"):
         new_task.new_task(new_task.parse(["Reach", "--out", str(tmp_path), "--packages", f"a={tmp_path}"]))
 
 
