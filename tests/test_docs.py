@@ -642,7 +642,12 @@ def load_script(path: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("document", [name for name in DOCUMENTS if not name.endswith("add_a_task.md")])
+LONG = pytest.param("docs/algorithms.md", marks=pytest.mark.slow)  # 5 s
+
+
+@pytest.mark.parametrize(
+    "document", [LONG, *(name for name in DOCUMENTS if not name.endswith(("add_a_task.md", "algorithms.md")))]
+)
 def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
     monkeypatch.chdir(runs_folder)  # where checkpoint=Ant and checkpoint=Cartpole exist
     write_files(document, tmp_path)

@@ -35,7 +35,7 @@ from gpusim_rl.connect.gymnasium_spaces import (
     pictures,
     split_pictures,
 )
-from gpusim_rl.connect.library_config import LibraryConfig
+from gpusim_rl.connect.library_config import LibraryConfig, require_shape
 from gpusim_rl.connect.vector_envs import adapt, make, time_limit_of
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.settings.schema import EnvConfig
@@ -84,12 +84,8 @@ class GymnasiumEnv(Environment):
         words = f"episode {limit} steps at most" if limit else "no time limit"
         self.summary = f"{self.name}, {words}"
         if not limit:
-            logger.warning(
-                "%s does not tell its time limit: its episodes end when it says so, and an evaluation after %d steps."
-                " Try env.max_episode_steps=<steps>",
-                self.name,
-                EVALUATED_STEPS,
-            )
+            ends = f"its episodes end when it says so, and an evaluation after {EVALUATED_STEPS} steps"
+            logger.warning("%s has no time limit: %s. Try env.max_episode_steps=<steps>", self.name, ends)
         self.frames_per_s = float(self._envs.metadata.get("render_fps") or self.frames_per_s)
         space: Any = self._observed
         self._grouped = isinstance(space, Dict) and "policy" in space.spaces and set(space) <= {"policy", "critic"}
@@ -124,7 +120,7 @@ class GymnasiumEnv(Environment):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
-        """Makes the envs that the settings name, on the CPU.
+        """Make the envs that the settings name, on the CPU.
 
         Raises:
             ConfigError: There are no such envs, their package is missing, or they cannot be represented.
@@ -142,11 +138,11 @@ class GymnasiumEnv(Environment):
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> GymnasiumEnv:
-        """Returns vector envs that a script of the user has made as ours."""
+        """Return vector envs that a script of the user has made as ours."""
         return cls(envs, seed=first_seed(seed), max_episode_steps=cfg.max_episode_steps)
 
     def reset(self) -> Observation:
-        """Begins an episode in every env.
+        """Begin an episode in every env.
 
         Raises:
             TaskError: The observations are not of their space, or not finite.
@@ -159,20 +155,16 @@ class GymnasiumEnv(Environment):
         return _tensors(obs)
 
     def step(self, action: Tensor) -> Step:
-        """Advances all envs by one control step and resets those whose episode ended.
+        """Advance all envs by one control step and reset those whose episode ended.
 
         Args:
             action: Actions, [num_envs, num_actions]: of a box, in [-1, 1], clamped and scaled to its bounds (where it
-                has none, as they are); of a discrete space, int64 indices from 0.
+                has none, as they are); of a discrete space, int64 indices from 0. ValueError for another shape.
 
         Raises:
-            ValueError: The actions have another shape.
             TaskError: What the envs returned is not of their spaces.
         """
-        if list(action.shape) != [self.num_envs, self.num_actions]:
-            raise ValueError(
-                f"step() needs actions of shape {[self.num_envs, self.num_actions]}, got {list(action.shape)}"
-            )
+        require_shape(action, self.num_envs, self.num_actions)
         chosen = action.detach().cpu().numpy()
         bad_action = ~_finite({"action": chosen})
         sent = self._to_library(np.where(bad_action[:, None], 0, chosen) if _any(bad_action) else chosen)
@@ -219,7 +211,7 @@ class GymnasiumEnv(Environment):
         )
 
     def _final_obs(self, obs: FlatObservation, begun: Array, infos: Mapping[str, Any]) -> FlatObservation:
-        """Returns the observations at the end of a step, with the true last one where the library has reset an env."""
+        """Return the observations at the end of a step, with the true last one where the library has reset an env."""
         final_obs = {group: value.copy() for group, value in obs.items()}
         env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
         last_obs = _final(infos)
@@ -241,30 +233,26 @@ class GymnasiumEnv(Environment):
         ends = None if differ else (self._repeated_ends or 0) + int(begun.sum())
         self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())
         if ends is not None and ends >= REPEATED_ENDS and self._moved:
-            logger.warning(
-                "%s: each last observation of %d episodes equals the first one of the next: a reset seems to overwrite"
-                " it, and time limits are valued wrongly. Try a copy of the observation in step() of the env, or"
-                " AutoresetMode.DISABLED",
-                self.name,
-                ends,
-            )
+            equal = f"each last observation of {ends} episodes equals the first one of the next"
+            wrong = "a reset seems to overwrite it, and time limits are valued wrongly"
+            advice = "Try a copy of the observation in step() of the env, or AutoresetMode.DISABLED"
+            logger.warning("%s: %s: %s. %s", self.name, equal, wrong, advice)
             ends = None
         self._repeated_ends = ends
 
     def _end_at_limit(self, ended: Array, truncated: Array) -> None:
-        """Truncates the episodes that have come to the time limit of the user, where the library does not."""
+        """Truncate the episodes that have come to the time limit of the user, where the library does not."""
         self._steps += ~self._resetting
         if self._limit is None or not _any(over := (self._steps >= self._limit) & ~ended & ~self._resetting):
             return
         if not self._by_mask:
-            raise TaskError(
-                f"{self.name}: an episode is longer than env.max_episode_steps={self._limit}, and only its library can"
-                " reset it. Try the limit there (gymnasium.wrappers.TimeLimit), or AutoresetMode.DISABLED"
-            )
+            longer = f"an episode is longer than env.max_episode_steps={self._limit}, and only its library can reset it"
+            advice = "Try the limit there (gymnasium.wrappers.TimeLimit), or AutoresetMode.DISABLED"
+            raise TaskError(f"{self.name}: {longer}. {advice}")
         truncated |= over
 
     def _stats(self, infos: Mapping[Any, Any], ended: Array) -> dict[str, Tensor]:
-        """Returns the numbers in the last infos of episodes, by name; NaN where an episode goes on."""
+        """Return the numbers in the last infos of episodes, by name; NaN where an episode goes on."""
         if not _any(ended) and not self._stat_names:
             return {}
         stats: dict[str, Array] = {}
@@ -282,7 +270,7 @@ class GymnasiumEnv(Environment):
         return {name: torch.from_numpy(stats.get(name, nothing)) for name in self._stat_names}
 
     def _begin_episodes(self, where: Array, obs: FlatObservation) -> FlatObservation:
-        """Begins an episode in some envs, now or, where the library can only do that, with the next step."""
+        """Begin an episode in some envs, now or, where the library can only do that, with the next step."""
         self._resetting[:] = where & (not self._by_mask)
         if self._by_mask and _any(where):
             first_obs = self._flat(self._call("reset", options={"reset_mask": where})[0], "reset()")
@@ -290,13 +278,11 @@ class GymnasiumEnv(Environment):
                 obs[group][where] = value[where]
             self._require_finite(obs, where)
         for value in _numbers(obs):
-            finite = np.isfinite(value)
-            if not finite.all():
-                value[~finite] = 0.0
+            value[~np.isfinite(value)] = 0.0
         return obs
 
     def _call(self, call: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls `reset` or `step` of the library; what goes wrong there is one line."""
+        """Call `reset` or `step` of the library; what goes wrong there is one line."""
         envs, level = self._envs, gymnasium.logger.min_level
         self._failed = True  # until it returns, also where Ctrl-C ends it
         try:
@@ -314,7 +300,7 @@ class GymnasiumEnv(Environment):
         return result
 
     def _flat(self, obs: Any, call: str) -> FlatObservation:
-        """Returns the library's observations as our groups, in memory of their own."""
+        """Return the library's observations as our groups, in memory of their own."""
         with self._space_errors(call):
             return self._groups_of(obs, self.num_envs)
 
@@ -322,15 +308,12 @@ class GymnasiumEnv(Environment):
     def _groups_of(self, obs: Any, num_envs: int) -> FlatObservation:
         groups = obs if self._grouped else {"policy": obs}
         flat = {group: flatten(space, groups[group], num_envs) for group, space in self._groups.items()}
-        return flat | {group: pictures(picture) for group, picture in self._drawn(groups["policy"])}
-
-    def _drawn(self, obs: Any) -> Iterator[tuple[str, Array]]:
-        """Returns the pictures in an observation by group."""
-        return ((group, np.asarray(obs if key is None else obs[key])) for group, key in self._pictures.items())
+        seen = groups["policy"]
+        return flat | {group: pictures(seen if key is None else seen[key]) for group, key in self._pictures.items()}
 
     @contextmanager
     def _space_errors(self, call: str) -> Iterator[None]:
-        """Makes one line of the error that an observation outside of its space has led to."""
+        """Turn the error of an observation outside of its space into one line."""
         try:
             yield
         except WRONG as error:
@@ -338,40 +321,34 @@ class GymnasiumEnv(Environment):
 
     @_float32_may_overflow
     def _column(self, values: Any, kind: str, dtype: Any) -> Array:
-        """Returns one number for each env, as a step gave them."""
+        """Return one number for each env, as a step gave them."""
         column = np.asarray(values)
         if column.size != self.num_envs or column.shape[:1] != (self.num_envs,) or column.dtype.kind not in "biuf":
-            raise TaskError(
-                f"{self.name}: step() returned {kind} of shape {list(column.shape)} and type {column.dtype}, expected"
-                f" numbers, [{self.num_envs}]"
-            )
+            got = f"{kind} of shape {list(column.shape)} and type {column.dtype}"
+            raise TaskError(f"{self.name}: step() returned {got}, expected numbers, [{self.num_envs}]")
         return column.reshape(self.num_envs).astype(dtype)
 
     def _require_finite(self, obs: FlatObservation, where: Array) -> None:
-        """Stops where a new episode begins with a number that is not finite: nothing could be done about it."""
+        """Raise TaskError where a new episode begins with a number that is not finite."""
         bad = ~_finite(obs) & where
         if bad.any():
             env = int(bad.argmax())
             raise TaskError(f"{self.name}: reset() returned an observation that is not finite (env {env})")
 
     def _warn_once(self, env: int, obs: FlatObservation, reward: Array) -> None:
-        """Names the numbers of an env that are not finite, the first time there are any."""
+        """Name the numbers of an env that are not finite, the first time there are any."""
         if self._warned:
             return
         self._warned = True
         bad = [f"observation {group!r}" for group in self._groups if not np.isfinite(obs[group][env]).all()]
         if not np.isfinite(reward[env]):
             bad.append("reward")
-        logger.warning(
-            "%s: step() returned a NaN or an infinite number (%s of env %d). The sample is left out and counted in"
-            " sim/diverged, and a new episode begins; this is told once",
-            self.name,
-            " and ".join(bad),
-            env,
-        )
+        what = f"a NaN or an infinite number ({' and '.join(bad)} of env {env})"
+        then = "The sample is left out and counted in sim/diverged, and a new episode begins; this is reported once"
+        logger.warning("%s: step() returned %s. %s", self.name, what, then)
 
     def render(self) -> list[Array]:
-        """Returns pictures of the envs, if they were made with `render_mode="rgb_array"`.
+        """Return pictures of the envs, if they were made with `render_mode="rgb_array"`.
 
         Raises:
             ConfigError: They have none, or a package for drawing is missing.
@@ -398,7 +375,7 @@ class GymnasiumEnv(Environment):
 
 
 def first_seed(seed: int) -> int:
-    """Returns the seed of the first env, those of the others follow: far apart for seeds that are near each other.
+    """Return the seed of the first env, those of the others follow: far apart for seeds that are near each other.
 
     Multiples of the golden ratio: no two of 1,000 seeds in a row have a common env where each has 100,000 envs.
     """
@@ -410,19 +387,19 @@ _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
 
 
 def _final(infos: Mapping[Any, Any]) -> Any:
-    """Returns the last observations of episodes, by the key of Gymnasium 1.0 or before; None without."""
+    """Return the last observations of episodes, by the key of Gymnasium 1.0 or before; None without."""
     return infos.get("final_obs", infos.get("final_observation"))
 
 
 def _numbers_of_end(infos: Any, env: int) -> Iterable[tuple[str, float]]:
-    """Returns the numbers in the info of one env by name."""
+    """Return the numbers in the info of one env by name."""
     info = _of_env(infos, env)
     told = info.get(END_INFO) if isinstance(info, Mapping) else None
     return numbers_of(info) if told is None else told
 
 
 def _of_env(infos: Any, env: int) -> Any:
-    """Returns the entry of one env in infos: dicts of arrays, with masks `_<key>`, or a sequence with one for each."""
+    """Return the entry of one env in infos: dicts of arrays, with masks `_<key>`, or a sequence with one for each."""
     if not isinstance(infos, Mapping):
         return infos[env]
     found = {}
@@ -437,18 +414,18 @@ def _of_env(infos: Any, env: int) -> Any:
 
 
 def _finite(obs: FlatObservation) -> Array:
-    """Returns which envs have finite observations, bool [num_envs]."""
+    """Return which envs have finite observations, bool [num_envs]."""
     finite = [np.logical_and.reduce(np.isfinite(value), axis=1) for value in _numbers(obs)]
     return finite[0] if len(finite) == 1 else np.logical_and.reduce(finite)
 
 
 def _numbers(obs: FlatObservation) -> list[Array]:
-    """Returns the groups that are not of pictures."""
+    """Return the groups that are not of pictures."""
     return [value for value in obs.values() if value.dtype != np.uint8]
 
 
 def _any(mask: Array) -> bool:
-    """Returns whether a mask holds anywhere; `any` takes six times as long for few envs."""
+    """Return whether a mask holds anywhere; `any` takes six times as long for few envs."""
     return bool(np.count_nonzero(mask))
 
 

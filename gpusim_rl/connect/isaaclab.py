@@ -20,16 +20,17 @@ from torch import Tensor
 from gpusim_rl.connect.library_config import (
     change,
     in_one_line,
+    made_by_function,
     module_and_id,
     quietly,
     refuse_gymnasiums,
     refuse_ours,
     require,
+    require_id,
 )
 from gpusim_rl.connect.tensor_envs import TensorEnvs
 from gpusim_rl.env.environment import Observation
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line
-from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
 
 logger = logging.getLogger(__name__)
@@ -75,8 +76,7 @@ class IsaacLabEnv(TensorEnvs):
             ConfigError: There are no such envs, Isaac Lab is missing, or its assets are.
         """
         refuse_gymnasiums(cfg, cls.library)
-        ours = {path: f"{path.rpartition('.')[2]} is a setting of its own" for path in ("scene.num_envs", "seed")}
-        ours |= {"sim.device": "device is a setting of its own", "compute_final_obs": "it is needed, and switched on"}
+        ours = {"sim.device": "device is a setting of its own", "compute_final_obs": "it is needed, and switched on"}
         refuse_ours(cfg.cfg, ours)
         with quietly(cls.library):
             env_cfg, make, name = find_cfg(cfg)
@@ -92,10 +92,8 @@ class IsaacLabEnv(TensorEnvs):
                     envs = make(cfg=env_cfg, **cfg.kwargs)
                 return cls(envs, name)
             except FileNotFoundError as error:
-                raise ConfigError(
-                    f"{name}: {first_line(error)}. Isaac Lab loads it from a server; try a scene whose files are on"
-                    " the disk (docs/connect.md#isaac-lab)"
-                ) from None
+                advice = "try a scene whose files are on the disk (docs/connect.md#isaac-lab)"
+                raise ConfigError(f"{name}: {first_line(error)}. Isaac Lab loads it from a server; {advice}") from None
 
     def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
         if "final_obs" not in extras:  # no episode has ended yet
@@ -157,16 +155,10 @@ def find_cfg(cfg: EnvConfig) -> tuple[Any, Any, str]:
         ConfigError: There are no such envs, or Isaac Lab is missing.
     """
     require("isaaclab", "Isaac Lab", "pip install isaaclab==3.0.0, with Python 3.12")
-    if (cfg.id is None) == (cfg._target_ is None):
-        raise ConfigError(
-            "task=IsaacLab needs env.id or env._target_: try env.id=Isaac-Cartpole-Direct, or in a"
-            " script gpusim_rl.train(envs)"
-        )
+    require_id(cfg, "IsaacLab", "Isaac-Cartpole-Direct")
     presets = [] if cfg.physics is None else [cfg.physics]
     if cfg._target_ is not None:
-        function = load_function(cfg._target_, "env._target_", "my_envs.MyEnvCfg")
-        with in_one_line(f"env._target_={cfg._target_}"):
-            env_cfg = function()
+        env_cfg = made_by_function(cfg._target_, "my_envs.MyEnvCfg")
         hydra = importlib.import_module("isaaclab_tasks.utils.hydra")
         there = {name for options in hydra.collect_presets(env_cfg).values() for name in options}
         for name in {*presets} - there:

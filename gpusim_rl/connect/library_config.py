@@ -1,4 +1,4 @@
-"""Settings of envs of another library: the section `task`, of which nothing is set by us, and the library's own."""
+"""Settings of envs of another library: the section `task`, of which we set nothing, and the library's own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal, TypeGuard
 
+from torch import Tensor
+
 from gpusim_rl.env.task import ResetFromConfig
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line
+from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
 
 logger = logging.getLogger(__name__)
@@ -28,41 +31,62 @@ class LibraryConfig:
     observations: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the values; raises ConfigError where these envs are asked for what they cannot do."""
-        if self.reset_from.share > 0.0:
-            raise ConfigError("task.reset_from.share has no effect here: the state of these envs is not known. Try 0")
-        if self.randomization_params:
-            raise ConfigError("task.randomization_params has no effect here: the physics is the library's. Try env.cfg")
-        if self.observations:
-            raise ConfigError("task.observations has no effect here: these envs do not name the parts. Try without it")
+        """Check the values; raise ConfigError where these envs are asked for what they cannot do."""
+        for key, value, why in (
+            ("reset_from.share", self.reset_from.share > 0.0, "the state of these envs is not known. Try 0"),
+            ("randomization_params", self.randomization_params, "the physics is the library's. Try env.cfg"),
+            ("observations", self.observations, "these envs do not name the parts. Try without it"),
+        ):
+            if value:
+                raise ConfigError(f"task.{key} has no effect here: {why}")
 
 
 @contextlib.contextmanager
 def quietly(library: str) -> Iterator[None]:
-    """Keeps what a library prints while it makes its envs off the screen."""
+    """Suppress the output of a library while it makes its envs."""
     logger.info("%s makes its envs; where kernels are to be compiled, that takes minutes", library)
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
 def refuse_gymnasiums(cfg: EnvConfig, library: str) -> None:
-    """Stops where a setting of `env` is changed that means nothing to envs which are stepped as tensors."""
+    """Raise ConfigError for a setting of `env` without effect on envs that are stepped as tensors."""
     for key, default in {"vectorization": "sync", "max_episode_steps": None}.items():
         if getattr(cfg, key) != default:
             raise ConfigError(f"env.{key} has no effect on envs of {library}. Try without it, or env.cfg.<field>")
 
 
 def require(module: str, library: str, install: str) -> None:
-    """Stops with one line where a library is missing. `TensorEnvs` checks that it can do what is needed."""
+    """Raise ConfigError where a library is missing. `TensorEnvs` checks that it can do what is needed."""
     try:
         metadata.version(module)
     except metadata.PackageNotFoundError:
         raise ConfigError(f"{library} is not installed. Try {install}") from None
 
 
+def require_id(cfg: EnvConfig, task: str, example: str) -> None:
+    """Raise ConfigError unless one of `env.id` and `env._target_` names the envs."""
+    if (cfg.id is None) == (cfg._target_ is None):
+        script = "" if task == "Gymnasium" else ", or in a script gpusim_rl.train(envs)"
+        raise ConfigError(f"task={task} needs env.id or env._target_: try env.id={example}{script}")
+
+
+def require_shape(action: Tensor, num_envs: int, num_actions: int) -> None:
+    """Raise ValueError unless actions have the shape [num_envs, num_actions]."""
+    if list(action.shape) != [num_envs, num_actions]:
+        raise ValueError(f"step() needs actions of shape {[num_envs, num_actions]}, got {list(action.shape)}")
+
+
+def made_by_function(target: str, example: str) -> Any:
+    """Call the function or class that `env._target_` names, without arguments."""
+    function = load_function(target, "env._target_", example)
+    with in_one_line(f"env._target_={target}"):
+        return function()
+
+
 @contextlib.contextmanager
 def in_one_line(name: str) -> Iterator[None]:
-    """Makes one line of what goes wrong where a library makes envs from settings.
+    """Turn errors of a library that makes envs from settings into one line.
 
     Raises:
         ConfigError: A setting is of another kind than the library takes, or something that it needs is missing.
@@ -79,8 +103,9 @@ def in_one_line(name: str) -> Iterator[None]:
 
 
 def refuse_ours(changes: Mapping[str, Any], ours: Mapping[str, str]) -> None:
-    """Stops where `env.cfg` has a field that a setting of ours decides; `ours` has that setting by the field's path."""
-    for path, setting in ours.items():
+    """Raise ConfigError where `env.cfg` has a field that a setting of ours decides: `ours`, num_envs or the seed."""
+    own = {"scene.num_envs": "num_envs is a setting of its own", "seed": "seed is a setting of its own"}
+    for path, setting in (own | {**ours}).items():
         node: Any = changes
         for key in path.split("."):
             node = node.get(key) if isinstance(node, Mapping) else None
@@ -89,7 +114,7 @@ def refuse_ours(changes: Mapping[str, Any], ours: Mapping[str, str]) -> None:
 
 
 def module_and_id(name: str) -> str:
-    """Imports the module of `module:id`, in which the user registers envs; returns the id.
+    """Import the module of `module:id`, in which the user registers envs; return the id.
 
     Raises:
         ConfigError: There is no such module.
@@ -99,12 +124,13 @@ def module_and_id(name: str) -> str:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
-            raise ConfigError(f"env.id={name}: {first_line(error)}") from None
+            advice = f"Try pip install {error.name}, or start in the folder of {error.name}.py"
+            raise ConfigError(f"env.id={name}: {first_line(error)}. {advice}") from None
     return env_id
 
 
 def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
-    """Sets fields of a configuration of another library, nested as they are.
+    """Set fields of a configuration of another library, nested as they are.
 
     Raises:
         ConfigError: There is no such field, or the value is of another kind.
@@ -136,7 +162,7 @@ def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
 
 
 def _fits(value: Any, old: Any, kind: str) -> bool:
-    """Returns whether a value can take the place of an old one. None leaves out a term, or an optional field."""
+    """Return whether a value can replace an old one. None leaves out a term, or an optional field."""
     if old is None:
         return True
     if value is None:
@@ -152,6 +178,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _annotation(cfg: Any, name: str, value: Any) -> str:
-    """Returns the type of a field in words: a float may hold 5, and take 0.5."""
+    """Return the annotation of a field: a float may hold 5, and take 0.5."""
     fields = getattr(cfg, "__dataclass_fields__", {})
     return str(fields[name].type if name in fields else type(value))

@@ -17,16 +17,17 @@ from torch import Tensor
 from gpusim_rl.connect.library_config import (
     change,
     in_one_line,
+    made_by_function,
     module_and_id,
     quietly,
     refuse_gymnasiums,
     refuse_ours,
     require,
+    require_id,
 )
 from gpusim_rl.connect.tensor_envs import TensorEnvs
 from gpusim_rl.env.environment import Observation
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line
-from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
 from gpusim_rl.sim.warp import start_warp
 
@@ -60,8 +61,7 @@ class MjLabEnv(TensorEnvs):
         if cfg.physics is not None:
             raise ConfigError("env.physics has no effect on envs of mjlab: they have one simulator. Try without it")
         refuse_gymnasiums(cfg, cls.library)
-        ours = {"scene.num_envs": "num_envs is a setting of its own", "seed": "seed is a setting of its own"}
-        refuse_ours(cfg.cfg, ours | {"auto_reset": "the envs are reset here"})
+        refuse_ours(cfg.cfg, {"auto_reset": "the envs are reset here"})
         if unknown := cfg.kwargs.keys() - {"render_mode"}:
             raise ConfigError(f"env.kwargs.{min(unknown)}: envs of mjlab take render_mode alone. Try env.cfg")
         start_warp(device)
@@ -113,19 +113,11 @@ def find_cfg(cfg: EnvConfig) -> tuple[Any, str]:
         ConfigError: There are no such envs, or mjlab is missing.
     """
     require("mjlab", "mjlab", "pip install mjlab==1.6.0, in an environment of its own")
-    if (cfg.id is None) == (cfg._target_ is None):
-        raise ConfigError(
-            "task=MjLab needs env.id or env._target_: try env.id=Mjlab-Velocity-Flat-Unitree-Go1, or"
-            " in a script gpusim_rl.train(envs)"
-        )
+    require_id(cfg, "MjLab", "Mjlab-Velocity-Flat-Unitree-Go1")
     if cfg._target_ is not None:
-        function = load_function(cfg._target_, "env._target_", "my_envs.my_env_cfg")
-        with in_one_line(f"env._target_={cfg._target_}"):
-            made = function()
+        made, expected = made_by_function(cfg._target_, "my_envs.my_env_cfg"), "expected a ManagerBasedRlEnvCfg"
         if not isinstance(made, importlib.import_module("mjlab.envs").ManagerBasedRlEnvCfg):
-            raise ConfigError(
-                f"env._target_={cfg._target_} returns a {type(made).__name__}, expected a ManagerBasedRlEnvCfg"
-            )
+            raise ConfigError(f"env._target_={cfg._target_} returns a {type(made).__name__}, {expected}")
         return made, cfg._target_
     importlib.import_module("mjlab.tasks")  # it registers them
     registry = importlib.import_module("mjlab.tasks.registry")

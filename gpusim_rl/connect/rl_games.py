@@ -13,6 +13,8 @@ from torch import Tensor
 from gpusim_rl.connect.gymnasium_spaces import action_space, observation_space
 from gpusim_rl.env import VecEnv
 
+Obs = Float[Tensor, "envs obs"] | dict[str, Tensor]
+
 
 class RlGamesEnv(IVecEnv):
     """One of our environments as rl_games' `IVecEnv`.
@@ -43,21 +45,19 @@ class RlGamesEnv(IVecEnv):
             "value_size": 1,
         }
 
-    def reset(self) -> Float[Tensor, "envs obs"] | dict[str, Tensor]:
+    def reset(self) -> Obs:
         """Resets all envs; returns observations [num_envs, size], with a critic group a dict of `obs` and `states`."""
         return self._observation(self.env.reset())
 
     def step(
         self, actions: Float[Tensor, "envs actions"]
-    ) -> tuple[
-        Float[Tensor, "envs obs"] | dict[str, Tensor], Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Tensor]
-    ]:
+    ) -> tuple[Obs, Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Tensor]]:
         """Advances all envs by one control step; returns observations as `reset` does, and a dict with `time_outs`."""
         step = self.env.step(actions.to(self.env.device))
         infos = {"time_outs": (step.truncated | step.diverged).to(self.device)}
         return self._observation(step.obs), step.reward.to(self.device), step.done.to(self.device), infos
 
-    def _observation(self, obs: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    def _observation(self, obs: dict[str, Tensor]) -> Obs:
         policy = obs["policy"].to(self.device)
         return {"obs": policy, "states": obs["critic"].to(self.device)} if "critic" in obs else policy
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from gymnasium.spaces import Box
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from skrl import config
 from skrl.agents.torch.ppo import PPO
 from skrl.envs.wrappers.torch import Wrapper
@@ -61,16 +61,13 @@ class SkrlEnv(Wrapper):
         return self._obs.get("critic")
 
     @torch.no_grad()
-    def step(
-        self, actions: Float[Tensor, "envs actions"]
-    ) -> tuple[
-        Float[Tensor, "envs obs"],
-        Float[Tensor, "envs 1"],
-        Bool[Tensor, "envs 1"],
-        Bool[Tensor, "envs 1"],
-        dict[str, Any],
-    ]:
-        """Advances all envs by one control step; the dict has `final_obs`, the observation groups before any reset."""
+    def step(self, actions: Float[Tensor, "envs actions"]) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Advance all envs by one control step.
+
+        Returns:
+            Observation [num_envs, size]; reward, terminated and truncated, [num_envs, 1] each; and a dict with
+            `final_obs`, the observation groups before any reset.
+        """
         previous, step = self._obs, self._env.step(actions.to(self._env.device))
         self._obs = self._moved(step.obs)
         diverged = step.diverged.to(self._device)[:, None]

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.connect.library_config import LibraryConfig, refuse_gymnasiums
+from gpusim_rl.connect.library_config import LibraryConfig, refuse_gymnasiums, require_shape
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.schema import EnvConfig
@@ -53,10 +53,8 @@ class TensorEnvs(Environment):
         name = name or type(envs).__name__
         field, value = self.keeps_last_obs
         if not hasattr(envs.cfg, field):
-            raise ConfigError(
-                f"{name}: this version of {self.library} has no {field}, without which the last observation of an"
-                " episode is lost. Try the version that docs/connect.md names"
-            )
+            lost = f"has no {field}, without which the last observation of an episode is lost"
+            raise ConfigError(f"{name}: this version of {self.library} {lost}. Try the one that docs/connect.md names")
         setattr(envs.cfg, field, value)
         self.name, self._envs = name, envs
         self.device = torch.device(envs.device)
@@ -99,19 +97,13 @@ class TensorEnvs(Environment):
         return found
 
     def step(self, action: Tensor) -> Step:
-        """Advances all envs by one control step and resets those whose episode ended.
+        """Advance all envs by one control step and reset those whose episode ended.
 
         Args:
             action: Actions, [num_envs, num_actions]: of a box, in [-1, 1], clamped and scaled to its bounds (where it
-                has none, as they are); of a discrete space, int64 indices.
-
-        Raises:
-            ValueError: The actions have another shape.
+                has none, as they are); of a discrete space, int64 indices. ValueError for another shape.
         """
-        if list(action.shape) != [self.num_envs, self.num_actions]:
-            raise ValueError(
-                f"step() needs actions of shape {[self.num_envs, self.num_actions]}, got {list(action.shape)}"
-            )
+        require_shape(action, self.num_envs, self.num_actions)
         with self._in_order():
             return self._step(action)
 
@@ -201,10 +193,8 @@ class TensorEnvs(Environment):
             parts = [*value.values()] if isinstance(value, Mapping) else [value]
             if any(part.dim() > 3 for part in parts):
                 shapes = ", ".join(str(list(part.shape[1:])) for part in parts)
-                raise ConfigError(
-                    f"{self.name}: the networks here take numbers, and its observations {theirs!r} are pictures,"
-                    f" {shapes}. Try an env that observes numbers"
-                )
+                pictures = f"its observations {theirs!r} are pictures, {shapes}. Try an env that observes numbers"
+                raise ConfigError(f"{self.name}: the networks here take numbers, and {pictures}")
             found[group] = torch.cat([part.detach().reshape(self.num_envs, -1).float() for part in parts], dim=1)
         return found
 
@@ -239,12 +229,8 @@ class TensorEnvs(Environment):
         """Says which env had a number that is not finite; its state is the library's, and is not kept."""
         bad = self._not_finite.nonzero().flatten().tolist()
         if bad:
-            logger.warning(
-                "%s: step() returned a NaN or an infinite number (env %d). Such samples are left out and counted in"
-                " sim/diverged, and new episodes begin",
-                self.name,
-                bad[0],
-            )
+            what = "step() returned a NaN or an infinite number (env %d). Such samples are left out and counted in"
+            logger.warning(f"%s: {what} sim/diverged, and new episodes begin", self.name, bad[0])
         return None
 
     def state_dict(self) -> dict[str, Any]:

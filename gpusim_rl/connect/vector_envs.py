@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from gpusim_rl.connect.checked_env import CheckedEnv, described, raised
+from gpusim_rl.connect.library_config import module_and_id, require_id
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line, import_extra, is_out_of_memory
 from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
@@ -87,12 +88,12 @@ class _Sb3Envs(VectorEnv):
 
 
 def adapt(envs: Any, name: str) -> VectorEnv:
-    """Returns a vector env of Gymnasium (>= 1.1), EnvPool (Gymnasium's interface) or Stable-Baselines3 as Gymnasium's.
+    """Return a vector env of Gymnasium (>= 1.1), EnvPool (Gymnasium's interface) or Stable-Baselines3 as Gymnasium's.
 
     Raises:
         ConfigError: It is something else.
     """
-    if _is_envpool(envs):  # a VectorEnv of Gymnasium too, but with the spaces of one env
+    if hasattr(envs, "async_reset"):  # EnvPool's: a VectorEnv of Gymnasium too, but with the spaces of one env
         return _EnvPoolEnvs(envs)
     if isinstance(envs, VectorEnv):
         if type(envs) is SyncVectorEnv:  # a copy: the user's own stays as it is
@@ -107,7 +108,7 @@ def adapt(envs: Any, name: str) -> VectorEnv:
 
 
 def time_limit_of(envs: VectorEnv) -> int | None:
-    """Returns the time limit that vector envs, or all envs in them, tell [control steps]; None without one."""
+    """Return the time limit that vector envs, or all envs in them, declare [control steps]; None without one."""
     spec = envs.spec or envs.unwrapped.spec
     if spec is not None:
         return spec.max_episode_steps
@@ -116,20 +117,15 @@ def time_limit_of(envs: VectorEnv) -> int | None:
     return None
 
 
-def _is_envpool(envs: Any) -> bool:
-    return hasattr(envs, "async_reset")
-
-
 def make(cfg: EnvConfig, num_envs: int, seed: int) -> tuple[Any, str]:
-    """Makes the envs that the settings name; returns the vector env of a library, and its name in messages.
+    """Make the envs that the settings name; return the vector env of a library, and its name in messages.
 
     The seed is that of EnvPool's envs; the others take theirs when they are reset.
 
     Raises:
         ConfigError: There are no such envs, or their package is missing.
     """
-    if (cfg.id is None) == (cfg._target_ is None):
-        raise ConfigError("task=Gymnasium needs env.id or env._target_: try env.id=CartPole-v1")
+    require_id(cfg, "Gymnasium", "CartPole-v1")
     if cfg._target_ is not None:
         return _make_by_function(cfg._target_, cfg, num_envs), cfg._target_
     name = str(cfg.id)
@@ -145,10 +141,9 @@ def _make_by_function(name: str, cfg: EnvConfig, num_envs: int) -> Any:
     except TypeError as error:
         raise ConfigError(f"env._target_={name} with num_envs and env.kwargs: {error}") from None
     try:
-        envs = make_envs(num_envs=num_envs, **cfg.kwargs)
+        return make_envs(num_envs=num_envs, **cfg.kwargs)
     except Exception as error:
         raise raised(error, f"env._target_={name}", "the function") from error
-    return envs
 
 
 def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
@@ -166,8 +161,8 @@ def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
 
 
 def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
-    """Makes envs by their id in Gymnasium's registry, or by `module:id`, of which it imports the module."""
-    kwargs: dict[str, Any] = dict(cfg.kwargs)
+    """Make envs by their id in Gymnasium's registry, or by `module:id`, of which it imports the module."""
+    kwargs, env_id = dict[str, Any](cfg.kwargs), module_and_id(name)
     for key in {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"} & kwargs.keys():
         raise ConfigError(
             f"env.id={name}: env.kwargs.{key} is no argument of the env. Try num_envs, env.vectorization, or a function"
@@ -200,16 +195,12 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         if is_out_of_memory(error):
             raise
         kwargs_text = f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else ""
-        cause = error.__cause__ if ":" in name else None
-        if isinstance(cause, ModuleNotFoundError):  # Gymnasium's message on `module:` tells no remedy
-            error = cause
-        missing = isinstance(error, ModuleNotFoundError) and error.name
-        where = f"start in the folder of {missing}.py" if cause else "the extra of Gymnasium for it"
-        advice = f". Try pip install {missing}, or {where}" if missing else ""
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        advice = f". Try pip install {missing}, or the extra of Gymnasium for it" if missing else ""
         plain = isinstance(error, (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError))
         reason = first_line(error) if plain else described(error)
         raise ConfigError(f"env.id={name}{kwargs_text}: {reason}{advice}") from error
-    spec = copy(envs.spec or gymnasium.spec(name.rpartition(":")[2]))
+    spec = copy(envs.spec or gymnasium.spec(env_id))
     if typed is not None:
         spec.max_episode_steps = None if typed == -1 else typed  # Gymnasium: -1 removes the limit
     envs.unwrapped.spec = spec
@@ -217,7 +208,7 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
 
 
 def _with_rows(obs: Any, env_ids: np.ndarray, rows: Any) -> Any:
-    """Returns a copy of the observations of all envs, with the rows of some replaced."""
+    """Return a copy of the observations of all envs, with the rows of some replaced."""
     if isinstance(obs, Mapping):
         return {key: _with_rows(value, env_ids, rows[key]) for key, value in obs.items()}
     if isinstance(obs, tuple):

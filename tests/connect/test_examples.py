@@ -23,9 +23,8 @@ SAVED = {
 }
 
 
-@pytest.mark.parametrize(
-    "library", ["skrl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rsl_rl", "rl_games", "sb3"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("library", SAVED)
 def test_the_document_trains(library, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))  # else it is in /tmp
     for name, text in FILES.items():

@@ -371,15 +371,16 @@ gym.register("own/Line-v0", Line, max_episode_steps=20)
 """
 
 
-def test_an_env_of_ones_own_trains_by_its_id_and_lies_under_it(train_cli: Any, train_here: Any, tmp_path: Any) -> None:
+def test_an_env_of_ones_own_trains_by_its_id_and_lies_under_it(train_here: Any, tmp_path: Any) -> None:
     (tmp_path / "my_env.py").write_text(LINE)
     small = ("device=cpu", "num_envs=4", "ppo.horizon=4", "ppo.minibatch_size=16", "log.console=quiet")
-    train_cli("task=Gymnasium", "env.id=my_env:own/Line-v0", "max_iterations=1", *small)
+    done = train_here("task=Gymnasium", "env.id=my_env:own/Line-v0", "max_iterations=1", *small)
+    assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["Line-v0"]
     assert (tmp_path / "runs" / "Line-v0" / "latest" / "checkpoints" / "last.pt").is_file()
     done = train_here("checkpoint=Line-v0", "max_iterations=2")
     assert done.returncode == 2 and "env.id=my_env:own/Line-v0 would run code" in done.stderr, done.stderr
-    train_cli("checkpoint=Line-v0", "env.id=my_env:own/Line-v0", "max_iterations=2")
+    assert train_here("checkpoint=Line-v0", "env.id=my_env:own/Line-v0", "max_iterations=2").returncode == 0
     run = tmp_path / "runs" / "Line-v0" / "latest"
     assert len((run / "metrics.csv").read_text().splitlines()) == 3
 

@@ -8,7 +8,7 @@ from rsl_rl.runners import OnPolicyRunner
 from rsl_rl.utils import check_nan, resolve_obs_groups
 
 from gpusim_rl.connect import RslRlEnv
-from helpers.reference_env import NUM_ENVS, ReferenceEnv, count_syncs, make
+from helpers.reference_env import NUM_ENVS, make
 
 MODEL = {"class_name": "MLPModel", "hidden_dims": [16]}
 SETTINGS = {
@@ -35,29 +35,6 @@ def test_what_rsl_rl_asks_of_an_environment():
     check_nan(obs, rewards, dones)
     assert obs["critic"].shape == (NUM_ENVS, 8)
     assert rewards.shape == dones.shape == extras["time_outs"].shape == (NUM_ENVS,)
-
-
-def test_it_steps_as_our_environment_does():
-    reference, env = ReferenceEnv(), RslRlEnv(make(), reward_scale=0.5)
-    ends = torch.zeros(2)
-    for _ in range(40):
-        action = reference.action()
-        ours, (obs, rewards, dones, extras) = reference.step(action), env.step(action)
-        assert torch.equal(obs["policy"], ours.obs["policy"])
-        assert torch.equal(rewards, 0.5 * ours.reward)
-        assert torch.equal(dones, ours.done)
-        assert torch.equal(extras["time_outs"], ours.truncated)
-        assert torch.equal(env.episode_length_buf, reference.env.progress)
-        ends += torch.stack([ours.terminated.sum(), ours.truncated.sum()])
-    assert ends.min() > 3, "the task's end and the time limit were both seen"
-
-
-def test_a_diverged_env_is_reported_as_truncated():
-    env = RslRlEnv(make(speed_at=3))
-    for _ in range(3):
-        _, rewards, dones, extras = env.step(torch.zeros(NUM_ENVS, 1))
-    assert dones.tolist() == extras["time_outs"].tolist() == [False, True, *[False] * 6]
-    assert rewards[1] == 0.0
 
 
 def test_a_time_out_is_worth_the_value_before_the_step():
@@ -98,9 +75,3 @@ def test_the_runner_may_stagger_the_episodes(tmp_path, capsys):
 def test_episodes_are_staggered_by_the_environment():
     env = RslRlEnv(make(episode_length=1000, randomize_episode_start=True))
     assert len(set(env.episode_length_buf.tolist())) > 4
-
-
-def test_a_step_waits_for_nothing():
-    env = RslRlEnv(make(critic=True))
-    syncs = count_syncs(env.env, lambda: env.step(torch.zeros(NUM_ENVS, 1)))
-    assert syncs.total == 0, syncs.locations

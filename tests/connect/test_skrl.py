@@ -13,7 +13,7 @@ from skrl.utils.model_instantiators.torch import deterministic_model, gaussian_m
 
 from gpusim_rl.connect import SkrlEnv
 from gpusim_rl.connect.skrl import FinalObsPPO
-from helpers.reference_env import NUM_ENVS, ReferenceEnv, count_syncs, make
+from helpers.reference_env import NUM_ENVS, make
 
 
 def test_what_skrl_asks_of_an_environment():
@@ -31,22 +31,6 @@ def test_what_skrl_asks_of_an_environment():
     assert terminated.dtype == truncated.dtype == torch.bool
     assert torch.equal(env.reset()[0], obs), "only the first reset resets"
     assert SkrlEnv(make()).state_space is None and SkrlEnv(make()).state() is None
-
-
-def test_it_steps_as_our_environment_does():
-    reference, env = ReferenceEnv(), SkrlEnv(make())
-    assert torch.equal(env.reset()[0], reference.before["policy"])
-    ends = torch.zeros(2)
-    for _ in range(40):
-        action = reference.action()
-        ours, (obs, reward, terminated, truncated, infos) = reference.step(action), env.step(action)
-        assert torch.equal(obs, ours.obs["policy"])
-        assert torch.equal(reward[:, 0], ours.reward)
-        assert torch.equal(terminated[:, 0], ours.terminated)
-        assert torch.equal(truncated[:, 0], ours.truncated)
-        assert torch.equal(infos["final_obs"]["policy"], ours.final_obs["policy"])
-        ends += torch.stack([ours.terminated.sum(), ours.truncated.sum()])
-    assert ends.min() > 3, "the task's end and the time limit were both seen"
 
 
 def test_a_diverged_env_is_reported_as_truncated():
@@ -118,9 +102,3 @@ def test_a_truncated_episode_is_worth_the_value_of_its_last_observation(kind, cr
         obs, states = next_obs, env.state()
     assert truncations > 0
     assert equal == (kind is FinalObsPPO), "skrl's own takes the next episode's first observation"
-
-
-def test_a_step_waits_for_nothing():
-    env = SkrlEnv(make(critic=True))
-    syncs = count_syncs(env._env, lambda: env.step(torch.zeros(NUM_ENVS, 1)))
-    assert syncs.total == 0, syncs.locations

@@ -1,0 +1,65 @@
+"""What each adapter gives its library: the steps of our environment, unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.connect import RlGamesEnv, RslRlEnv, Sb3Env, SkrlEnv
+from gpusim_rl.env import VecEnv
+from helpers.reference_env import NUM_ENVS, ReferenceEnv, count_syncs, make
+
+ADAPTERS = {"rsl_rl": RslRlEnv, "skrl": SkrlEnv, "rl_games": RlGamesEnv, "sb3": Sb3Env}
+each = pytest.mark.parametrize("library", ADAPTERS)
+
+
+def adapter(library: str, env: VecEnv) -> Any:
+    return ADAPTERS[library](env, **({"reward_scale": 0.5} if library in ("rsl_rl", "sb3") else {}))
+
+
+def stepped(library: str, env: Any, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Observation, reward, and which envs are done or at a time limit."""
+    if library == "sb3":
+        obs, reward, done, infos = env.step(action.numpy())
+        cut = torch.tensor([info.get("TimeLimit.truncated", False) for info in infos])
+        return torch.from_numpy(obs), 2.0 * torch.from_numpy(reward), torch.from_numpy(done), cut
+    obs, reward, *ends, infos = env.step(action)
+    if library == "skrl":
+        terminated, truncated = (end[:, 0] for end in ends)
+        return obs, reward[:, 0], terminated | truncated, truncated
+    if library == "rsl_rl":
+        return obs["policy"], 2.0 * reward, ends[0], infos["time_outs"]
+    return obs, reward, ends[0], infos["time_outs"]
+
+
+@each
+def test_it_steps_as_our_environment_does(library):
+    reference, env = ReferenceEnv(), adapter(library, make())
+    ends = torch.zeros(2)
+    for _ in range(40):
+        action = reference.action()
+        ours, (obs, reward, done, cut) = reference.step(action), stepped(library, env, action)
+        assert torch.equal(obs, ours.obs["policy"]) and torch.equal(reward, ours.reward)
+        assert torch.equal(done, ours.done) and torch.equal(cut, ours.truncated)
+        ends += torch.stack([ours.terminated.sum(), ours.truncated.sum()])
+    assert ends.min() > 3, "the task's end and the time limit were both seen"
+
+
+@each
+def test_a_diverged_env_is_reported_as_truncated(library):
+    env = adapter(library, make(speed_at=3))
+    for _ in range(3):
+        _, reward, done, cut = stepped(library, env, torch.zeros(NUM_ENVS, 1))
+    assert done.tolist() == cut.tolist() == [False, True, *[False] * 6]
+    assert reward[1] == 0.0
+
+
+@pytest.mark.parametrize("library", ["rsl_rl", "skrl", "rl_games"])
+def test_a_step_waits_for_nothing(library):
+    inner = make(critic=True)
+    env = adapter(library, inner)
+    syncs = count_syncs(inner, lambda: env.step(torch.zeros(NUM_ENVS, 1)))
+    assert syncs.total == 0, syncs.locations
