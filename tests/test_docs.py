@@ -831,19 +831,6 @@ def test_the_table_of_faults_is_the_data():
         assert row["n"] > 0 and row["git"]["sha"] and all(row[name] for name in ("fault", "how", "outcome", "lost"))
 
 
-def test_a_fault_is_recorded_in_place_of_its_old_row(tmp_path, monkeypatch):
-    monkeypatch.setenv(record.VARIABLE, str(tmp_path / "found.json"))
-    for n in (1, 2):
-        record.record("b", "how", n, "outcome", "lost")
-    record.record("A", "how", 3, "outcome", "lost")
-    data = json.loads((tmp_path / "found.json").read_text())
-    assert [(row["fault"], row["n"]) for row in data["rows"]] == [("A", 3), ("b", 2)]
-    assert record.table(data).splitlines()[-1] == "| b | how | 2 | outcome | lost |"
-    monkeypatch.delenv(record.VARIABLE)
-    record.record("c", "how", 4, "outcome", "lost")
-    assert json.loads((tmp_path / "found.json").read_text()) == data
-
-
 def test_the_picture_of_the_readme_is_small():
     [picture] = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", (ROOT / "README.md").read_text())
     assert (ROOT / picture).stat().st_size < 3e6

@@ -77,19 +77,19 @@ WORDS = {
     "legacy": "minibatch",
     "standard": "epoch",
 }
-"""Values of theirs that have other names here."""
-NOT_TOLD = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name", "config.value_bootstrap"}
-NOT_TOLD |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo")}
-NOT_TOLD |= {"config.max_epochs", "config.truncate_grads", "config.save_frequency", "config.num_actors"}
-NOT_TOLD |= {"network.space.continuous.sigma_init.name"}
-"""Their settings of a run, which ours has on its command line, what is always so here, and those read by name."""
+"""Values of IsaacGymEnvs that have other names here."""
+SILENT = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name"}
+SILENT |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo", "num_actors")}
+SILENT |= {f"config.{name}" for name in ("max_epochs", "truncate_grads", "save_frequency", "value_bootstrap")}
+SILENT |= {"network.space.continuous.sigma_init.name"}
+"""Settings of theirs that are not listed as left out: those of a run, those fixed here, and those read by name."""
 COMMON = {
     "num_envs": ("num_envs",),
     "episode_length": ("episode_length", "max_episode_length", "rl.max_episode_length"),
     "clip_actions": ("clip_actions",),
     "clip_observations": ("clip_observations",),
 }
-"""Settings of every task, and where they may stand there."""
+"""Settings of every task, and their places in IsaacGymEnvs."""
 DECIMATION = ("control_frequency_inv", "control.control_frequency_inv", "control.decimation", "control_decimation")
 SECONDS = ("episode_length_s", "learn.episode_length_s", "reset_time")
 TAKEN = (*DECIMATION, *SECONDS, *(path for places in COMMON.values() for path in places))
@@ -324,11 +324,11 @@ def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -
     fixed = assets.get("fix_base_link")
     if draft.free_base is None and not draft.robot.endswith(".xml"):
         word = camel_case(key) if key is not None else (moving or named or [""])[0]
-        said = fixed if isinstance(fixed, bool) else fixed_in(code, word)
-        draft.free_base = not said
-        source = "as theirs" if said is not None else "as IsaacGym has it where nobody says so"
-        other = "--free-base" if said else "--no-free-base"
-        draft.notes.append(f"the robot's base is {'fixed' if said else 'free'}, {source}; the other is {other}")
+        fixed = fixed if isinstance(fixed, bool) else fixed_in(code, word)
+        draft.free_base = not fixed
+        source = "as theirs" if fixed is not None else "IsaacGym's default"
+        other = "--free-base" if fixed else "--no-free-base"
+        draft.notes.append(f"the robot's base is {'fixed' if fixed else 'free'}, {source}; the other is {other}")
     return [f"asset.{name}" for name in assets if name not in (key, "asset_root", "fix_base_link")]
 
 
@@ -338,14 +338,14 @@ def no_robot(file: Path, named: list[str], code: list[str]) -> ConfigError:
     if named and re.search(rf"\.write\(\s*[\"']{re.escape(named[0])}[\"']", "\n".join(code)):
         hint += " Their code writes that file: run theirs once."
     ours = f", or task={file.stem}, which is here" if file.stem in tasks() else ""
-    return ConfigError(f"{file} does not tell the robot's file.{hint} Try --urdf or --mjcf{ours}")
+    return ConfigError(f"{file} names no robot file.{hint} Try --urdf or --mjcf{ours}")
 
 
 def fixed_in(code: list[str], word: str) -> bool | None:
-    """Return what the code says of the base of a robot that it names by a word; None where it does not."""
-    said = re.compile(r"fix_base_link\s*=\s*(True|False)\b")
+    """Return whether the code fixes the base of the robot that it calls `word`; None where it does not say."""
+    option = re.compile(r"fix_base_link\s*=\s*(True|False)\b")
     for text in sorted(code, key=lambda text: word not in text):
-        if match := said.search(text, max(0, text.find(word))) or said.search(text):
+        if match := option.search(text, max(0, text.find(word))) or option.search(text):
             return match[1] == "True"
     return None
 
@@ -493,7 +493,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
             value = WORDS.get(value, value)
         key = our_key(path)
         if not key:
-            return path in NOT_TOLD
+            return path in SILENT
         above, _, leaf = key.rpartition(".")
         tried = whole | ({above: whole[above] | {leaf: value}} if above else {leaf: value})
         try:
@@ -526,7 +526,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
 
 
 def our_key(path: str) -> str:
-    """Return what a PPO setting of theirs is called below our `ppo`; nothing where we have none of the kind."""
+    """Return our name below `ppo` of a PPO setting of theirs; empty where we have none of the kind."""
     above, _, leaf = path.rpartition(".")
     key = RENAMED.get(path) or f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
     ours = (above in PLACES or path in RENAMED) and not leaf.startswith("_")  # `_target_` names a class to import

@@ -9,6 +9,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -172,31 +174,23 @@ def _flag(value: Any, what: str) -> bool:
     return bool(number)
 
 
-def numbers_of(info: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+def numbers_of(info: Any) -> Iterator[tuple[str, float]]:
     """Return the finite numbers and flags in an info by name, those of nested dicts as `<key>/<name>`, few enough."""
-    if not isinstance(info, Mapping):
-        return
-    left = MOST_NUMBERS
-    for key, value in info.items():
+    return islice(_all_numbers(info), MOST_NUMBERS)
+
+
+def _all_numbers(info: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in info.items() if isinstance(info, Mapping) else ():
+        name = f"{prefix}{on_one_line(str(key))}"[:LONGEST_NAME]
         if key in _NOT_LOGGED:
             continue
-        name = f"{prefix}{on_one_line(str(key))}"[:LONGEST_NAME]
-        for pair in numbers_of(value, f"{name}/") if isinstance(value, Mapping) and not prefix else _named(name, value):
-            yield pair
-            left -= 1
-            if left == 0:
-                return
-
-
-def _named(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    of_array = getattr(value, "size", 0) == 1 and getattr(getattr(value, "dtype", None), "kind", "") in "biuf"
-    if isinstance(value, Real) or of_array:
-        try:
-            number = float(np.asarray(value, dtype=np.float64).reshape(()))
-        except (OverflowError, TypeError, ValueError):
-            return
-        if np.isfinite(number):
-            yield name, number
+        if isinstance(value, Mapping) and not prefix:
+            yield from _all_numbers(value, f"{name}/")
+        elif isinstance(value, Real) or getattr(getattr(value, "dtype", None), "kind", "-") in "biuf":
+            with suppress(OverflowError, TypeError, ValueError):  # an array of several
+                number = float(np.asarray(value, dtype=np.float64).reshape(()))
+                if np.isfinite(number):
+                    yield name, number
 
 
 _NOT_LOGGED = {"final_obs", "final_info", "final_observation", "terminal_observation", "TimeLimit.truncated"}

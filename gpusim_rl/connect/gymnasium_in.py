@@ -103,18 +103,18 @@ class GymnasiumEnv(Environment):
         self.obs_sizes = {group: flat_size(space, self.name) for group, space in self._groups.items()}
         self.action_space, self._to_library = actions_of(self._envs.single_action_space, self.name)
         self.num_actions = self.action_space.size
-        told = self._envs.metadata.get("autoreset_mode")
+        declared = self._envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         try:
-            mode = AutoresetMode.NEXT_STEP if told is None else AutoresetMode(told)
+            mode = AutoresetMode(declared)
         except ValueError:
-            raise ConfigError(f"{self.name}: autoreset_mode {told!r} is none of {[*AutoresetMode]}") from None
-        self._mode_told, self._same_step = told is not None, mode == AutoresetMode.SAME_STEP
+            raise ConfigError(f"{self.name}: autoreset_mode {declared!r} is none of {[*AutoresetMode]}") from None
+        self._same_step = mode == AutoresetMode.SAME_STEP
         # Gymnasium's own classes reset by mask in every mode; of others, only the mode that needs it promises that.
         is_gymnasiums = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self._by_mask = is_gymnasiums or mode == AutoresetMode.DISABLED
         self._resetting = np.zeros(self.num_envs, dtype=bool)  # envs whose next step is a reset
         self._steps = np.zeros(self.num_envs, dtype=np.int64)  # of the episodes under way
-        self._stat_names: dict[str, None] = {}
+        self._stat_names: list[str] = []
         self._warned = self._failed = self._moved = False  # moved: an observation has changed
         self._repeated_ends: int | None = 0  # last observations that equal the next first ones; None: not all do
 
@@ -174,8 +174,6 @@ class GymnasiumEnv(Environment):
         terminated = self._column(terminations, "terminated", bool)
         truncated = self._column(truncations, "truncated", bool)
         ended = terminated | truncated
-        if not self._mode_told and _any(ended):  # as vector envs of Gymnasium 0.29
-            self._same_step, self._mode_told = _final(infos) is not None, True
         begun = ended if self._same_step else np.zeros(self.num_envs, dtype=bool)
         self._end_at_limit(ended, truncated)
         final_obs = self._final_obs(obs, begun, infos)
@@ -214,7 +212,7 @@ class GymnasiumEnv(Environment):
         """Return the observations at the end of a step, with the true last one where the library has reset an env."""
         final_obs = {group: value.copy() for group, value in obs.items()}
         env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
-        last_obs = _final(infos)
+        last_obs = infos.get("final_obs")
         if env_ids and last_obs is None:
             raise TaskError(f"{self.name} resets in the same step and gives no infos['final_obs']")
         for env in env_ids:
@@ -255,19 +253,15 @@ class GymnasiumEnv(Environment):
         """Return the numbers in the last infos of episodes, by name; NaN where an episode goes on."""
         if not _any(ended) and not self._stat_names:
             return {}
-        stats: dict[str, Array] = {}
+        missing = np.full(self.num_envs, np.nan, dtype=np.float32)
+        stats = {name: missing.copy() for name in self._stat_names}
         of_ends = infos.get("final_info", {}) if self._same_step else infos
         for env in np.flatnonzero(ended).tolist():
             for name, value in _numbers_of_end(of_ends, env):
-                if name not in self._stat_names:
-                    if len(self._stat_names) == MOST_NUMBERS:
-                        continue
-                    self._stat_names[name] = None
-                if name not in stats:
-                    stats[name] = np.full(self.num_envs, np.nan, dtype=np.float32)
-                stats[name][env] = value
-        nothing = np.full(self.num_envs, np.nan, dtype=np.float32)
-        return {name: torch.from_numpy(stats.get(name, nothing)) for name in self._stat_names}
+                if name in stats or len(stats) < MOST_NUMBERS:
+                    stats.setdefault(name, missing.copy())[env] = value
+        self._stat_names = [*stats]
+        return {name: torch.from_numpy(value) for name, value in stats.items()}
 
     def _begin_episodes(self, where: Array, obs: FlatObservation) -> FlatObservation:
         """Begin an episode in some envs, now or, where the library can only do that, with the next step."""
@@ -384,11 +378,6 @@ def first_seed(seed: int) -> int:
 
 _SEEDS = 2**31 - 2**20  # the last env's is below 2^31, as EnvPool's must be
 _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
-
-
-def _final(infos: Mapping[Any, Any]) -> Any:
-    """Return the last observations of episodes, by the key of Gymnasium 1.0 or before; None without."""
-    return infos.get("final_obs", infos.get("final_observation"))
 
 
 def _numbers_of_end(infos: Any, env: int) -> Iterable[tuple[str, float]]:

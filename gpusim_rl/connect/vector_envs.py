@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 from collections.abc import Mapping
@@ -181,6 +182,7 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         kwargs["wrappers"] = [partial(CheckedEnv, name=name, maker=maker)]
         kwargs.setdefault("disable_env_checker", True)  # it warns of what CheckedEnv puts right
     make_envs = partial(gymnasium.make_vec, name, num_envs=num_envs, vectorization_mode=cfg.vectorization)
+    gc.collect()  # a simulator that a forked process collected would wait for threads that it does not have
     try:
         try:
             envs = make_envs(**kwargs)

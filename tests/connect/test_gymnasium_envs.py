@@ -13,7 +13,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import gpusim_rl
@@ -25,6 +25,7 @@ from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
+from helpers.processes import async_envs
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -99,7 +100,7 @@ VECTOR_ENVS: dict[str, Callable[[], Any]] = {
     "disabled": sync(AutoresetMode.DISABLED),
     "same step": sync(AutoresetMode.SAME_STEP),
     "next step": sync(AutoresetMode.NEXT_STEP),
-    "processes": lambda: AsyncVectorEnv([Count] * NUM_ENVS, autoreset_mode=AutoresetMode.DISABLED),
+    "processes": lambda: async_envs([Count] * NUM_ENVS, autoreset_mode=AutoresetMode.DISABLED),
     "foreign, same step": lambda: Foreign(sync(AutoresetMode.SAME_STEP)()),
     "foreign, next step": lambda: Foreign(sync(AutoresetMode.NEXT_STEP)()),
     "sb3": lambda: DummyVecEnv([Count] * NUM_ENVS),
@@ -449,7 +450,7 @@ class Drawn(Count):
         return np.full((4, 6, 3), self.t, np.uint8)
 
 
-@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv, DummyVecEnv])
+@pytest.mark.parametrize("make", [SyncVectorEnv, async_envs, DummyVecEnv])
 def test_pictures_come_from_the_envs(make: Any) -> None:
     env = GymnasiumEnv(make([Drawn] * 2), seed=0, max_episode_steps=LIMIT)
     try:
