@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gpusim_rl.errors import ConfigError, friendly_errors, say
 from gpusim_rl.files import paths
@@ -229,7 +229,7 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     act: Any = controller(env.task)
     if not callable(act):
         raise ConfigError(f"{name}: controller(task) returned a {type(act).__name__}; {SCRIPT}")
-    return act
+    return cast("Callable[[], Tensor]", act)
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,6 +276,7 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
         (["Reach", "--mjcf", "broken.xml"], "error: broken.xml: "),
         (["Trot", "--velocity"], "--velocity needs --urdf or --mjcf"),
         (["Trot", "--mjcf", "stone.xml", "--feet", "a"], "--feet needs --velocity"),
+        (["Reach", "--packages", "a=."], "--packages needs --urdf"),
         (["Trot", "--mjcf", "fixed.xml", "--velocity"], "fixed.xml: the robot has no floating base"),
         (["Trot", "--mjcf", "stone.xml", "--velocity"], "stone.xml: the robot has no two limbs to stand on"),
         (["Trot", "--mjcf", "snake.xml", "--velocity"], "try without --velocity, which makes a general task"),

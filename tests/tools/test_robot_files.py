@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.errors import TaskError
 from gpusim_rl.files import paths
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.keyframe import usable
@@ -91,12 +91,6 @@ def test_a_wrong_packages_argument_is_one_line(text, capsys):
 def test_clip_takes_packages(tmp_path):
     args = tool("clip").parse(["check", "a.npz", "arm.urdf", "--packages", f"elsewhere={tmp_path}"])
     assert args.packages == [("elsewhere", tmp_path)] and {"elsewhere": tmp_path} == paths.ROS_PACKAGES
-
-
-def test_packages_are_for_urdf(tmp_path):
-    new_task = tool("new_task")
-    with pytest.raises(ConfigError, match="--packages needs --urdf"):
-        new_task.new_task(new_task.parse(["Reach", "--out", str(tmp_path), "--packages", f"a={tmp_path}"]))
 
 
 def test_a_home_that_does_not_fit_is_no_reason_to_refuse_a_robot(tmp_path, caplog):
