@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -15,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from torch.utils._pytree import tree_map
 
 from gpusim_rl.connect.checked_env import CheckedEnv, described, raised
 from gpusim_rl.connect.library_config import module_and_id, require_id
@@ -47,7 +47,7 @@ class _EnvPoolEnvs(VectorEnv):
             self._obs = self._envs.reset()[0]
         else:
             env_ids = np.flatnonzero(options["reset_mask"]).astype(np.int32)
-            self._obs = _with_rows(self._obs, env_ids, self._envs.reset(env_ids)[0])
+            self._obs = tree_map(partial(_with_rows, env_ids), self._obs, self._envs.reset(env_ids)[0])
         return self._obs, {}
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -209,12 +209,8 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
     return envs
 
 
-def _with_rows(obs: Any, env_ids: np.ndarray, rows: Any) -> Any:
+def _with_rows(env_ids: np.ndarray, obs: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return a copy of the observations of all envs, with the rows of some replaced."""
-    if isinstance(obs, Mapping):
-        return {key: _with_rows(value, env_ids, rows[key]) for key, value in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(_with_rows(value, env_ids, item) for value, item in zip(obs, rows, strict=True))
-    value = np.array(obs)
-    value[env_ids] = rows
-    return value
+    obs = np.array(obs)
+    obs[env_ids] = rows
+    return obs

@@ -29,47 +29,10 @@ from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.start import SEEDS_APART, evaluation_seed, resumed_seed
 from gpusim_rl.settings.schema import EnvConfig
-from helpers.processes import async_envs
+from helpers.fake_env import BOX, LENGTH, Fake, async_envs
 from helpers.training import SMALL_PPO, read_csv, the_run
 
-BOX = gym.spaces.Box(-9.0, 9.0, (2,), np.float32)
 SHARED = np.zeros(2, np.float32)
-LENGTH = 3
-
-
-class Fake(gym.Env):
-    """Counts its steps; what it returns is made by functions of the step."""
-
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, **changes: Any) -> None:
-        self._changes = changes
-        self.observation_space = changes.get("space", BOX)
-        self._buffer = np.zeros(2, np.float32)
-        self._t = 0
-
-    def _get(self, name: str, default: Any) -> Any:
-        made = self._changes.get(name, default)
-        return made(self) if callable(made) else made
-
-    @property
-    def count(self) -> int:
-        return self._t
-
-    def filled(self) -> np.ndarray:
-        self._buffer[:] = self._t
-        return self._buffer
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self._t = 0
-        return self._get("reset", (self._get("obs", lambda env: np.full(2, env.count, np.float32)), {}))
-
-    def step(self, action: Any) -> Any:
-        self._t += 1
-        ended = self._t == LENGTH
-        obs = self._get("obs", lambda env: np.full(2, env.count, np.float32))
-        reward, info = self._get("reward", float(self._t)), self._get("info", {})
-        return self._get("step", (obs, reward, self._changes.get("flag", bool)(ended), False, info))
 
 
 def shared(env: Fake) -> np.ndarray:

@@ -25,7 +25,7 @@ from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
-from helpers.processes import async_envs
+from helpers.fake_env import BOX, Fake, async_envs
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -192,50 +192,34 @@ def test_a_bad_action_reaches_no_env_and_counts_as_a_divergence() -> None:
     assert step.bad_action.tolist() == step.diverged.tolist() == step.done.tolist() == [False, True, True]
 
 
-class Spaces(gym.Env):
-    """Every kind of observation."""
-
-    observation_space = gym.spaces.Dict(
-        {
-            "b": gym.spaces.Box(-1, 1, (2, 2), np.float64),
-            "a": gym.spaces.Tuple([gym.spaces.Discrete(3, start=5), gym.spaces.MultiBinary(2)]),
-            "c": gym.spaces.MultiDiscrete([2, 3]),
-        }
-    )
-    action_space = gym.spaces.Box(-1, 1, (2, 2), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        value = {"b": np.arange(4.0).reshape(2, 2), "a": (6, np.array([1, 0], np.int8)), "c": np.array([1, 2])}
-        return value, {}
-
-    def step(self, action: np.ndarray) -> Any:
-        assert action.shape == (2, 2)
-        return self.reset()[0], 0.0, True, False, {}
+SPACES = gym.spaces.Dict(
+    {
+        "b": gym.spaces.Box(-1, 1, (2, 2), np.float64),
+        "a": gym.spaces.Tuple([gym.spaces.Discrete(3, start=5), gym.spaces.MultiBinary(2)]),
+        "c": gym.spaces.MultiDiscrete([2, 3]),
+    }
+)
+VALUE = {"b": np.arange(4.0).reshape(2, 2), "a": (6, np.array([1, 0], np.int8)), "c": np.array([1, 2])}
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_observations_are_flattened_in_the_order_of_their_space(mode: AutoresetMode) -> None:
-    env = GymnasiumEnv(SyncVectorEnv([Spaces] * 2, autoreset_mode=mode), seed=0, max_episode_steps=1)
-    flat = [{"a": [0, 1, 0, 1, 0], "b": [0, 1, 2, 3], "c": [0, 1, 0, 0, 1]}[key] for key in Spaces.observation_space]
+    make = [lambda: Fake(space=SPACES, obs=VALUE, action_space=gym.spaces.Box(-1, 1, (2, 2), np.float32))] * 2
+    env = GymnasiumEnv(SyncVectorEnv(make, autoreset_mode=mode), seed=0, max_episode_steps=9)
+    flat = [{"a": [0, 1, 0, 1, 0], "b": [0, 1, 2, 3], "c": [0, 1, 0, 0, 1]}[key] for key in SPACES]
     expected = [[number for part in flat for number in part]] * 2
     assert env.reset()["policy"].tolist() == expected and env.obs_sizes == {"policy": 14}
-    step = env.step(torch.zeros(2, 4))
-    assert step.final_obs["policy"].tolist() == step.obs["policy"].tolist() == expected
-
-
-class Asymmetric(Spaces):
-    observation_space = gym.spaces.Dict({"critic": gym.spaces.Box(-9, 9, (3,)), "policy": gym.spaces.Box(-9, 9, (2,))})
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return {"critic": np.full(3, 2.0, np.float32), "policy": np.full(2, 1.0, np.float32)}, {}
+    for _ in range(3):  # an episode
+        step = env.step(torch.zeros(2, 4))
+        assert step.final_obs["policy"].tolist() == step.obs["policy"].tolist() == expected
 
 
 def test_a_dict_may_name_our_groups() -> None:
-    env = GymnasiumEnv(SyncVectorEnv([Asymmetric] * 2), seed=0, max_episode_steps=1)
-    assert {group: value.tolist() for group, value in env.reset().items()} == {
-        "policy": [[1.0] * 2] * 2,
-        "critic": [[2.0] * 3] * 2,
-    }
+    space = gym.spaces.Dict({"critic": gym.spaces.Box(-9, 9, (3,)), "policy": BOX})
+    obs = {"critic": np.full(3, 2.0, np.float32), "policy": np.full(2, 1.0, np.float32)}
+    env = GymnasiumEnv(SyncVectorEnv([lambda: Fake(space=space, obs=obs)] * 2), seed=0, max_episode_steps=9)
+    groups = {group: value.tolist() for group, value in env.reset().items()}
+    assert groups == {"policy": [[1.0] * 2] * 2, "critic": [[2.0] * 3] * 2}
     assert env.obs_sizes == {"policy": 2, "critic": 3}
 
 
@@ -475,22 +459,6 @@ def test_a_function_that_does_not_take_the_arguments_is_named(monkeypatch: pytes
         GymnasiumEnv.from_settings(cfg, num_envs=2, seed=0, device=torch.device("cpu"))
 
 
-class Choices(gym.Env):
-    """Observes the action that it got."""
-
-    observation_space = gym.spaces.Box(-9, 9, (2,), np.float32)
-
-    def __init__(self, action_space: gym.Space) -> None:
-        self.action_space = action_space
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        assert self.action_space.contains(action), action
-        return np.zeros(2, np.float32) + np.asarray(action, np.float32), 0.0, False, False, {}
-
-
 @pytest.mark.parametrize(
     ("space", "counts", "sent", "got"),
     [
@@ -501,7 +469,8 @@ class Choices(gym.Env):
 def test_discrete_actions_are_indices_from_zero(
     space: gym.Space, counts: tuple[int, ...], sent: list[list[int]], got: list[list[float]]
 ) -> None:
-    envs = SyncVectorEnv([lambda: Choices(space)] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    make = [lambda: Fake(action_space=space, obs=lambda env: np.zeros(2) + (env.action if env.count else 0))] * 2
+    envs = SyncVectorEnv(make, autoreset_mode=AutoresetMode.DISABLED)
     env = GymnasiumEnv(envs, seed=1, max_episode_steps=LIMIT)
     env.reset()
     assert env.action_space == MultiDiscrete(counts)
@@ -593,8 +562,7 @@ def test_envs_that_a_script_has_made_are_trained_on(
     resumed = gpusim_rl.train(SyncVectorEnv([Count] * NUM_ENVS), checkpoint=str(last), max_iterations=3)
     assert resumed["iteration"] == 3
     sb3 = DummyVecEnv([lambda: gym.make("Pendulum-v1")] * 2)
-    row = gpusim_rl.train(sb3, algo="sac", env={"max_episode_steps": 200}, max_iterations=2, log={"console": "quiet"})
-    assert row["iteration"] == 2
+    assert gpusim_rl.train(sb3, env={"max_episode_steps": 200}, **few)["iteration"] == 2
 
 
 @pytest.mark.parametrize(

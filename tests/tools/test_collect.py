@@ -219,7 +219,7 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
         (("nan.py", "task=Cartpole", "--steps", "2"), "a number that is not finite: control step 0, action[0]"),
         (("push.py", "task=Cartpole", "--keep", "best"), "--keep best: expected success, or the least return"),
         (("push.py", "task=Cartpole", "--episodes", "1", "--keep", "success"), "success: Cartpole has no number"),
-        (("push.py", "task=CartpoleCamera"), "demonstrations have no images"),
+        (("push.py", "task=CartpoleCamera", "--episodes", "1"), "demonstrations have no images"),
         (("push.py", "task=Cartpol"), "Did you mean"),
         (("push.py", "task=Cartpole", "--explore"), "--explore: a script has no noise but its own"),
         (("NoSuchRun",), "NoSuchRun"),
