@@ -184,7 +184,7 @@ def new_task(args: argparse.Namespace) -> list[str]:
     source = draft.robot
     if not draft.robot:
         draft.robot, source = str(draft.folder / "my_tasks" / "assets" / f"{draft.module}.xml"), str(ARM)
-        files[Path(draft.robot)] = ARM.read_bytes()
+        files[Path(draft.robot)] = ARM.read_text()
     if args.velocity:
         texts = velocity_texts(draft, args.feet.split(",") if args.feet else [])
     else:

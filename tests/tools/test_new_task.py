@@ -176,6 +176,12 @@ def test_an_urdf_quadruped_gets_drives_and_stands_on_its_feet(tmp_path, env_of):
     assert robot.root_lin_vel.abs().max() < 0.1
 
 
+def test_without_a_robot_an_arm_is_written_too(tmp_path, env_of):
+    wrote = [line for line in new_task(tmp_path, "Wave").stdout.splitlines() if line.startswith("wrote")]
+    assert wrote == [f"wrote my_{path}" for path in ("tasks/assets/wave.xml", "tasks/wave.py", "cfg/task/Wave.yaml")]
+    assert not env_of("Wave", tmp_path).step(torch.zeros(2, 2)).diverged.any()
+
+
 def test_a_robot_of_a_file_follows_commanded_velocities(tmp_path, env_of):
     """It gets a floating base, soles, an IMU and motors, and stands at the pose; a joint need not have limits."""
     (tmp_path / "dog.urdf").write_text(quadruped().replace('FL_hip" type="revolute"', 'FL_hip" type="continuous"'))
