@@ -7,17 +7,13 @@ python tools/check_task.py Reacher -cd my_cfg --sim mujoco,newton
 
 from __future__ import annotations
 
-import os
 import sys
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
+    import _checkout  # noqa: F401
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -9,15 +9,10 @@ python tools/collect.py benchmarks/scripted/trifinger.py --actor Trifinger --app
 
 from __future__ import annotations
 
-import os
 import sys
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
+    import _checkout  # noqa: F401
 
 import argparse
 import importlib.util

@@ -8,15 +8,10 @@ python train.py task=CartpoleCamera pretrained.init_from=CartpoleCamera.encoder.
 
 from __future__ import annotations
 
-import os
 import sys
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
+    import _checkout  # noqa: F401
 
 import argparse
 import math
