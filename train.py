@@ -40,11 +40,12 @@ def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | 
 
     from gpusim_rl.distributed.actors import make_trainer
     from gpusim_rl.distributed.data_parallel import joined
+    from gpusim_rl.run.evaluation import evaluate_run
 
     with joined(spec) as collective:
+        if spec.cfg.test:
+            return RunResult(str(spec.cfg.checkpoint), evaluate_run(spec)["return_mean"], None)
         trainer = make_trainer(spec, collective)
-        if trainer.cfg.test:
-            return RunResult(str(trainer.cfg.checkpoint), trainer.evaluate()["return_mean"], None)
         row = trainer.train()
     return RunResult(str(trainer.run_dir), row.get("episode/return"), row.get("episode/best_return"))
 

@@ -60,7 +60,7 @@ def train(
             its yaml (`debug="smoke"`). `test=True` evaluates instead.
 
     Returns:
-        Result of `Trainer.train()` (or `Trainer.evaluate()`).
+        Last row of metrics; of `test=True`, the result of the evaluation.
     """
     limit_openmp_spin()
     classes = {"algo": algo, "network": network, "config_dir": config_dir}
@@ -71,10 +71,10 @@ def train(
 
     from gpusim_rl.distributed.actors import make_trainer
     from gpusim_rl.distributed.data_parallel import joined
+    from gpusim_rl.run.evaluation import evaluate_run
 
     with joined(spec) as collective:
-        trainer = make_trainer(spec, collective)
-        return trainer.evaluate() if spec.cfg.test else trainer.train()
+        return evaluate_run(spec) if spec.cfg.test else make_trainer(spec, collective).train()
 
 
 def _with_envs(envs: Any, **settings: Any) -> RunSpec:

@@ -133,7 +133,8 @@ def player_of(args: argparse.Namespace) -> Iterator[Player]:
         player = Player.open(args.run, num_envs=args.num_envs, changes={"seed": args.seed}, **options)
     else:
         from gpusim_rl.api import load_spec
-        from gpusim_rl.run.start import begin, make_env
+        from gpusim_rl.run.make_env import make_env
+        from gpusim_rl.run.start import begin
         from gpusim_rl.settings.compose import compose
         from gpusim_rl.view.player import import_from_current_folder
 

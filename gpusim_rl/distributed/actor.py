@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_map_only
 from gpusim_rl.env import Step
 from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.learn.algorithm import load_algorithm_class
+from gpusim_rl.learn.algorithm import ActorPlace, load_algorithm_class
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.remote import remote_of
+from gpusim_rl.run.make_learner import make_collector
 from gpusim_rl.run.metrics import Taken
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.start import begin, env_spec, make_collector
+from gpusim_rl.run.start import begin
 from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
 from gpusim_rl.spaces import ActionSpace, ImageShape
@@ -152,10 +153,9 @@ class Actor:
         spec = _spec_of(job)
         envs = spec.cfg.num_envs
         start, _ = begin(spec, _OneOfActors(job))
-        role = {"role": "acts", "first_env": job.number * envs, "all_envs": job.num_actors * envs}
-        self.collector = make_collector(start, **role)
+        self.collector = make_collector(start, ActorPlace(job.number * envs, job.num_actors * envs))
         self._number = job.number
-        self._remote = remote_of(self.collector.algorithm, env_spec(start, self.collector.env, **role))
+        self._remote = remote_of(self.collector.algorithm)
         self._idle_since = time.monotonic()
         self._progress_at = 0.0 if job.number == 0 else float("inf")
 

@@ -13,12 +13,14 @@ from gpusim_rl.distributed.engine import Engine
 from gpusim_rl.distributed.inference import InferenceRollouts
 from gpusim_rl.distributed.rollouts import ActorsCollector, ActorsRollouts, Rollouts
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import ActorPlace, EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.learn.remote import Remote, remote_class, remote_of
 from gpusim_rl.machine.hardware import available_cpus
+from gpusim_rl.run.make_env import resumed_seed
+from gpusim_rl.run.make_learner import make_algorithm, make_collector
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.start import SEEDS_APART, RunStart, begin, make_algorithm, make_collector, resumed_seed
+from gpusim_rl.run.start import SEEDS_APART, RunStart, begin
 from gpusim_rl.run.trainer import Trainer
 
 
@@ -29,7 +31,7 @@ def make_trainer(spec: RunSpec, collective: Collective = ALONE) -> Trainer:
         ConfigError: Something in the configuration or the checkpoint does not fit.
         TaskError: A hook of the task is wrong.
     """
-    if spec.cfg.actors.engine is None or spec.cfg.test:
+    if spec.cfg.actors.engine is None:
         start, state = begin(spec, collective)
         collector = make_collector(start)
     else:
@@ -88,18 +90,12 @@ def _make_rollouts(start: RunStart, engine: Engine, seed: int) -> Rollouts:
     def make_remote(number: int) -> Remote:
         """Makes the algorithm that acts for an actor, here."""
         envs, num_envs = rollouts.envs, cfg.num_envs
-        env = EnvSpec(
-            num_envs,
-            envs.obs_sizes,
-            envs.action_space,
-            envs.steps_between_truncations,
-            role="acts",
-            section=cfg.algo,
-            first_env=number * num_envs,
-            all_envs=num_actors * num_envs,
-            images=envs.images,
+        spaces = envs.obs_sizes, envs.action_space, envs.steps_between_truncations
+        env, place = (
+            EnvSpec(num_envs, *spaces, images=envs.images),
+            ActorPlace(number * num_envs, num_actors * num_envs),
         )
-        return remote_of(make_algorithm(start, env, seed + (1 + number) * SEEDS_APART), env)
+        return remote_of(make_algorithm(start, env, place, seed + (1 + number) * SEEDS_APART))
 
     rollouts = InferenceRollouts(
         engine,

@@ -19,8 +19,10 @@ from gpusim_rl.env import Environment, Step
 from gpusim_rl.env.environment import Observation
 from gpusim_rl.learn.remote import remote_of
 from gpusim_rl.run.collector import Collector, Pause, no_pause
+from gpusim_rl.run.make_env import env_spec
+from gpusim_rl.run.make_learner import make_algorithm, use_cpus
 from gpusim_rl.run.metrics import Row
-from gpusim_rl.run.start import RunStart, env_spec, make_algorithm, use_cpus
+from gpusim_rl.run.start import RunStart
 
 logger = logging.getLogger("gpusim_rl")
 
@@ -266,9 +268,8 @@ class ActorsCollector(Collector):
         obs = {group: value.to(start.device) for group, value in env.reset().items()}
         spec = env_spec(start, env)
         longest = min(spec.max_episode_length, cfg.algorithm.horizon)  # the next rollout is of another actor
-        spec = dataclasses.replace(spec, role="learns", max_episode_length=longest)
-        algorithm = make_algorithm(start, spec, start.process_seed)
-        self._remote = remote_of(algorithm, spec)
+        algorithm = make_algorithm(start, dataclasses.replace(spec, max_episode_length=longest))
+        self._remote = remote_of(algorithm)
         use_cpus(start, columns)
         super().__init__(cfg, env, algorithm, obs, start.device)
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -55,19 +55,6 @@ class EnvSpec:
     action_space: ActionSpace
     max_episode_length: int
     """Time limit: an env is truncated at most once in so many control steps."""
-    role: Literal["both", "acts", "learns"] = "both"
-    """`acts`: an actor, which records rollouts for a learner; so is a policy that is evaluated or played. It needs no
-    memory to learn from. `learns`: the learner of actors, which has no envs of its own."""
-    first_env: int = 0
-    """Number of the first env among those of all actors."""
-    all_envs: int | None = None
-    """Envs of all actors; None where these are all."""
-    section: str = "algorithm"
-    """Name of the section that holds the algorithm's settings, for messages: `algo.name` of the run."""
-    collective: Collective = ALONE
-    """Processes that learn together."""
-    compile: bool = False
-    """Whether torch.compile is to make the update faster, where the algorithm can use it."""
     dt: float = 1.0
     """Control step [s]; 1 where it is not known."""
     task: str = ""
@@ -81,8 +68,38 @@ class EnvSpec:
     mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = field(default=None, compare=False)
     """Returns the mirror images of the observation groups and of `actions`, by name, and how far the robot is from its
     own (`gpusim_rl.env.mirrors`). It raises TaskError where there are none."""
-    load_policy: Callable[[str], TrainedPolicy] | None = field(default=None, compare=False)
-    """Loads the policy of another run, by the run's name, onto the device of the algorithm."""
+
+
+class ActorPlace(NamedTuple):
+    """Place of an actor's envs among those of all actors of a learner."""
+
+    first_env: int
+    all_envs: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerContext:
+    """Surroundings of an algorithm: all that it is given besides its settings and the description of the envs.
+
+    Attributes:
+        section: Section of the settings, `algo.name` of the run; messages name settings by it.
+        collective: Processes that learn together; sums over samples are taken over all of them.
+        compile: Whether torch.compile is to make the update faster, where the algorithm can use it.
+        load_policy: Function that loads the policy of another run, by the run's name, onto the algorithm's device: for
+            teachers and warm starts.
+        actor: Place of an actor, which records rollouts for a learner elsewhere and needs no memory to learn from;
+            None in a process that learns.
+    """
+
+    section: str = "algorithm"
+    collective: Collective = ALONE
+    compile: bool = False
+    load_policy: Callable[[str], TrainedPolicy] | None = None
+    actor: ActorPlace | None = None
+
+
+DEFAULT_CONTEXT = LearnerContext()
+"""Surroundings of an algorithm that learns alone."""
 
 
 class Outcome(Protocol):
@@ -179,6 +196,7 @@ class Algorithm(ABC):
     Args:
         cfg: Settings: an instance of `Config`.
         env: Environments.
+        context: Surroundings: processes that learn together, other runs' policies.
         device: Device of networks and memory.
         seed: Seed of all random numbers of the algorithm.
         max_iterations: Updates in a whole training, for schedules.
@@ -195,7 +213,24 @@ class Algorithm(ABC):
     policy: Policy
 
     @abstractmethod
-    def __init__(self, cfg: Any, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None: ...
+    def __init__(
+        self,
+        cfg: Any,
+        env: EnvSpec,
+        context: LearnerContext = DEFAULT_CONTEXT,
+        *,
+        device: torch.device,
+        seed: int,
+        max_iterations: int,
+    ) -> None: ...
+
+    @classmethod
+    def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> Policy:
+        """Makes the policy alone, with random weights, for evaluation, playing and export.
+
+        Here it is taken from a whole algorithm. Ours make networks and nothing else.
+        """
+        return cls(cfg, env, context, device=device, seed=0, max_iterations=1).policy
 
     def begin_rollout(self) -> None:  # noqa: B027 (optional)
         """Does once what the next `horizon` steps share, such as drawing their noise."""
@@ -250,12 +285,12 @@ def make_policy(
     device: torch.device,
     images: Mapping[str, ImageShape] = MappingProxyType({}),
 ) -> Policy:
-    """Makes a policy for the weights of a checkpoint: that of an algorithm which only acts, in one env.
+    """Makes a policy for the weights of a checkpoint.
 
     It is float32, whatever it is trained in, so that its actions depend on no machine.
     """
-    env = EnvSpec(1, obs_sizes, action_space, max_episode_length=1, role="acts", section=cfg.algo, images=images)
-    policy = algorithm_class(cfg.algorithm, env, device=device, seed=0, max_iterations=1).policy
+    env = EnvSpec(1, obs_sizes, action_space, max_episode_length=1, images=images)
+    policy = algorithm_class.make_policy(cfg.algorithm, env, LearnerContext(cfg.algo), device)
     policy.bf16 = False
     return policy
 

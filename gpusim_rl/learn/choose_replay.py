@@ -18,7 +18,14 @@ from gpusim_rl.settings.schema import OffPolicyConfig, ReplayConfig
 
 
 def make_replay(
-    cfg: OffPolicyConfig, env: EnvSpec, groups: Sequence[str], *, device: torch.device, seed: int, drawn: int
+    cfg: OffPolicyConfig,
+    env: EnvSpec,
+    groups: Sequence[str],
+    section: str,
+    *,
+    device: torch.device,
+    seed: int,
+    drawn: int,
 ) -> Replay | HostReplay:
     """Makes the replay memory that the settings ask for.
 
@@ -31,7 +38,7 @@ def make_replay(
     if env.images:
         steps -= steps % BLOCK if cfg.replay.compress else 0
         kind, more = PixelReplay, {"stack": cfg.network.encoder.frames, "compress": cfg.replay.compress}
-    _check_settings(cfg, env, steps, device)
+    _check_settings(cfg, env, section, steps, device)
     storage = STORAGE[cfg.replay.storage]
     make: Any = partial(kind, steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, **more)
     if device.type == "meta":
@@ -39,18 +46,18 @@ def make_replay(
     on_host, memory = cfg.replay.device is not None, make(device=torch.device("meta"))
     if on_host and env.images and (needed := _drawn_ahead(cfg, memory)) > (free := _free_bytes(device)):
         raise ConfigError(
-            f"{env.section}.replay.device=cpu draws the images of all updates of an iteration ahead:"
-            f" {needed / 1e9:.3g} GB on {device}, {free / 1e9:.3g} GB are free. Try {env.section}.batch_size="
-            f"{max(1, int(0.5 * cfg.batch_size * free / needed))}, or a smaller {env.section}.horizon"
+            f"{section}.replay.device=cpu draws the images of all updates of an iteration ahead:"
+            f" {needed / 1e9:.3g} GB on {device}, {free / 1e9:.3g} GB are free. Try {section}.batch_size="
+            f"{max(1, int(0.5 * cfg.batch_size * free / needed))}, or a smaller {section}.horizon"
         )
     size = memory.expected_bytes + (4 * steps * env.num_envs if cfg.replay.alpha > 0.0 else 0)  # priorities
-    _check_room(cfg.replay, f"{env.section}.replay", size, torch.device(cfg.replay.device or device))
+    _check_room(cfg.replay, f"{section}.replay", size, torch.device(cfg.replay.device or device))
     memory = make(device=CPU if on_host else device)
     return HostReplay(memory, env, device=device, horizon=cfg.horizon, size=drawn, seed=seed) if on_host else memory
 
 
-def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, steps: int, device: torch.device) -> None:
-    section, envs, alpha = env.section, env.num_envs, cfg.replay.alpha
+def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, section: str, steps: int, device: torch.device) -> None:
+    envs, alpha = env.num_envs, cfg.replay.alpha
     needed = max(cfg.n_step + 1 + (cfg.network.encoder.frames - 1 if env.images else 0), cfg.horizon)
     if cfg.replay.compress:
         needed = -(-needed // BLOCK) * BLOCK

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
+from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, Hidden, LearnerContext, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import DiscreteCritic, QPolicy, encoder_of
 from gpusim_rl.settings.schema import DQNConfig
@@ -25,11 +26,11 @@ class DQNPolicy(QPolicy):
     critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
     target_critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, cfg: DQNConfig, env: EnvSpec) -> None:
-        space, (encoder, size) = env.action_space, encoder_of(cfg, env)
+    def __init__(self, cfg: DQNConfig, env: EnvSpec, section: str = "algorithm") -> None:
+        space, (encoder, size) = env.action_space, encoder_of(cfg, env, section)
         continuous = isinstance(space, Box)
         counts = (cfg.bins,) * space.size if continuous else space.counts
-        critic = DiscreteCritic(size, counts, cfg.network, f"{env.section}.network")
+        critic = DiscreteCritic(size, counts, cfg.network, f"{section}.network")
         env = dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
         super().__init__(cfg, env, encoder, None, critic)
         self._scale = cfg.action_scale
@@ -69,22 +70,21 @@ class DQN(OffPolicy):
     """
 
     Config = DQNConfig
+    policy_class = DQNPolicy
     discrete = True
     num_noise = 1
 
     cfg: DQNConfig
     policy: DQNPolicy  # type: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, cfg: DQNConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
-        super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
+    def __init__(self, cfg: DQNConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
+        super().__init__(cfg, env, context, **rest)
+        device = self.device
         self._counts = torch.tensor(self.policy.critic.counts, device=device)
         self._last, self._later = self._counts - 1, torch.arange(self.horizon, device=device)
-        last = (env.all_envs or env.num_envs) - 1
-        rungs = (env.first_env + torch.arange(env.num_envs, device=device))[:, None] / max(last, 1)
+        first_env, all_envs = context.actor or (0, env.num_envs)
+        rungs = (first_env + torch.arange(env.num_envs, device=device))[:, None] / max(all_envs - 1, 1)
         self._ladder = 1.0 + cfg.epsilon_ladder * rungs
-
-    def make_policy(self, env: EnvSpec) -> DQNPolicy:
-        return DQNPolicy(self.cfg, env)
 
     def epsilon(self, steps: Tensor) -> Tensor:
         """Returns the probability of a random action in each env after so many steps, [*steps, num_envs, 1]."""

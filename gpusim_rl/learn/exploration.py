@@ -22,6 +22,7 @@ class Exploration:
         policy: Policy that acts, on its device.
         env: Environments.
         cfg: Settings of the algorithm: horizon and action noise.
+        section: Section of the settings.
         sequence_length: Steps of the sequences that a recurrent policy learns from; fitted to divide the horizon.
         device: Device of the memory.
         seed: Seed of the action noise.
@@ -37,18 +38,27 @@ class Exploration:
     """
 
     def __init__(
-        self, policy: ActorCritic, env: EnvSpec, cfg: Settings, sequence_length: int, device: torch.device, seed: int
+        self,
+        policy: ActorCritic,
+        env: EnvSpec,
+        cfg: Settings,
+        section: str,
+        sequence_length: int,
+        device: torch.device,
+        seed: int,
     ) -> None:
         self.policy, self.horizon, num_envs, head = policy, cfg.horizon, env.num_envs, policy.head
         self._generator = make_generator(device, seed)
         self.hidden: Hidden = policy.initial_state(num_envs)
         self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)
-        self.noise = ActionNoise(cfg.noise, env, horizon=cfg.horizon, columns=head.num_noise, device=device)
+        self.noise = ActionNoise(
+            cfg.noise, env, f"{section}.noise", horizon=cfg.horizon, columns=head.num_noise, device=device
+        )
         self.acted_on: Observation = {}
         self.sampled: SampledActions | None = None
         self.step = 0
         length = fit_sequence_length(cfg.horizon, sequence_length) if policy.recurrent else 1
-        self._length = fitted(length, sequence_length, f"{env.section}.sequence_length")
+        self._length = fitted(length, sequence_length, f"{section}.sequence_length")
         self.rollout = Rollout(
             cfg.horizon,
             env,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import LearnerContext
 from gpusim_rl.learn.chunks import Chunks, chunk_samples
 from gpusim_rl.learn.minibatch import Sequences
 from gpusim_rl.learn.networks import ActorCritic, Settings
@@ -23,7 +23,7 @@ class GradientSteps:
 
     Args:
         policy: Policy, on its device.
-        env: Environments.
+        context: Processes that learn together, and whether they compile.
         cfg: Settings of the algorithm: step size at the start, largest norm of a gradient.
         minibatch: Samples of a minibatch.
         sequence_length: Steps of a sequence.
@@ -39,7 +39,7 @@ class GradientSteps:
     def __init__(
         self,
         policy: ActorCritic,
-        env: EnvSpec,
+        context: LearnerContext,
         cfg: Settings,
         minibatch: int,
         sequence_length: int,
@@ -49,13 +49,13 @@ class GradientSteps:
         named = sorted(
             policy.named_parameters(), key=lambda pair: (pair[0] != "head.log_std", "log_std_of_state" in pair[0])
         )
-        self._policy, self._configured, self.collective = policy, cfg.learning_rate, env.collective
+        self._policy, self._configured, self.collective = policy, cfg.learning_rate, context.collective
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
         parameters = [parameter for _, parameter in named]
         self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=cfg.max_grad_norm, eps=1e-5)
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)
-        self.chunks = Chunks(device, chunk_samples(minibatch) // sequence_length, compiled=env.compile)
+        self.chunks = Chunks(device, chunk_samples(minibatch) // sequence_length, compiled=context.compile)
 
     def anneal(self, max_iterations: int) -> None:
         """Set the rate of a linear schedule, which reaches 0 after `max_iterations`."""

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import warn
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, LearnerContext
 from gpusim_rl.learn.minibatch import Samples, Sequences, by_step
 from gpusim_rl.learn.networks import EvaluatedActions
 from gpusim_rl.learn.on_policy import OnPolicy
@@ -85,14 +85,12 @@ class Impala(OnPolicy):
 
     cfg: ImpalaConfig
 
-    def __init__(
-        self, cfg: ImpalaConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
-    ) -> None:
-        super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
+    def __init__(self, cfg: ImpalaConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
+        super().__init__(cfg, env, context, **rest)
         self.clip, self._ages = cfg.ratio_clip, cfg.delay + 1
         self._ring = [memory.new_zeros(self._ages, *memory.shape) for memory, _ in self.rollout.memory()]
-        self._versions = torch.full((self._ages,), -torch.inf, device=device)  # nothing there yet
-        self._envs = torch.arange(env.num_envs, device=device)
+        self._versions = torch.full((self._ages,), -torch.inf, device=self.device)  # nothing there yet
+        self._envs = torch.arange(env.num_envs, device=self.device)
         self._delay = self._envs * self._ages // env.num_envs
         self._log_ratio = torch.zeros_like(self.rollout.reward)
 

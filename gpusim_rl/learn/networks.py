@@ -224,9 +224,9 @@ class ActorCritic(Policy):
     float32; only encoders, or else the trunks' MLPs, run under autocast.
     """
 
-    def __init__(self, cfg: Settings, env: EnvSpec) -> None:
+    def __init__(self, cfg: Settings, env: EnvSpec, section: str = "algorithm") -> None:
         super().__init__()
-        obs_sizes, net, key = env.obs_sizes, cfg.network, f"{env.section}.network"
+        obs_sizes, net, key = env.obs_sizes, cfg.network, f"{section}.network"
         self.critic_group = "critic" if "critic" in obs_sizes else "policy"
         self.groups = sorted({"policy", self.critic_group}, reverse=True)
         normalized = sorted(self.groups) if cfg.normalize_obs else []

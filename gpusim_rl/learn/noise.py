@@ -35,8 +35,10 @@ class ActionNoise:
         ConfigError: The settings do not fit the actions.
     """
 
-    def __init__(self, cfg: NoiseConfig, env: EnvSpec, *, horizon: int, columns: int, device: torch.device) -> None:
-        space, num_envs, key = env.action_space, env.num_envs, f"{env.section}.noise"
+    def __init__(
+        self, cfg: NoiseConfig, env: EnvSpec, key: str, *, horizon: int, columns: int, device: torch.device
+    ) -> None:
+        space, num_envs = env.action_space, env.num_envs
         self._lasts, self._held = any(steps > 1.0 for steps in cfg.steps), cfg.kind == "held"
         if self._lasts and not isinstance(space, Box):
             raise ConfigError(f"{key}.steps={cfg.steps}: discrete actions have no such noise. Try {key}.steps=[1]")

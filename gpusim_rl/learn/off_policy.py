@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +13,16 @@ from torch.nn import functional
 
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.learn import demonstrations
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation, Transition, make_generator, restore_generator
+from gpusim_rl.learn.algorithm import (
+    DEFAULT_CONTEXT,
+    Algorithm,
+    EnvSpec,
+    LearnerContext,
+    Observation,
+    Transition,
+    make_generator,
+    restore_generator,
+)
 from gpusim_rl.learn.choose_replay import describe_replay, make_replay
 from gpusim_rl.learn.encoders import random_shift
 from gpusim_rl.learn.host_replay import HostReplay
@@ -51,6 +59,7 @@ class OffPolicy(Algorithm):
 
     Attributes:
         memory: Rollout under way, which `record` writes to.
+        section: Section of the settings.
         replay: Replay memory; None in an actor, which has nothing else that only learning needs either.
         priorities: Priorities of the transitions; None where all are equally likely.
         demonstrations: Transitions that are a part of every batch, last in it; None without.
@@ -60,6 +69,8 @@ class OffPolicy(Algorithm):
         steps: Control steps since the training began, int64 [].
     """
 
+    policy_class: ClassVar[Callable[..., QPolicy]]
+    """Class of the networks, made of settings, envs and section."""
     discrete: ClassVar[bool] = False
     """Whether it can choose discrete actions."""
     num_noise: ClassVar[int] = 0
@@ -72,22 +83,30 @@ class OffPolicy(Algorithm):
     policy: QPolicy
 
     def __init__(
-        self, cfg: OffPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
+        self,
+        cfg: OffPolicyConfig,
+        env: EnvSpec,
+        context: LearnerContext = DEFAULT_CONTEXT,
+        *,
+        device: torch.device,
+        seed: int,
+        max_iterations: int,
     ) -> None:
+        self.cfg, self.device, self.horizon, self.section = cfg, device, cfg.horizon, context.section
         if not (self.discrete or isinstance(env.action_space, Box)):
-            raise ConfigError(
-                f"algo={env.section} chooses continuous actions, and here they are discrete; try algo=dqn"
-            )
-        self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, env.section
+            problem = "chooses continuous actions, and here they are discrete"
+            raise ConfigError(f"algo={self.section} {problem}. Try algo=dqn")
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
-        self.collective, self._max_steps = env.collective, max_iterations * cfg.horizon
-        self.policy = self.make_policy(env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
+        self.collective, self._max_steps = context.collective, max_iterations * cfg.horizon
+        self.policy = self.make_policy(cfg, env, context, device)  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16, _ = choose_precision(cfg.precision, device)
         self._act_generator, self._sample_generator = (make_generator(device, seed + i) for i in (1, 2))
 
         # Acting
         columns = self.num_actions + self.num_noise
-        self.noise = ActionNoise(cfg.noise, env, horizon=cfg.horizon, columns=columns, device=device)
+        self.noise = ActionNoise(
+            cfg.noise, env, f"{self.section}.noise", horizon=cfg.horizon, columns=columns, device=device
+        )
         self._t = 0
         self.hidden = self._next_hidden = self.policy.initial_state(env.num_envs)
         self.acted_on: Observation = {}
@@ -95,7 +114,7 @@ class OffPolicy(Algorithm):
 
         self.priorities: Priorities | None = None
         self.replay: Any = None
-        if env.role == "acts":
+        if context.actor is not None:
             self.memory = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
             return
 
@@ -106,7 +125,7 @@ class OffPolicy(Algorithm):
         self._num_shown, self._imitates = 0, False  # transitions of a batch that are demonstrations
         self.demonstrations = self._load_demonstrations(env)
         drawn = cfg.horizon * cfg.updates * (cfg.batch_size - self._num_shown)
-        self.replay = make_replay(cfg, env, self.policy.groups, device=device, seed=seed + 3, drawn=drawn)
+        self.replay = make_replay(cfg, env, self.policy.groups, self.section, device=device, seed=seed + 3, drawn=drawn)
         on_host = isinstance(self.replay, HostReplay)
         self.memory = self.replay.steps if on_host else Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
         if cfg.replay.alpha > 0.0:
@@ -123,9 +142,10 @@ class OffPolicy(Algorithm):
         cfg, parameters = self.cfg, [p for network in networks for p in network.parameters()]
         return MaskedAdamW(parameters, cfg.learning_rate, weight_decay=cfg.weight_decay, max_norm=cfg.max_grad_norm)
 
-    @abstractmethod
-    def make_policy(self, env: EnvSpec) -> QPolicy:
-        """Makes the networks, float32, on the CPU."""
+    @classmethod
+    def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> QPolicy:
+        """Make the networks."""
+        return cls.policy_class(cfg, env, context.section).to(device)
 
     def _load_demonstrations(self, env: EnvSpec) -> Replay | None:
         file = self.cfg.demonstrations.file
@@ -133,15 +153,15 @@ class OffPolicy(Algorithm):
             return None
         if env.images:
             raise ConfigError(
-                f"{env.section}.demonstrations.file: demonstrations have no images, and the envs do. Try"
-                f" {env.section}.demonstrations.file=null"
+                f"{self.section}.demonstrations.file: demonstrations have no images, and the envs do. Try"
+                f" {self.section}.demonstrations.file=null"
             )
         cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
         try:
             shown, self._digest = demonstrations.load(file, env, self.policy.groups)
             replay = demonstrations.make_replay(shown, env, self.policy.groups, **memory)
         except ConfigError as error:
-            raise ConfigError(f"{env.section}.demonstrations.file: {error}") from None
+            raise ConfigError(f"{self.section}.demonstrations.file: {error}") from None
         self._num_shown = min(max(1, round(cfg.demonstrations.share * cfg.batch_size)), cfg.batch_size - 1)
         self._imitates = cfg.demonstrations.imitation > 0.0
         return replay
@@ -439,7 +459,7 @@ class OffPolicy(Algorithm):
         return {
             "network": f"{images}{actor}{critics}, {number:,} parameters",
             "batch": f"{samples} = {envs * cfg.horizon} samples;"
-            f" {describe_replay(cfg, self.replay, self._section, self._max_steps)}",
+            f" {describe_replay(cfg, self.replay, self.section, self._max_steps)}",
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation, Transition, make_generator, restore_generator
+from gpusim_rl.learn.algorithm import (
+    DEFAULT_CONTEXT,
+    Algorithm,
+    EnvSpec,
+    LearnerContext,
+    Observation,
+    Transition,
+    make_generator,
+    restore_generator,
+)
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.exploration import Exploration
 from gpusim_rl.learn.gradient_steps import GradientSteps
@@ -59,23 +68,35 @@ class OnPolicy(Algorithm):
     policy: ActorCritic
 
     def __init__(
-        self, cfg: OnPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
+        self,
+        cfg: OnPolicyConfig,
+        env: EnvSpec,
+        context: LearnerContext = DEFAULT_CONTEXT,
+        *,
+        device: torch.device,
+        seed: int,
+        max_iterations: int,
     ) -> None:
-        self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, env.section
-        self.collective, self.max_iterations = env.collective, max_iterations
-        self.policy = ActorCritic(cfg, env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
+        self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, context.section
+        self.collective, self.max_iterations = context.collective, max_iterations
+        self.policy = self.make_policy(cfg, env, context, device)  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16, _ = choose_precision(cfg.precision, device)
-        self.exploration = Exploration(self.policy, env, cfg, cfg.sequence_length, device, seed + 1)
+        self.exploration = Exploration(self.policy, env, cfg, context.section, cfg.sequence_length, device, seed + 1)
         self.rollout = self.exploration.rollout
         self._shuffle_generator = make_generator(device, seed + 2)
         samples, length = cfg.horizon * env.num_envs, self.rollout.sequence_length
         self.num_sequences = samples // length
         self.num_minibatches = self.fit_minibatches(samples)
-        self.steps = GradientSteps(self.policy, env, cfg, samples // self.num_minibatches, length, device)
+        self.steps = GradientSteps(self.policy, context, cfg, samples // self.num_minibatches, length, device)
         self.weigh(self.loss_weights())
         self._loss = self._chunk_loss
-        if env.compile:
+        if context.compile:
             self._loss = Compiled(self._chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)
+
+    @classmethod
+    def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
+        """Make the networks."""
+        return ActorCritic(cfg, env, context.section).to(device)
 
     def loss_weights(self) -> dict[str, float]:
         """Return the weight of each statistic of a step in the loss; 0 for those that are only logged."""

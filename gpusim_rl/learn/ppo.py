@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import EnvSpec, Transition
+from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, LearnerContext, Transition
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.exploration import fitted
 from gpusim_rl.learn.extensions import Evaluate, Evaluated, Extension, extension_class, make_extension
@@ -84,9 +84,17 @@ class PPO(OnPolicy):
 
     cfg: PPOConfig
 
-    def __init__(self, cfg: PPOConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
-        key, acts = f"{env.section}.extensions", env.role == "acts"
-        own = {} if acts else cfg.extensions
+    def __init__(
+        self,
+        cfg: PPOConfig,
+        env: EnvSpec,
+        context: LearnerContext = DEFAULT_CONTEXT,
+        *,
+        device: torch.device,
+        seed: int,
+        max_iterations: int,
+    ) -> None:
+        key, own = f"{context.section}.extensions", cfg.extensions
         if taken := own.keys() & EXTENSIONS.keys():
             raise ConfigError(f"{key}.{min(taken)}: the name is one of PPO's own extensions. Try another name")
         classes = EXTENSIONS | {name: extension_class(f"{key}.{name}", settings) for name, settings in own.items()}
@@ -98,16 +106,14 @@ class PPO(OnPolicy):
             return dataclasses.replace(env, obs_sizes=sizes)
 
         # Runs of a fixed seed depend on the order in which networks draw weights: a teacher's before the policy's.
-        teacher = None if acts else Teacher.of(cfg, seen(*Teacher.groups), device, seed)
-        super().__init__(cfg, seen(), device=device, seed=seed, max_iterations=max_iterations)
+        teacher = Teacher.of(cfg, seen(*Teacher.groups), context, device)
+        super().__init__(cfg, seen(), context, device=device, seed=seed, max_iterations=max_iterations)
         self.clip = cfg.clip
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max, device)
-        self.extensions: dict[str, Extension] = {}
-        if acts:
-            return
-        made: dict[str, Any] = {"teacher": teacher, "rnd": RandomDistillation.of(cfg, seen(), device, seed)}
-        made |= {"style": Style.of(cfg, env, device, seed), "symmetry": Symmetry.of(cfg, env, device, seed)}
-        self.extensions = {name: made[name] for name in EXTENSIONS if made[name] is not None}
+        made: dict[str, Any] = {"teacher": teacher, "rnd": RandomDistillation.of(cfg, seen(), context, device)}
+        made |= {"style": Style.of(cfg, env, context, device, seed)}
+        made |= {"symmetry": Symmetry.of(cfg, env, context, device)}
+        self.extensions: dict[str, Extension] = {name: made[name] for name in EXTENSIONS if made[name] is not None}
         for name, settings in own.items():
             self.extensions[name] = make_extension(f"{key}.{name}", settings, seen(*classes[name].groups), device)
         added = {name: w for extension in self.extensions.values() for name, w in extension.weights.items()}

@@ -217,19 +217,21 @@ class ActorNetwork(nn.Module):
         return self.head(features.float())
 
 
-def encoder_of(cfg: OffPolicyConfig, env: EnvSpec) -> tuple[Encoder | None, int]:
+def encoder_of(cfg: OffPolicyConfig, env: EnvSpec, section: str) -> tuple[Encoder | None, int]:
     """Makes the encoder, where there are images; returns the size of what the actor sees too: numbers and features."""
     size = env.obs_sizes["policy"]
     if not env.images:
         return None, size
     net = cfg.network.encoder
-    encoder = Encoder(FrameStack(env.images, net.frames).shapes, net, f"{env.section}.network")
+    encoder = Encoder(FrameStack(env.images, net.frames).shapes, net, f"{section}.network")
     return encoder, size + encoder.out_size
 
 
-def actor_and_critic(cfg: ActorCriticConfig, env: EnvSpec, outputs: int) -> tuple[Encoder | None, ActorNetwork, Critic]:
+def actor_and_critic(
+    cfg: ActorCriticConfig, env: EnvSpec, outputs: int, section: str
+) -> tuple[Encoder | None, ActorNetwork, Critic]:
     """Makes the networks of a policy over continuous actions, whose actor has so many outputs."""
-    (encoder, size), key = encoder_of(cfg, env), f"{env.section}.network"
+    (encoder, size), key = encoder_of(cfg, env, section), f"{section}.network"
     actor = ActorNetwork(size, outputs, cfg.network, key)
     return encoder, actor, Critic(env.obs_sizes.get("critic", size), env.action_space.size, cfg.network, key)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation
+from gpusim_rl.learn.algorithm import Algorithm, Observation
 from gpusim_rl.learn.impala import Impala
 from gpusim_rl.learn.networks import SampledActions
 from gpusim_rl.learn.off_policy import OffPolicy
@@ -21,12 +21,12 @@ TRANSITIONS = "transitions"
 
 
 class Remote(ABC):
-    """The part of an algorithm, which acts or learns (`EnvSpec.role`), that actors and their learner need besides."""
+    """The part of an algorithm that actors and their learner need besides."""
 
     max_policy_lag: float = float("inf")
     """Largest number of updates between acting and learning: older rollouts are dropped."""
 
-    def __init__(self, algorithm: Any, env: EnvSpec) -> None:
+    def __init__(self, algorithm: Any) -> None:
         self.algorithm = algorithm
 
     # In an actor
@@ -68,8 +68,8 @@ class RemoteImpala(Remote):
 
     algorithm: Impala
 
-    def __init__(self, algorithm: Impala, env: EnvSpec) -> None:
-        super().__init__(algorithm, env)
+    def __init__(self, algorithm: Impala) -> None:
+        super().__init__(algorithm)
         self.max_policy_lag = algorithm.cfg.max_policy_lag
         algorithm.drop_ring()  # with actors the age of a rollout is real
 
@@ -106,13 +106,11 @@ class RemoteOffPolicy(Remote):
 
     algorithm: OffPolicy
 
-    def __init__(self, algorithm: OffPolicy, env: EnvSpec) -> None:
-        super().__init__(algorithm, env)
-        if env.images:
-            raise ConfigError(
-                f"algo={env.section} learns from images only in the process that steps the envs. Try actors=none, or"
-                " algo=impala"
-            )
+    def __init__(self, algorithm: OffPolicy) -> None:
+        super().__init__(algorithm)
+        if algorithm.policy.encoder is not None:
+            problem = "learns from images only in the process that steps the envs"
+            raise ConfigError(f"algo={algorithm.section} {problem}. Try actors=none, or algo=impala")
         self._rollout = algorithm.memory
 
     def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
@@ -161,8 +159,8 @@ def remote_class(algorithm_class: type[Algorithm]) -> type[Remote] | None:
     return next((remote for cls, remote in REMOTES.items() if issubclass(algorithm_class, cls)), None)
 
 
-def remote_of(algorithm: Algorithm, env: EnvSpec) -> Remote:
-    """Makes the `Remote` of an algorithm that can learn from actors, for the environments that it was made for."""
+def remote_of(algorithm: Algorithm) -> Remote:
+    """Makes the `Remote` of an algorithm that can learn from actors."""
     cls = remote_class(type(algorithm))
     assert cls is not None
-    return cls(algorithm, env)
+    return cls(algorithm)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gpusim_rl.errors import ConfigError, did_you_mean, warn
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.extensions import Extension
 from gpusim_rl.learn.minibatch import by_sequence
@@ -32,6 +32,7 @@ class RandomDistillation(Extension):
     Args:
         cfg: Settings of PPO.
         env: Environments.
+        context: Processes that learn together, and section of the settings.
         group: Observation group, where the settings name none.
         device: Device of networks and memory.
 
@@ -39,22 +40,22 @@ class RandomDistillation(Extension):
         ConfigError: There is no such observation group.
     """
 
-    def __init__(self, cfg: PPOConfig, env: EnvSpec, group: str, device: torch.device) -> None:
+    def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, group: str, device: torch.device) -> None:
         rnd, self._reward_scale = cfg.rnd, cfg.reward_scale
         sizes = {name: size for name, size in env.obs_sizes.items() if size}
-        self._cfg, self._dt, self._collective, self.group = rnd, env.dt, env.collective, rnd.group or group
+        self._cfg, self._dt, self._collective, self.group = rnd, env.dt, context.collective, rnd.group or group
         if self.group not in sizes:
             hint = did_you_mean(self.group, sizes)
             groups = ", ".join(sizes) or "none, only images"
-            raise ConfigError(f"{env.section}.rnd.group={self.group}: the groups are {groups}.{hint}")
+            raise ConfigError(f"{context.section}.rnd.group={self.group}: the groups are {groups}.{hint}")
         size = sizes[self.group]
         with device:
             pair = [nn.Sequential(net := MLP(size, rnd), nn.Linear(net.out_size, rnd.outputs)) for _ in range(2)]
             self.seen, self.sums = RunningNormalizer(size, clip=cfg.clip_obs), RunningNormalizer(1)
         self.target, self.predictor = pair[0].requires_grad_(False), pair[1]
-        if env.collective.size > 1:
+        if context.collective.size > 1:
             for net in pair:
-                net.load_state_dict(env.collective.share({name: x.cpu() for name, x in net.state_dict().items()}))
+                net.load_state_dict(context.collective.share({name: x.cpu() for name, x in net.state_dict().items()}))
         self.optimizer = MaskedAdamW([*self.predictor.parameters()], rnd.learning_rate)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the training
         self.discounted = torch.zeros(env.num_envs, device=device)  # sum of rewards of each env
@@ -64,10 +65,12 @@ class RandomDistillation(Extension):
         self._rollout: Rollout | None = None
 
     @classmethod
-    def of(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device, seed: int) -> RandomDistillation | None:
+    def of(
+        cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device
+    ) -> RandomDistillation | None:
         """Return the distillation of a training; None where its weight is always 0."""
         critic_group = "critic" if "critic" in env.obs_sizes else "policy"
-        return cls(cfg, env, critic_group, device) if cfg.rnd.weight or cfg.rnd.final_weight else None
+        return cls(cfg, env, context, critic_group, device) if cfg.rnd.weight or cfg.rnd.final_weight else None
 
     @staticmethod
     def _next(rollout: Rollout, group: str) -> Float[Tensor, "time envs size"]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation
+from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, Hidden, LearnerContext, Observation
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.q_networks import ActorNetwork, QPolicy, actor_and_critic
@@ -56,8 +56,8 @@ class SACPolicy(QPolicy):
 
     actor: ActorNetwork  # type: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, cfg: SACConfig, env: EnvSpec) -> None:
-        super().__init__(cfg, env, *actor_and_critic(cfg, env, 2 * env.action_space.size))
+    def __init__(self, cfg: SACConfig, env: EnvSpec, section: str = "algorithm") -> None:
+        super().__init__(cfg, env, *actor_and_critic(cfg, env, 2 * env.action_space.size, section))
         self._scale, self._range = cfg.action_scale, (cfg.log_std_min, cfg.log_std_max)
 
     def distribution(self, outputs: Float[Tensor, "*batch outputs"]) -> SquashedGaussian:
@@ -89,21 +89,19 @@ class SAC(OffPolicy):
     """
 
     Config = SACConfig
+    policy_class = SACPolicy
     actor_losses = ("loss/actor", "policy/entropy")
 
     cfg: SACConfig
     policy: SACPolicy  # type: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, cfg: SACConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
-        super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
-        self.log_alpha = nn.Parameter(torch.full((), math.log(cfg.alpha), device=device))
+    def __init__(self, cfg: SACConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
+        super().__init__(cfg, env, context, **rest)
+        self.log_alpha = nn.Parameter(torch.full((), math.log(cfg.alpha), device=self.device))
         self.alpha_optimizer = MaskedAdamW([self.log_alpha], cfg.alpha_learning_rate)
         # -1 for each number of actions within +-1, and the same relative to the most that another scale allows
         default = self.num_actions * (math.log(cfg.action_scale) - 1.0)
         self._target_entropy = default if cfg.target_entropy is None else cfg.target_entropy
-
-    def make_policy(self, env: EnvSpec) -> SACPolicy:
-        return SACPolicy(self.cfg, env)
 
     def explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
         return self.policy.distribution(outputs).sample(noise)

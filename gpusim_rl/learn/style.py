@@ -18,6 +18,7 @@ from torch.nn import functional
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import (
     EnvSpec,
+    LearnerContext,
     Observation,
     RecordedTensor,
     Transition,
@@ -188,18 +189,18 @@ class Style(Extension):
 
     groups = (STYLE, REFERENCE)
 
-    def __init__(self, cfg: AMPConfig, env: EnvSpec, device: torch.device, seed: int) -> None:
+    def __init__(self, cfg: AMPConfig, env: EnvSpec, context: LearnerContext, device: torch.device, seed: int) -> None:
         groups = (STYLE,) if cfg.difference else (STYLE, REFERENCE)
-        _check_groups(env, groups)
-        self.cfg, self.device, self.collective = cfg, device, env.collective
+        _check_groups(env.obs_sizes, groups, context.section)
+        self.cfg, self.device, self.collective = cfg, device, context.collective
         size, samples = env.obs_sizes[STYLE], cfg.horizon * env.num_envs
         self.features = StyleRecord(cfg.horizon, env.num_envs, dict.fromkeys(groups, size), device)
         with device:
             self.discriminator = Discriminator(size, cfg.discriminator, cfg.clip_obs, cfg.difference)
             self.replay = FeatureReplay(cfg.discriminator.replay, size)
-        if env.collective.size > 1:
+        if context.collective.size > 1:
             state = {name: x.cpu() for name, x in self.discriminator.state_dict().items()}
-            self.discriminator.load_state_dict(env.collective.share(state))
+            self.discriminator.load_state_dict(context.collective.share(state))
         self._samples, kept = samples, max(1, round(cfg.discriminator.replay_share * samples))
         self._kept = min(cfg.discriminator.replay, kept)
         self._draws = make_generator(device, seed + 3)
@@ -207,13 +208,13 @@ class Style(Extension):
         self._reward = torch.zeros((), device=device)  # mean of the last rollout
         self._valid = torch.zeros(samples, dtype=torch.bool, device=device)
         self._loss = self._discriminator_loss
-        if env.compile:
+        if context.compile:
             self._loss = Compiled(self._discriminator_loss, "the loss of the discriminator")
 
     @classmethod
-    def of(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device, seed: int) -> Style | None:
+    def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device, seed: int) -> Style | None:
         """Return the style of a training; None where it has no settings of AMP."""
-        return cls(cfg, env, device, seed) if isinstance(cfg, AMPConfig) else None
+        return cls(cfg, env, context, device, seed) if isinstance(cfg, AMPConfig) else None
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
         """Store the features of step t."""
@@ -320,9 +321,8 @@ class Style(Extension):
         restore_generator(self._draws, state["generator"])
 
 
-def _check_groups(env: EnvSpec, groups: tuple[str, ...]) -> None:
+def _check_groups(sizes: Mapping[str, int], groups: tuple[str, ...], name: str) -> None:
     """Raises ConfigError where the task does not observe the groups, or where they differ in size."""
-    sizes, name = env.obs_sizes, env.section
     for group in groups:
         if group not in sizes:
             problem = f"the task has no observation group {group!r}, only {', '.join(sizes)}"

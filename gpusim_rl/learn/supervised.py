@@ -13,7 +13,16 @@ from torch.nn import functional
 
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.learn import demonstrations
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation, Transition, make_generator, restore_generator
+from gpusim_rl.learn.algorithm import (
+    DEFAULT_CONTEXT,
+    Algorithm,
+    EnvSpec,
+    LearnerContext,
+    Observation,
+    Transition,
+    make_generator,
+    restore_generator,
+)
 from gpusim_rl.learn.chunks import Chunks, chunk_samples
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.distributions import DiagonalGaussian
@@ -29,6 +38,11 @@ from gpusim_rl.settings.schema import BCConfig, DistillConfig, SupervisedConfig
 MOST_HELD_OUT = 8192
 """Held-out control steps of which the loss is computed; of more of them, as many at equal distances."""
 DISTANCES = {"mse": functional.mse_loss, "huber": functional.huber_loss}
+
+
+def _seen(env: EnvSpec) -> EnvSpec:
+    """Return the envs with the groups that a student sees: without those of a critic or a teacher."""
+    return dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
 
 
 class Supervised(Algorithm):
@@ -51,6 +65,7 @@ class Supervised(Algorithm):
         self,
         cfg: SupervisedConfig,
         env: EnvSpec,
+        context: LearnerContext,
         *,
         sequence_length: int,
         minibatches: int,
@@ -58,24 +73,28 @@ class Supervised(Algorithm):
         seed: int,
         max_iterations: int,
     ) -> None:
-        self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, env.section
-        self.collective: Collective = env.collective
+        self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, context.section
+        self.collective: Collective = context.collective
         self.max_iterations, self.num_minibatches = max_iterations, minibatches
-        own = dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
-        self.policy = ActorCritic(cfg, own)  # type: ignore[reportIncompatibleVariableOverride]
+        self.policy = self.make_policy(cfg, env, context, device)  # type: ignore[reportIncompatibleVariableOverride]
         for name, parameter in self.policy.named_parameters():
             if name.startswith(self.fixed):
                 parameter.requires_grad_(False)
-        self.policy.to(device).bf16, _ = choose_precision(cfg.precision, device)
-        self.exploration = Exploration(self.policy, own, cfg, sequence_length, device, seed + 1)
+        self.policy.bf16, _ = choose_precision(cfg.precision, device)
+        self.exploration = Exploration(self.policy, _seen(env), cfg, context.section, sequence_length, device, seed + 1)
         self.rollout = self.exploration.rollout
         self._generator = make_generator(device, seed + 2)
         samples = cfg.horizon * env.num_envs // minibatches
-        self.steps = GradientSteps(self.policy, env, cfg, samples, self.rollout.sequence_length, device)
+        self.steps = GradientSteps(self.policy, context, cfg, samples, self.rollout.sequence_length, device)
         self._loss = self.chunk_loss
-        if env.compile:
+        if context.compile:
             self._loss = Compiled(self.chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)
         self._one = torch.ones(1, device=device)
+
+    @classmethod
+    def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
+        """Make the networks."""
+        return ActorCritic(cfg, _seen(env), context.section).to(device)
 
     def begin_rollout(self) -> None:
         """Draw the noise of all steps."""
@@ -133,43 +152,30 @@ class BC(Supervised):
     statistics of the demonstrations. Whole episodes are held out, at equal distances in the file.
 
     Attributes:
-        seen: Demonstrations that are learned from: raw observations and actions, [1, steps, size] each; None in a
-            policy that only acts.
+        seen: Demonstrations that are learned from: raw observations and actions, [1, steps, size] each.
         held_out: Those that are not; None without.
     """
 
     Config = BCConfig
 
     cfg: BCConfig
-    seen: Sequences | None = None
-    held_out: Sequences | None = None
 
-    def __init__(self, cfg: BCConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
+    def __init__(self, cfg: BCConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
         if env.images:
             raise ConfigError("algo=bc learns from demonstrations, which have no images. Try algo=distill")
         self.fixed = ("value_head",) if cfg.loss == "nll" else Supervised.fixed
-        super().__init__(
-            cfg,
-            env,
-            sequence_length=1,
-            minibatches=cfg.gradient_steps,
-            device=device,
-            seed=seed,
-            max_iterations=max_iterations,
-        )
-        self._digest: str | None = None
-        if env.role != "acts":
-            self.seen, self.held_out = self._load(env)
-            self.steps.chunks = Chunks(device, chunk_samples(cfg.batch_size), compiled=env.compile)
+        super().__init__(cfg, env, context, sequence_length=1, minibatches=cfg.gradient_steps, **rest)
+        self.seen, self.held_out, self._digest = self._load(env)
+        self.steps.chunks = Chunks(self.device, chunk_samples(cfg.batch_size), compiled=context.compile)
 
-    def _load(self, env: EnvSpec) -> tuple[Sequences, Sequences | None]:
-        """Read the file, set the statistics of observations by it, and split it."""
-        key, file = f"{env.section}.demonstrations.file", self.cfg.demonstrations.file
+    def _load(self, env: EnvSpec) -> tuple[Sequences, Sequences | None, str]:
+        """Read the file, set the statistics of observations by it, and split it; return its digest too."""
+        key, file = f"{self._section}.demonstrations.file", self.cfg.demonstrations.file
         if file is None:
             problem = "is not given, and a resume needs it again: expected a file that tools/collect.py has written"
             raise ConfigError(f"{key} {problem}. Try {key}=<file.npz>")
         try:
-            shown, self._digest = demonstrations.load(file, env, ["policy"])
+            shown, digest = demonstrations.load(file, env, ["policy"])
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
         episode = np.cumsum(shown.ends) - shown.ends  # of each control step
@@ -184,7 +190,7 @@ class BC(Supervised):
         seen = self._part(shown, np.flatnonzero(learned))
         for norm in self.policy.obs_norm.values():
             norm.update(seen.inputs["policy"][0])  # type: ignore[operator]
-        return seen, self._part(shown, held_steps) if len(held_steps) else None
+        return seen, self._part(shown, held_steps) if len(held_steps) else None, digest
 
     def _part(self, shown: demonstrations.Demonstrations, steps: np.ndarray) -> Sequences:
         obs, action = (
@@ -201,7 +207,6 @@ class BC(Supervised):
         if self.held_out is not None:
             with torch.no_grad():
                 stats["loss/held_out"] = self.errors(self.held_out.inputs, self.held_out.packed).mean()
-        assert self.seen is not None, "a policy that acts has nothing to learn from"
         shape = (self.num_minibatches, self.cfg.batch_size)
         drawn = torch.randint(self.seen.packed.shape[1], shape, generator=self._generator, device=self.device)
         stats |= self.learn(self.seen, drawn.unbind())
@@ -220,8 +225,7 @@ class BC(Supervised):
         return -distribution.log_prob(action)
 
     def _describe_steps(self) -> str:
-        steps = 0 if self.seen is None else self.seen.packed.shape[1]
-        return f"{self.num_minibatches} x {self.cfg.batch_size} of {steps} demonstrated steps"
+        return f"{self.num_minibatches} x {self.cfg.batch_size} of {self.seen.packed.shape[1]} demonstrated steps"
 
     def state_dict(self) -> dict[str, Any]:
         """Return that of its base, and which demonstrations they are."""
@@ -244,40 +248,32 @@ class Distill(Supervised):
     same, and a student would learn nothing else.
 
     Attributes:
-        labels: Actions of the teacher; None in a policy that only acts.
+        labels: Actions of the teacher.
     """
 
     Config = DistillConfig
 
     cfg: DistillConfig
-    labels: Labels | None = None
 
     def __init__(
-        self, cfg: DistillConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
+        self, cfg: DistillConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any
     ) -> None:
-        if env.role != "acts":
-            self.labels = Labels(env, f"{env.section}.teacher", cfg.teacher, cfg.horizon, device)
+        # Runs of a fixed seed depend on the order in which networks draw weights: the teacher's come first.
+        self.labels = Labels(env, context, "teacher", cfg.teacher, cfg.horizon, rest["device"])
+        length = fit_sequence_length(cfg.horizon, cfg.sequence_length)
         super().__init__(
-            cfg,
-            env,
-            sequence_length=cfg.sequence_length,
-            minibatches=cfg.horizon // fit_sequence_length(cfg.horizon, cfg.sequence_length),
-            device=device,
-            seed=seed,
-            max_iterations=max_iterations,
+            cfg, env, context, sequence_length=cfg.sequence_length, minibatches=cfg.horizon // length, **rest
         )
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Write the step into the rollout, and what the teacher would have done."""
-        if self.labels is not None:
-            self.labels.record(self.exploration.step, self.exploration.acted_on, step.done)
+        self.labels.record(self.exploration.step, self.exploration.acted_on, step.done)
         super().record(action, step)
 
     def update(self) -> dict[str, Tensor]:
         """Learn from the teacher's actions; return numbers for the log."""
         if self.cfg.schedule == "linear":
             self.steps.anneal(self.max_iterations)
-        assert self.labels is not None, "a policy that acts has no teacher"
         rollout, policy = self.rollout, self.policy
         inputs = {**policy.inputs(rollout.obs), LABEL: self.labels.actions}
         batch = Sequences.of(rollout, inputs, rollout.valid.float()[..., None])
@@ -306,19 +302,15 @@ class Distill(Supervised):
 
     def describe(self) -> dict[str, str]:
         """Return network, batch and teacher."""
-        teacher = self.labels
-        lines = {} if teacher is None else {"teacher": f"{self.cfg.teacher}, observes {teacher.group}"}
-        return super().describe() | lines
+        return super().describe() | {"teacher": f"{self.cfg.teacher}, observes {self.labels.group}"}
 
     def state_dict(self) -> dict[str, Any]:
         """Return that of its base, and the teacher's unfinished episodes."""
         state = super().state_dict()
-        if self.labels is not None:
-            state["episodes"]["teacher"] = self.labels.state_dict()
+        state["episodes"]["teacher"] = self.labels.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`."""
         super().load_state_dict(state)
-        if self.labels is not None:
-            self.labels.load_state_dict((state["episodes"] or {}).get("teacher"))
+        self.labels.load_state_dict((state["episodes"] or {}).get("teacher"))

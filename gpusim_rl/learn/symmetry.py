@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.extensions import Evaluate, Evaluated, Extension
 from gpusim_rl.learn.minibatch import Minibatch, Samples
@@ -46,22 +46,22 @@ class Symmetry(Extension):
         self._maps = {name: _tensors(swap, device) for name, swap in maps.items()}
 
     @classmethod
-    def of(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device, seed: int) -> Symmetry | None:
+    def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Symmetry | None:
         """Return the symmetry of a training; None where it is off.
 
         Raises:
             ConfigError: The policy is recurrent, or the task has no mirror image.
         """
-        key, symmetry = f"{env.section}.symmetry", cfg.symmetry
+        key, symmetry = f"{context.section}.symmetry", cfg.symmetry
         off = f"Try {key}.augment=false {key}.mirror_loss=0"
         if not (symmetry.augment or symmetry.mirror_loss):
             return None
         if cfg.network.rnn is not None:
             problem = "the recurrent state of a mirror image is not known"
-            raise ConfigError(f"{key} with {env.section}.network.rnn={cfg.network.rnn}: {problem}. {off}")
+            raise ConfigError(f"{key} with {context.section}.network.rnn={cfg.network.rnn}: {problem}. {off}")
         if env.images and (frames := cfg.network.encoder.frames) > 1:
             problem = "the older frames of a mirror image are not known"
-            raise ConfigError(f"{key} with {env.section}.network.encoder.frames={frames}: {problem}. {off}")
+            raise ConfigError(f"{key} with {context.section}.network.encoder.frames={frames}: {problem}. {off}")
         if env.mirrored is None:
             raise ConfigError(f"{key}: the mirror images of these envs are not known. {off}")
         try:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
+from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, Hidden, LearnerContext, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import ActorNetwork, QPolicy, actor_and_critic
 from gpusim_rl.settings.schema import TD3Config
@@ -20,8 +20,8 @@ class TD3Policy(QPolicy):
 
     actor: ActorNetwork  # type: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, cfg: TD3Config, env: EnvSpec) -> None:
-        networks = actor_and_critic(cfg, env, env.action_space.size)
+    def __init__(self, cfg: TD3Config, env: EnvSpec, section: str = "algorithm") -> None:
+        networks = actor_and_critic(cfg, env, env.action_space.size, section)
         super().__init__(cfg, env, *networks, target_actor=True)
         self._scale = cfg.action_scale
 
@@ -52,19 +52,17 @@ class TD3(OffPolicy):
     """
 
     Config = TD3Config
+    policy_class = TD3Policy
     num_noise = 1
     actor_losses = ("loss/actor",)
 
     cfg: TD3Config
     policy: TD3Policy  # type: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, cfg: TD3Config, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
-        super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
-        self.noise_scale = torch.empty(env.num_envs, 1, device=device)
+    def __init__(self, cfg: TD3Config, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
+        super().__init__(cfg, env, context, **rest)
+        self.noise_scale = torch.empty(env.num_envs, 1, device=self.device)
         self.noise_scale.uniform_(cfg.noise_min, cfg.noise_max, generator=self._act_generator)
-
-    def make_policy(self, env: EnvSpec) -> TD3Policy:
-        return TD3Policy(self.cfg, env)
 
     def _noisy(self, action: Tensor, noise: Tensor) -> Tensor:
         limit = self.cfg.action_scale

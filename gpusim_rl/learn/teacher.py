@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy, TrainedPolicy, Transition
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, LearnerContext, Observation, Policy, TrainedPolicy, Transition
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.extensions import Evaluate, Evaluated, Extension
 from gpusim_rl.learn.minibatch import Minibatch
@@ -29,10 +29,10 @@ IMITATION = "loss/imitation"
 """Name of the loss that compares the mean actions of student and teacher."""
 
 
-def _load(env: EnvSpec, key: str, name: str, group: str) -> TrainedPolicy:
+def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str) -> TrainedPolicy:
     """Loads the policy of a run, which observes this group of the envs."""
-    assert env.load_policy is not None, "these envs load no policies of other runs"
-    found = env.load_policy(name)
+    assert context.load_policy is not None, "no policies of other runs can be loaded here"
+    found = context.load_policy(name)
     theirs, ours = found.obs_sizes["policy"], env.obs_sizes.get(group)
     if ours is None:
         raise ConfigError(f"{key}={name}: it observes numbers, and these envs have images alone. Try a group {group!r}")
@@ -51,7 +51,8 @@ class Labels:
 
     Args:
         env: Environments.
-        key: Setting that names its run, for messages.
+        context: Function that loads its policy, and section of the settings.
+        setting: Setting of the section that names its run, for messages.
         name: Run folder, checkpoint or task.
         horizon: Control steps of a rollout.
         device: Device of the memory.
@@ -65,7 +66,16 @@ class Labels:
         ConfigError: There is no such run, it is not to be trusted, or it does not fit the envs.
     """
 
-    def __init__(self, env: EnvSpec, key: str, name: str | None, horizon: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        env: EnvSpec,
+        context: LearnerContext,
+        setting: str,
+        name: str | None,
+        horizon: int,
+        device: torch.device,
+    ) -> None:
+        key = f"{context.section}.{setting}"
         if name is None:
             problem = "is not given, and a resume needs it again: expected the run of a teacher"
             raise ConfigError(f"{key} {problem}. Try {key}=<run folder or .pt file>")
@@ -73,7 +83,7 @@ class Labels:
             raise ConfigError(f"{key}={name}: the task's actions are choices, and only continuous ones can be imitated")
         of_images = "policy" if env.obs_sizes["policy"] else "critic"  # the policy observes nothing else
         self.group = GROUP if GROUP in env.obs_sizes else of_images
-        found = _load(env, key, name, self.group)
+        found = _load(env, context, key, name, self.group)
         self._policy, self._digest = found.policy, found.digest
         self._limit = env.action_space.limit
         self.actions = torch.zeros(horizon, env.num_envs, env.action_space.size, device=device)
@@ -116,18 +126,18 @@ class Teacher(Extension):
 
     groups = (GROUP,)
 
-    def __init__(self, cfg: PPOConfig, env: EnvSpec, device: torch.device) -> None:
+    def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> None:
         settings = cfg.imitation
         self._cfg = settings
-        self.labels = Labels(env, f"{env.section}.imitation.teacher", settings.teacher, cfg.horizon, device)
+        self.labels = Labels(env, context, "imitation.teacher", settings.teacher, cfg.horizon, device)
         self._steps = torch.zeros((), device=device)  # control steps of each env
         self._weight = torch.tensor(settings.weight, dtype=torch.float32, device=device)
         self.weights = {IMITATION: self._weight if settings.end else settings.weight}
 
     @classmethod
-    def of(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device, seed: int) -> Teacher | None:
+    def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Teacher | None:
         """Return the teacher of a training; None where its weight is 0."""
-        return cls(cfg, env, device) if cfg.imitation.weight else None
+        return cls(cfg, env, context, device) if cfg.imitation.weight else None
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
         """Ask the teacher what it would do."""
@@ -168,19 +178,20 @@ TAKEN = "actor.", "head.", "encoder.", "obs_norm.policy."
 """Parts of a policy that act."""
 
 
-def begin_from(policy: Policy, settings: Any, env: EnvSpec, name: str) -> None:
+def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerContext, name: str) -> None:
     """Takes over the actor of another run, and the statistics of what it observes; critic and values stay new.
 
     Args:
         policy: Policy of a new training.
         settings: Settings of its algorithm.
         env: Environments.
+        context: Function that loads the policy, and section of the settings.
         name: Run folder, checkpoint or task.
 
     Raises:
         ConfigError: There is no such run, it is not to be trusted, or its policy is another one.
     """
-    found = _load(env, "start_from", name, "policy")
+    found = _load(env, context, "start_from", name, "policy")
     if not (isinstance(policy, ActorCritic) and isinstance(found.policy, ActorCritic)):
         raise ConfigError(f"start_from={name}: both runs must be of ppo, amp, a2c, reinforce, impala, distill or bc")
     theirs = found.settings
@@ -191,7 +202,7 @@ def begin_from(policy: Policy, settings: Any, env: EnvSpec, name: str) -> None:
         names = "_target_", "kind", "frames"
         wanted |= {f"network.encoder.{key}": tuple(getattr(encoder, key) for encoder in encoders) for key in names}
     wanted["normalize_obs"] = theirs.normalize_obs, settings.normalize_obs
-    advice = [f"{env.section}.{key}={text_of(value)}" for key, (value, now) in wanted.items() if value != now]
+    advice = [f"{context.section}.{key}={text_of(value)}" for key, (value, now) in wanted.items() if value != now]
     if advice:
         raise ConfigError(f"start_from={name}: its policy is another one. Try {shlex.join(advice)}")
     own, saved = policy.state_dict(), found.policy.state_dict()

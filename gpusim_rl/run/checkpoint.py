@@ -16,10 +16,12 @@ from typing import Any
 
 from torch import Tensor
 
+from gpusim_rl.env import Environment
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files.checkpoint_file import load as load  # for those that import this module
 from gpusim_rl.files.checkpoint_file import load_with_digest, save
 from gpusim_rl.files.safe_open import open_file, replacing
+from gpusim_rl.learn.collective import Collective
 from gpusim_rl.run.run_dir import encoder_of
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.time_share import SAVE_ALL, TimeShare
@@ -102,6 +104,32 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
         for line in structural_difference(known, spec.config, fixed):
             warn(f"{line}; a new one has no effect at a resume")
     return state, digest
+
+
+def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
+    """Returns this process's state in a checkpoint, and whether it was of another number of processes.
+
+    With as many processes as before it continues as it was. Else learning continues, and episodes begin anew.
+    """
+    processes = state.get("processes", {})
+    before, now = max(1, len(processes)), collective.size
+    if now == before:
+        return state | processes.get(collective.rank, {}), False
+    if collective.rank == 0:
+        warn(
+            f"the run had {before} process{'es' if before > 1 else ''} before, and has {now} now: new episodes"
+            " begin, and a replay memory is filled again"
+        )
+    return state | {"algorithm": anew(state["algorithm"], *REPLAY)}, True
+
+
+def check_spaces(state: Mapping[str, Any], env: Environment) -> None:
+    """Raises ValueError where envs do not observe or act as those of a checkpoint; `must_fit` says of which file."""
+    spaces = {"obs_sizes": dict(env.obs_sizes), "images": dict(env.images), "num_actions": env.num_actions}
+    for key, now in spaces.items():
+        if (saved := state.get(key, {})) != now:
+            hint = "Try the version of the task that trained it (git.diff and env.json of the run tell which)"
+            raise ValueError(f"{key} saved {saved}, now {now}. {hint}")
 
 
 def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:

@@ -34,9 +34,9 @@ from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class, make_poli
 from gpusim_rl.machine.child import Child, importing_the_same
 from gpusim_rl.run.devices import choose_eval_devices, set_deterministic
 from gpusim_rl.run.evaluation import evaluate
+from gpusim_rl.run.make_env import evaluation_seed, observed
 from gpusim_rl.run.run_dir import encoder_of
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.start import evaluation_seed, observed
 from gpusim_rl.run.writers import Row
 from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script

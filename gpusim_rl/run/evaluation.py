@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import closing
 
 import torch
 from torch import Tensor
 
 from gpusim_rl.env import Environment
 from gpusim_rl.env.device_env import moved
+from gpusim_rl.errors import one_line_if_out_of_memory
 from gpusim_rl.files.safe_open import replacing
-from gpusim_rl.learn.algorithm import Policy
+from gpusim_rl.learn.algorithm import Policy, make_policy
+from gpusim_rl.run.checkpoint import check_spaces, must_fit
 from gpusim_rl.run.console import Console, finite
-from gpusim_rl.run.run_view import RunView
+from gpusim_rl.run.make_env import make_started_env
+from gpusim_rl.run.run_spec import RunSpec
+from gpusim_rl.run.start import RunStart, begin
 
 logger = logging.getLogger(__name__)
 
@@ -73,22 +78,55 @@ def evaluate(
     }, returns
 
 
-def report(run: RunView, result: Mapping[str, float]) -> None:
+def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Tensor]]:
+    """Rebuilds the policy of a checkpoint and its envs, with as much progress as the training had made.
+
+    Returns:
+        Start of the run, environments, policy and first observations.
+
+    Raises:
+        ConfigError: Something in the configuration or the checkpoint does not fit.
+        TaskError: A hook of the task is wrong.
+    """
+    start, state = begin(spec)
+    assert state is not None and spec.checkpoint is not None, "begin() has read the checkpoint"
+    env, obs = make_started_env(start)
+    with must_fit(spec.checkpoint.file, f"task {start.task_name} with algo={spec.cfg.algo}"):
+        check_spaces(state, env)
+        spaces = env.obs_sizes, env.action_space, start.device, env.images
+        policy = make_policy(spec.algorithm_class, spec.cfg, *spaces).eval()
+        policy.load_state_dict(state["policy"])
+        for group, value in env.begin_from(state["env"]).items():
+            obs[group].copy_(value)
+    return start, env, policy, obs
+
+
+def evaluate_run(spec: RunSpec) -> dict[str, float]:
+    """Runs one whole episode in every env of `restore`; prints, writes and returns the result."""
+    with one_line_if_out_of_memory(spec.cfg.num_envs):
+        start, env, policy, obs = restore(spec)
+        with closing(env):
+            result, _ = evaluate(env, policy, obs)
+    report(start, result)
+    return result
+
+
+def report(start: RunStart, result: Mapping[str, float]) -> None:
     """Prints what `evaluate` returned, and writes it to evaluation.json in the folder of the run, over an earlier one.
 
     Of a checkpoint that was copied elsewhere nothing is written.
     """
-    checkpoint = run.start.spec.checkpoint
+    checkpoint = start.spec.checkpoint
     shown: dict[str, float | str] = {
-        "checkpoint": str(checkpoint.file if checkpoint else run.cfg.checkpoint),
-        "iteration": run.iteration,
-        "task": run.start.task_name,
-        "sim": run.start.sim.name,
-        "seed": run.start.seed,
-        "num_envs": run.cfg.num_envs,
+        "checkpoint": str(checkpoint.file if checkpoint else start.cfg.checkpoint),
+        "iteration": start.iteration,
+        "task": start.task_name,
+        "sim": start.sim.name,
+        "seed": start.seed,
+        "num_envs": start.cfg.num_envs,
         **result,
     }
-    console = Console(run.cfg.log.console, 0, None)
+    console = Console(start.cfg.log.console, 0, None)
     if checkpoint is not None and checkpoint.run_dir is not None:
         file = checkpoint.run_dir / "evaluation.json"
         try:

@@ -18,7 +18,6 @@ from gpusim_rl.files.checkpoint_file import check_is_data
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.collector import Collector
 from gpusim_rl.run.eval_schedule import EvalSchedule
-from gpusim_rl.run.evaluation import evaluate, report
 from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import OF_LOGGER, SKIPPED, Logger, open_log
@@ -27,7 +26,7 @@ from gpusim_rl.run.profiler import profiling
 from gpusim_rl.run.reporter import Reporter
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.run_view import RunView
-from gpusim_rl.run.start import RunStart, state_of_process
+from gpusim_rl.run.start import RunStart
 from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 
 OF_PROCESS = ("algorithm", "env", "torch_rng", "metrics")
@@ -155,15 +154,6 @@ class Trainer:
         finally:
             hook.remove()
 
-    def evaluate(self) -> dict[str, float]:
-        """Runs one whole episode in every env without exploration; prints, writes and returns the result."""
-        try:
-            result, _ = evaluate(self.env, self.algorithm.policy, self.collector.obs)
-        finally:
-            self.close()
-        report(self.view(), result)
-        return result
-
     # Reporting
 
     @contextmanager
@@ -219,7 +209,7 @@ class Trainer:
             replay = log.dump(SKIPPED, self.state_dict())
             raise self._reporter.finite_check.no_gradient(row, self.algorithm, replay)
         self._put_back = True
-        state, regrouped = state_of_process(checkpoint.load(newest), self.start.collective)
+        state, regrouped = checkpoint.state_of_process(checkpoint.load(newest), self.start.collective)
         self.algorithm.policy.load_state_dict(state["policy"])
         self.algorithm.load_state_dict(checkpoint.anew(state["algorithm"], checkpoint.EPISODES))
         if regrouped:
@@ -301,16 +291,8 @@ class Trainer:
         return state | {"processes": dict(enumerate(collective.gather(of_process)))}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        images = dict(self.env.images)
-        of_env = {"obs_sizes": dict(self.env.obs_sizes), "images": images, "num_actions": self.env.num_actions}
-        for key, now in of_env.items():
-            if state.get(key, {}) != now:
-                raise ValueError(f"{key} saved {state.get(key)}, now {now}")
+        checkpoint.check_spaces(state, self.env)
         self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
-        if self.cfg.test:
-            self.algorithm.policy.load_state_dict(state["policy"])
-            self.collector.begin_from(state["env"])
-            return
         torch.set_rng_state(state["torch_rng"].cpu())
         regrouped = self.start.regrouped
         self.collector.load_state_dict(state, same_envs=state["sim"] == self.start.sim.name and not regrouped)

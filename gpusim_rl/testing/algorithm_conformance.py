@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, LearnerContext, load_algorithm_class
 from gpusim_rl.run.cuda_graph import GraphChoice
 from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.settings.checks import algorithm_settings_class, build
@@ -113,7 +113,7 @@ class AlgorithmConformance:
         values = merged(composed[section], self.settings.get(name, {}))
         cfg = build(algorithm_settings_class(section, cls), values, section)
         env = RandomEnv(8, self.obs_sizes, self.action_space.size, device=device)
-        return make_algorithm(cls, cfg, env, self.action_space, section), env
+        return make_algorithm(cls, cfg, env, self.action_space, LearnerContext(section)), env
 
     def training(self, name: str, mode: str = "off", device: str = "cpu") -> Training:
         """Returns an algorithm at the start of its training."""
@@ -176,11 +176,11 @@ class AlgorithmConformance:
 
 
 def make_algorithm(
-    cls: type[Algorithm], cfg: Any, env: RandomEnv, action_space: ActionSpace, section: str, **facts: Any
+    cls: type[Algorithm], cfg: Any, env: RandomEnv, action_space: ActionSpace, context: LearnerContext, **facts: Any
 ) -> Algorithm:
-    """Returns an algorithm for random envs; `facts` are further fields of their `EnvSpec`."""
-    spec = EnvSpec(env.num_envs, env.obs_sizes, action_space, 1, section=section, images=env.images, **facts)
-    return cls(cfg, spec, device=torch.device(env.device), seed=0, max_iterations=100)
+    """Return an algorithm for random envs; `facts` are further fields of their `EnvSpec`."""
+    spec = EnvSpec(env.num_envs, env.obs_sizes, action_space, 1, images=env.images, **facts)
+    return cls(cfg, spec, context, device=torch.device(env.device), seed=0, max_iterations=100)
 
 
 def tensors(state: Any) -> list[Tensor]:

@@ -21,10 +21,10 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.learn.algorithm import Hidden, Policy, make_policy
-from gpusim_rl.run.checkpoint import check_training, must_fit
+from gpusim_rl.run.checkpoint import check_spaces, check_training, must_fit
+from gpusim_rl.run.make_env import evaluation_seed, observed
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.start import evaluation_seed, observed
 from gpusim_rl.settings import discover
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.settings.trust import check_saved_settings
@@ -131,14 +131,7 @@ class Player:
         """Takes the policy of a checkpoint."""
         with must_fit(file, f"task {self.name}"):
             env = self.observed
-            now = {"obs_sizes": env.obs_sizes, "images": dict(env.images), "num_actions": env.num_actions}
-            for key, current in now.items():
-                saved = state.get(key, {})
-                if saved != current:
-                    raise ConfigError(
-                        f"{file} does not fit task {self.name} as it is now: {key} saved {saved}, now {current}."
-                        " Try the version of the task that trained it (git.diff and env.json of the run tell which)"
-                    )
+            check_spaces(state, env)
             cls, cfg = self._spec.algorithm_class, self._spec.cfg
             policy = make_policy(cls, cfg, env.obs_sizes, env.action_space, env.device, env.images)
             policy.load_state_dict(state["policy"])

@@ -26,8 +26,9 @@ from gpusim_rl.connect.gymnasium_spaces import actions_of
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env import Environment
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.run.evaluation import evaluate
-from gpusim_rl.run.start import SEEDS_APART, evaluation_seed, resumed_seed
+from gpusim_rl.run.evaluation import evaluate, restore
+from gpusim_rl.run.make_env import evaluation_seed, resumed_seed
+from gpusim_rl.run.start import SEEDS_APART
 from gpusim_rl.settings.schema import EnvConfig
 from helpers.fake_env import BOX, LENGTH, Fake, async_envs
 from helpers.training import SMALL_PPO, read_csv, the_run
@@ -250,9 +251,10 @@ def test_success_is_a_column_and_evaluated(tmp_path: Any) -> None:
         again: Any = make_trainer(prepare("Gymnasium", env=env, max_iterations=3, checkpoint=str(the_run(tmp_path))))
         assert again.env._seed == first_seed(resumed_seed(3, 2)), "the first episodes come back"
         again.close()
-        tested: Any = make_trainer(prepare("Gymnasium", env=env, test=True, checkpoint=str(the_run(tmp_path))))
-        assert tested.env._seed == first_seed(evaluation_seed(tested.start.seed))
-        result = tested.evaluate()
+        spec = prepare("Gymnasium", env=env, test=True, checkpoint=str(the_run(tmp_path)))
+        run, tested, policy, obs = restore(spec)
+        assert tested._seed == first_seed(evaluation_seed(run.seed))  # type: ignore[attr-defined]
+        result, _ = evaluate(tested, policy, obs)
         assert result["task/is_success"] == 1.0 and result["return_mean"] == 6.0
     finally:
         del gym.registry["fake/Fake-v0"]

@@ -22,6 +22,7 @@ from gpusim_rl.connect.gymnasium_in import EVALUATED_STEPS, GymnasiumEnv
 from gpusim_rl.connect.gymnasium_spaces import flat_size
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
@@ -329,7 +330,7 @@ def test_it_trains_resumes_with_new_episodes_and_is_evaluated(tmp_path: Any, cap
     with again.logging() as log:
         again.iterate(log)
     assert again.iteration == 3
-    result = make_trainer(prepare("Gymnasium", checkpoint=run, test=True)).evaluate()
+    result = evaluate_run(prepare("Gymnasium", checkpoint=run, test=True))
     assert result["episodes"] == 4 and result["length_mean"] == 200
 
 

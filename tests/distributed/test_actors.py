@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import prepare
-from gpusim_rl.distributed import actor, actors, ray_cluster, rollouts
+from gpusim_rl.distributed import actors, ray_cluster, rollouts
 from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.distributed.engine import Engine, Lost
@@ -27,8 +27,9 @@ from gpusim_rl.distributed.rollouts import ActorsRollouts, Rollouts
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import provenance
 from gpusim_rl.files.checkpoint_file import load
+from gpusim_rl.learn.algorithm import ActorPlace
 from gpusim_rl.learn.collective import ALONE
-from gpusim_rl.run import start
+from gpusim_rl.run import make_learner
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.spaces import Box
 from helpers.commands import ROOT, Finished, run_command, run_here
@@ -219,15 +220,14 @@ class _Local(Engine):
     def close(self) -> None: ...
 
 
-def test_an_actor_tells_both_parts_of_an_algorithm_the_same_of_its_envs(monkeypatch):
-    specs: dict[str, Any] = {}
-    make, remote_of = start.make_algorithm, actor.remote_of
-    monkeypatch.setattr(start, "make_algorithm", lambda run, env, seed: specs.update(acts=env) or make(run, env, seed))
-    monkeypatch.setattr(actor, "remote_of", lambda made, env: specs.update(sends=env) or remote_of(made, env))
+def test_an_actor_knows_its_place_and_has_no_replay_memory(monkeypatch):
+    places: list[Any] = []
+    make = make_learner.make_algorithm
+    monkeypatch.setattr(make_learner, "make_algorithm", lambda *of: places.append(of[2]) or make(*of))
     config = prepare("Cartpole", algo="apex", num_envs=4, device="cpu").config
-    Actor(ActorJob(config, 1, 3, 0)).collector.close()
-    assert specs["sends"] == specs["acts"]
-    assert (specs["sends"].role, specs["sends"].first_env, specs["sends"].all_envs) == ("acts", 4, 12)
+    made = Actor(ActorJob(config, 1, 3, 0))
+    made.collector.close()
+    assert places == [ActorPlace(4, 12)] and made.collector.algorithm.replay is None
 
 
 class _Scheduled(Rollouts):

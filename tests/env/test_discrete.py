@@ -12,6 +12,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.spaces import Box, MultiDiscrete
 from helpers.task_envs import class_env
 from helpers.training import merged
@@ -77,7 +78,7 @@ def test_it_trains_resumes_and_is_evaluated(algo: str, tmp_path: Path) -> None:
     trainer = make_trainer(prepare("Cartpole", algo=algo, **settings))
     trainer.train()
     assert trainer.run_dir is not None
-    result = make_trainer(prepare("Cartpole", checkpoint=str(trainer.run_dir), test=True)).evaluate()
+    result = evaluate_run(prepare("Cartpole", checkpoint=str(trainer.run_dir), test=True))
     assert result["episodes"] == 4 and result["return_mean"] != 0.0
 
 

@@ -13,6 +13,7 @@ from gpusim_rl.api import make_env, prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
+from gpusim_rl.run.evaluation import restore
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -124,9 +125,9 @@ def test_a_run_resumes_bit_for_bit_and_evaluations_begin_as_the_task_says(tmp_pa
     for part in ("policy", "algorithm", "env"):
         assert differences(ends[0][part], ends[1][part]) == []
     assert int(ends[0]["env"]["reached"]["tensors"]["total"]) > 0
-    evaluated = make_trainer(prepare("Cartpole", checkpoint=run, test=True))
-    assert evaluated.env.reached is None  # type: ignore[reportAttributeAccessIssue]
-    evaluated.close()
+    _, env, *_ = restore(prepare("Cartpole", checkpoint=run, test=True))
+    assert env.reached is None  # type: ignore[reportAttributeAccessIssue]
+    env.close()
 
 
 def test_a_checkpoint_has_the_states_that_were_kept_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:

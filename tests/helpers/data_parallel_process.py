@@ -43,7 +43,7 @@ def identity(count: int, **_: Any) -> Tensor:
 def make_learner(name: str, num_envs: int, minibatches: int = 1, **together: Any) -> Any:
     """The same weights in every process."""
     from gpusim_rl.api import prepare
-    from gpusim_rl.learn.algorithm import EnvSpec
+    from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
     from gpusim_rl.spaces import Box
 
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def make_learner(name: str, num_envs: int, minibatches: int = 1, **together: Any
     if name == "amp":  # all samples of the newest rollout, in every step
         settings["discriminator"] = {"batch_size": samples, "replay": samples, "replay_share": 1.0, "hidden": [16]}
         sizes |= {"style": 2, "reference": 2}
-    env = EnvSpec(num_envs, sizes, Box(1), 500, section=name, **together)
+    env, context = EnvSpec(num_envs, sizes, Box(1), 500), LearnerContext(name, **together)
     with TemporaryDirectory() as folder:
         if name == "bc":
             from gpusim_rl.learn.demonstrations import save
@@ -64,7 +64,7 @@ def make_learner(name: str, num_envs: int, minibatches: int = 1, **together: Any
             save(file, shown_in(env))
             settings |= {"demonstrations": {"file": str(file)}, "batch_size": 2 * num_envs}
         spec = prepare("Cartpole", algo=name, num_envs=num_envs, **{name: settings})
-        learner: Any = spec.algorithm_class(spec.cfg.algorithm, env, device=cpu, seed=0, max_iterations=100)
+        learner: Any = spec.algorithm_class(spec.cfg.algorithm, env, context, device=cpu, seed=0, max_iterations=100)
     if name == "amp":
         style = learner.extensions["style"]
         style._random_rows = lambda number: torch.arange(number) % samples

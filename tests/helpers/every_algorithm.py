@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpusim_rl.learn import demonstrations
-from gpusim_rl.learn.algorithm import TrainedPolicy, load_algorithm_class
+from gpusim_rl.learn.algorithm import LearnerContext, TrainedPolicy, load_algorithm_class
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS
 from gpusim_rl.spaces import ActionSpace, Box, SignedPermutation
@@ -86,8 +86,9 @@ def learner(
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demonstrations, "load", lambda _, spec, groups: (shown_in(spec, episodes=20), "digest"))
-        facts = {"mirrored": lambda: (maps, 0.0), "load_policy": lambda _: trained, **more}
-        algorithm: Any = make_algorithm(load_algorithm_class(ALGORITHMS[name][0]), cfg, env, space, name, **facts)
+        facts = {"mirrored": lambda: (maps, 0.0), **more}
+        context = LearnerContext(name, load_policy=lambda _: trained)
+        algorithm: Any = make_algorithm(load_algorithm_class(ALGORITHMS[name][0]), cfg, env, space, context, **facts)
     if hasattr(algorithm.policy, "head") and isinstance(space, Box):
         algorithm.policy.head.mean.weight.data.mul_(1000.0)  # actions beyond the bound, which the first ones are not
     return algorithm, env
@@ -99,7 +100,7 @@ def teacher(size: int, space: ActionSpace, device: str) -> TrainedPolicy:
     torch.manual_seed(0)
     settings = build(ALGORITHMS["a2c"][1], merged(algorithm_defaults("a2c"), {"network": {"hidden": [8]}}), "a2c")
     env = RandomEnv(8, {"policy": size}, device=device)
-    a2c = make_algorithm(load_algorithm_class(ALGORITHMS["a2c"][0]), settings, env, space, "a2c", role="acts")
+    a2c = make_algorithm(load_algorithm_class(ALGORITHMS["a2c"][0]), settings, env, space, LearnerContext("a2c"))
     return TrainedPolicy(a2c.policy, settings, env.obs_sizes, "digest")
 
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,11 +35,11 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors
 from gpusim_rl.env.hook_checks import HookChecks
 from gpusim_rl.learn import demonstrations
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, TrainedPolicy, make_policy
+from gpusim_rl.learn.algorithm import Algorithm, TrainedPolicy, make_policy
 from gpusim_rl.learn.minibatch import fit_minibatches
 from gpusim_rl.learn.teacher import GROUP
 from gpusim_rl.machine.source_location import LIBRARY, short
-from gpusim_rl.run import start
+from gpusim_rl.run import make_learner, start
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim import SimChoice, mjwarp
@@ -294,7 +293,7 @@ def make_trainer(task: str, /, **settings: Any) -> Trainer:
         patch.setattr(HookChecks, "finite", lambda *_: None)
         patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
         patch.setattr(nn.Module, "to", _stay)
-        patch.setattr(start, "env_spec", _with_teacher(start.env_spec))
+        _load_teachers(patch)
         patch.setattr(demonstrations, "load", lambda file, env, groups: (shown_in(env), ""))
         patch.setattr(start, "choose_devices", lambda *_, **__: (CUDA, SimChoice("mjwarp", CUDA, "fake")))
         _make_for_real(patch, spec)
@@ -306,18 +305,23 @@ def learns(algo: str, task: str) -> bool:
     return task == "HumanoidAMP" if algo == "amp" else not (algo == "bc" and task.endswith("Camera"))
 
 
-def _with_teacher(env_spec: Callable[..., EnvSpec]) -> Callable[..., EnvSpec]:
+def _load_teachers(patch: pytest.MonkeyPatch) -> None:
     """Policies of other runs are of the algorithm that is trained."""
+    env_spec, seen = make_learner.env_spec, dict[str, int]()
 
-    def described(it: start.RunStart, *args: Any, **role: Any) -> EnvSpec:
-        spec = env_spec(it, *args, **role)
+    def described(*args: Any) -> Any:
+        found = env_spec(*args)
+        seen.update(found.obs_sizes)
+        return found
+
+    def load(spec: RunSpec, action_space: Any, device: torch.device, name: str) -> TrainedPolicy:
         # A teacher of a student of images alone observes the critic's numbers.
-        group = next(name for name in (GROUP, "policy", "critic") if spec.obs_sizes.get(name))
-        sizes = {"policy": spec.obs_sizes[group]}
-        make = partial(make_policy, it.spec.algorithm_class, it.cfg, sizes, spec.action_space, CUDA)
-        return replace(spec, load_policy=lambda _: TrainedPolicy(make(), it.cfg.algorithm, sizes, ""))
+        sizes = {"policy": next(seen[group] for group in (GROUP, "policy", "critic") if seen.get(group))}
+        policy = make_policy(spec.algorithm_class, spec.cfg, sizes, action_space, device)
+        return TrainedPolicy(policy, spec.cfg.algorithm, sizes, "")
 
-    return described
+    patch.setattr(make_learner, "env_spec", described)
+    patch.setattr(make_learner, "load_policy", load)
 
 
 def _stay(
@@ -327,19 +331,11 @@ def _stay(
     return module
 
 
-POLICY_MAKERS = {"make_policy", "ActorCritic"}
-
-
 def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
     """Scenes have values. Policies begin on the CPU; torch cannot move all fake ones from there."""
     task, algorithm = spec.task_class, spec.algorithm_class
     scene = task.scene
-    # An off-policy algorithm makes its policy by a method, the others by this name of their module.
-    owner: Any = next(
-        x for x in (algorithm, *(sys.modules[cls.__module__] for cls in algorithm.__mro__)) if POLICY_MAKERS & {*dir(x)}
-    )
-    [maker] = POLICY_MAKERS & {*dir(owner)}
-    make_policy = getattr(owner, maker)
+    make_policy = algorithm.make_policy
 
     def real_scene(cfg: Any) -> Any:
         with unset_fake_temporarily():
@@ -349,7 +345,7 @@ def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
 
     def policy_on_cuda(*args: Any) -> Any:
         with unset_fake_temporarily():
-            policy = make_policy(*args)
+            policy = make_policy(*args[:-1], torch.device("cpu"))
         for module in policy.modules():
             for tensors in (module._parameters, module._buffers):
                 tensors.update({name: _on_cuda(value) for name, value in tensors.items() if value is not None})
@@ -358,7 +354,7 @@ def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
         return policy
 
     patch.setattr(task, "scene", staticmethod(real_scene))
-    patch.setattr(owner, maker, policy_on_cuda)
+    patch.setattr(algorithm, "make_policy", staticmethod(policy_on_cuda))
 
 
 def _on_cuda(real: Tensor) -> Tensor:

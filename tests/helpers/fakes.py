@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
 from gpusim_rl.learn.networks import ActorCritic
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.rollout import Rollout
@@ -61,9 +61,10 @@ class Learner:
         env = self.env
         torch.manual_seed(self.seed)
         space, longest = Box(env.num_actions), self.max_episode_length
-        spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest, section="ppo", compile=self.compile, **self.more)
+        spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest, **self.more)
+        context = LearnerContext("ppo", compile=self.compile)
         device = torch.device(self.device)
-        self.ppo = PPO(self.cfg, spec, device=device, seed=self.seed, max_iterations=self.max_iterations)
+        self.ppo = PPO(self.cfg, spec, context, device=device, seed=self.seed, max_iterations=self.max_iterations)
         self.policy.bf16 = self.bf16
         self.obs = env.reset()
 

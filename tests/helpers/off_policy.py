@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext, load_algorithm_class
 from gpusim_rl.learn.off_policy import OffPolicy
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS, OffPolicyConfig
@@ -61,11 +61,12 @@ class OffPolicyLearner:
         torch.manual_seed(0)
         space = space or Box(env.num_actions)
         images: Any = {"images": getattr(env, "images", {}), "final_images": final_images}
-        spec = EnvSpec(env.num_envs, env.obs_sizes, space, 1, section=name, **images)  # one may end in every step
+        spec = EnvSpec(env.num_envs, env.obs_sizes, space, 1, **images)  # one may end in every step
         cls: Any = load_algorithm_class(ALGORITHMS[name][0])
         cfg = off_policy_config(name, changes)
         self.env = env
-        self.algorithm: OffPolicy = cls(cfg, spec, device=torch.device(device), seed=0, max_iterations=100)
+        how: Any = {"device": torch.device(device), "seed": 0, "max_iterations": 100}
+        self.algorithm: OffPolicy = cls(cfg, spec, LearnerContext(name), **how)
         self.obs = env.reset()
 
     def collect(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, LearnerContext, load_algorithm_class
 from gpusim_rl.learn.minibatch import Sequences
 from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.settings.checks import build
@@ -37,9 +37,10 @@ def make_on_policy(name: str, env: Env, *, device: str = "cpu", **changes: Any) 
     """An algorithm; the same weights and noise for every name."""
     torch.manual_seed(0)
     space, longest = Box(env.num_actions), 1  # an episode may end in every step
-    spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest, section=name)
+    spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest)
     cls: Any = load_algorithm_class(ALGORITHMS[name][0])
-    return cls(on_policy_config(name, **changes), spec, device=torch.device(device), seed=0, max_iterations=100)
+    cfg, context = on_policy_config(name, **changes), LearnerContext(name)
+    return cls(cfg, spec, context, device=torch.device(device), seed=0, max_iterations=100)
 
 
 def prepared(algorithm: Any) -> tuple[Tensor, Sequences, dict[str, Tensor]]:

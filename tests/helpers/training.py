@@ -15,6 +15,8 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors
 from gpusim_rl.files import checkpoint_file
+from gpusim_rl.run.evaluation import evaluate_run
+from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences, leaves, merged, same
 
@@ -45,9 +47,18 @@ MACHINE = ("time/", "speed/", "system/")
 
 def make_trainer(task: type | str, folder: Path, /, config: Any = None, **overrides: Any) -> Trainer:
     """A trainer of 8 envs with a small network, whose run folders are in `folder`."""
+    return actors.make_trainer(small_spec(task, folder, config, **overrides))
+
+
+def evaluation(task: type | str, folder: Path, /, **overrides: Any) -> dict[str, float]:
+    """The result of `test=true`."""
+    return evaluate_run(small_spec(task, folder, test=True, **overrides))
+
+
+def small_spec(task: type | str, folder: Path, /, config: Any = None, **overrides: Any) -> RunSpec:
     settings: dict[str, Any] = {"num_envs": 8, "max_iterations": 3, "log": {"console": "quiet"}, "ppo": SMALL_PPO}
     settings = merged(settings, {"log": {"dir": str(folder)}}, overrides)
-    return actors.make_trainer(prepare(task, config, **settings))
+    return prepare(task, config, **settings)
 
 
 def the_run(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
+from gpusim_rl.learn.algorithm import ActorPlace, EnvSpec, LearnerContext, load_algorithm_class
 from gpusim_rl.learn.remote import remote_class, remote_of
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS
@@ -35,22 +35,30 @@ def settings(name: str, **changes: Any) -> Any:
     return build(ALGORITHMS[name][1], merged(defaults, SMALL_OFF_POLICY, changes), name)
 
 
-def make(name: str, env: RandomEnv, role: Any, *, first_env: int = 0, seed: int = 0, **changes: Any) -> Any:
-    """An algorithm that acts and learns, or what actors and their learner need of one."""
+def make(name: str, env: RandomEnv, *, place: ActorPlace | None = None, seed: int = 0, **changes: Any) -> Any:
+    """An algorithm that learns; with a place, one that acts for a learner."""
     torch.manual_seed(0)
-    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 5, role, first_env, ENVS * ACTORS)
+    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 5)
+    context = LearnerContext(name, actor=place)
     cls: Any = load_algorithm_class(ALGORITHMS[name][0])
-    algorithm = cls(settings(name, **changes), spec, device=torch.device("cpu"), seed=seed, max_iterations=100)
-    return algorithm if role == "both" else remote_of(algorithm, spec)
+    return cls(settings(name, **changes), spec, context, device=torch.device("cpu"), seed=seed, max_iterations=100)
+
+
+def make_learner(name: str, env: RandomEnv, **changes: Any) -> Any:
+    return remote_of(make(name, env, **changes))
+
+
+def make_actor(name: str, env: RandomEnv, *, number: int = 0, **changes: Any) -> Any:
+    return remote_of(make(name, env, place=ActorPlace(number * ENVS, ENVS * ACTORS), **changes))
 
 
 @pytest.mark.parametrize("name", ["impala", "sac", "td3", "dqn"])
 def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
-    learner = make(name, RandomEnv(ENVS * ACTORS), "learns")
+    learner = make_learner(name, RandomEnv(ENVS * ACTORS))
     actors, recordings = [], []
     for number in range(ACTORS):
         env = RandomEnv(ENVS, seed=number)
-        actor = make(name, env, "acts", first_env=number * ENVS, seed=number)
+        actor = make_actor(name, env, number=number, seed=number)
         actor.load_acting_state(learner.acting_state())
         collect(actor.algorithm, env, env.reset())
         sent = [tensor for tensor, _ in actor.recording()]
@@ -71,7 +79,7 @@ def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
 
 def test_weights_and_progress_arrive_from_another_device() -> None:
     """Pinned memory of the host, where the device of a learner on CUDA acts for its actors."""
-    learner, actor = (make("sac", RandomEnv(ENVS), role) for role in ("learns", "acts"))
+    learner, actor = make_learner("sac", RandomEnv(ENVS)), make_actor("sac", RandomEnv(ENVS))
     actor.algorithm.steps, actor.algorithm.policy = actor.algorithm.steps.to("meta"), actor.algorithm.policy.to("meta")
     actor.load_acting_state(learner.acting_state())
 
@@ -79,8 +87,7 @@ def test_weights_and_progress_arrive_from_another_device() -> None:
 @pytest.mark.parametrize("rnn", [None, "lstm"])
 def test_impala_learns_from_actors_what_it_learns_from_envs_of_its_own(rnn: str | None) -> None:
     changes = {"network": {"rnn": rnn}, "delay": 0}
-    alone, learner = (make("impala", RandomEnv(ENVS), role, **changes) for role in ("both", "learns"))
-    actor = make("impala", RandomEnv(ENVS), "acts", **changes)
+    alone, learner, actor = (made("impala", RandomEnv(ENVS), **changes) for made in (make, make_learner, make_actor))
     env, other = RandomEnv(ENVS, seed=3), RandomEnv(ENVS, seed=3)
     obs, other_obs = env.reset(), other.reset()
     for _ in range(3):
@@ -96,16 +103,16 @@ def test_impala_learns_from_actors_what_it_learns_from_envs_of_its_own(rnn: str 
 
 
 def test_impala_resumes_with_another_number_of_actors() -> None:
-    before, now = (make("impala", RandomEnv(ENVS * actors), "learns").algorithm for actors in (1, ACTORS))
+    before, now = (make("impala", RandomEnv(ENVS * actors)) for actors in (1, ACTORS))
     now.load_state_dict({**before.state_dict(), "episodes": None})
     assert now.steps.iteration == before.steps.iteration
 
 
 def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
-    remote = make("sac", RandomEnv(ENVS), "learns")
+    remote = make_learner("sac", RandomEnv(ENVS))
     learner = remote.algorithm
     env = RandomEnv(ENVS, seed=1, ends=(0.0, 0.0, 0.0))
-    actor = make("sac", env, "acts")
+    actor = make_actor("sac", env)
     obs, sent = env.reset(), []
     for _ in range(4):
         obs = collect(actor.algorithm, env, obs)
@@ -136,17 +143,15 @@ def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
 
 
 def test_each_actor_explores_by_its_own_rungs_of_the_ladder() -> None:
-    whole = make("dqn", RandomEnv(ENVS * ACTORS), "both", epsilon_ladder=7.0)
-    actors = [
-        make("dqn", RandomEnv(ENVS), "acts", first_env=number * ENVS, epsilon_ladder=7.0) for number in range(ACTORS)
-    ]
+    whole = make("dqn", RandomEnv(ENVS * ACTORS), epsilon_ladder=7.0)
+    actors = [make_actor("dqn", RandomEnv(ENVS), number=number, epsilon_ladder=7.0) for number in range(ACTORS)]
     assert torch.equal(
         whole.epsilon(whole.steps), torch.cat([actor.algorithm.epsilon(whole.steps) for actor in actors])
     )
 
 
 def test_actors_count_the_transitions_of_the_learner() -> None:
-    learner, actor = make("dqn", RandomEnv(ENVS * ACTORS), "learns"), make("dqn", RandomEnv(ENVS), "acts")
+    learner, actor = make_learner("dqn", RandomEnv(ENVS * ACTORS)), make_actor("dqn", RandomEnv(ENVS))
     learner.algorithm.steps.fill_(50)
     actor.load_acting_state(learner.acting_state())
     assert actor.algorithm.steps * ENVS == 50 * ENVS * ACTORS
@@ -161,7 +166,7 @@ def test_only_what_corrects_for_older_policies_learns_from_actors() -> None:
 def test_an_actor_begins_new_episodes(name: str) -> None:
     network = {"network": {"rnn": "lstm"}} if name == "impala" else {}
     env = RandomEnv(ENVS, ends=(0.0, 0.0, 0.0))
-    actor = make(name, env, "acts", noise={"kind": "held", "steps": [5.0]}, **network)
+    actor = make_actor(name, env, noise={"kind": "held", "steps": [5.0]}, **network)
     collect(actor.algorithm, env, env.reset())
     acting = getattr(actor.algorithm, "exploration", actor.algorithm)
     held = acting.noise.now.clone()
@@ -184,8 +189,7 @@ def test_an_actor_begins_new_episodes(name: str) -> None:
 )
 def test_acting_together_is_acting_one_by_one(name: str, changes: dict[str, Any]) -> None:
     actors, alone = (
-        [make(name, RandomEnv(ENVS), "acts", first_env=n * ENVS, seed=n, **changes) for n in range(ACTORS)]
-        for _ in range(2)
+        [make_actor(name, RandomEnv(ENVS), number=n, seed=n, **changes) for n in range(ACTORS)] for _ in range(2)
     )
     for actor in [*actors, *alone]:
         if name != "impala":
@@ -206,7 +210,7 @@ def test_acting_together_is_acting_one_by_one(name: str, changes: dict[str, Any]
 
 @pytest.mark.parametrize("name", ["impala", "sac"])
 def test_a_rollout_that_was_broken_off_does_not_shift_the_next_one(name: str) -> None:
-    env, remote = RandomEnv(ENVS, seed=1), make(name, RandomEnv(ENVS), "acts")
+    env, remote = RandomEnv(ENVS, seed=1), make_actor(name, RandomEnv(ENVS))
     obs, actor = env.reset(), remote.algorithm
     with torch.no_grad():
         actor.begin_rollout()

@@ -18,6 +18,7 @@ from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.style import FeatureReplay, Style
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import AMPConfig, DiscriminatorConfig
@@ -39,11 +40,11 @@ def config(**changes: Any) -> AMPConfig:
     return build(AMPConfig, merged(algorithm_defaults("amp"), CHANGES, changes), "amp")
 
 
-def agent(env: Env | None = None, *, device: str = "cpu", role: Any = "both", **changes: Any) -> PPO:
+def agent(env: Env | None = None, *, device: str = "cpu", **changes: Any) -> PPO:
     env = env or RandomEnv(8, SIZES, device=device)
     torch.manual_seed(0)
-    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1, section="amp", role=role)
-    return PPO(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=100)
+    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1)
+    return PPO(config(**changes), spec, LearnerContext("amp"), device=torch.device(device), seed=0, max_iterations=100)
 
 
 def style_of(it: PPO) -> Style:
@@ -360,9 +361,7 @@ def test_groups_that_do_not_fit_are_one_line() -> None:
         agent(RandomEnv(8, {"policy": 5, "style": 4, "reference": 6}))
 
 
-def test_what_only_acts_needs_no_style() -> None:
-    it = agent(RandomEnv(8), role="acts")
-    assert "style" not in it.describe() and not it.extensions
+def test_a_run_describes_its_style() -> None:
     assert agent().describe()["style"] == "4 features, 16x8 relu, logistic, weight 0.5, of the task 0.5"
 
 
@@ -384,7 +383,7 @@ def test_a_run_is_evaluated_and_played(tmp_path: Path) -> None:
     columns = read_csv(run)[0].keys()
     assert {"loss/discriminator", "amp/style_reward", "amp/accuracy_agent", "amp/accuracy_reference"} <= columns
     again: Any = {"checkpoint": str(run), "num_envs": 8, "task": TASK}
-    assert make_trainer(prepare("Cartpole", test=True, **again)).evaluate()["episodes"] == 8
+    assert evaluate_run(prepare("Cartpole", test=True, **again))["episodes"] == 8
     player = Player.open(str(run), num_envs=3, trust=True)
     player.step()
     player.close()

@@ -14,9 +14,10 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn import demonstrations
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
 from gpusim_rl.learn.demonstrations import Demonstrations, save
 from gpusim_rl.learn.supervised import BC
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import BCConfig
@@ -58,9 +59,10 @@ def clone(
     torch.manual_seed(1)
     monkeypatch.setattr(demonstrations, "load", lambda *_: (shown, "digest"))
     env = RandomEnv(6, {"policy": 5}, device=device)
-    spec = EnvSpec(6, env.obs_sizes, space or Box(env.num_actions), 1, section="bc")
+    spec = EnvSpec(6, env.obs_sizes, space or Box(env.num_actions), 1)
     changes = merged({"demonstrations": {"file": "shown.npz"}}, changes)
-    return BC(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=100), env
+    cfg, context = config(**changes), LearnerContext("bc")
+    return BC(cfg, spec, context, device=torch.device(device), seed=0, max_iterations=100), env
 
 
 TOY = EnvSpec(6, {"policy": 5}, Box(3), 1)
@@ -189,7 +191,7 @@ def test_a_run_is_resumed_if_the_file_is_named_again(file: Path, tmp_path: Path,
     make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=5, bc=shown))
     assert "the demonstrations are not those that the training had before" in capsys.readouterr().err
     file.unlink()
-    assert make_trainer(prepare("Cartpole", checkpoint=folder, test=True)).evaluate()["episodes"] == 8
+    assert evaluate_run(prepare("Cartpole", checkpoint=folder, test=True))["episodes"] == 8
     with pytest.raises(ConfigError, match=r"^bc\.demonstrations\.file: cannot read .*shown\.npz"):
         run(tmp_path / "c", file)
 
@@ -210,4 +212,4 @@ def test_a_clone_of_the_demo_does_as_well(load_tool, tmp_path: Path, monkeypatch
     assert load_tool("collect").main(["HalfCheetah", "--episodes", "20", "--out", "shown.npz"]) == 0
     settings = {"num_envs": 16, "seed": 1, "log": {"console": "quiet"}, "bc": {"demonstrations": {"file": "shown.npz"}}}
     make_trainer(prepare("HalfCheetah", algo="bc", **settings)).train()
-    assert make_trainer(prepare("HalfCheetah", checkpoint="HalfCheetah", test=True)).evaluate()["return_mean"] > 4000.0
+    assert evaluate_run(prepare("HalfCheetah", checkpoint="HalfCheetah", test=True))["return_mean"] > 4000.0

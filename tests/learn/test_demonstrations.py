@@ -18,6 +18,7 @@ from gpusim_rl.files import checkpoint_file, safe_open
 from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.demonstrations import Demonstrations, load, make_replay, read, save
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import Box, MultiDiscrete
 from helpers.demonstrated import shown_in
@@ -203,7 +204,7 @@ def test_a_run_is_resumed_with_the_file_and_evaluated_without_it(
     make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=6, **shown)).train()
     assert "the demonstrations are not those that the training had before" in capsys.readouterr().err
     copy.unlink()
-    assert make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()["episodes"] == 8
+    assert evaluate_run(prepare("Cartpole", checkpoint=run, test=True))["episodes"] == 8
     with pytest.raises(ConfigError, match=r"sac\.demonstrations\.file: cannot read .*shown\.npz: No such"):
         make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=7, **shown))
 

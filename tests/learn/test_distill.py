@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import EnvSpec, Policy, TrainedPolicy
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext, Policy, TrainedPolicy
 from gpusim_rl.learn.minibatch import Sequences
 from gpusim_rl.learn.supervised import Distill
 from gpusim_rl.learn.teacher import LABEL
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import DistillConfig
@@ -40,11 +40,6 @@ def config(**changes: Any) -> DistillConfig:
     return build(DistillConfig, merged(algorithm_defaults("distill"), SMALL, changes), "distill")
 
 
-def spec_of(env: Env, load: Callable[[str], TrainedPolicy] | None = None, **more: Any) -> EnvSpec:
-    space = more.pop("action_space", Box(env.num_actions))
-    return EnvSpec(env.num_envs, env.obs_sizes, space, 1, **{"section": "distill", "load_policy": load, **more})
-
-
 def student(
     env: Env,
     policy: Policy,
@@ -58,15 +53,16 @@ def student(
     torch.manual_seed(1)
     size = observes or env.obs_sizes.get("teacher", env.obs_sizes["policy"])
     found = TrainedPolicy(policy, None, {"policy": size}, "digest")
-    spec = spec_of(env, lambda name: found, action_space=Box(env.num_actions, limit))
-    return Distill(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=100)
+    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions, limit), 1)
+    context = LearnerContext("distill", load_policy=lambda name: found)
+    return Distill(config(**changes), spec, context, device=torch.device(device), seed=0, max_iterations=100)
 
 
 def policy_of(env: Env, device: str = "cpu", **changes: Any) -> Policy:
     """The policy of a run of distillation in these envs, with weights of its own."""
     torch.manual_seed(2)
-    spec = spec_of(env, role="acts")
-    policy = Distill(config(**changes), spec, device=torch.device(device), seed=0, max_iterations=1).policy
+    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1)
+    policy = Distill.make_policy(config(**changes), spec, LearnerContext("distill"), torch.device(device))
     with torch.no_grad():
         policy.head.mean.weight.mul_(100.0)  # type: ignore[reportAttributeAccessIssue]
     return policy
@@ -230,7 +226,7 @@ def test_a_run_is_resumed_if_the_teacher_is_named_again(teacher: str, tmp_path: 
     assert f"distill.teacher={teacher}" in capsys.readouterr().err
     make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4, distill={"teacher": teacher})).train()
     assert "the teacher is not the one" not in capsys.readouterr().err
-    assert make_trainer(prepare("Cartpole", checkpoint=folder, test=True)).evaluate()["episodes"] == 8
+    assert evaluate_run(prepare("Cartpole", checkpoint=folder, test=True))["episodes"] == 8
     run(tmp_path / "c", "ppo").train()
     other = {"teacher": str(the_run(tmp_path / "c"))}
     make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=5, distill=other))

@@ -12,10 +12,11 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import EnvSpec, Policy, TrainedPolicy
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext, Policy, TrainedPolicy
 from gpusim_rl.learn.minibatch import Samples
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.teacher import IMITATION, LABEL
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import PPOConfig
@@ -40,9 +41,10 @@ def learner(env: Env, *, device: str = "cpu", imitation: dict[str, Any] | None =
     torch.manual_seed(1)
     small = {**SMALL_PPO, "precision": "fp32", "imitation": {**GUIDED, **(imitation or {})}}
     found = TrainedPolicy(Half(), None, {"policy": env.obs_sizes.get("teacher", env.obs_sizes["policy"])}, "digest")
-    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1, section="ppo", load_policy=lambda name: found)
+    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1)
+    context = LearnerContext("ppo", load_policy=lambda name: found)
     cfg = build(PPOConfig, merged(algorithm_defaults("ppo"), small, changes), "ppo")
-    return PPO(cfg, spec, device=torch.device(device), seed=0, max_iterations=100)
+    return PPO(cfg, spec, context, device=torch.device(device), seed=0, max_iterations=100)
 
 
 @pytest.mark.parametrize("rnn", [None, "lstm"])
@@ -131,7 +133,7 @@ def test_a_run_is_resumed_if_the_teacher_is_named_again(tmp_path: Path) -> None:
         make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
     again = {"imitation": {"teacher": teacher}}
     make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=3, ppo=again)).train()
-    assert make_trainer(prepare("Cartpole", checkpoint=folder, test=True)).evaluate()["episodes"] == 8
+    assert evaluate_run(prepare("Cartpole", checkpoint=folder, test=True))["episodes"] == 8
 
 
 def test_a_teacher_of_another_robot_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,8 @@ KINDS = ("held", "coloured")
 
 
 def make(cfg: NoiseConfig, columns: int = ACTIONS, space: ActionSpace | None = None) -> ActionNoise:
-    env = EnvSpec(ENVS, {}, space or Box(ACTIONS), 1, section="ppo")
-    return ActionNoise(cfg, env, horizon=HORIZON, columns=columns, device=torch.device("cpu"))
+    env = EnvSpec(ENVS, {}, space or Box(ACTIONS), 1)
+    return ActionNoise(cfg, env, "ppo.noise", horizon=HORIZON, columns=columns, device=torch.device("cpu"))
 
 
 def run(noise: ActionNoise, steps: int, done: Any = None, seed: int = 0) -> Tensor:

@@ -235,23 +235,22 @@ def test_what_cannot_learn_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^encoder\.kind=nature: images of 12 x 16 are too small for it"):
         learner("sac", network={"encoder": {"kind": "nature"}})
     it = learner("sac")
-    spec = EnvSpec(4, NUMBERS_TOO, Box(3), 1, section="sac", images=SHAPES)
     with pytest.raises(ConfigError, match=r"^algo=sac learns from images only in the process .* Try actors=none, or"):
-        remote_of(it.algorithm, spec)
+        remote_of(it.algorithm)
 
 
 def test_a_memory_that_does_not_fit_is_refused_before_the_start() -> None:
     cfg = off_policy_config("sac", {"replay": {"capacity": 100_000_000}})
-    spec = EnvSpec(64, {"policy": 0}, Box(1), 500, section="sac", images={"camera": (84, 84, 3)})
+    spec = EnvSpec(64, {"policy": 0}, Box(1), 500, images={"camera": (84, 84, 3)})
     with pytest.raises(
         ConfigError, match=r"^sac\.replay\.capacity=100000000 takes 4\.\d+e\+03 GB on cpu, .* Try sac\."
     ):
-        make_replay(cfg, spec, ["camera", "policy"], device=CPU, seed=0, drawn=1)
+        make_replay(cfg, spec, ["camera", "policy"], "sac", device=CPU, seed=0, drawn=1)
     memory = {"capacity": 16, "save": False, "device": "cpu"}
     cfg = off_policy_config("sac", {"replay": memory, "network": {"encoder": {"frames": 8}}})
-    spec = EnvSpec(1, {"policy": 0}, Box(1), 500, section="sac", images={"camera": (6000, 6000, 3)})
+    spec = EnvSpec(1, {"policy": 0}, Box(1), 500, images={"camera": (6000, 6000, 3)})
     with pytest.raises(ConfigError, match=r"ahead: 221 GB on cpu, .* free\. Try sac\.batch_size=\d+, or a"):
-        make_replay(cfg, spec, ["camera", "policy"], device=CPU, seed=0, drawn=64)
+        make_replay(cfg, spec, ["camera", "policy"], "sac", device=CPU, seed=0, drawn=64)
 
 
 class Shown:

@@ -34,7 +34,7 @@ def main() -> None:
 
     from gpusim_rl.env import VecEnv
     from gpusim_rl.learn.optimizer import MaskedAdamW
-    from gpusim_rl.run import start
+    from gpusim_rl.run import make_env
     from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.trainer import Trainer
     from gpusim_rl.run.writers import CsvWriter
@@ -69,7 +69,7 @@ def main() -> None:
 
     Trainer.__init__ = building  # type: ignore[method-assign]
     functions: dict[str, tuple[Any, ...]] = {
-        "before the run folder": (start, "make_env"),
+        "before the run folder": (make_env, "make_env"),
         "before the first iteration": (Logger, "start"),
         "rollout": (VecEnv, "step", in_iteration),
         "update": (MaskedAdamW, "masked_step", in_iteration),

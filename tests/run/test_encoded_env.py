@@ -21,6 +21,7 @@ from gpusim_rl.learn.pretrained import load_frozen, save_pretrained
 from gpusim_rl.learn.vae import VAE
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.eval_process import Evaluation
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
@@ -111,7 +112,7 @@ def test_it_is_evaluated_and_played(file, tmp_path):
     trained = trainer(file, tmp_path)
     trained.train()
     run = the_run(tmp_path)
-    assert make_trainer(prepare("CartpoleCamera", checkpoint=str(run), test=True)).evaluate()["episodes"] == 8
+    assert evaluate_run(prepare("CartpoleCamera", checkpoint=str(run), test=True))["episodes"] == 8
     player = Player.open(str(run), num_envs=3)
     assert player.env.images == {"camera": SHAPE} and player.obs["policy"].shape == (3, 2 * LATENTS)
     encoder = load_frozen(str(file), {"camera": SHAPE}, torch.device("cpu"))

@@ -27,7 +27,7 @@ from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.run.writers import Row
-from helpers.training import Faulty, differences, make_trainer, read_csv, the_run
+from helpers.training import Faulty, differences, evaluation, make_trainer, read_csv, the_run
 
 EVAL = {"interval": 2, "num_envs": 3}
 SHORT = {"task": {"episode_length": 40}, "ppo": {"precision": "fp32"}}
@@ -103,7 +103,7 @@ def test_a_training_is_the_same_to_the_bit_and_its_policies_are_evaluated(tmp_pa
 
     [newest] = [row for row in evaluations(run) if row["iteration"] == "4"]
     assert newest["eval/iteration"] == "4"
-    tested = make_trainer("Cartpole", tmp_path, checkpoint=str(run), test=True, num_envs=3, seed=1, **SHORT).evaluate()
+    tested = evaluation("Cartpole", tmp_path, checkpoint=str(run), num_envs=3, seed=1, **SHORT)
     assert float(newest["eval/return"]) == tested["return_mean"]
     assert float(newest["eval/length"]) == tested["length_mean"]
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.pt", "best.pt"}

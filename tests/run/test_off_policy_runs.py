@@ -15,7 +15,7 @@ from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
-from gpusim_rl.run.evaluation import evaluate
+from gpusim_rl.run.evaluation import evaluate, evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences, leaves
 from gpusim_rl.view.player import Player
@@ -82,9 +82,7 @@ def test_a_run_resumes_with_another_time_limit_and_fills_its_memory_again(
 
 
 def test_an_evaluation_takes_any_number_of_envs_and_no_memory(sac_run: Path) -> None:
-    one = make_trainer(prepare("Cartpole", checkpoint=str(sac_run), test=True, num_envs=300))
-    assert one.algorithm.replay is None and not hasattr(one.algorithm, "critic_optimizer")
-    assert one.evaluate()["episodes"] == 300
+    assert evaluate_run(prepare("Cartpole", checkpoint=str(sac_run), test=True, num_envs=300))["episodes"] == 300
 
 
 def test_errors_name_the_section_that_the_run_has(tmp_path: Path) -> None:
@@ -121,7 +119,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     trained = trainer(name, tmp_path)
     trained.train()
     run = str(the_run(tmp_path))
-    result = make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()
+    result = evaluate_run(prepare("Cartpole", checkpoint=run, test=True))
     assert result["episodes"] == 8
     player = Player.open(run, num_envs=3)
     expected, _ = trained.algorithm.policy.act(player.obs, ())

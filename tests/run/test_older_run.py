@@ -14,6 +14,7 @@ from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load, save
 from gpusim_rl.files.safe_open import dump_yaml
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.schema import ALGORITHMS
 from gpusim_rl.settings.trust import check_saved_settings
@@ -44,7 +45,7 @@ def test_a_run_takes_todays_defaults_and_drops_what_was_removed(tmp_path: Path) 
     (folder / "config.yaml").write_bytes(dump_yaml(config))
     save(file, {key: value for key, value in state.items() if key not in ("format", "gpusim_rl")})
     log = {"dir": str(tmp_path / "new"), "console": "quiet"}
-    assert make_trainer(prepare("Cartpole", checkpoint=str(file), test=True, log=log)).evaluate()["episodes"] == 8
+    assert evaluate_run(prepare("Cartpole", checkpoint=str(file), test=True, log=log))["episodes"] == 8
     make_trainer(prepare("Cartpole", checkpoint=str(file), max_iterations=4, log=log)).train()
     with closing(Player.open(str(file), num_envs=2)) as player:
         player.step()

@@ -11,6 +11,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.view.player import Player
@@ -42,7 +43,7 @@ def test_it_is_evaluated_and_played(tmp_path: Path) -> None:
     trained = trainer("impala", tmp_path)
     trained.train()
     run = str(the_run(tmp_path))
-    assert make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()["episodes"] == 8
+    assert evaluate_run(prepare("Cartpole", checkpoint=run, test=True))["episodes"] == 8
     player = Player.open(run, num_envs=3)
     expected, _ = trained.algorithm.policy.act(player.obs, ())
     assert (player.choose() - expected).abs().max() < 1e-5

@@ -20,6 +20,7 @@ from gpusim_rl.distributed.data_parallel import joined
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.networks import ActorCritic, make_features
 from gpusim_rl.run import checkpoint
+from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.algorithm_conformance import AlgorithmConformance
@@ -100,7 +101,7 @@ def test_its_random_generator_is_found(folder: Path) -> None:
 def test_it_is_evaluated_and_played(folder: Path) -> None:
     trainer(max_iterations=2).train()
     run = str(the_run(folder / "runs"))
-    result = make_trainer(prepare("Cartpole", checkpoint=run, test=True, trust=True)).evaluate()
+    result = evaluate_run(prepare("Cartpole", checkpoint=run, test=True, trust=True))
     assert result["episodes"] == 64 and result["length_mean"] >= 1
     player = Player.open(run, num_envs=3, config_dir="my_cfg")
     state = torch.load(f"{run}/checkpoints/last.pt", weights_only=True)
@@ -494,7 +495,8 @@ def test_an_extension_adds_a_reward_and_a_loss_and_a_resume_restores_it(folder: 
         assert differences(ends[0][part], ends[1][part]) == []
     assert ends[0]["algorithm"]["extensions"]["smooth"]["last"].any()
     assert read_csv(the_run(folder / "whole")) == read_csv(run)
-    assert extended("parts", checkpoint=str(run), test=True).evaluate()["episodes"] == 8
+    spec = prepare("Smooth", checkpoint=str(run), test=True, config_dir="my_cfg", num_envs=8)
+    assert evaluate_run(spec)["episodes"] == 8
 
 
 def test_its_reward_and_its_loss_change_what_is_learned(folder: Path) -> None:

@@ -22,8 +22,9 @@ from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.machine import torch_threads
-from gpusim_rl.run import checkpoint, collector, devices, start, stop_signal, time_share
+from gpusim_rl.run import checkpoint, collector, devices, make_env, stop_signal, time_share
 from gpusim_rl.run.checkpoint import Checkpoints
+from gpusim_rl.run.evaluation import evaluate, restore
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.phases import PHASES
@@ -38,10 +39,12 @@ from helpers.training import (
     Schooled,
     Uncontrolled,
     differences,
+    evaluation,
     make_trainer,
     merged,
     read_csv,
     schooled_params,
+    small_spec,
     the_run,
 )
 
@@ -853,7 +856,7 @@ def test_an_allocation_that_fails_is_one_line_and_leaves_nothing(tmp_path, monke
     def full(*args: Any, **kwargs: Any) -> Any:
         raise MemoryError("Unable to allocate 3.00 TiB for an array")
 
-    monkeypatch.setattr(start, "make_sim", full)
+    monkeypatch.setattr(make_env, "make_sim", full)
     refused(tmp_path, "out of memory with num_envs=8 (Unable to allocate 3.00 TiB for an array); try num_envs=4")
 
 
@@ -867,12 +870,8 @@ def test_missing_tensorboard_is_said_before_anything_is_made(tmp_path, monkeypat
 
 def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_its_result_only(trained, tmp_path, capfd):
     before = set(trained.rglob("*"))
-    settings = {"checkpoint": str(the_run(trained)), "test": True, "num_envs": 5, "log": {"console": "plain"}}
-    results = []
-    for _ in range(2):
-        trainer = make_trainer("Cartpole", trained, task={"episode_length": 50}, **settings)
-        assert not trainer.env.progress.any()  # whole episodes
-        results.append(trainer.evaluate())
+    settings = {"checkpoint": str(the_run(trained)), "num_envs": 5, "log": {"console": "plain"}}
+    results = [evaluation("Cartpole", trained, task={"episode_length": 50}, **settings) for _ in range(2)]
     assert results[0] == results[1]  # the mean action, and the same starts
     assert results[0]["episodes"] == 5 and 1 <= results[0]["length_mean"] <= 50
     assert results[0]["return_min"] <= results[0]["return_mean"] <= results[0]["return_max"]
@@ -882,26 +881,26 @@ def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_its_result_only
     about = {"iteration": 2, "task": "Cartpole", "sim": "mujoco", "seed": 42, "num_envs": 5}
     last = str(file.parent / "checkpoints" / "last.pt")
     assert json.loads(file.read_text()) == {"checkpoint": last, **about, **results[1]}
-    make_trainer("Cartpole", trained, **settings | {"log": {"console": "json"}}).evaluate()
+    evaluation("Cartpole", trained, **settings | {"log": {"console": "json"}})
     printed = json.loads(capfd.readouterr().out)
     assert printed == {"event": "evaluation", **json.loads(file.read_text()), "file": str(file)}
 
     alone = tmp_path / "copied.pt"  # in no run folder
     alone.write_bytes((the_run(trained) / "checkpoints" / "last.pt").read_bytes())
-    make_trainer("Cartpole", tmp_path, **settings | {"checkpoint": str(alone), "log": {"console": "json"}}).evaluate()
+    evaluation("Cartpole", tmp_path, **settings | {"checkpoint": str(alone), "log": {"console": "json"}})
     assert "file" not in json.loads(capfd.readouterr().out)
     assert [path.name for path in tmp_path.iterdir()] == ["copied.pt"]
 
 
 def test_an_evaluation_equals_a_loop_by_hand(trained):
-    settings = {"checkpoint": str(the_run(trained)), "test": True, "num_envs": 4, "task": {"episode_length": 30}}
-    result = make_trainer("Cartpole", trained, **settings).evaluate()
-    by_hand = make_trainer("Cartpole", trained, **settings)
+    settings = {"checkpoint": str(the_run(trained)), "num_envs": 4, "task": {"episode_length": 30}}
+    result = evaluation("Cartpole", trained, **settings)
+    _, env, policy, obs = restore(small_spec("Cartpole", trained, test=True, **settings))
+    assert not env.progress.any()  # type: ignore[attr-defined]  # whole episodes
     returns = [0.0] * 4
     ended = [False] * 4
-    obs = by_hand.collector.obs
     for _ in range(30):
-        step = by_hand.env.step(by_hand.algorithm.policy.act(obs, ())[0])
+        step = env.step(policy.act(obs, ())[0])
         obs = step.obs
         for env_id in range(4):
             if not ended[env_id]:
@@ -914,15 +913,16 @@ def test_an_evaluation_and_a_player_are_where_the_training_was(tmp_path):
     task = schooled_params()
     make_trainer(Schooled, tmp_path, max_iterations=2, num_envs=4, task=task).train()
     run = str(the_run(tmp_path))
-    tested: Any = make_trainer(Schooled, tmp_path, checkpoint=run, test=True, num_envs=6, task=task)
+    spec = small_spec(Schooled, tmp_path, checkpoint=run, test=True, num_envs=6, task=task)
+    _, tested, policy, obs = restore(spec)
     players = [Player.open(run, act=act, num_envs=6, trust=True) for act in ("trained", "zero")]
-    for env in (tested.env, *(player.env for player in players)):
+    for env in (tested, *(player.env for player in players)):
         school: Any = env
         assert school.task.steps == 17 and school.task.level.tolist() == [0, 17, 34, 51, 0, 17]
         assert school.randomizer.steps == 16
         assert not school.progress.any() and not school.staggered.any()
-    assert torch.equal(tested.collector.obs["policy"], tested.env._obs["policy"])
-    assert tested.evaluate()["episodes"] == 6
+    assert torch.equal(obs["policy"], tested._obs["policy"])  # type: ignore[attr-defined]
+    assert evaluate(tested, policy, obs)[0]["episodes"] == 6
 
 
 def test_an_evaluation_needs_a_checkpoint(tmp_path):
@@ -944,7 +944,7 @@ def test_a_recurrent_policy_trains_and_is_evaluated(tmp_path, rnn):
     assert unchanged == []
     assert all(h.abs().sum() > 0 for h in trainer.algorithm.exploration.hidden)
     run = str(the_run(tmp_path))
-    result = make_trainer("Cartpole", tmp_path, checkpoint=run, test=True, num_envs=3, **settings).evaluate()
+    result = evaluation("Cartpole", tmp_path, checkpoint=run, num_envs=3, **settings)
     assert result["episodes"] == 3
 
 
