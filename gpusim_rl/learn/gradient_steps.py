@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import LearnerContext
+from gpusim_rl.learn.algorithm import Hidden, LearnerContext
 from gpusim_rl.learn.chunks import Chunks, chunk_samples
 from gpusim_rl.learn.minibatch import Sequences
 from gpusim_rl.learn.networks import ActorCritic, Settings
 from gpusim_rl.learn.optimizer import MaskedAdamW
 
-Loss = Callable[[Sequences], Tensor]
-"""Statistics of a chunk of sequences, [losses]; each is this process's share of a sum over the minibatch."""
+Loss = Callable[[dict[str, Tensor], Tensor, Hidden, Tensor | None], Tensor]
+"""Statistics of a chunk of `Sequences`, [losses]; each is this process's share of a sum over the minibatch."""
 
 
 class GradientSteps:
@@ -61,23 +61,22 @@ class GradientSteps:
         """Set the rate of a linear schedule, which reaches 0 after `max_iterations`."""
         self.learning_rate.copy_(self._configured * (1.0 - self.iteration / max_iterations).clamp(min=0.0))
 
-    def gradient(
-        self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def gradient(self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the gradient of a minibatch, summed over chunks and processes, and hand it to the optimiser.
 
         Args:
             loss: Statistics of a chunk.
             batch: Sequences of the whole rollout.
             index: Sequences of the minibatch.
-            weight: Weight of each statistic in the loss; None: the loss is the only one.
+            weight: Weight of each statistic in the loss.
 
         Returns:
             The statistics; the norm of the gradient, and whether that is not finite.
         """
 
         def of_chunk(sequences: Tensor) -> tuple[Tensor, ...]:
-            losses = loss(batch.select(sequences))
+            chunk = batch.select(sequences)
+            losses = loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
             return losses.detach(), *self.optimizer.gradients(losses, weight)
 
         losses, *gradients = self.collective.sum(self.chunks.sum(of_chunk, index))

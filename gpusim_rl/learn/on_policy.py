@@ -27,14 +27,13 @@ from gpusim_rl.learn.normalize import moments
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.rollout import gae
 from gpusim_rl.machine.compiled import Compiled
-from gpusim_rl.settings.schema import OnPolicyConfig
 
 SOFT_BOUND = 1.1
 """Action means beyond +-1.1 are penalised by the bounds loss, as in rl_games: actions are clipped at 1."""
 
 
 class OnPolicy(Algorithm):
-    """Collects a rollout with the current policy, learns from it, and forgets it.
+    """Collects a rollout with the current policy, learns from it, and forgets it. BC and distillation learn so too.
 
     The loss is a mean over the valid samples of a batch:
 
@@ -62,14 +61,14 @@ class OnPolicy(Algorithm):
     """
 
     cfg: Any
-    """An `OnPolicyConfig`."""
+    """An `OnPolicyConfig`, or a `SupervisedConfig` where a subclass has losses of its own."""
     clip: float = 0.0
     """Largest distance of the ratio from 1, and of the value from the old one, where a subclass clips its losses."""
     policy: ActorCritic
 
     def __init__(
         self,
-        cfg: OnPolicyConfig,
+        cfg: Any,
         env: EnvSpec,
         context: LearnerContext = DEFAULT_CONTEXT,
         *,
@@ -89,9 +88,9 @@ class OnPolicy(Algorithm):
         self.num_minibatches = self.fit_minibatches(samples)
         self.steps = GradientSteps(self.policy, context, cfg, samples // self.num_minibatches, length, device)
         self.weigh(self.loss_weights())
-        self._loss = self._chunk_loss
+        self._loss = self.chunk_loss
         if context.compile:
-            self._loss = Compiled(self._chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)
+            self._loss = Compiled(self.chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)
 
     @classmethod
     def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
@@ -142,9 +141,7 @@ class OnPolicy(Algorithm):
         weight = Samples.weight_of(batch.packed)
         [count] = self.collective.sum([weight.sum()])
         weight.div_(count.clamp_(min=1.0))
-        losses, norm, skip = self.gradient(batch, torch.arange(self.num_sequences, device=self.device))
-        self.steps.make(norm, skip)
-        return stats | self.end_update([(losses, norm)])
+        return stats | self.end_update([self.step(batch, torch.arange(self.num_sequences, device=self.device))])
 
     @torch.no_grad()
     def prepare(self, reward: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Sequences, dict[str, Tensor]]:
@@ -199,25 +196,28 @@ class OnPolicy(Algorithm):
         """Return advantages and targets of the critic, [T, N]; takes the tensors that `gae` takes."""
         return gae(*rollout, gamma=self.cfg.gamma, gae_lambda=self.cfg.gae_lambda)
 
-    def gradient(self, batch: Sequences, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the gradient of a minibatch: return its `losses`, the norm, and whether that is not finite."""
+    def step(self, batch: Sequences, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Make a step of the optimiser on a minibatch; return its `losses` and the norm of the gradient."""
+        losses, norm, skip = self.steps.gradient(self._loss, batch, index, self._coefficients)
+        self.steps.make(norm, skip)
+        return losses, norm
 
-        def loss(chunk: Sequences) -> Tensor:
-            return self._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
+    def end_update(self, steps: list[tuple[Tensor, Tensor]], *, observed: bool = True) -> dict[str, Tensor]:
+        """Count the iteration; return numbers for the log.
 
-        return self.steps.gradient(loss, batch, index, self._coefficients)
-
-    def end_update(self, steps: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """Count the iteration and take its observations into the statistics; return numbers for the log."""
+        Args:
+            steps: Losses and norm of the gradient of each step.
+            observed: True to take the observations of the rollout into the statistics.
+        """
         means, stats = self.steps.summarize(steps)
-        for group, norm in self.policy.obs_norm.items():
+        for group, norm in self.policy.obs_norm.items() if observed else ():
             frames = self.rollout.obs[group].flatten(0, 1), self.rollout.valid.flatten()
             norm.update(*frames, self.collective)  # type: ignore[operator]
         stats = dict(zip((*self.losses, "policy/grad_norm"), means.unbind(), strict=True)) | stats
         return stats | self.policy.head.stored(self.rollout.distribution).stats()
 
-    def _chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
-        """Return the `losses` of a chunk, each a weighted sum over its samples."""
+    def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
+        """Return the `losses` of a chunk of sequences, each a weighted sum over its samples."""
         old = Samples.unpack(packed, self.rollout.action.shape[-1], self.policy.head.num_parameters)
         terms = self.evaluate(Minibatch(old, inputs, hidden, is_first))[0]
         rows = [terms[name].detach() if name in self._logged else terms[name] for name in self.losses]

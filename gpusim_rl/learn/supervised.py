@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -13,27 +12,15 @@ from torch.nn import functional
 
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.learn import demonstrations
-from gpusim_rl.learn.algorithm import (
-    DEFAULT_CONTEXT,
-    Algorithm,
-    EnvSpec,
-    LearnerContext,
-    Observation,
-    Transition,
-    make_generator,
-    restore_generator,
-)
+from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, LearnerContext, Transition
 from gpusim_rl.learn.chunks import Chunks, chunk_samples
-from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.distributions import DiagonalGaussian
-from gpusim_rl.learn.exploration import Exploration, fitted
-from gpusim_rl.learn.gradient_steps import GradientSteps
+from gpusim_rl.learn.exploration import fitted
 from gpusim_rl.learn.minibatch import Sequences, fit_sequence_length, shuffle
 from gpusim_rl.learn.networks import ActorCritic
-from gpusim_rl.learn.precision import choose_precision
+from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.learn.teacher import IMITATION, LABEL, Labels
-from gpusim_rl.machine.compiled import Compiled
-from gpusim_rl.settings.schema import BCConfig, DistillConfig, SupervisedConfig
+from gpusim_rl.settings.schema import BCConfig, DistillConfig
 
 MOST_HELD_OUT = 8192
 """Held-out control steps of which the loss is computed; of more of them, as many at equal distances."""
@@ -45,107 +32,17 @@ def _seen(env: EnvSpec) -> EnvSpec:
     return dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
 
 
-class Supervised(Algorithm):
-    """Learns actions that something else has chosen. Rewards are not used, and there is no value function.
-
-    Attributes:
-        exploration: Samples and records the policy's own actions.
-        rollout: Record of the current iteration.
-        steps: Steps of the optimiser.
-        num_minibatches: Steps of the optimiser in an iteration, or in an epoch of it.
-    """
-
-    cfg: Any
-    """A `SupervisedConfig`."""
-    policy: ActorCritic
-    fixed: tuple[str, ...] = ("value_head", "head.log_std")
-    """Beginnings of the names of parameters that are not learned."""
-
-    def __init__(
-        self,
-        cfg: SupervisedConfig,
-        env: EnvSpec,
-        context: LearnerContext,
-        *,
-        sequence_length: int,
-        minibatches: int,
-        device: torch.device,
-        seed: int,
-        max_iterations: int,
-    ) -> None:
-        self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, context.section
-        self.collective: Collective = context.collective
-        self.max_iterations, self.num_minibatches = max_iterations, minibatches
-        self.policy = self.make_policy(cfg, env, context, device)  # type: ignore[reportIncompatibleVariableOverride]
-        for name, parameter in self.policy.named_parameters():
-            if name.startswith(self.fixed):
-                parameter.requires_grad_(False)
-        self.policy.bf16, _ = choose_precision(cfg.precision, device)
-        self.exploration = Exploration(self.policy, _seen(env), cfg, context.section, sequence_length, device, seed + 1)
-        self.rollout = self.exploration.rollout
-        self._generator = make_generator(device, seed + 2)
-        samples = cfg.horizon * env.num_envs // minibatches
-        self.steps = GradientSteps(self.policy, context, cfg, samples, self.rollout.sequence_length, device)
-        self._loss = self.chunk_loss
-        if context.compile:
-            self._loss = Compiled(self.chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)
-        self._one = torch.ones(1, device=device)
-
-    @classmethod
-    def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
-        """Make the networks."""
-        return ActorCritic(cfg, _seen(env), context.section).to(device)
-
-    def begin_rollout(self) -> None:
-        """Draw the noise of all steps."""
-        self.exploration.begin_rollout()
-
-    def act(self, obs: Observation) -> Tensor:
-        """Sample actions, [num_envs, actions]."""
-        return self.exploration.act(obs)
-
-    def record(self, action: Tensor, step: Transition) -> None:
-        """Write the step into the rollout."""
-        self.exploration.record(step)
-
-    def learn(self, batch: Sequences, indices: Any) -> dict[str, Tensor]:
-        """Make a step of the optimiser for each minibatch of `indices`; return numbers for the log."""
-
-        def loss(chunk: Sequences) -> Tensor:
-            return self._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
-
-        made = []
-        for index in indices:
-            losses, norm, skip = self.steps.gradient(loss, batch, index, self._one)
-            self.steps.make(norm, skip)
-            made.append((losses, norm))
-        (imitation, norm), stats = self.steps.summarize(made)
-        return {IMITATION: imitation, "policy/grad_norm": norm, **stats}
-
-    @abstractmethod
-    def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
-        """Return the loss of a chunk of sequences, this process's share, [1]."""
-
-    def describe(self) -> dict[str, str]:
-        """Return network and batch."""
-        return self.exploration.describe(self.cfg.network, self._describe_steps())
-
-    def _describe_steps(self) -> str:
-        return ""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return optimiser, learning rate, counters, random generators; recurrent states and noise of the episodes."""
-        state = self.steps.state_dict(self.cfg.schedule) | self.exploration.state_dict()
-        return state | {"shuffle_generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`. Another `learning_rate` or `schedule` in the settings starts the schedule again."""
-        self.steps.load_state_dict(state, self.cfg.schedule)
-        self.exploration.load_state_dict(state)
-        restore_generator(self._generator, state["shuffle_generator"])
+def _make_student(cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
+    """Make the networks; values are not learned, and the noise only where the loss depends on it."""
+    policy = ActorCritic(cfg, _seen(env), context.section).to(device)
+    fixed = ("value_head",) if cfg.loss == "nll" else ("value_head", "head.log_std")
+    for name, parameter in policy.named_parameters():
+        if name.startswith(fixed):
+            parameter.requires_grad_(False)
+    return policy
 
 
-class BC(Supervised):
+class BC(OnPolicy):
     """Behaviour cloning: learns from a file alone (Pomerleau 1988; Bain and Sammut 1995).
 
     The envs show what the policy is worth: an iteration begins with a rollout. Observations are normalised by the
@@ -163,10 +60,22 @@ class BC(Supervised):
     def __init__(self, cfg: BCConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
         if env.images:
             raise ConfigError("algo=bc learns from demonstrations, which have no images. Try algo=distill")
-        self.fixed = ("value_head",) if cfg.loss == "nll" else Supervised.fixed
-        super().__init__(cfg, env, context, sequence_length=1, minibatches=cfg.gradient_steps, **rest)
+        super().__init__(cfg, _seen(env), context, **rest)
         self.seen, self.held_out, self._digest = self._load(env)
         self.steps.chunks = Chunks(self.device, chunk_samples(cfg.batch_size), compiled=context.compile)
+
+    @classmethod
+    def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
+        """Make the networks."""
+        return _make_student(cfg, env, context, device)
+
+    def loss_weights(self) -> dict[str, float]:
+        """Return the weight of the only loss."""
+        return {IMITATION: 1.0}
+
+    def fit_minibatches(self, samples: int) -> int:
+        """Return the number of batches of an iteration."""
+        return self.cfg.gradient_steps
 
     def _load(self, env: EnvSpec) -> tuple[Sequences, Sequences | None, str]:
         """Read the file, set the statistics of observations by it, and split it; return its digest too."""
@@ -208,9 +117,9 @@ class BC(Supervised):
             with torch.no_grad():
                 stats["loss/held_out"] = self.errors(self.held_out.inputs, self.held_out.packed).mean()
         shape = (self.num_minibatches, self.cfg.batch_size)
-        drawn = torch.randint(self.seen.packed.shape[1], shape, generator=self._generator, device=self.device)
-        stats |= self.learn(self.seen, drawn.unbind())
-        return stats | self.policy.head.stored(rollout.distribution).stats()
+        drawn = torch.randint(self.seen.packed.shape[1], shape, generator=self._shuffle_generator, device=self.device)
+        steps = [self.step(self.seen, index) for index in drawn.unbind()]
+        return stats | self.end_update(steps, observed=False)
 
     def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
         """Return the loss of demonstrations."""
@@ -238,7 +147,7 @@ class BC(Supervised):
             warn("the demonstrations are not those that the training had before")
 
 
-class Distill(Supervised):
+class Distill(OnPolicy):
     """Policy distillation: learns a teacher's mean actions in the states that the student comes to.
 
     The student acts and explores; the teacher only says what it would do (DAgger, Ross et al. 2011, arXiv 1011.0686,
@@ -260,10 +169,20 @@ class Distill(Supervised):
     ) -> None:
         # Runs of a fixed seed depend on the order in which networks draw weights: the teacher's come first.
         self.labels = Labels(env, context, "teacher", cfg.teacher, cfg.horizon, rest["device"])
-        length = fit_sequence_length(cfg.horizon, cfg.sequence_length)
-        super().__init__(
-            cfg, env, context, sequence_length=cfg.sequence_length, minibatches=cfg.horizon // length, **rest
-        )
+        super().__init__(cfg, _seen(env), context, **rest)
+
+    @classmethod
+    def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
+        """Make the networks."""
+        return _make_student(cfg, env, context, device)
+
+    def loss_weights(self) -> dict[str, float]:
+        """Return the weight of the only loss."""
+        return {IMITATION: 1.0}
+
+    def fit_minibatches(self, samples: int) -> int:
+        """Return the number of minibatches of a rollout."""
+        return self.horizon // fit_sequence_length(self.horizon, self.cfg.sequence_length)
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Write the step into the rollout, and what the teacher would have done."""
@@ -274,20 +193,17 @@ class Distill(Supervised):
         """Learn from the teacher's actions; return numbers for the log."""
         if self.cfg.schedule == "linear":
             self.steps.anneal(self.max_iterations)
-        rollout, policy = self.rollout, self.policy
-        inputs = {**policy.inputs(rollout.obs), LABEL: self.labels.actions}
+        rollout = self.rollout
+        inputs = {**self.policy.inputs(rollout.obs), LABEL: self.labels.actions}
         batch = Sequences.of(rollout, inputs, rollout.valid.float()[..., None])
         weight, count = batch.packed[..., 0], self.num_minibatches
         valid = weight.clone()
-        epochs = (
-            index
+        steps = [
+            self.step(batch, index)
             for _ in range(self.cfg.epochs)
-            for index in shuffle(weight, valid, count, self._generator, self.collective)
-        )
-        stats = {"check/obs": rollout.obs["policy"].sum(), **self.learn(batch, epochs)}
-        for group, norm in policy.obs_norm.items():
-            norm.update(rollout.obs[group].flatten(0, 1), rollout.valid.flatten(), self.collective)  # type: ignore[operator]
-        return stats | policy.head.stored(rollout.distribution).stats()
+            for index in shuffle(weight, valid, count, self._shuffle_generator, self.collective)
+        ]
+        return {"check/obs": rollout.obs["policy"].sum(), **self.end_update(steps)}
 
     def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
         """Return the distance of mean actions from the teacher's."""

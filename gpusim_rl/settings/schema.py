@@ -358,6 +358,7 @@ class BCConfig(SupervisedConfig):
     batch_size: Count
     loss: Literal["mse", "nll"]
     demonstrations: ClonedConfig
+    sequence_length: int = dataclasses.field(default=1, init=False)  # no recurrent policies
 
     def __post_init__(self) -> None:
         SupervisedConfig.__post_init__(self)

@@ -26,6 +26,6 @@ def test_the_loss_with_all_of_them_can_be_compiled_as_a_whole() -> None:
     it, env = learner("amp", {})
     collect(it, env)
     chunk = prepared(it)[1].select(torch.arange(32))
-    compiled = torch.compile(it._chunk_loss, fullgraph=True, dynamic=False, backend="aot_eager")
-    both = [loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first) for loss in (it._chunk_loss, compiled)]
+    compiled = torch.compile(it.chunk_loss, fullgraph=True, dynamic=False, backend="aot_eager")
+    both = [loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first) for loss in (it.chunk_loss, compiled)]
     torch.testing.assert_close(*both)

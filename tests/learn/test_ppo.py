@@ -159,7 +159,7 @@ def test_loss_and_gradients_are_those_of_the_plain_formulas(value_clip: bool) ->
     ).pack()
     weight = Samples.weight_of(packed)
     weight /= weight.sum()
-    losses = it.ppo._chunk_loss({}, packed, (), None)
+    losses = it.ppo.chunk_loss({}, packed, (), None)
     losses.dot(it.ppo._coefficients).backward()
 
     log_ratio.requires_grad_(), value.requires_grad_(), mean.requires_grad_()
