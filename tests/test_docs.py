@@ -594,7 +594,7 @@ def test_links_lead_somewhere(document):
 def known_settings() -> set[str]:
     """Every setting that a document may name, and what only looks like one."""
     known = {*leaf_values(compose(["~task"])), "debug.check_task"}
-    known |= {f"ppo.{section}" for section in ("network", "symmetry", "rnd", "imitation")}
+    known |= {f"ppo.{section}" for section in ("network", "symmetry", "rnd", "teacher")}
     known |= {f"task.{field.name}" for field in dataclasses.fields(TaskConfig)} | {"task._target_"}
     sections = [read_yaml(entry.file)["task"] for entry in tasks().values()]
     sections += [

@@ -216,7 +216,7 @@ def test_a_robot_that_sees_the_ground_stays_on_the_device(cuda: None) -> None:
 
 def test_extensions_stay_on_the_device(cuda: None) -> None:
     rnd = {"weight": 1.0, "schedule": "linear", "end": 100, "normalize": True}
-    more = {"rnd": rnd, "imitation": {"teacher": "another", "weight": 1.0, "end": 100}, "symmetry": MIRRORED}
+    more = {"rnd": rnd, "teacher": {"run": "another", "weight": 1.0, "end": 100}, "symmetry": MIRRORED}
     assert iterate(fake.make_trainer("Anymal", ppo={**SMALL, **more}), steps=4).faults == []
 
 

@@ -98,7 +98,7 @@ class PPO(OnPolicy):
         if taken := own.keys() & EXTENSIONS.keys():
             raise ConfigError(f"{key}.{min(taken)}: the name is one of PPO's own extensions. Try another name")
         classes = EXTENSIONS | {name: extension_class(f"{key}.{name}", settings) for name, settings in own.items()}
-        used = {"style": isinstance(cfg, AMPConfig), "teacher": cfg.imitation.weight > 0.0}
+        used = {"style": isinstance(cfg, AMPConfig), "teacher": cfg.teacher.weight > 0.0}
         theirs = {group for name, it in classes.items() if used.get(name, True) for group in it.groups}
 
         def seen(*groups: str) -> EnvSpec:  # without the groups that only extensions see, except these

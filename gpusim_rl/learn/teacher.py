@@ -127,9 +127,9 @@ class Teacher(Extension):
     groups = (GROUP,)
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> None:
-        settings = cfg.imitation
+        settings = cfg.teacher
         self._cfg = settings
-        self.labels = Labels(env, context, "imitation.teacher", settings.teacher, cfg.horizon, device)
+        self.labels = Labels(env, context, "teacher.run", settings.run, cfg.horizon, device)
         self._steps = torch.zeros((), device=device)  # control steps of each env
         self._weight = torch.tensor(settings.weight, dtype=torch.float32, device=device)
         self.weights = {IMITATION: self._weight if settings.end else settings.weight}
@@ -137,7 +137,7 @@ class Teacher(Extension):
     @classmethod
     def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Teacher | None:
         """Return the teacher of a training; None where its weight is 0."""
-        return cls(cfg, env, context, device) if cfg.imitation.weight else None
+        return cls(cfg, env, context, device) if cfg.teacher.weight else None
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
         """Ask the teacher what it would do."""
@@ -162,7 +162,7 @@ class Teacher(Extension):
         """Return the teacher and its weight."""
         cfg = self._cfg
         course = f", 0 from step {cfg.end} on" if cfg.end else ""
-        return {"teacher": f"{cfg.teacher}, observes {self.labels.group}, weight {cfg.weight:g}{course}"}
+        return {"teacher": f"{cfg.run}, observes {self.labels.group}, weight {cfg.weight:g}{course}"}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the schedule, and the teacher's unfinished episodes."""

@@ -23,6 +23,10 @@ def upgrade_settings(settings: dict[str, Any]) -> None:
     if "encoder" in settings:
         settings["pretrained"] = settings.pop("encoder")
     _add_missing(settings, {"pretrained": defaults["pretrained"], "recipe": None})
+    for section in settings.values():
+        if isinstance(section, dict) and isinstance(section.get("imitation"), dict):  # not a weight, as of SAC
+            older = section.pop("imitation")
+            section["teacher"] = {"run": older.pop("teacher", None), **older}
     if isinstance(settings.get("env"), dict):
         settings["env"].pop("overlap", None)  # changed the speed alone
         _add_missing(settings["env"], defaults["env"])

@@ -28,7 +28,7 @@ OF_THE_MACHINE = (
     "log.dir",  # a path
     "*.demonstrations.file",  # a path
     "distill.teacher",  # likewise
-    "*.imitation.teacher",  # likewise
+    "*.teacher.run",  # likewise
     "actors",  # processes, and an address: what comes from there is unpickled
     "num_actors",  # processes
     "wandb_activate",  # sends what it logs to a server
@@ -219,17 +219,17 @@ class RNDConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImitationConfig:
-    """Imitation of a trained policy, beside the rewards."""
+class TeacherConfig:
+    """Imitation of a trained policy, in addition to the rewards."""
 
-    teacher: str | None
+    run: str | None
     weight: NotNegative
     begin: Natural
     end: Natural
 
     def __post_init__(self) -> None:
-        if self.teacher is not None and not self.weight:
-            raise ValueError("teacher has no effect with weight=0. Try weight=1")
+        if self.run is not None and not self.weight:
+            raise ValueError("run has no effect with weight=0. Try weight=1")
         if self.begin and not self.end:
             raise ValueError("begin has no effect with end=0, where the weight stays. Try an end")
         _check_order(self, "begin", "end")
@@ -249,7 +249,7 @@ class PPOConfig(OnPolicyConfig):
     value_clip: bool
     symmetry: SymmetryConfig
     rnd: RNDConfig
-    imitation: ImitationConfig
+    teacher: TeacherConfig
     extensions: dict[str, Any]
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ PPO = {
     "schedule": "adaptive",
     "symmetry": {"mirror_loss": 0.5},
     "rnd": {"weight": 1.0, "final_weight": 0.5, "schedule": "linear", "begin": 4, "end": 400, "normalize": True},
-    "imitation": {"teacher": "teacher", "weight": 0.5, "begin": 4, "end": 400},
+    "teacher": {"run": "teacher", "weight": 0.5, "begin": 4, "end": 400},
 }
 RECURRENT = {"network": {"rnn": "gru"}, "sequence_length": 4}
 NO_CRITIC = {"entropy_coef": 0.0, "bounds_coef": 0.0}
@@ -106,7 +106,8 @@ def teacher(size: int, space: ActionSpace, device: str) -> TrainedPolicy:
 
 def has(changes: dict[str, Any], known: Any) -> dict[str, Any]:
     """The changes of settings that there are."""
-    return {k: has(v, known[k]) if isinstance(v, dict) else v for k, v in changes.items() if k in known}
+    there = {k: v for k, v in changes.items() if k in known and isinstance(v, dict) == isinstance(known[k], dict)}
+    return {k: has(v, known[k]) if isinstance(v, dict) else v for k, v in there.items()}
 
 
 def run(algorithm: Any, env: RandomEnv, obs: Any, iterations: int) -> tuple[Any, Any]:

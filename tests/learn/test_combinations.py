@@ -30,7 +30,7 @@ PLAIN: dict[str, Any] = {
     "noise": {"steps": [1.0]},
     "symmetry": {"mirror_loss": 0.0},
     "rnd": {"weight": 0.0, "final_weight": 0.0},
-    "imitation": {"teacher": None, "weight": 0.0, "begin": 0, "end": 0},
+    "teacher": {"run": None, "weight": 0.0, "begin": 0, "end": 0},
 }
 NETWORKS: dict[str, dict[str, Any]] = {
     "separate": {"separate": True},
@@ -47,7 +47,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "lasting noise": {"noise": {"steps": [4.0], "kind": "coloured"}},
     "symmetry": {"symmetry": {"augment": True}},
     "rnd": {"rnd": {"weight": 1.0}},
-    "imitation": {"imitation": {"teacher": "teacher", "weight": 1.0}},
+    "teacher": {"teacher": {"run": "teacher", "weight": 1.0}},
     "demonstrations": {"demonstrations": {"file": "shown.npz"}},
     "priorities": {"replay": {"alpha": 0.5}},
     "on the host": {"replay": {"device": "cpu"}},

@@ -38,14 +38,14 @@ OTHERS: dict[str, Any] = {
     "updates": 2,
     "policy_delay": 4,
     "rnd.begin": 100,
-    "imitation.begin": 100,
+    "teacher.begin": 100,
     "rnd.hidden": [8],
     "discriminator.batch_size": 16,
     "discriminator.penalized": "agent",
     "discriminator.replay_share": 0.5,
 }
 """Values to change to, where no rule makes one."""
-ELSEWHERE = ("max_iterations", "teacher", "imitation.teacher", "demonstrations.file", "extensions")
+ELSEWHERE = ("max_iterations", "teacher", "teacher.run", "demonstrations.file", "extensions")
 """Settings of the trainer, and those that a resume is told to type again."""
 NOTHING: dict[str, tuple[str, ...]] = {
     "ppo": ("sequence_length",),

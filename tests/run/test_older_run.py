@@ -33,8 +33,9 @@ def test_a_run_takes_todays_defaults_and_drops_what_was_removed(tmp_path: Path) 
     file = folder / "checkpoints" / "last.pt"
     state = load(file)
     config = state["config"]
+    config["ppo"]["imitation"] = {"teacher": None, **config["ppo"].pop("teacher")}
     del (
-        config["ppo"]["imitation"],
+        config["ppo"]["imitation"]["run"],
         config["ppo"]["extensions"],
         config["ppo"]["network"]["activation"],
         config["sim"]["cone"],

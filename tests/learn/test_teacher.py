@@ -27,7 +27,7 @@ from helpers.fakes import Env, RandomEnv
 from helpers.on_policy import collect, prepared
 from helpers.training import SMALL_PPO, the_run
 
-GUIDED: dict[str, Any] = {"teacher": "teacher", "weight": 2.0}
+GUIDED: dict[str, Any] = {"run": "teacher", "weight": 2.0}
 
 
 class Half(Policy):
@@ -37,9 +37,9 @@ class Half(Policy):
         return 0.5 * obs["policy"], hidden
 
 
-def learner(env: Env, *, device: str = "cpu", imitation: dict[str, Any] | None = None, **changes: Any) -> PPO:
+def learner(env: Env, *, device: str = "cpu", teacher: dict[str, Any] | None = None, **changes: Any) -> PPO:
     torch.manual_seed(1)
-    small = {**SMALL_PPO, "precision": "fp32", "imitation": {**GUIDED, **(imitation or {})}}
+    small = {**SMALL_PPO, "precision": "fp32", "teacher": {**GUIDED, **(teacher or {})}}
     found = TrainedPolicy(Half(), None, {"policy": env.obs_sizes.get("teacher", env.obs_sizes["policy"])}, "digest")
     spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1)
     context = LearnerContext("ppo", load_policy=lambda name: found)
@@ -86,17 +86,17 @@ def test_what_is_imitated_is_not_rounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("imitation", "words"),
-    [({"weight": 0.0}, r"teacher has no effect with weight=0"), ({"begin": 8}, r"begin has no effect with end=0")],
+    ("teacher", "words"),
+    [({"weight": 0.0}, r"run has no effect with weight=0"), ({"begin": 8}, r"begin has no effect with end=0")],
 )
-def test_settings_without_an_effect_are_one_line(imitation: dict[str, Any], words: str) -> None:
+def test_settings_without_an_effect_are_one_line(teacher: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        learner(RandomEnv(2), imitation=imitation)
+        learner(RandomEnv(2), teacher=teacher)
 
 
 def test_the_weight_falls_by_control_steps() -> None:
     env = RandomEnv(4, {"policy": 2}, num_actions=2)
-    it, seen = learner(env, imitation={"begin": 8, "end": 24}), []
+    it, seen = learner(env, teacher={"begin": 8, "end": 24}), []
     obs = env.reset()
     for _ in range(5):
         obs = collect(it, env, obs)
@@ -126,19 +126,19 @@ def test_a_run_is_resumed_if_the_teacher_is_named_again(tmp_path: Path) -> None:
     run(tmp_path / "teacher", ppo={"network": {"rnn": "gru"}}).train()
     teacher = str(the_run(tmp_path / "teacher"))
     left_out = {"observations": {"cart_vel": {"used": False}}, "episode_length": 9}
-    settings: dict[str, Any] = {"task": left_out, "ppo": {"imitation": {"teacher": teacher, "weight": 1.0, "end": 30}}}
+    settings: dict[str, Any] = {"task": left_out, "ppo": {"teacher": {"run": teacher, "weight": 1.0, "end": 30}}}
     assert torch.tensor(run(tmp_path / "b", **settings).train()[IMITATION]) > 0.0
     folder = str(the_run(tmp_path / "b"))
-    with pytest.raises(ConfigError, match=r"^ppo\.imitation\.teacher is not given, .*Try ppo\.imitation\.teacher="):
+    with pytest.raises(ConfigError, match=r"^ppo\.teacher\.run is not given, .*Try ppo\.teacher\.run="):
         make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
-    again = {"imitation": {"teacher": teacher}}
+    again = {"teacher": {"run": teacher}}
     make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=3, ppo=again)).train()
     assert evaluate_run(prepare("Cartpole", checkpoint=folder, test=True))["episodes"] == 8
 
 
 def test_a_teacher_of_another_robot_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "teacher", "Go1Velocity", num_envs=2, max_iterations=1).train()
-    imitation = {"teacher": str(the_run(tmp_path / "teacher")), "weight": 1.0}
-    run(tmp_path / "a", "Go2Velocity", num_envs=2, ppo={"imitation": imitation})
+    teacher = {"run": str(the_run(tmp_path / "teacher")), "weight": 1.0}
+    run(tmp_path / "a", "Go2Velocity", num_envs=2, ppo={"teacher": teacher})
     line = "is a policy of gpusim_rl.tasks.go1_velocity.Go1Velocity, and this task is gpusim_rl.tasks.go2_velocity.Go2"
     assert line in capsys.readouterr().err
