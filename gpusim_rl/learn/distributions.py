@@ -198,7 +198,7 @@ class GaussianHead(nn.Module):
         return DiagonalGaussian(self.mean(features), self.log_std)
 
     def stored(self, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
-        """Returns the distribution whose `parameters` these are, side by side."""
+        """Returns the distribution whose `parameters` these are."""
         return DiagonalGaussian.stored(parameters)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -69,17 +69,10 @@ class Samples:
         valid: Tensor,
         clip: float,
     ) -> Samples:
-        """Computes once what every pass over the samples needs.
+        """Computes once what every pass over the samples needs: from the advantage, the old value and the return.
 
-        Args:
-            action: Actions.
-            distribution: Parameters of the distribution that the action was drawn from.
-            log_prob: Log-probability of the action.
-            advantage: Advantage of the action.
-            value: Old prediction, at the scale of the network.
-            target: Return, at the scale of the network.
-            valid: 1.0 where the sample counts, else 0.0.
-            clip: Largest distance of the clipped ratio from 1, and of the clipped value from the old one.
+        `valid` is 1.0 where the sample counts, else 0.0; `clip` is the largest distance of the clipped ratio from 1,
+        and of the clipped value from the old one.
         """
         cost = -advantage
         least = torch.add(cost, cost.abs(), alpha=-clip)

@@ -106,12 +106,7 @@ class RunningNormalizer(nn.Module):
 class DifferenceNormalizer(RunningNormalizer):
     """Scales features by the mean of their absolute values so far; zeros stay zeros."""
 
-    def update(
-        self,
-        x: Float[Tensor, "batch size"],
-        where: Bool[Tensor, " batch"] | None = None,
-        collective: Collective = ALONE,
-    ) -> None:
+    def update(self, x: Tensor, where: Tensor | None = None, collective: Collective = ALONE) -> None:
         """Merge the batches of all processes as one; see `RunningNormalizer`."""
         super().update(x.abs(), where, collective)
 

@@ -84,17 +84,8 @@ class PPO(OnPolicy):
 
     cfg: PPOConfig
 
-    def __init__(
-        self,
-        cfg: PPOConfig,
-        env: EnvSpec,
-        context: LearnerContext = DEFAULT_CONTEXT,
-        *,
-        device: torch.device,
-        seed: int,
-        max_iterations: int,
-    ) -> None:
-        key, own = f"{context.section}.extensions", cfg.extensions
+    def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
+        key, own, device = f"{context.section}.extensions", cfg.extensions, rest["device"]
         if taken := own.keys() & EXTENSIONS.keys():
             raise ConfigError(f"{key}.{min(taken)}: the name is one of PPO's own extensions. Try another name")
         classes = EXTENSIONS | {name: extension_class(f"{key}.{name}", settings) for name, settings in own.items()}
@@ -106,13 +97,17 @@ class PPO(OnPolicy):
             return dataclasses.replace(env, obs_sizes=sizes)
 
         # Runs of a fixed seed depend on the order in which networks draw weights: a teacher's before the policy's.
-        teacher = Teacher.of(cfg, seen(*Teacher.groups), context, device)
-        super().__init__(cfg, seen(), context, device=device, seed=seed, max_iterations=max_iterations)
+        teacher = Teacher(cfg, seen(*Teacher.groups), context, device) if used["teacher"] else None
+        super().__init__(cfg, seen(), context, **rest)
         self.clip = cfg.clip
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max, device)
-        made: dict[str, Any] = {"teacher": teacher, "rnd": RandomDistillation.of(cfg, seen(), context, device)}
-        made |= {"style": Style.of(cfg, env, context, device, seed)}
-        made |= {"symmetry": Symmetry.of(cfg, env, context, device)}
+        rnd, symmetry = cfg.rnd, cfg.symmetry
+        made: dict[str, Any] = {
+            "rnd": RandomDistillation(cfg, seen(), context, device) if rnd.weight or rnd.final_weight else None,
+            "style": Style(cfg, env, context, device, rest["seed"]) if isinstance(cfg, AMPConfig) else None,
+            "symmetry": Symmetry.of(cfg, env, context, device) if symmetry.augment or symmetry.mirror_loss else None,
+            "teacher": teacher,
+        }
         self.extensions: dict[str, Extension] = {name: made[name] for name in EXTENSIONS if made[name] is not None}
         for name, settings in own.items():
             self.extensions[name] = make_extension(f"{key}.{name}", settings, seen(*classes[name].groups), device)

@@ -33,17 +33,17 @@ class RandomDistillation(Extension):
         cfg: Settings of PPO.
         env: Environments.
         context: Processes that learn together, and section of the settings.
-        group: Observation group, where the settings name none.
         device: Device of networks and memory.
 
     Raises:
         ConfigError: There is no such observation group.
     """
 
-    def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, group: str, device: torch.device) -> None:
+    def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> None:
         rnd, self._reward_scale = cfg.rnd, cfg.reward_scale
         sizes = {name: size for name, size in env.obs_sizes.items() if size}
-        self._cfg, self._dt, self._collective, self.group = rnd, env.dt, context.collective, rnd.group or group
+        self._cfg, self._dt, self._collective = rnd, env.dt, context.collective
+        self.group = rnd.group or ("critic" if "critic" in env.obs_sizes else "policy")
         if self.group not in sizes:
             hint = did_you_mean(self.group, sizes)
             groups = ", ".join(sizes) or "none, only images"
@@ -63,14 +63,6 @@ class RandomDistillation(Extension):
         self._time = torch.arange(cfg.horizon, device=device)
         self._states: Tensor | None = None
         self._rollout: Rollout | None = None
-
-    @classmethod
-    def of(
-        cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device
-    ) -> RandomDistillation | None:
-        """Return the distillation of a training; None where its weight is always 0."""
-        critic_group = "critic" if "critic" in env.obs_sizes else "policy"
-        return cls(cfg, env, context, critic_group, device) if cfg.rnd.weight or cfg.rnd.final_weight else None
 
     @staticmethod
     def _next(rollout: Rollout, group: str) -> Float[Tensor, "time envs size"]:

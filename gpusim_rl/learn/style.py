@@ -31,7 +31,7 @@ from gpusim_rl.learn.normalize import DifferenceNormalizer, RunningNormalizer
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.machine.compiled import Compiled
-from gpusim_rl.settings.schema import AMPConfig, DiscriminatorConfig, PPOConfig
+from gpusim_rl.settings.schema import AMPConfig, DiscriminatorConfig
 
 STYLE, REFERENCE = "style", "reference"
 """Groups with features of the agent and of the reference."""
@@ -210,11 +210,6 @@ class Style(Extension):
         self._loss = self._discriminator_loss
         if context.compile:
             self._loss = Compiled(self._discriminator_loss, "the loss of the discriminator")
-
-    @classmethod
-    def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device, seed: int) -> Style | None:
-        """Return the style of a training; None where it has no settings of AMP."""
-        return cls(cfg, env, context, device, seed) if isinstance(cfg, AMPConfig) else None
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
         """Store the features of step t."""

@@ -46,16 +46,14 @@ class Symmetry(Extension):
         self._maps = {name: _tensors(swap, device) for name, swap in maps.items()}
 
     @classmethod
-    def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Symmetry | None:
-        """Return the symmetry of a training; None where it is off.
+    def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Symmetry:
+        """Return the symmetry of a training.
 
         Raises:
             ConfigError: The policy is recurrent, or the task has no mirror image.
         """
-        key, symmetry = f"{context.section}.symmetry", cfg.symmetry
+        key = f"{context.section}.symmetry"
         off = f"Try {key}.augment=false {key}.mirror_loss=0"
-        if not (symmetry.augment or symmetry.mirror_loss):
-            return None
         if cfg.network.rnn is not None:
             problem = "the recurrent state of a mirror image is not known"
             raise ConfigError(f"{key} with {context.section}.network.rnn={cfg.network.rnn}: {problem}. {off}")
@@ -65,7 +63,7 @@ class Symmetry(Extension):
         if env.mirrored is None:
             raise ConfigError(f"{key}: the mirror images of these envs are not known. {off}")
         try:
-            return cls(symmetry, *env.mirrored(), device)
+            return cls(cfg.symmetry, *env.mirrored(), device)
         except TaskError as error:
             raise ConfigError(f"{key}: {error}. {off}") from None
 

@@ -134,11 +134,6 @@ class Teacher(Extension):
         self._weight = torch.tensor(settings.weight, dtype=torch.float32, device=device)
         self.weights = {IMITATION: self._weight if settings.end else settings.weight}
 
-    @classmethod
-    def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Teacher | None:
-        """Return the teacher of a training; None where its weight is 0."""
-        return cls(cfg, env, context, device) if cfg.teacher.weight else None
-
     def record(self, t: int, obs: Observation, step: Transition) -> None:
         """Ask the teacher what it would do."""
         self.labels.record(t, obs, step.done)

@@ -262,7 +262,7 @@ def test_a_minibatch_whose_gradient_is_not_finite_changes_nothing(kind: str, bf1
     it.train(1)
     it.collect()
     poison(it, 5)
-    gradient, step, before, steps = it.ppo.gradient, it.ppo.steps.make, {}, []
+    gradient, step, before, steps = it.ppo.steps.gradient, it.ppo.steps.make, {}, []
 
     def watched_gradient(*args: Any) -> Any:
         before.update(everything(it))
@@ -273,7 +273,7 @@ def test_a_minibatch_whose_gradient_is_not_finite_changes_nothing(kind: str, bf1
         after = everything(it)
         steps.append([name for name in before if not torch.equal(before[name], after[name])])
 
-    it.ppo.gradient = watched_gradient  # type: ignore[method-assign]
+    it.ppo.steps.gradient = watched_gradient  # type: ignore[method-assign]
     it.ppo.steps.make = watched_step  # type: ignore[method-assign]
     stats = it.update()
     assert len(steps) == 12 and steps[5] == []
