@@ -171,12 +171,9 @@ def _spec(
     from gpusim_rl.env import Task
 
     cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
-    name = cfg.env.id or cfg.env._target_
-    if name is not None and issubclass(task_class, Task):
-        raise ConfigError(f"env={name} has no effect with task {task_class.__name__}. Try task=Gymnasium")
-    key = next((key for key in ("kwargs", "cfg", "physics") if getattr(cfg.env, key)), None)
-    if key is not None and issubclass(task_class, Task):
-        raise ConfigError(f"env.{key} has no effect with task {task_class.__name__}. Try task=Gymnasium")
+    keys = [key for key in ("id", "_target_", "kwargs", "cfg", "physics") if getattr(cfg.env, key)]
+    if keys and issubclass(task_class, Task):
+        raise ConfigError(f"env.{keys[0]} has no effect with task {task_class.__name__}. Try task=Gymnasium")
     return RunSpec(cfg, task_class, algorithm_class, dict(config), list(overrides), checkpoint, TaskFolders.user)
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, Hidden, LearnerContext, Observation, Transition
+from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, LearnerContext, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import DiscreteCritic, QPolicy, encoder_of
 from gpusim_rl.settings.schema import DQNConfig
@@ -36,9 +36,9 @@ class DQNPolicy(QPolicy):
         self._scale = cfg.action_scale
         self._spacing = 2.0 * cfg.action_scale / (cfg.bins - 1) if continuous else None
 
-    def action(self, index: Int[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
+    def action(self, outputs: Int[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
         """Returns what the env takes for the chosen options: their indices, or continuous actions."""
-        return index if self._spacing is None else index * self._spacing - self._scale
+        return outputs if self._spacing is None else outputs * self._spacing - self._scale
 
     def index(self, action: Shaped[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
         """Returns the options whose `action` this is."""
@@ -46,12 +46,6 @@ class DQNPolicy(QPolicy):
 
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Int[Tensor, "batch choices"]:
         return self.critic.best(seen, bf16=self.mlp_bf16)
-
-    @torch.no_grad()
-    def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Returns actions for raw observations [batch, size]; the policy itself has no noise."""
-        best, hidden = self.outputs(obs, hidden)
-        return self.action(best), hidden
 
 
 class DQN(OffPolicy):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, UInt8
@@ -161,18 +162,26 @@ class Encoder(nn.Module):
 def _make(shape: ImageShape, cfg: EncoderConfig, key: str) -> nn.Module:
     if cfg._target_ is None:
         return ImageEncoder(shape, cfg)
-    kind = load_class(cfg._target_, nn.Module, f"{key}.encoder._target_", "my_networks.MyEncoder")
+    gets = f"height, width and channels of its input, {shape},"
+    return make_own(cfg._target_, f"{key}.encoder", "my_networks.MyEncoder", {"shape": shape, "cfg": cfg}, gets)
+
+
+def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any], gets: str) -> nn.Module:
+    """Makes a network of a class of the user's own, which `<key>._target_` names; `gets` is its input in words.
+
+    Raises:
+        ConfigError: There is no such class, it does not take the arguments, or it has no `out_size`.
+    """
+    kind, where = load_class(target, nn.Module, f"{key}._target_", example), f"{key}._target_={target}"
     try:
-        module = kind(shape, cfg)
+        module = kind(*arguments.values())
     except TypeError as error:
-        raise ConfigError(
-            f"{key}.encoder._target_={cfg._target_}: {kind.__name__}(shape, cfg) failed: {describe(error)}; it gets"
-            f" height, width and channels of its input, {shape}, and the settings of {key}.encoder"
-        ) from error
+        inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        reason = describe(error.with_traceback(inner))  # not this file, where the constructor itself does not fit
+        problem = f"{kind.__name__}({', '.join(arguments)}) failed: {reason}; it gets {gets} and the settings of {key}"
+        raise ConfigError(f"{where}: {problem}") from error
     if not isinstance(getattr(module, "out_size", None), int):
-        raise ConfigError(
-            f"{key}.encoder._target_={cfg._target_}: it has no out_size, the number of its features, as an int"
-        )
+        raise ConfigError(f"{where}: it has no out_size, the number of features that it returns, as an int")
     return module
 
 

@@ -19,12 +19,8 @@ class Exploration:
     """Samples the actions of a policy and records what comes of them.
 
     Args:
-        policy: Policy that acts, on its device.
-        env: Environments.
-        cfg: Settings of the algorithm: horizon and action noise.
-        section: Section of the settings.
-        sequence_length: Steps of the sequences that a recurrent policy learns from; fitted to divide the horizon.
-        device: Device of the memory.
+        cfg: Settings of the algorithm: horizon, action noise, and steps of the sequences that a recurrent policy learns
+            from, which are fitted to divide the horizon.
         seed: Seed of the action noise.
 
     Attributes:
@@ -38,14 +34,7 @@ class Exploration:
     """
 
     def __init__(
-        self,
-        policy: ActorCritic,
-        env: EnvSpec,
-        cfg: Settings,
-        section: str,
-        sequence_length: int,
-        device: torch.device,
-        seed: int,
+        self, policy: ActorCritic, env: EnvSpec, cfg: Settings, section: str, device: torch.device, seed: int
     ) -> None:
         self.policy, self.horizon, num_envs, head = policy, cfg.horizon, env.num_envs, policy.head
         self._generator = make_generator(device, seed)
@@ -57,8 +46,8 @@ class Exploration:
         self.acted_on: Observation = {}
         self.sampled: SampledActions | None = None
         self.step = 0
-        length = fit_sequence_length(cfg.horizon, sequence_length) if policy.recurrent else 1
-        self._length = fitted(length, sequence_length, f"{section}.sequence_length")
+        length = fit_sequence_length(cfg.horizon, cfg.sequence_length) if policy.recurrent else 1
+        self._length = fitted(length, cfg.sequence_length, f"{section}.sequence_length")
         self.rollout = Rollout(
             cfg.horizon,
             env,

@@ -22,12 +22,10 @@ class GradientSteps:
     """Adam steps of a policy, one for each minibatch. A step whose gradient is not finite changes nothing.
 
     Args:
-        policy: Policy, on its device.
         context: Processes that learn together, and whether they compile.
-        cfg: Settings of the algorithm: step size at the start, largest norm of a gradient.
+        cfg: Settings of the algorithm: step size at the start, its schedule, largest norm of a gradient.
         minibatch: Samples of a minibatch.
         sequence_length: Steps of a sequence.
-        device: Device of the policy.
 
     Attributes:
         learning_rate: Step size, 0-dim; schedules change it in place.
@@ -49,7 +47,8 @@ class GradientSteps:
         named = sorted(
             policy.named_parameters(), key=lambda pair: (pair[0] != "head.log_std", "log_std_of_state" in pair[0])
         )
-        self._policy, self._configured, self.collective = policy, cfg.learning_rate, context.collective
+        self._policy, self.collective = policy, context.collective
+        self._configured, self._schedule = cfg.learning_rate, cfg.schedule
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
         parameters = [parameter for _, parameter in named]
         self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=cfg.max_grad_norm, eps=1e-5)
@@ -58,8 +57,9 @@ class GradientSteps:
         self.chunks = Chunks(device, chunk_samples(minibatch) // sequence_length, compiled=context.compile)
 
     def anneal(self, max_iterations: int) -> None:
-        """Set the rate of a linear schedule, which reaches 0 after `max_iterations`."""
-        self.learning_rate.copy_(self._configured * (1.0 - self.iteration / max_iterations).clamp(min=0.0))
+        """Set the rate of a linear schedule, which reaches 0 after `max_iterations`; of another one do nothing."""
+        if self._schedule == "linear":
+            self.learning_rate.copy_(self._configured * (1.0 - self.iteration / max_iterations).clamp(min=0.0))
 
     def gradient(self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the gradient of a minibatch, summed over chunks and processes, and hand it to the optimiser.
@@ -101,22 +101,22 @@ class GradientSteps:
         stats["policy/learning_rate"] = self.learning_rate.clone()
         return numbers.sum(dim=0) / used.clamp(min=1.0), stats
 
-    def state_dict(self, schedule: str) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return optimiser, learning rate and counters, and the settings that they follow from."""
         return {
             "optimizer": self.optimizer.moments(),
             "learning_rate": self.learning_rate.clone(),
             "configured_learning_rate": self._configured,
-            "configured_schedule": schedule,
+            "configured_schedule": self._schedule,
             "iteration": self.iteration.clone(),
             "skipped": self.skipped.clone(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], schedule: str) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`. Another learning rate or schedule in the settings starts the schedule again."""
         self.optimizer.load_moments(state["optimizer"])
-        before = state["configured_learning_rate"], state.get("configured_schedule", schedule)
-        if schedule != "constant" and before == (self._configured, schedule):
+        before = state["configured_learning_rate"], state.get("configured_schedule", self._schedule)
+        if self._schedule != "constant" and before == (self._configured, self._schedule):
             self.learning_rate.copy_(state["learning_rate"])
         else:
             self.learning_rate.fill_(self._configured)

@@ -18,20 +18,19 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.learn.distributions import Distribution, make_head
-from gpusim_rl.learn.encoders import Encoder, FrameStack
+from gpusim_rl.learn.encoders import Encoder, FrameStack, make_own
 from gpusim_rl.learn.normalize import RunningNormalizer
-from gpusim_rl.machine.source_location import describe
-from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.settings.schema import (
+    BCConfig,
     CriticConfig,
     DiscriminatorConfig,
+    DistillConfig,
     NetworkConfig,
     OnPolicyConfig,
     RNDConfig,
-    SupervisedConfig,
 )
 
-Settings: TypeAlias = OnPolicyConfig | SupervisedConfig
+Settings: TypeAlias = OnPolicyConfig | DistillConfig | BCConfig
 """Settings of algorithms whose policy is an `ActorCritic`."""
 # In place where the gradient can be had from the output alone: less memory traffic.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -135,26 +134,16 @@ def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "netw
     """
     if cfg._target_ is None:
         return MLP(size, cfg)
-    kind = load_class(cfg._target_, nn.Module, f"{key}._target_", "my_networks.Residual")
-    where = f"{key}._target_={cfg._target_}"
-    try:
-        module = kind(size, cfg)
-    except TypeError as error:
-        inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        reason = describe(error.with_traceback(inner))  # not this file, where the constructor itself does not fit
-        raise ConfigError(
-            f"{where}: {kind.__name__}(size, cfg) failed: {reason}; it gets the size of its input ({size})"
-            f" and the settings of {key}"
-        ) from error
-    out_size = getattr(module, "out_size", None)
-    if not isinstance(out_size, int):
-        raise ConfigError(f"{where}: it has no out_size, the number of features that it returns, as an int")
+    gets = f"the size of its input ({size})"
+    module = make_own(cfg._target_, key, "my_networks.Residual", {"size": size, "cfg": cfg}, gets)
+    out_size = module.out_size
     got = None
     # A network that cannot be called here may need a GPU. If it is wrong, its first step shows where.
     with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
         features = copy.deepcopy(module).eval()(torch.zeros(2, size))
         got = list(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
     if got not in ([2, out_size], None):
+        where = f"{key}._target_={cfg._target_}"
         raise ConfigError(f"{where}: it returns {got} for {[2, size]}, expected {[2, out_size]}: [batch, out_size]")
     return module
 

@@ -94,8 +94,9 @@ class OffPolicy(Algorithm):
     ) -> None:
         self.cfg, self.device, self.horizon, self.section = cfg, device, cfg.horizon, context.section
         if not (self.discrete or isinstance(env.action_space, Box)):
-            problem = "chooses continuous actions, and here they are discrete"
-            raise ConfigError(f"algo={self.section} {problem}. Try algo=dqn")
+            raise ConfigError(
+                f"algo={self.section} chooses continuous actions, and here they are discrete. Try algo=dqn"
+            )
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
         self.collective, self._max_steps = context.collective, max_iterations * cfg.horizon
         self.policy = self.make_policy(cfg, env, context, device)  # type: ignore[reportIncompatibleVariableOverride]
@@ -151,17 +152,15 @@ class OffPolicy(Algorithm):
         file = self.cfg.demonstrations.file
         if file is None:
             return None
+        key = f"{self.section}.demonstrations.file"
         if env.images:
-            raise ConfigError(
-                f"{self.section}.demonstrations.file: demonstrations have no images, and the envs do. Try"
-                f" {self.section}.demonstrations.file=null"
-            )
+            raise ConfigError(f"{key}: demonstrations have no images, and the envs do. Try {key}=null")
         cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
         try:
             shown, self._digest = demonstrations.load(file, env, self.policy.groups)
             replay = demonstrations.make_replay(shown, env, self.policy.groups, **memory)
         except ConfigError as error:
-            raise ConfigError(f"{self.section}.demonstrations.file: {error}") from None
+            raise ConfigError(f"{key}: {error}") from None
         self._num_shown = min(max(1, round(cfg.demonstrations.share * cfg.batch_size)), cfg.batch_size - 1)
         self._imitates = cfg.demonstrations.imitation > 0.0
         return replay

@@ -80,7 +80,7 @@ class OnPolicy(Algorithm):
         self.collective, self.max_iterations = context.collective, max_iterations
         self.policy = self.make_policy(cfg, env, context, device)  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16, _ = choose_precision(cfg.precision, device)
-        self.exploration = Exploration(self.policy, env, cfg, context.section, cfg.sequence_length, device, seed + 1)
+        self.exploration = Exploration(self.policy, env, cfg, context.section, device, seed + 1)
         self.rollout = self.exploration.rollout
         self._shuffle_generator = make_generator(device, seed + 2)
         samples, length = cfg.horizon * env.num_envs, self.rollout.sequence_length
@@ -135,8 +135,7 @@ class OnPolicy(Algorithm):
         Returns:
             Numbers for the log, as 0-dim device tensors.
         """
-        if self.cfg.schedule == "linear":
-            self.steps.anneal(self.max_iterations)
+        self.steps.anneal(self.max_iterations)
         batch, stats = self.prepare(self.rollout.reward * self.cfg.reward_scale, self.policy.inputs(self.rollout.obs))
         weight = Samples.weight_of(batch.packed)
         [count] = self.collective.sum([weight.sum()])
@@ -249,11 +248,11 @@ class OnPolicy(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """Return optimiser, learning rate, counters, random generators; recurrent states and noise of the episodes."""
-        state = self.steps.state_dict(self.cfg.schedule) | self.exploration.state_dict()
+        state = self.steps.state_dict() | self.exploration.state_dict()
         return state | {"shuffle_generator": self._shuffle_generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`. Another `learning_rate` or `schedule` in the settings starts the schedule again."""
-        self.steps.load_state_dict(state, self.cfg.schedule)
+        self.steps.load_state_dict(state)
         self.exploration.load_state_dict(state)
         restore_generator(self._shuffle_generator, state["shuffle_generator"])

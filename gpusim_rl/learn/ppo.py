@@ -136,8 +136,7 @@ class PPO(OnPolicy):
         """
         cfg, rollout, extensions = self.cfg, self.rollout, self.extensions.values()
         of_kl = self.losses.index("policy/kl")
-        if cfg.schedule == "linear":
-            self.steps.anneal(self.max_iterations)
+        self.steps.anneal(self.max_iterations)
         with torch.no_grad():
             reward, inputs = rollout.reward * cfg.reward_scale, self.policy.inputs(rollout.obs)
             for extension in extensions:

@@ -300,6 +300,16 @@ class QPolicy(Policy):
             seen = torch.cat([seen, self.encoder(images, bf16=self.bf16)[0]], dim=-1)
         return self._choosing(seen), hidden
 
+    def action(self, outputs: Tensor) -> Tensor:
+        """Returns actions, for the outputs of what chooses them."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
+        """Returns actions for raw observations [batch, size]; the policy itself has no noise."""
+        outputs, hidden = self.outputs(obs, hidden)
+        return self.action(outputs), hidden
+
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Tensor:
         """Returns the outputs for what the actor sees: numbers and features."""
         assert self.actor is not None

@@ -29,12 +29,6 @@ class RandomDistillation(Extension):
     The reward of a step is the distance of the predictor's features from the true ones, of the observation to act on
     next: where an episode ended, of the next one. It is multiplied by the weight and the control step [s].
 
-    Args:
-        cfg: Settings of PPO.
-        env: Environments.
-        context: Processes that learn together, and section of the settings.
-        device: Device of networks and memory.
-
     Raises:
         ConfigError: There is no such observation group.
     """

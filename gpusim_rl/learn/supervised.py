@@ -32,7 +32,7 @@ def _seen(env: EnvSpec) -> EnvSpec:
     return dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
 
 
-def _make_student(cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
+def _make_student(cls: type, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
     """Make the networks; values are not learned, and the noise only where the loss depends on it."""
     policy = ActorCritic(cfg, _seen(env), context.section).to(device)
     fixed = ("value_head",) if cfg.loss == "nll" else ("value_head", "head.log_std")
@@ -64,10 +64,7 @@ class BC(OnPolicy):
         self.seen, self.held_out, self._digest = self._load(env)
         self.steps.chunks = Chunks(self.device, chunk_samples(cfg.batch_size), compiled=context.compile)
 
-    @classmethod
-    def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
-        """Make the networks."""
-        return _make_student(cfg, env, context, device)
+    make_policy = classmethod(_make_student)  # type: ignore[reportAssignmentType]
 
     def loss_weights(self) -> dict[str, float]:
         """Return the weight of the only loss."""
@@ -109,8 +106,7 @@ class BC(OnPolicy):
 
     def update(self) -> dict[str, Tensor]:
         """Learn from demonstrations; return numbers for the log."""
-        if self.cfg.schedule == "linear":
-            self.steps.anneal(self.max_iterations)
+        self.steps.anneal(self.max_iterations)
         rollout = self.rollout
         stats = {"check/obs": rollout.obs["policy"].sum(), "check/reward": rollout.reward.sum()}
         if self.held_out is not None:
@@ -171,10 +167,7 @@ class Distill(OnPolicy):
         self.labels = Labels(env, context, "teacher", cfg.teacher, cfg.horizon, rest["device"])
         super().__init__(cfg, _seen(env), context, **rest)
 
-    @classmethod
-    def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
-        """Make the networks."""
-        return _make_student(cfg, env, context, device)
+    make_policy = classmethod(_make_student)  # type: ignore[reportAssignmentType]
 
     def loss_weights(self) -> dict[str, float]:
         """Return the weight of the only loss."""
@@ -191,8 +184,7 @@ class Distill(OnPolicy):
 
     def update(self) -> dict[str, Tensor]:
         """Learn from the teacher's actions; return numbers for the log."""
-        if self.cfg.schedule == "linear":
-            self.steps.anneal(self.max_iterations)
+        self.steps.anneal(self.max_iterations)
         rollout = self.rollout
         inputs = {**self.policy.inputs(rollout.obs), LABEL: self.labels.actions}
         batch = Sequences.of(rollout, inputs, rollout.valid.float()[..., None])

@@ -32,10 +32,8 @@ class Symmetry(Extension):
     is made of raw observations, and normalised then by the statistics of those that were seen.
 
     Args:
-        cfg: Settings.
         maps: Mirror images of the observation groups and of `actions`, by name.
         asymmetry: Distance of the robot from its own mirror image.
-        device: Device of the samples.
     """
 
     def __init__(

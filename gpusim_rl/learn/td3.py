@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, Hidden, LearnerContext, Observation, Transition
+from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, LearnerContext, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import ActorNetwork, QPolicy, actor_and_critic
 from gpusim_rl.settings.schema import TD3Config
@@ -28,12 +28,6 @@ class TD3Policy(QPolicy):
     def action(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch actions"]:
         """Returns the actions for outputs of the actor."""
         return torch.tanh(outputs) * self._scale
-
-    @torch.no_grad()
-    def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Returns actions for raw observations [batch, size]; the policy itself has no noise."""
-        outputs, hidden = self.outputs(obs, hidden)
-        return self.action(outputs), hidden
 
 
 class TD3(OffPolicy):

@@ -54,8 +54,6 @@ class Labels:
         context: Function that loads its policy, and section of the settings.
         setting: Setting of the section that names its run, for messages.
         name: Run folder, checkpoint or task.
-        horizon: Control steps of a rollout.
-        device: Device of the memory.
 
     Attributes:
         group: Group that it observes.
@@ -67,13 +65,7 @@ class Labels:
     """
 
     def __init__(
-        self,
-        env: EnvSpec,
-        context: LearnerContext,
-        setting: str,
-        name: str | None,
-        horizon: int,
-        device: torch.device,
+        self, env: EnvSpec, context: LearnerContext, setting: str, name: str | None, horizon: int, device: torch.device
     ) -> None:
         key = f"{context.section}.{setting}"
         if name is None:

@@ -83,10 +83,6 @@ def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Ten
 
     Returns:
         Start of the run, environments, policy and first observations.
-
-    Raises:
-        ConfigError: Something in the configuration or the checkpoint does not fit.
-        TaskError: A hook of the task is wrong.
     """
     start, state = begin(spec)
     assert state is not None and spec.checkpoint is not None, "begin() has read the checkpoint"
@@ -102,7 +98,12 @@ def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Ten
 
 
 def evaluate_run(spec: RunSpec) -> dict[str, float]:
-    """Runs one whole episode in every env of `restore`; prints, writes and returns the result."""
+    """Runs one whole episode in every env of `restore`; prints, writes and returns the result.
+
+    Raises:
+        ConfigError: Something in the configuration or the checkpoint does not fit.
+        TaskError: A hook of the task is wrong.
+    """
     with one_line_if_out_of_memory(spec.cfg.num_envs):
         start, env, policy, obs = restore(spec)
         with closing(env):

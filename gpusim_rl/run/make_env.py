@@ -50,13 +50,7 @@ def make_env(start: RunStart) -> Environment:
 def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environment:
     """Returns envs as the policy of a run observes them: with `pretrained.freeze` it gets features in place of images.
 
-    Args:
-        env: Envs of the task.
-        spec: The run.
-        device: Device of the encoder.
-
-    Raises:
-        ConfigError: The envs cannot be encoded.
+    The encoder is on `device`. A ConfigError says that these envs cannot be encoded.
     """
     cfg, name = spec.cfg.pretrained, encoder_of(spec)
     if not cfg.freeze or name is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,10 +86,11 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
         for module in ("imageio_ffmpeg", "PIL.Image"):
             import_extra(module, "view", "log.video=true")
     state, digest = load_for(spec)
-    regrouped = False
+    regrouped, seed = False, secrets.randbelow(2**31) if cfg.seed == -1 else cfg.seed
     if state is not None and not cfg.test:
         state, regrouped = state_of_process(state, collective)
-    seed = collective.share(_choose_seed(cfg, state))
+        seed = int(state["seed"])
+    seed = collective.share(seed)
     device, sim = choose_devices(cfg, outside=outside)
     if cfg.eval.interval and not cfg.test:
         choose_eval_devices(cfg, outside=outside)  # what is wrong is said now
@@ -104,9 +104,3 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     iteration = 0 if state is None else int(state["iteration"])
     resumed, chosen = state is not None, (seed, device, sim, compiled)
     return RunStart(spec, collective, *chosen, resumed, iteration, regrouped, digest), state
-
-
-def _choose_seed(cfg: RunConfig, state: Mapping[str, Any] | None) -> int:
-    if state is not None and not cfg.test:
-        return int(state["seed"])
-    return secrets.randbelow(2**31) if cfg.seed == -1 else cfg.seed

@@ -298,7 +298,7 @@ def test_wrong_settings_are_one_line(
 
 
 def test_settings_of_envs_need_the_task_gymnasium() -> None:
-    with pytest.raises(ConfigError, match=r"env=CartPole-v1 has no effect with task Ant\. Try task=Gymnasium"):
+    with pytest.raises(ConfigError, match=r"env\.id has no effect with task Ant\. Try task=Gymnasium"):
         prepare("Ant", env={"id": "CartPole-v1"})
     with pytest.raises(ConfigError, match=r"env\.kwargs has no effect with task Ant\. Try task=Gymnasium"):
         prepare("Ant", env={"kwargs": {"x": 1}})

@@ -103,7 +103,7 @@ def test_discrete_actions_are_indices(space: MultiDiscrete) -> None:
 
 
 def test_only_algorithms_that_can_choose_discrete_actions_do() -> None:
-    with pytest.raises(ConfigError, match=r"^algo=sac chooses continuous actions, .* are discrete; try algo=dqn$"):
+    with pytest.raises(ConfigError, match=r"^algo=sac chooses continuous actions, .* are discrete. Try algo=dqn$"):
         OffPolicyLearner("sac", RandomEnv(8, num_actions=1), space=MultiDiscrete((2,)))
 
 
