@@ -69,6 +69,14 @@ class ActorProperties(Stateful):
             self._inertia = Inertia(self)
         return self._inertia
 
+    def quantities(self, section: str, name: str, elements: Sequence[str] | None) -> list[Quantity]:
+        """Return MuJoCo's quantities for a property of `SECTIONS`, of some bodies, joints or tendons; None = all.
+
+        Raises:
+            TaskError: An element does not exist, or has no such property.
+        """
+        return SECTIONS[section][name](self, elements)
+
     def param(self, field: str, elements: Sequence[str] | None) -> Param:
         """Returns a parameter of the simulator for some elements; None = all."""
         return self.sim.param(field, self.name, elements)

@@ -22,7 +22,7 @@ from gpusim_rl.view.player import Player
 from helpers.commands import ROOT
 from helpers.off_policy import NAMES, settings_of
 from helpers.states import saved_bytes
-from helpers.training import merged, the_run
+from helpers.training import merged, read_csv, the_run
 
 IMAGES = {"network": {"encoder": {"frames": 3}}, "n_step": 2}
 PAINTED = {"task": {"_target_": "helpers.painted.Painted"}}
