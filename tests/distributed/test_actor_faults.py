@@ -216,7 +216,8 @@ def of_tells(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, marker: P
     return [*words, "env.max_episode_steps=100", "algo=impala", "impala.horizon=4", f"actors={kind}"]
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["process", "ray"])
 def test_an_actor_that_hangs_while_it_makes_its_envs_is_replaced(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
