@@ -149,7 +149,7 @@ class PPO(OnPolicy):
         valid, steps, numbers = weight.clone(), [], []
         for epoch in range(cfg.epochs):
             for index in shuffle(weight, valid, self.num_minibatches, self._shuffle_generator, self.collective):
-                losses, norm, skip = self.steps.gradient(self._loss, batch, index, self._coefficients)
+                losses, norm, skip = self.steps.gradient(self._loss, batch, index, self._coefficients)  # sample_losses
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
                 if cfg.schedule_per == "minibatch" and steps:
                     self._adapt(torch.add(losses[of_kl], norm, alpha=0.0))  # NaN where the step is left out

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.style import FeatureReplay, Style

@@ -12,7 +12,7 @@ from torch.distributions import kl_divergence
 
 from gpusim_rl.env import Step
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
 from gpusim_rl.learn.distributions import Categorical, CategoricalHead
 from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.learn.ppo import PPO
