@@ -227,7 +227,7 @@ def test_a_task_that_changed_its_sizes_is_one_line(run):
     state = checkpoint.load(file)
     state["num_actions"] = 3
     checkpoint.save(file, state)
-    with pytest.raises(ConfigError, match="does not fit task Cartpole.*: num_actions saved 3, now 1"):
+    with pytest.raises(ConfigError, match=r"does not fit task Cartpole.*: num_actions saved 3, now 1"):
         Player.open(str(run))
 
 
