@@ -84,8 +84,17 @@ class PPO(OnPolicy):
 
     cfg: PPOConfig
 
-    def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
-        key, own, device = f"{context.section}.extensions", cfg.extensions, rest["device"]
+    def __init__(
+        self,
+        cfg: PPOConfig,
+        env: EnvSpec,
+        context: LearnerContext = DEFAULT_CONTEXT,
+        *,
+        device: torch.device,
+        seed: int,
+        max_iterations: int,
+    ) -> None:
+        key, own = f"{context.section}.extensions", cfg.extensions
         if taken := own.keys() & EXTENSIONS.keys():
             raise ConfigError(f"{key}.{min(taken)}: the name is one of PPO's own extensions. Try another name")
         classes = EXTENSIONS | {name: extension_class(f"{key}.{name}", settings) for name, settings in own.items()}
@@ -98,13 +107,13 @@ class PPO(OnPolicy):
 
         # Runs of a fixed seed depend on the order in which networks draw weights: a teacher's before the policy's.
         teacher = Teacher(cfg, seen(*Teacher.groups), context, device) if used["teacher"] else None
-        super().__init__(cfg, seen(), context, **rest)
+        super().__init__(cfg, seen(), context, device=device, seed=seed, max_iterations=max_iterations)
         self.clip = cfg.clip
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max, device)
         rnd, symmetry = cfg.rnd, cfg.symmetry
         made: dict[str, Any] = {
             "rnd": RandomDistillation(cfg, seen(), context, device) if rnd.weight or rnd.final_weight else None,
-            "style": Style(cfg, env, context, device, rest["seed"]) if isinstance(cfg, AMPConfig) else None,
+            "style": Style(cfg, env, context, device, seed) if isinstance(cfg, AMPConfig) else None,
             "symmetry": Symmetry.of(cfg, env, context, device) if symmetry.augment or symmetry.mirror_loss else None,
             "teacher": teacher,
         }

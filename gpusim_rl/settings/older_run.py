@@ -24,9 +24,9 @@ def upgrade_settings(settings: dict[str, Any]) -> None:
         settings["pretrained"] = settings.pop("encoder")
     _add_missing(settings, {"pretrained": defaults["pretrained"], "recipe": None})
     for section in settings.values():
-        if isinstance(section, dict) and isinstance(section.get("imitation"), dict):  # not a weight, as of SAC
-            older = section.pop("imitation")
-            section["teacher"] = {"run": older.pop("teacher", None), **older}
+        older = section.get("imitation") if isinstance(section, dict) else None
+        if isinstance(older, dict) and older.keys() == {"teacher", "weight", "begin", "end"}:  # PPO's, not a user's own
+            section["teacher"] = {"run": older.pop("teacher"), **section.pop("imitation")}
     if isinstance(settings.get("env"), dict):
         settings["env"].pop("overlap", None)  # changed the speed alone
         _add_missing(settings["env"], defaults["env"])

@@ -103,8 +103,9 @@ class AlgorithmConformance:
         return sorted(file.stem for file in Path(cls.config_dir, "algo").glob("*.yaml"))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Gives every check the names of the algorithms."""
-        metafunc.parametrize("name", self.names())
+        """Give the names of the algorithms to every check that takes `name`."""
+        if "name" in metafunc.fixturenames:
+            metafunc.parametrize("name", self.names())
 
     def make_algorithm(self, name: str, device: str = "cpu") -> tuple[Algorithm, RandomEnv]:
         """Returns an algorithm and its envs; another `device` than the CPU is "meta"."""

@@ -417,8 +417,7 @@ def training(folder: Path) -> str:
     return f"import sys, runpy; sys.argv = {argv}; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("closed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ctrl_c_and_a_terminal_that_closes_leave_a_checkpoint(tmp_path, closed):
     """The panel stays whole, and its notice is visible."""
     from gpusim_rl.run import checkpoint

@@ -54,6 +54,13 @@ def test_a_run_takes_todays_defaults_and_drops_what_was_removed(tmp_path: Path) 
     make_trainer(prepare("Cartpole", algo="distill", num_envs=2, max_iterations=1, distill=taught, log=log)).train()
 
 
+def test_settings_of_a_users_own_keep_their_names() -> None:
+    own = {"task": {"imitation": {"weight": 1.0}}, "mine": {"imitation": {"teacher": "x", "end": 3}}}
+    settings = copy.deepcopy(own)
+    upgrade_settings(settings)
+    assert {name: settings[name] for name in own} == own
+
+
 def test_former_paths_of_our_algorithms_need_no_trust() -> None:
     for name, (target, _) in ALGORITHMS.items():
         if name in ("amp", "bc", "distill"):

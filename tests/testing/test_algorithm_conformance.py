@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gpusim_rl.learn.a2c import A2C
+from gpusim_rl.learn.algorithm import LearnerContext
 from gpusim_rl.testing.algorithm_conformance import AlgorithmConformance, make_algorithm
 from gpusim_rl.testing.random_env import RandomEnv
 from helpers.on_policy import on_policy_config
@@ -100,10 +101,18 @@ def test_the_suite_finds(broken: type[A2C], check: str, monkeypatch: pytest.Monk
     class Suite(AlgorithmConformance):
         def make_algorithm(self, name: str, device: str = "cpu") -> Any:
             env = RandomEnv(8, self.obs_sizes, device=device)
-            return make_algorithm(broken, on_policy_config("a2c"), env, self.action_space, name), env
+            return make_algorithm(broken, on_policy_config("a2c"), env, self.action_space, LearnerContext(name)), env
 
     more = {"an_iteration_reads_no_value": [monkeypatch]}
     with pytest.raises(Exception):  # noqa: B017
         getattr(Suite(), f"test_{check}")("a2c", *more.get(check, []))
     sound = AlgorithmConformance()
     getattr(sound, f"test_{check}")("a2c", *more.get(check, []))
+
+
+def test_a_check_of_ones_own_may_be_of_no_algorithm() -> None:
+    class Metafunc:
+        fixturenames: tuple[str, ...] = ("tmp_path",)
+        parametrize = None
+
+    AlgorithmConformance().pytest_generate_tests(Metafunc())  # type: ignore[arg-type]
