@@ -393,8 +393,13 @@ class VelocityTask(Task[VelocityConfig]):
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         now = self._stride()
-        values = torch.stack([self.terms[name](self, now) for name in self.weighted]) * self.weights
-        return dict(zip(self.weighted, values, strict=True))
+        terms = {name: self.terms[name](self, now) for name in self.weighted}
+        for name, term in terms.items():
+            if term.shape != (self.num_envs,):
+                raise TaskError(
+                    f"reward {name!r} has shape {list(term.shape)}, expected [{self.num_envs}]: one per env"
+                )
+        return dict(zip(terms, torch.stack([*terms.values()]) * self.weights, strict=True))
 
     def _stride(self) -> Stride:
         """Measures the control step; writes `errors`, `touches` and `peak`."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import (
     DEFAULT_CONTEXT,
     Algorithm,
@@ -219,8 +220,20 @@ class OnPolicy(Algorithm):
         """Return the `losses` of a chunk of sequences, each a weighted sum over its samples."""
         old = Samples.unpack(packed, self.rollout.action.shape[-1], self.policy.head.num_parameters)
         terms = self.evaluate(Minibatch(old, inputs, hidden, is_first))[0]
+        if not torch.compiler.is_compiling():
+            self._check_terms(terms, old.weight.shape)
         rows = [terms[name].detach() if name in self._logged else terms[name] for name in self.losses]
         return (torch.stack(rows) * old.weight).flatten(1).sum(dim=1)
+
+    def _check_terms(self, terms: dict[str, Tensor], shape: torch.Size) -> None:
+        for name in sorted(terms.keys() ^ {*self.losses}):
+            lacks = "a loss without a weight" if name in terms else "a weight without a loss"
+            raise ConfigError(
+                f"algo={self._section}: {name!r} is {lacks}. Try the same names in `weights` and `losses`"
+            )
+        for name, term in terms.items():
+            if term.shape != shape:
+                raise ConfigError(f"loss {name!r} has shape {[*term.shape]}, expected [time, batch] = {[*shape]}")
 
     def evaluate(self, minibatch: Minibatch) -> tuple[dict[str, Tensor], EvaluatedActions]:
         """Return the `losses` of each sample by name, and the current policy's view of its action."""

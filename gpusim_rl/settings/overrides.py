@@ -27,9 +27,9 @@ def value_of(text: str) -> str:
 
 
 def is_open(key: str) -> bool:
-    """Return whether a key is one of `OPEN_SECTIONS` or the extensions of an algorithm, or below one."""
-    extensions = re.match(r"\w+\.extensions\.", f"{key}.")
-    return extensions is not None or any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
+    """Return whether a key is in `OPEN_SECTIONS`, an extension of an algorithm, or a weight of a term of the task."""
+    named = re.match(r"\w+\.extensions\.|task\.\w*weights\.", f"{key}.")
+    return named is not None or any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
 
 
 def quote(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.ppo import EXTENSIONS, PPO
 from helpers.every_algorithm import learner, run
 from helpers.on_policy import collect, prepared
@@ -29,3 +30,21 @@ def test_the_loss_with_all_of_them_can_be_compiled_as_a_whole() -> None:
     compiled = torch.compile(it.chunk_loss, fullgraph=True, dynamic=False, backend="aot_eager")
     both = [loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first) for loss in (it.chunk_loss, compiled)]
     torch.testing.assert_close(*both)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda terms: {**terms, "loss/own": terms["loss/value"]}, "'loss/own' is a loss without a weight"),
+        (lambda terms: {"loss/value": terms["loss/value"]}, "'loss/.*' is a weight without a loss"),
+        (lambda terms: {**terms, "loss/value": terms["loss/value"][..., None]}, "'loss/value' has shape"),
+    ],
+    ids=["no weight", "no loss", "shape"],
+)
+def test_a_loss_has_a_weight_and_the_shape_of_the_samples(change, words, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, env = learner("amp", {})
+    collect(it, env)
+    chunk, evaluate = prepared(it)[1].select(torch.arange(32)), it.evaluate
+    monkeypatch.setattr(it, "evaluate", lambda minibatch: (change(evaluate(minibatch)[0]), None))
+    with pytest.raises(ConfigError, match=words):
+        it.chunk_loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)

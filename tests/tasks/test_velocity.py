@@ -12,6 +12,7 @@ import torch
 from gpusim_rl.tasks.go1_velocity import Go1Velocity
 
 import gpusim_rl
+from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import euler_xyz, quat_from_axis_angle, wrap_angle
 from gpusim_rl.env.mirrors import mirrored
@@ -454,6 +455,11 @@ def test_other_vision_is_one_line(monkeypatch):
         make_env(num_envs=1, **SEES)
 
 
+def test_a_weight_can_be_typed_for_every_term():
+    weights = prepare("Go1Velocity", task={"weights": {"self_contact": -0.1}}).cfg.task.weights
+    assert weights["self_contact"] == -0.1 and "self_contact" not in prepare("Go1Velocity").cfg.task.weights
+
+
 def test_a_term_that_does_not_exist_is_named():
     for key in ("weights", "rough_weights"):
         with pytest.raises(ConfigError, match=rf"task.{key}.foot_slips|no term 'foot_slips'.*'foot_slip'"):
@@ -466,7 +472,7 @@ class Low(Go1Velocity):
     terms: ClassVar = {**Go1Velocity.terms, "height": lambda task, now: (task.body.root_pos[:, 2] - 0.25).square()}
 
 
-def test_a_term_of_its_own_takes_an_entry_and_a_weight(tmp_path):
+def test_a_term_of_its_own_takes_an_entry_and_a_weight(tmp_path, monkeypatch):
     (tmp_path / "task").mkdir()
     own = f"task: {{_target_: {__name__}.Low, weights: {{height: -3.0}}, randomize_episode_start: false}}\n"
     (tmp_path / "task" / "Low.yaml").write_text(f"# @package _global_\ndefaults: [Go1Velocity]\n{own}")
@@ -475,6 +481,9 @@ def test_a_term_of_its_own_takes_an_entry_and_a_weight(tmp_path):
     assert in_the_air(env)["height"] == pytest.approx(-3.0 * 0.75**2, rel=1e-5)
     terms = env.step(torch.zeros(2, 12)).terms
     assert list(terms) == [name for name in Low.terms if name in env.task.cfg.all_weights]
+    monkeypatch.setattr(Low, "terms", {**Low.terms, "height": lambda task, now: task.body.root_pos[:, 2:]})
+    with pytest.raises(TaskError, match=r"reward 'height' has shape \[2, 1\], expected \[2\]"):
+        env.step(torch.zeros(2, 12))
     without = make_env(num_envs=1)
     assert "height" not in without.task.rewards()
     with pytest.raises(ConfigError, match=r"task.weights.height|no term 'height'"):
