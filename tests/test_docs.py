@@ -213,9 +213,9 @@ def test_the_task_of_the_readme_learns(tmp_path):
 @pytest.mark.slow
 def test_demonstrations_are_recorded_and_learned_from(tmp_path):
     for block in blocks("docs/algorithms.md"):
-        if block.file == "balance.py":
+        if block.file == "controller.py":
             write(block, tmp_path)
-        elif "collect.py balance.py" in block.text:
+        elif "collect.py controller.py" in block.text:
             for line in block.text.splitlines():
                 shell(line.replace("train.py", str(ROOT / "train.py")).replace("tools/", f"{ROOT}/tools/"), tmp_path)
     cloned, learned = sorted((tmp_path / "runs" / "Cartpole").glob("2*"))
