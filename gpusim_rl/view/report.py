@@ -311,7 +311,7 @@ def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict
     rows = []
     for key in keys:
         values = [dict(flat(run.config)).get(key, "–") for run in runs]
-        if key.startswith(named) or key.partition(".")[0] in unused or key.endswith("_target_"):
+        if key.startswith(named) or key.partition(".")[0] in unused or re.fullmatch(r"\w+\._target_", key):
             continue
         if any(value != defaults.get(key, "–") for value in values):
             shown = values[:1] if all(value == values[0] for value in values) else values
