@@ -273,15 +273,14 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
     sim_name = sim.get("name") or sim_cfg["name"]
     if sim_name == "auto":
         sim_name = default_simulator("cpu" if sim_device == "cpu" else "cuda").name
-    steps = kept.increase("env_steps")
-    speed, memory = kept.quarters("speed/env_steps_per_s"), kept.quarters("system/memory_gb")
+    all_envs = config["num_envs"] * processes
     return RunStats(
         task=str(task["_target_"]).rpartition(".")[2],
         num_envs=config["num_envs"],
         num_actors=environment.get("actors") or config["num_actors"] if engine else 0,
         algo=algo,
         horizon=learning.get("horizon")
-        or max(1, round(steps / max(1.0, kept.increase("iteration") * config["num_envs"] * processes))),
+        or max(1, round(kept.increase("env_steps") / max(1.0, kept.increase("iteration") * all_envs))),
         epochs=learning.get("epochs"),
         minibatch_size=learning.get("minibatch_size"),
         physics_hz=task.get("physics_hz"),
@@ -294,8 +293,6 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         compile=compiled.get("mode", config.get("compile")) in ("learner", "all"),
         njmax=sim.get("njmax") or sim_cfg["njmax"],
         nconmax=sim.get("nconmax") or sim_cfg["nconmax"],
-        njmax_used=max(kept.values("sim/njmax_used"), default=None),
-        nconmax_used=max(kept.values("sim/nconmax_used"), default=None),
         max_policy_lag=learning.get("max_policy_lag"),
         sim=sim_name,
         sim_device=sim_device,
@@ -311,24 +308,8 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         torch_threads=learner.get("threads"),
         memory_limit_gb=environment.get("memory_limit_gb") or environment.get("memory_gb"),
         gpu_memory_limit_gb=learner.get("memory_gb"),
-        rows=len(kept.rows),
         warm_up_rows=warm_up,
-        iteration=int(_number(kept.rows[-1], "iteration")),
-        env_steps_per_s=steps / kept.total_s,
-        **{phase: kept.share(f"time/{phase}") for phase in PHASES},
-        sums=kept.share("time/sums") if kept.values("time/sums") else None,
-        log_peaks=kept.peaks("time/log"),
-        cpu_percent=kept.mean("system/cpu_percent"),
-        memory_gb=kept.last("system/memory_gb"),
-        load=kept.mean("system/load"),
-        gpu_percent=kept.mean("system/gpu_percent"),
-        gpu_memory_gb=kept.last("system/gpu_memory_gb"),
-        speed_trend=speed[1] / speed[0] if speed and speed[0] > 0 else None,
-        memory_growth_gb=memory[1] - memory[0] if memory else None,
-        diverged=sum(kept.values("sim/diverged")) / steps if steps else 0.0,
-        overflow=max(kept.values("sim/overflow"), default=0.0),
-        actor_wait=kept.mean("actors/wait"),
-        lag_mean=kept.mean("policy/lag_mean"),
+        **kept.measured(),
     )
 
 
@@ -344,6 +325,28 @@ class _Rows:
             for row, (before, now) in zip(self.rows, itertools.pairwise(iterations), strict=True)
         ]
         self.total_s = sum(self._seconds) or 1e-9
+
+    def measured(self) -> dict[str, Any]:
+        """Returns the fields of `RunStats` that the rows alone give."""
+        steps = self.increase("env_steps")
+        speed, memory = self.quarters("speed/env_steps_per_s"), self.quarters("system/memory_gb")
+        return {
+            "rows": len(self.rows),
+            "iteration": int(_number(self.rows[-1], "iteration")),
+            "env_steps_per_s": steps / self.total_s,
+            **{phase: self.share(f"time/{phase}") for phase in PHASES},
+            "sums": self.share("time/sums") if self.values("time/sums") else None,
+            "log_peaks": self.peaks("time/log"),
+            **{name: self.mean(f"system/{name}") for name in ("cpu_percent", "gpu_percent", "load")},
+            **{name: self.last(f"system/{name}") for name in ("memory_gb", "gpu_memory_gb")},
+            "speed_trend": speed[1] / speed[0] if speed and speed[0] > 0 else None,
+            "memory_growth_gb": memory[1] - memory[0] if memory else None,
+            **{name: max(self.values(f"sim/{name}"), default=None) for name in ("njmax_used", "nconmax_used")},
+            "diverged": sum(self.values("sim/diverged")) / steps if steps else 0.0,
+            "overflow": max(self.values("sim/overflow"), default=0.0),
+            "actor_wait": self.mean("actors/wait"),
+            "lag_mean": self.mean("policy/lag_mean"),
+        }
 
     def values(self, name: str) -> list[float]:
         return [value for row in self.rows if (value := row.get(name)) is not None]

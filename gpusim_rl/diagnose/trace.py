@@ -26,6 +26,7 @@ _WAITS = re.compile(
 )
 _QUERIES = re.compile(r"cu(da)?(Event(Query|ElapsedTime)|StreamQuery)")
 _RANGE = re.compile(rf"{PREFIX}|ProfilerStep#")  # our ranges, and the steps of the profiler, which are iterations
+_Event = Mapping[str, Any]
 _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 
 
@@ -60,7 +61,7 @@ def load_trace(path: Path) -> list[dict[str, Any]]:
         return json.load(file)["traceEvents"]
 
 
-def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
+def read_events(events: Sequence[_Event]) -> Trace:
     """Adds up what a trace of torch's profiler says about the iterations in it.
 
     Work on the device belongs to the phase in which the host launched it, whenever it ran: both records have the same
@@ -74,25 +75,31 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
     """
     complete = [event for event in events if event.get("ph") == "X"]
     segments = _segments(complete)
-    begins = [segment.begin for segment in segments]
-    work = {segment.phase: Work() for segment in segments}
-    transfers: list[Transfer] = []
+    trace = Trace({segment.phase: Work() for segment in segments}, [])
+    calls = _add_calls(trace, segments, complete)
+    ends, busy, occupied = _add_device_work(trace, segments, complete, calls)
+    boundary = -math.inf
+    for segment, end in zip(segments, ends, strict=True):
+        begin, boundary = max(boundary, segment.begin), max(boundary, end)
+        work = trace.work[segment.phase]
+        work.wall_s += max(0.0, boundary - begin) * 1e-6
+        work.busy_s += busy.within(begin, boundary) * 1e-6
+        work.occupied_s += occupied.within(begin, boundary) * 1e-6
+    return trace
 
-    def segment_at(ts: float) -> int | None:
-        index = bisect_right(begins, ts) - 1
-        return index if index >= 0 and ts < segments[index].end else None
 
-    # The host: launches and waits.
-    calls: dict[Any, Mapping[str, Any]] = {}
-    waits: list[tuple[str, Mapping[str, Any]]] = []
+def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -> dict[Any, _Event]:
+    """Adds launches and waits to the phases in which the host called them; returns calls by their correlation id."""
+    calls: dict[Any, _Event] = {}
+    waits: list[tuple[str, _Event]] = []
     for event in complete:
         if event.get("cat") not in _RUNTIME:
             continue
         calls[_argument(event, "correlation")] = event
         if _WAITS.match(event["name"]):
             waits.append((event["name"], event))
-        elif _LAUNCHES.match(event["name"]) and (index := segment_at(event["ts"])) is not None:
-            work[segments[index].phase].launches += 1
+        elif _LAUNCHES.match(event["name"]) and (index := _index_at(segments, event["ts"])) is not None:
+            trace.work[segments[index].phase].launches += 1
     # The device's own record of a wait also has those whose call is not recorded. It has queries of events besides.
     recorded = {_argument(event, "correlation") for _, event in waits}
     for event in complete:
@@ -102,25 +109,25 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
             continue
         waits.append((kind, call))
     for name, event in waits:
-        if (index := segment_at(event["ts"])) is not None:
+        if (index := _index_at(segments, event["ts"])) is not None:
             phase = segments[index].phase
-            work[phase].syncs[name] += 1
-            transfers.append(Transfer(phase, name, event["ts"], event.get("tid")))
+            trace.work[phase].syncs[name] += 1
+            trace.transfers.append(Transfer(phase, name, event["ts"], event.get("tid")))
+    return calls
 
-    # The device: kernels and copies.
+
+def _add_device_work(
+    trace: Trace, segments: list[_Segment], complete: list[_Event], calls: Mapping[Any, _Event]
+) -> tuple[list[float], _Union, _Union]:
+    """Adds kernels and copies to the phases in which the host launched them.
+
+    Returns:
+        End of each segment, on the host and on the device; times of all work; times of work and of whole graphs.
+    """
     ends = [segment.end for segment in segments]  # of the host, then of the device too
     busy_spans: list[tuple[float, float]] = []
     graph_spans: dict[Any, tuple[float, float]] = {}
-    unlaunched: list[Mapping[str, Any]] = []
-
-    def count(event: Mapping[str, Any], phase: str, call: Mapping[str, Any]) -> None:
-        of_phase, name = work.setdefault(phase, Work()), event["name"]
-        of_phase.kernels += event["cat"] == "kernel"
-        for direction, copies in (("HtoD", of_phase.to_device), ("DtoH", of_phase.to_host)):
-            if event["cat"] == "gpu_memcpy" and direction in name:
-                copies.add(int(_argument(event, "bytes") or 0))
-                transfers.append(Transfer(phase, name, call["ts"], call.get("tid")))
-
+    unlaunched: list[_Event] = []
     for event in complete:
         if event.get("cat") not in _DEVICE:
             continue
@@ -133,24 +140,32 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
             graph_spans[correlation] = min(first, begin), max(final, end)
         if call is None:
             unlaunched.append(event)
-        elif (index := segment_at(call["ts"])) is not None:
+        elif (index := _index_at(segments, call["ts"])) is not None:
             ends[index] = max(ends[index], end)
-            count(event, segments[index].phase, call)
+            _add_event(trace, segments[index].phase, event, call)
     for event in unlaunched:
         if segments and segments[0].begin <= event["ts"] < max(ends):
-            count(event, OUTSIDE, event)
-
-    busy, occupied = _Union(busy_spans), _Union([*busy_spans, *graph_spans.values()])
-    boundary = -math.inf
-    for segment, end in zip(segments, ends, strict=True):
-        begin, boundary = max(boundary, segment.begin), max(boundary, end)
-        work[segment.phase].wall_s += max(0.0, boundary - begin) * 1e-6
-        work[segment.phase].busy_s += busy.within(begin, boundary) * 1e-6
-        work[segment.phase].occupied_s += occupied.within(begin, boundary) * 1e-6
-    return Trace(work, transfers)
+            _add_event(trace, OUTSIDE, event, event)
+    return ends, _Union(busy_spans), _Union([*busy_spans, *graph_spans.values()])
 
 
-def name_function(events: Iterable[Mapping[str, Any]], transfer: Transfer, library: re.Pattern[str]) -> str | None:
+def _add_event(trace: Trace, phase: str, event: _Event, call: _Event) -> None:
+    """Adds a kernel, or a copy with the call that asked for it, to a phase."""
+    work, name = trace.work.setdefault(phase, Work()), event["name"]
+    work.kernels += event["cat"] == "kernel"
+    for direction, copies in (("HtoD", work.to_device), ("DtoH", work.to_host)):
+        if event["cat"] == "gpu_memcpy" and direction in name:
+            copies.add(int(_argument(event, "bytes") or 0))
+            trace.transfers.append(Transfer(phase, name, call["ts"], call.get("tid")))
+
+
+def _index_at(segments: list[_Segment], ts: float) -> int | None:
+    """Returns the index of the segment at a time; None outside of all iterations."""
+    index = bisect_right(segments, ts, key=lambda segment: segment.begin) - 1
+    return index if index >= 0 and ts < segments[index].end else None
+
+
+def name_function(events: Iterable[_Event], transfer: Transfer, library: re.Pattern[str]) -> str | None:
     """Returns the innermost Python function in which a transfer happened, without those of a library.
 
     The trace has stacks. It knows where a function begins, not the line in it.
@@ -167,7 +182,7 @@ def name_function(events: Iterable[Mapping[str, Any]], transfer: Transfer, libra
     return innermost and innermost[1]
 
 
-def _argument(event: Mapping[str, Any], name: str) -> Any:
+def _argument(event: _Event, name: str) -> Any:
     return event.get("args", {}).get(name)
 
 
@@ -175,7 +190,7 @@ def _phase(name: str) -> str:
     return reported_phase(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else reported_phase(ITERATION)
 
 
-def _segments(events: Iterable[Mapping[str, Any]]) -> list[_Segment]:
+def _segments(events: Iterable[_Event]) -> list[_Segment]:
     """Returns our nested ranges as disjoint ones in order: each moment belongs to the innermost."""
     ranges = [
         (event["ts"], event["ts"] + event["dur"], _phase(event["name"]))
