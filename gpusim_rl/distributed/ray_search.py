@@ -160,10 +160,7 @@ def _trainable(
 ) -> Any:
     """Make Ray Tune's trainable, which follows a run of ours row by row."""
     cwd = os.getcwd()  # Ray's processes are elsewhere
-    more, grace = [], search.iterations + 1
-    if search.cfg.method == "pbt":
-        grace = search.cfg.grace
-        more = [f"log.checkpoint_interval={grace}", "log.keep=0"]
+    grace = search.cfg.grace if search.cfg.method == "pbt" else search.iterations + 1
 
     class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
         """A trial; its run begins with the first step, when its checkpoint is known."""
@@ -180,12 +177,7 @@ def _trainable(
 
         def step(self) -> dict[str, Any]:
             if self._trial_run is None:
-                checkpoint = [] if self._checkpoint is None else [f"checkpoint={self._checkpoint}"]
-                # The trials of a machine share its CPUs as processes of torchrun do.
-                env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}
-                if search.cfg.method == "pbt":
-                    env[SAVE_ALL] = "1"
-                self._trial_run = TrialRun(search, self._number, self.config, *checkpoint, *more, cwd=cwd, env=env)
+                self._trial_run = _start(search, self._number, self.config, self._checkpoint, cpus, cwd)
                 self._rows = self._trial_run.rows()
             row = next(self._rows, None)
             if row is None:
@@ -220,6 +212,18 @@ def _trainable(
                 self._trial_run.end()
 
     return RemoteTrial
+
+
+def _start(
+    search: Search, number: int, settings: dict[str, Any], checkpoint: Path | None, cpus: float, cwd: str
+) -> TrialRun:
+    """Start the run of a trial. The trials of a machine share its CPUs as processes of torchrun do."""
+    words = [] if checkpoint is None else [f"checkpoint={checkpoint}"]
+    env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}
+    if search.cfg.method == "pbt":
+        env[SAVE_ALL] = "1"
+        words += [f"log.checkpoint_interval={search.cfg.grace}", "log.keep=0"]
+    return TrialRun(search, number, settings, *words, cwd=cwd, env=env)
 
 
 def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
