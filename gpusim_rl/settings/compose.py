@@ -115,26 +115,32 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
             if flags.help:
                 say(*_help().rstrip("\n").split("\n"))
                 return
-            program = sys.argv
             if flags.multirun:
                 check_sweep(flags.overrides, flags.config_dir, saved)
             if saved is None and not flags.shell_completion:
                 arguments = choose_recipe(arguments, flags.config_dir)
-            # Hydra writes a multirun.yaml, which nobody reads
-            with tempfile.TemporaryDirectory(prefix="gpusim-rl-sweep-") if flags.multirun else nullcontext() as folder:
-                if folder is not None:
-                    arguments = [*arguments, f"hydra.sweep.dir={quote(folder)}"]
-                sys.argv = [program[0], *arguments]  # Hydra reads nothing else
-                try:
-                    hydra.main(str(paths.cfg_dir()), _primary(saved, flags.overrides), VERSION_BASE)(job)()
-                except Exception as error:  # of Hydra: a job's own has left as SystemExit
-                    raise explain(error, arguments, saved, TaskFolders.user) from None
-                finally:
-                    sys.argv = program
-                    if flags.multirun and outcomes:  # also where a run failed: those before it are complete
-                        sys.stdout.write(sweep_summary(outcomes, console))
+            try:
+                _run_jobs(job, arguments, _primary(saved, flags.overrides), sweep=flags.multirun)
+            except Exception as error:  # of Hydra: a job's own has left as SystemExit
+                raise explain(error, arguments, saved, TaskFolders.user) from None
+            finally:
+                if flags.multirun and outcomes:  # also where a run failed: those before it are complete
+                    sys.stdout.write(sweep_summary(outcomes, console))
 
     return main
+
+
+def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str, *, sweep: bool) -> None:
+    """Has Hydra call the job of a command line, or each one of a sweep."""
+    program = sys.argv
+    # Hydra writes a multirun.yaml, which nobody reads
+    with tempfile.TemporaryDirectory(prefix="gpusim-rl-sweep-") if sweep else nullcontext() as folder:
+        more = [] if folder is None else [f"hydra.sweep.dir={quote(folder)}"]
+        sys.argv = [program[0], *arguments, *more]  # Hydra reads nothing else
+        try:
+            hydra.main(str(paths.cfg_dir()), primary, VERSION_BASE)(job)()
+        finally:
+            sys.argv = program
 
 
 def _help() -> str:
