@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import mujoco
@@ -11,7 +12,11 @@ import numpy as np
 import torch
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import SimConfig
+from gpusim_rl.sim import Scene
 from gpusim_rl.sim.actuators import is_dc_motor, whole_steps
+from gpusim_rl.sim.option import solver_limits
 
 SCENE, ASSETS = "scene.xml", "assets"
 DIGITS, ALL_DIGITS = 6, 17
@@ -21,6 +26,14 @@ DC_MOTORS, DELAYS = "3.17", "3.5"
 _FILES = {"mesh": "mesh", "hfield": "hfield", "tex": "texture", "skin": "skin"}  # names in the model, tags in the XML
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
 _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
+
+
+def as_simulated(scene: Scene, settings: dict[str, Any]) -> mujoco.MjSpec:
+    """Returns a scene with the iterations of the solver that a run's settings (`sim`) give it."""
+    spec = scene.spec.copy()
+    limits = solver_limits(scene.model.opt, build(SimConfig, settings, "sim"))
+    spec.option.iterations, spec.option.ls_iterations = limits
+    return spec
 
 
 def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:

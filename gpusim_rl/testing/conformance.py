@@ -39,9 +39,8 @@ from gpusim_rl.settings.checks import build, settings_class
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS, RunConfig, SimConfig
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
-from gpusim_rl.sim.choose import choose_sim, make_sim
+from gpusim_rl.sim import Scene, choose_sim, make_sim
 from gpusim_rl.sim.interface import put_pose
-from gpusim_rl.sim.scene import Scene
 from gpusim_rl.testing.mirror_check import WRONG, differences_by_part
 from gpusim_rl.testing.sync_counter import SyncCounter
 

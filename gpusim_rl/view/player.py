@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.api import load_spec
+from gpusim_rl.api import load_spec, prepare
 from gpusim_rl.env import Environment, Step, Task, VecEnv
 from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError
@@ -94,9 +94,7 @@ class Player:
         """
         import_from_current_folder()
         if act != "trained" and name in discover.tasks(config_dir) and (from_yaml or not Path("runs", name).exists()):
-            from gpusim_rl.settings.compose import compose
-
-            spec = load_spec(compose([f"task={name}"], config_dir), [])
+            spec = prepare(name, config_dir=config_dir)
             return cls(whole_episodes(spec, sim or default_simulator("cpu").name, num_envs, seed=0), seed=0, act=act)
         run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
@@ -106,22 +104,17 @@ class Player:
             section, _, last = key.rpartition(".")
             (config[section] if section else config)[last] = value
         spec = load_spec(config, [], Checkpoint(file, run.path))
-        if issubclass(spec.task_class, Environment):
-            if sim is not None:
-                raise ConfigError(f"--sim={sim} has no effect on envs of another library")
-            drawn = {} if render_mode is None else {"render_mode": render_mode}
-            env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn})
-            env: Environment = spec.task_class.from_settings(
-                env_cfg, num_envs=num_envs, seed=evaluation_seed(spec.cfg.seed), device=torch.device("cpu")
-            )
-        else:
+        if not issubclass(spec.task_class, Environment):
             shown_on = sim or plays_on or SIMULATORS[state["sim"]].plays_on
             device = (spec.cfg.sim_device or spec.cfg.device) if shown_on == state["sim"] else "auto"
-            env = whole_episodes(spec, shown_on, num_envs, spec.cfg.seed, device)
+            env: Environment = whole_episodes(spec, shown_on, num_envs, spec.cfg.seed, device)
+        elif sim is None:
+            env = _outside_env(spec, spec.task_class, num_envs, render_mode)
+        else:
+            raise ConfigError(f"--sim={sim} has no effect on envs of another library")
         player = cls(observed(env, spec, env.device), seed=spec.cfg.seed, act=act)
-        player.run_dir, player.settings, player._progress = run.path, config, state["env"]
+        player.run_dir, player.settings, player._progress, player._spec = run.path, config, state["env"], spec
         if act == "trained":
-            player._spec = spec
             player._take(state, file, written_ns)
         with must_fit(file, f"task {player.name}"):
             player.restart()
@@ -219,6 +212,14 @@ def random_action(env: Environment, generator: torch.Generator) -> Tensor:
 def _zero_action(env: Environment) -> Tensor:
     dtype = torch.int64 if isinstance(env.action_space, MultiDiscrete) else torch.float32
     return torch.zeros(env.num_envs, env.num_actions, dtype=dtype, device=env.device)
+
+
+def _outside_env(spec: RunSpec, library: type[Environment], num_envs: int, render_mode: str | None) -> Environment:
+    """Makes the envs of another library, which draw themselves."""
+    drawn = {} if render_mode is None else {"render_mode": render_mode}
+    env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn})
+    seed = evaluation_seed(spec.cfg.seed)
+    return library.from_settings(env_cfg, num_envs=num_envs, seed=seed, device=torch.device("cpu"))
 
 
 def whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int, on: str = "auto") -> VecEnv:
