@@ -270,18 +270,7 @@ class VelocityTask(Task[VelocityConfig]):
         names, weights, rough = body.joint_names, cfg.all_weights, cfg.terrain == "rough"
         if body.actuator_names != names:
             raise TaskError(f"{type(self).__name__}: joints without a motor: {set(names) - set(body.actuator_names)}")
-        self.feet = [body.sensor(f"{foot}/ground") for foot in robot.feet]
-        self.lin_vel, self.ang_vel, self.root_lin_vel = map(body.sensor, ("lin_vel", "ang_vel", "root_lin_vel"))
-        self.axes = [body.sensor(name) for name in ("ahead", "left", "up")]
-        self.torso_up = body.sensor("torso_up")
-        self.sole_pos = [body.sensor(f"{sole}_pos") for sole in robot.soles]
-        self.sole_vel = [body.sensor(f"{sole}_vel") for sole in robot.soles]
-        hits = {name: [body.sensor(f"{item}/ground") for item in items] for name, items in self._hits(cfg).items()}
-        self.thighs = hits.pop("fall", None)
-        if "self_contact" in weights:
-            hits["self_contact"] = [body.sensor("self_contact")]
-        self.hits = hits
-        self.sensors = {name: body.sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
+        self._find_sensors(cfg)
 
         self.pose = torch.tensor(robot.by_joint(names, "pose", 0.0), device=device)
         self.scale = torch.tensor([motor.scale for motor in robot.by_joint(names, "motors")], device=device)
@@ -322,17 +311,38 @@ class VelocityTask(Task[VelocityConfig]):
         self.ended = torch.zeros(num, dtype=torch.bool, device=device)
         self.ground = Terrain(cfg.rough, device) if rough else None
         if self.ground is not None:
-            self.scan_points = SCAN.to(device)
-            self.plane_points = SCAN[PLANE].to(device)
-            plane = torch.cat([SCAN[PLANE], torch.ones(len(PLANE), 1)], dim=1)
-            self.plane = torch.linalg.pinv(plane)[:2].T.contiguous().to(device)  # slopes ahead and to the left
-            self.sole_ahead = [body.sensor(f"{sole}_ahead") for sole in robot.soles]
-            radius, points = robot.foot_ring
-            angle = torch.arange(points, device=device) * (2.0 * math.pi / points)
-            ring = radius * torch.stack([angle.cos(), angle.sin()], dim=1)
-            self.ring = torch.cat([ring, torch.zeros(1, 2, device=device)])  # m, and the middle
-            self.column = torch.arange(num, device=device) % len(self.ground.kinds)
+            self._scan_ground(self.ground)
             self.levels = Levels(self, cfg.rough.levels, initial=torch.arange(num) % max(1, cfg.rough.levels // 2))
+
+    def _find_sensors(self, cfg: VelocityConfig) -> None:
+        """Finds the sensors that `scene` has added."""
+        sensor, robot, weights = self.body.sensor, self.robot, cfg.all_weights
+        self.feet = [sensor(f"{foot}/ground") for foot in robot.feet]
+        self.lin_vel, self.ang_vel, self.root_lin_vel = map(sensor, ("lin_vel", "ang_vel", "root_lin_vel"))
+        self.axes = [sensor(name) for name in ("ahead", "left", "up")]
+        self.torso_up = sensor("torso_up")
+        self.sole_pos = [sensor(f"{sole}_pos") for sole in robot.soles]
+        self.sole_vel = [sensor(f"{sole}_vel") for sole in robot.soles]
+        hits = {name: [sensor(f"{item}/ground") for item in items] for name, items in self._hits(cfg).items()}
+        self.thighs = hits.pop("fall", None)
+        if "self_contact" in weights:
+            hits["self_contact"] = [sensor("self_contact")]
+        self.hits = hits
+        self.sensors = {name: sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
+
+    def _scan_ground(self, ground: Terrain) -> None:
+        """Places the points at which rough ground is measured: around the robot, below its torso and its soles."""
+        device = self.device
+        self.scan_points = SCAN.to(device)
+        self.plane_points = SCAN[PLANE].to(device)
+        plane = torch.cat([SCAN[PLANE], torch.ones(len(PLANE), 1)], dim=1)
+        self.plane = torch.linalg.pinv(plane)[:2].T.contiguous().to(device)  # slopes ahead and to the left
+        self.sole_ahead = [self.body.sensor(f"{sole}_ahead") for sole in self.robot.soles]
+        radius, points = self.robot.foot_ring
+        angle = torch.arange(points, device=device) * (2.0 * math.pi / points)
+        ring = radius * torch.stack([angle.cos(), angle.sin()], dim=1)
+        self.ring = torch.cat([ring, torch.zeros(1, 2, device=device)])  # m, and the middle
+        self.column = torch.arange(self.num_envs, device=device) % len(ground.kinds)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         everyone, joints, num = where[:, None], len(self.pose), self.num_envs
