@@ -57,10 +57,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def audit_training(args: argparse.Namespace) -> dict[str, Any]:
     """Audits a training; returns the content of the json."""
-    from gpusim_rl.api import scratch_training
     from gpusim_rl.diagnose.transfers import audit, our_loop, violations
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.provenance import describe_environment
+    from gpusim_rl.testing.scratch_training import scratch_training
 
     if args.iterations < 1:
         raise ConfigError(f"--iterations must be a positive int, got {args.iterations}")

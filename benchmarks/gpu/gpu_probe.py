@@ -284,8 +284,8 @@ def same_rollout(lines: Sequence[str], graph: str) -> Fact:
     """
     import torch
 
-    from gpusim_rl.api import scratch_training
     from gpusim_rl.run.cuda_graph import WARM_UP
+    from gpusim_rl.testing.scratch_training import scratch_training
 
     lines = [*lines, "task=Ant", "sim=mjwarp", f"graph={graph}", "seed=1", "torch_deterministic=true"]
     with scratch_training(lines) as (trainer, log):
@@ -329,8 +329,8 @@ def training(lines: Sequence[str], graph: str) -> Fact:
     """
     import torch
 
-    from gpusim_rl.api import scratch_training
     from gpusim_rl.run.cuda_graph import WARM_UP
+    from gpusim_rl.testing.scratch_training import scratch_training
 
     began = time.monotonic()
     with scratch_training([*lines, "task=Ant", "sim=mjwarp", f"graph={graph}"]) as (trainer, log):

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from gpusim_rl.api import scratch_training
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.cuda_graph import WARM_UP, GraphChoice, Graphs
+from gpusim_rl.testing.scratch_training import scratch_training
 from throughput import baselines, harness, worker
 from throughput.harness import SEPARATE, TRAINING, TRAINING_FASTEST, Case, Rounds
 

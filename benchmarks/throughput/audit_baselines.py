@@ -60,10 +60,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str, Any]:
     """Audits our training and the baselines, each in a scratch run of its own."""
-    from gpusim_rl.api import scratch_training
     from gpusim_rl.connect import LIBRARIES
     from gpusim_rl.diagnose.transfers import audit, our_loop
     from gpusim_rl.errors import ConfigError
+    from gpusim_rl.testing.scratch_training import scratch_training
     from throughput.baselines import choose_baselines, make_baseline
 
     if iterations < 1:

@@ -197,7 +197,7 @@ def _driver_memory(device: torch.device) -> int | None:
 
 def _build(spec: dict[str, Any]) -> AbstractContextManager[Workload]:
     kind = spec["kind"]
-    from gpusim_rl.api import scratch_training
+    from gpusim_rl.testing.scratch_training import scratch_training
 
     if kind in ("policy", "training"):
         return _trainer(scratch_training(spec["overrides"]), learns=kind == "training")

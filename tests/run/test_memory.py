@@ -14,7 +14,7 @@ from helpers.training import make_trainer
 
 LONG_RUN = """
 import sys
-from gpusim_rl.api import scratch_training
+from gpusim_rl.testing.scratch_training import scratch_training
 
 def used(key):
     (kilobytes,) = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)]
