@@ -92,9 +92,7 @@ def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -
     """Adds launches and waits to the phases in which the host called them; returns calls by their correlation id."""
     calls: dict[Any, _Event] = {}
     waits: list[tuple[str, _Event]] = []
-    for event in complete:
-        if event.get("cat") not in _RUNTIME:
-            continue
+    for event in filter(lambda event: event.get("cat") in _RUNTIME, complete):
         calls[_argument(event, "correlation")] = event
         if _WAITS.match(event["name"]):
             waits.append((event["name"], event))
@@ -128,9 +126,7 @@ def _add_device_work(
     busy_spans: list[tuple[float, float]] = []
     graph_spans: dict[Any, tuple[float, float]] = {}
     unlaunched: list[_Event] = []
-    for event in complete:
-        if event.get("cat") not in _DEVICE:
-            continue
+    for event in filter(lambda event: event.get("cat") in _DEVICE, complete):
         begin, end = event["ts"], event["ts"] + event.get("dur", 0.0)
         busy_spans.append((begin, end))
         correlation = _argument(event, "correlation")

@@ -31,8 +31,8 @@ _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
 def as_simulated(scene: Scene, settings: dict[str, Any]) -> mujoco.MjSpec:
     """Returns a scene with the iterations of the solver that a run's settings (`sim`) give it."""
     spec = scene.spec.copy()
-    limits = solver_limits(scene.model.opt, build(SimConfig, settings, "sim"))
-    spec.option.iterations, spec.option.ls_iterations = limits
+    cfg = build(SimConfig, settings, "sim")
+    spec.option.iterations, spec.option.ls_iterations = solver_limits(scene.model.opt, cfg)
     return spec
 
 
