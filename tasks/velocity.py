@@ -315,7 +315,7 @@ class VelocityTask(Task[VelocityConfig]):
             self.levels = Levels(self, cfg.rough.levels, initial=torch.arange(num) % max(1, cfg.rough.levels // 2))
 
     def _find_sensors(self, cfg: VelocityConfig) -> None:
-        """Finds the sensors that `scene` has added."""
+        """Find the sensors that `scene` has added."""
         sensor, robot, weights = self.body.sensor, self.robot, cfg.all_weights
         self.feet = [sensor(f"{foot}/ground") for foot in robot.feet]
         self.lin_vel, self.ang_vel, self.root_lin_vel = map(sensor, ("lin_vel", "ang_vel", "root_lin_vel"))
@@ -331,7 +331,7 @@ class VelocityTask(Task[VelocityConfig]):
         self.sensors = {name: sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
 
     def _scan_ground(self, ground: Terrain) -> None:
-        """Places the points at which rough ground is measured: around the robot, below its torso and its soles."""
+        """Place the points at which rough ground is measured: around the robot, and below its soles."""
         device = self.device
         self.scan_points = SCAN.to(device)
         self.plane_points = SCAN[PLANE].to(device)

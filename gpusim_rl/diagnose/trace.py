@@ -89,7 +89,7 @@ def read_events(events: Sequence[_Event]) -> Trace:
 
 
 def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -> dict[Any, _Event]:
-    """Adds launches and waits to the phases in which the host called them; returns calls by their correlation id."""
+    """Add launches and waits to the phases in which the host called them; return calls by correlation id."""
     calls: dict[Any, _Event] = {}
     waits: list[tuple[str, _Event]] = []
     for event in filter(lambda event: event.get("cat") in _RUNTIME, complete):
@@ -117,10 +117,10 @@ def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -
 def _add_device_work(
     trace: Trace, segments: list[_Segment], complete: list[_Event], calls: Mapping[Any, _Event]
 ) -> tuple[list[float], _Union, _Union]:
-    """Adds kernels and copies to the phases in which the host launched them.
+    """Add kernels and copies to the phases in which the host launched them.
 
     Returns:
-        End of each segment, on the host and on the device; times of all work; times of work and of whole graphs.
+        End of each segment on host and device [us], spans of all work, and spans of all work and whole graphs.
     """
     ends = [segment.end for segment in segments]  # of the host, then of the device too
     busy_spans: list[tuple[float, float]] = []
@@ -146,7 +146,7 @@ def _add_device_work(
 
 
 def _add_event(trace: Trace, phase: str, event: _Event, call: _Event) -> None:
-    """Adds a kernel, or a copy with the call that asked for it, to a phase."""
+    """Add a kernel, or a copy with the call that asked for it, to a phase."""
     work, name = trace.work.setdefault(phase, Work()), event["name"]
     work.kernels += event["cat"] == "kernel"
     for direction, copies in (("HtoD", work.to_device), ("DtoH", work.to_host)):
@@ -156,7 +156,7 @@ def _add_event(trace: Trace, phase: str, event: _Event, call: _Event) -> None:
 
 
 def _index_at(segments: list[_Segment], ts: float) -> int | None:
-    """Returns the index of the segment at a time; None outside of all iterations."""
+    """Return the index of the segment at a time; None outside of all iterations."""
     index = bisect_right(segments, ts, key=lambda segment: segment.begin) - 1
     return index if index >= 0 and ts < segments[index].end else None
 

@@ -29,7 +29,7 @@ _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
 
 
 def as_simulated(scene: Scene, settings: dict[str, Any]) -> mujoco.MjSpec:
-    """Returns a scene with the iterations of the solver that a run's settings (`sim`) give it."""
+    """Return a copy of a scene with the solver iterations of a run's settings (`sim`)."""
     spec = scene.spec.copy()
     cfg = build(SimConfig, settings, "sim")
     spec.option.iterations, spec.option.ls_iterations = solver_limits(scene.model.opt, cfg)

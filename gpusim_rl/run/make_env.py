@@ -53,7 +53,7 @@ def make_env(start: RunStart) -> Environment:
 
 
 def make_task_env(spec: RunSpec) -> VecEnv:
-    """Makes the environments of a task without a run, for a learner of another library."""
+    """Make the environments of a task without a run, for a learner of another library."""
     cfg = spec.cfg
     if not issubclass(spec.task_class, Task):
         name = spec.task_class.__name__

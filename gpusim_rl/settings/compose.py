@@ -131,7 +131,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
 
 
 def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str, *, sweep: bool) -> None:
-    """Has Hydra call the job of a command line, or each one of a sweep."""
+    """Run the job of a command line, or each job of a sweep, through Hydra."""
     program = sys.argv
     # Hydra writes a multirun.yaml, which nobody reads
     with tempfile.TemporaryDirectory(prefix="gpusim-rl-sweep-") if sweep else nullcontext() as folder:

@@ -1,4 +1,4 @@
-"""From keyword arguments, with classes of the caller's, to one plain dict: the way of Python to `compose`."""
+"""Calls from Python: keyword arguments and classes become one plain dict, by way of `compose`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compose_call(
     network: type | None = None,
     config_dir: str | Path | None = None,
 ) -> tuple[dict[str, Any], list[str], Checkpoint | None]:
-    """Composes a call of `gpusim_rl.train`, whose docstring has the arguments.
+    """Compose a call of `gpusim_rl.train`, whose docstring has the arguments.
 
     Returns:
         Checked settings, the call as a command line for the record, and the checkpoint from which the run begins.
@@ -70,7 +70,7 @@ def compose_call(
 def _algorithm_lines(
     algo: type, typed: list[str], overrides: Mapping[str, Any], task: str | None, config_dir: str | Path | None
 ) -> Iterator[str]:
-    """Yields overrides that choose a class of the caller's as the algorithm, and give its section all settings."""
+    """Yield overrides that choose the caller's class as the algorithm and set its whole section."""
     section = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", algo.__name__).lower()
     base = algorithm_of(algo)
     if overrides.get("checkpoint") is not None:

@@ -1,4 +1,4 @@
-"""A short training in a temporary folder: for measurements."""
+"""Training in a temporary folder, for measurements."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def _zero_action(env: Environment) -> Tensor:
 
 
 def _outside_env(spec: RunSpec, library: type[Environment], num_envs: int, render_mode: str | None) -> Environment:
-    """Makes the envs of another library, which draw themselves."""
+    """Make the envs of another library, which draw themselves."""
     drawn = {} if render_mode is None else {"render_mode": render_mode}
     env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn})
     seed = evaluation_seed(spec.cfg.seed)
