@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,10 +122,20 @@ def make_env(
     """
     limit_openmp_spin()
     spec = prepare(task, config, config_dir=config_dir, **overrides)
+    cfg = spec.cfg
 
-    from gpusim_rl.run.make_env import make_task_env
+    from gpusim_rl.env import Task, VecEnv
+    from gpusim_rl.machine.hardware import tune_malloc
+    from gpusim_rl.machine.torch_threads import use_available_cpus
+    from gpusim_rl.run.devices import choose_devices
 
-    return make_task_env(spec)
+    if not issubclass(spec.task_class, Task):
+        raise ConfigError(f"make_env({task!r}): these are envs of another library already, hand them on as they are")
+    use_available_cpus()
+    tune_malloc()
+    _, choice = choose_devices(cfg)
+    seed = secrets.randbelow(2**31) if cfg.seed == -1 else cfg.seed
+    return VecEnv.make(spec.task_class, cfg.task, num_envs=cfg.num_envs, choice=choice, sim=cfg.sim, seed=seed)
 
 
 def prepare(

@@ -19,10 +19,11 @@ from gpusim_rl.export.controls import measure
 from gpusim_rl.export.encoded_policy import EncodedPolicy
 from gpusim_rl.export.joint_order import joint_order
 from gpusim_rl.export.model import ExportedPolicy, write_int8, write_numpy, write_onnx, write_torchscript
-from gpusim_rl.export.scene_file import SCENE, as_simulated, needs, write_scene
+from gpusim_rl.export.scene_file import SCENE, needs, write_scene
 from gpusim_rl.files.paths import free_name
 from gpusim_rl.files.safe_open import temporary_name
 from gpusim_rl.learn.pretrained import Pretrained
+from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 
@@ -123,8 +124,10 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
         del files["int8"]
     card = {**describe(player, model, control, order), **start, "files": {**files, "runtime": RUNTIME}, **compared}
     if isinstance(env, VecEnv):
+        spec, limits = env.sim.scene.spec.copy(), solver_limits(env.sim.scene.model.opt, player.spec.cfg.sim)
+        spec.option.iterations, spec.option.ls_iterations = limits
         card["files"]["scene"] = SCENE
-        card["scene_needs_mujoco"] = needs(write_scene(as_simulated(env.sim.scene, player.settings["sim"]), folder))
+        card["scene_needs_mujoco"] = needs(write_scene(spec, folder))
     (folder / CARD).write_text(json.dumps(card, indent=2, allow_nan=False) + "\n")
     return card
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import mujoco
@@ -12,11 +11,7 @@ import numpy as np
 import torch
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.settings.checks import build
-from gpusim_rl.settings.schema import SimConfig
-from gpusim_rl.sim import Scene
 from gpusim_rl.sim.actuators import is_dc_motor, whole_steps
-from gpusim_rl.sim.option import solver_limits
 
 SCENE, ASSETS = "scene.xml", "assets"
 DIGITS, ALL_DIGITS = 6, 17
@@ -26,14 +21,6 @@ DC_MOTORS, DELAYS = "3.17", "3.5"
 _FILES = {"mesh": "mesh", "hfield": "hfield", "tex": "texture", "skin": "skin"}  # names in the model, tags in the XML
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
 _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
-
-
-def as_simulated(scene: Scene, settings: dict[str, Any]) -> mujoco.MjSpec:
-    """Return a copy of a scene with the solver iterations of a run's settings (`sim`)."""
-    spec = scene.spec.copy()
-    cfg = build(SimConfig, settings, "sim")
-    spec.option.iterations, spec.option.ls_iterations = solver_limits(scene.model.opt, cfg)
-    return spec
 
 
 def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:

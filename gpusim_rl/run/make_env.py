@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from gpusim_rl.env import Environment, Task, VecEnv
+from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.env.mirrors import mirrored
 from gpusim_rl.env.observations import number_names
-from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.pretrained import load_frozen
-from gpusim_rl.machine.hardware import tune_malloc
-from gpusim_rl.machine.torch_threads import use_available_cpus
-from gpusim_rl.run.devices import choose_devices
 from gpusim_rl.run.held_objects import devices_checked
 from gpusim_rl.run.run_dir import encoder_of
 from gpusim_rl.run.run_spec import RunSpec
@@ -50,19 +45,6 @@ def make_env(start: RunStart) -> Environment:
         task_cfg = task_cfg.whole_episodes()
     sim = make_sim(task_class.scene(task_cfg), start.sim, cfg.num_envs, cfg.sim)
     return VecEnv(task_class, task_cfg, sim, start.process_seed, check=cfg.debug.check_task)
-
-
-def make_task_env(spec: RunSpec) -> VecEnv:
-    """Make the environments of a task without a run, for a learner of another library."""
-    cfg = spec.cfg
-    if not issubclass(spec.task_class, Task):
-        name = spec.task_class.__name__
-        raise ConfigError(f"make_env({name}): these are envs of another library already, hand them on as they are")
-    use_available_cpus()
-    tune_malloc()
-    _, choice = choose_devices(cfg)
-    seed = secrets.randbelow(2**31) if cfg.seed == -1 else cfg.seed
-    return VecEnv.make(spec.task_class, cfg.task, num_envs=cfg.num_envs, choice=choice, sim=cfg.sim, seed=seed)
 
 
 def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environment:

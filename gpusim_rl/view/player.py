@@ -54,7 +54,7 @@ class Player:
         self._progress: dict[str, Any] | None = None  # of the training: where new episodes begin
         self._written_ns = 0  # time at which the checkpoint was written
         self._hidden: Hidden = ()
-        self._spec: RunSpec
+        self.spec: RunSpec  # of the run; not set without one
         self._zero = _zero_action(env)
         self._generator = torch.Generator(env.device).manual_seed(seed)
 
@@ -113,7 +113,7 @@ class Player:
         else:
             raise ConfigError(f"--sim={sim} has no effect on envs of another library")
         player = cls(observed(env, spec, env.device), seed=spec.cfg.seed, act=act)
-        player.run_dir, player.settings, player._progress, player._spec = run.path, config, state["env"], spec
+        player.run_dir, player.settings, player._progress, player.spec = run.path, config, state["env"], spec
         if act == "trained":
             player._take(state, file, written_ns)
         with must_fit(file, f"task {player.name}"):
@@ -125,7 +125,7 @@ class Player:
         with must_fit(file, f"task {self.name}"):
             env = self.observed
             check_spaces(state, env)
-            cls, cfg = self._spec.algorithm_class, self._spec.cfg
+            cls, cfg = self.spec.algorithm_class, self.spec.cfg
             policy = make_policy(cls, cfg, env.obs_sizes, env.action_space, env.device, env.images)
             policy.load_state_dict(state["policy"])
             self.policy = policy.eval().requires_grad_(False)
