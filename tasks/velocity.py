@@ -270,7 +270,18 @@ class VelocityTask(Task[VelocityConfig]):
         names, weights, rough = body.joint_names, cfg.all_weights, cfg.terrain == "rough"
         if body.actuator_names != names:
             raise TaskError(f"{type(self).__name__}: joints without a motor: {set(names) - set(body.actuator_names)}")
-        self._find_sensors(cfg)
+        self.feet = [body.sensor(f"{foot}/ground") for foot in robot.feet]
+        self.lin_vel, self.ang_vel, self.root_lin_vel = map(body.sensor, ("lin_vel", "ang_vel", "root_lin_vel"))
+        self.axes = [body.sensor(name) for name in ("ahead", "left", "up")]
+        self.torso_up = body.sensor("torso_up")
+        self.sole_pos = [body.sensor(f"{sole}_pos") for sole in robot.soles]
+        self.sole_vel = [body.sensor(f"{sole}_vel") for sole in robot.soles]
+        hits = {name: [body.sensor(f"{item}/ground") for item in items] for name, items in self._hits(cfg).items()}
+        self.thighs = hits.pop("fall", None)
+        if "self_contact" in weights:
+            hits["self_contact"] = [body.sensor("self_contact")]
+        self.hits = hits
+        self.sensors = {name: body.sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
 
         self.pose = torch.tensor(robot.by_joint(names, "pose", 0.0), device=device)
         self.scale = torch.tensor([motor.scale for motor in robot.by_joint(names, "motors")], device=device)
@@ -288,7 +299,6 @@ class VelocityTask(Task[VelocityConfig]):
         self.trot = torch.tensor(robot.trot, dtype=torch.float32, device=device)
         self.weighted = [name for name in self.terms if name in weights]
         self.weights = self.dt * torch.tensor([weights[name] for name in self.weighted], device=device)[:, None]
-
         self.eye = None if cfg.vision is None else sim.camera("eye")
 
         self.command = VelocityCommands(self, cfg.command)
@@ -311,28 +321,11 @@ class VelocityTask(Task[VelocityConfig]):
         self.ended = torch.zeros(num, dtype=torch.bool, device=device)
         self.ground = Terrain(cfg.rough, device) if rough else None
         if self.ground is not None:
-            self._scan_ground(self.ground)
-            self.levels = Levels(self, cfg.rough.levels, initial=torch.arange(num) % max(1, cfg.rough.levels // 2))
+            self._use_patches(len(self.ground.kinds), cfg.rough.levels)
 
-    def _find_sensors(self, cfg: VelocityConfig) -> None:
-        """Find the sensors that `scene` has added."""
-        sensor, robot, weights = self.body.sensor, self.robot, cfg.all_weights
-        self.feet = [sensor(f"{foot}/ground") for foot in robot.feet]
-        self.lin_vel, self.ang_vel, self.root_lin_vel = map(sensor, ("lin_vel", "ang_vel", "root_lin_vel"))
-        self.axes = [sensor(name) for name in ("ahead", "left", "up")]
-        self.torso_up = sensor("torso_up")
-        self.sole_pos = [sensor(f"{sole}_pos") for sole in robot.soles]
-        self.sole_vel = [sensor(f"{sole}_vel") for sole in robot.soles]
-        hits = {name: [sensor(f"{item}/ground") for item in items] for name, items in self._hits(cfg).items()}
-        self.thighs = hits.pop("fall", None)
-        if "self_contact" in weights:
-            hits["self_contact"] = [sensor("self_contact")]
-        self.hits = hits
-        self.sensors = {name: sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
-
-    def _scan_ground(self, ground: Terrain) -> None:
-        """Place the points at which rough ground is measured: around the robot, and below its soles."""
-        device = self.device
+    def _use_patches(self, kinds: int, levels: int) -> None:
+        """Assign envs to patches of rough ground, and place the points at which a robot measures its patch."""
+        num, device = self.num_envs, self.device
         self.scan_points = SCAN.to(device)
         self.plane_points = SCAN[PLANE].to(device)
         plane = torch.cat([SCAN[PLANE], torch.ones(len(PLANE), 1)], dim=1)
@@ -342,7 +335,8 @@ class VelocityTask(Task[VelocityConfig]):
         angle = torch.arange(points, device=device) * (2.0 * math.pi / points)
         ring = radius * torch.stack([angle.cos(), angle.sin()], dim=1)
         self.ring = torch.cat([ring, torch.zeros(1, 2, device=device)])  # m, and the middle
-        self.column = torch.arange(self.num_envs, device=device) % len(ground.kinds)
+        self.column = torch.arange(num, device=device) % kinds
+        self.levels = Levels(self, levels, initial=torch.arange(num) % max(1, levels // 2))
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         everyone, joints, num = where[:, None], len(self.pose), self.num_envs

@@ -117,11 +117,7 @@ def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -
 def _add_device_work(
     trace: Trace, segments: list[_Segment], complete: list[_Event], calls: Mapping[Any, _Event]
 ) -> tuple[list[float], _Union, _Union]:
-    """Add kernels and copies to the phases in which the host launched them.
-
-    Returns:
-        End of each segment on host and device [us], spans of all work, and spans of all work and whole graphs.
-    """
+    """Add kernels and copies to the phases that launched them; return ends of segments, spans of work and graphs."""
     ends = [segment.end for segment in segments]  # of the host, then of the device too
     busy_spans: list[tuple[float, float]] = []
     graph_spans: dict[Any, tuple[float, float]] = {}
@@ -182,16 +178,12 @@ def _argument(event: _Event, name: str) -> Any:
     return event.get("args", {}).get(name)
 
 
-def _phase(name: str) -> str:
-    return reported_phase(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else reported_phase(ITERATION)
-
-
 def _segments(events: Iterable[_Event]) -> list[_Segment]:
     """Returns our nested ranges as disjoint ones in order: each moment belongs to the innermost."""
     ranges = [
-        (event["ts"], event["ts"] + event["dur"], _phase(event["name"]))
+        (event["ts"], event["ts"] + event["dur"], name.removeprefix(PREFIX) if name.startswith(PREFIX) else ITERATION)
         for event in events
-        if event.get("cat") == "user_annotation" and _RANGE.match(event["name"])
+        if event.get("cat") == "user_annotation" and _RANGE.match(name := event["name"])
     ]
     segments: list[_Segment] = []
     stack: list[tuple[float, str]] = []  # end and phase
@@ -200,18 +192,16 @@ def _segments(events: Iterable[_Event]) -> list[_Segment]:
     def until(ts: float) -> None:
         nonlocal now
         if stack and ts > now:
-            segments.append(_Segment(now, ts, stack[-1][1]))
+            segments.append(_Segment(now, ts, reported_phase(stack[-1][1])))
         now = max(now, ts)
 
+    ranges.append((math.inf, math.inf, ""))  # all others end before it
     for begin, end, phase in sorted(ranges, key=lambda span: (span[0], -span[1])):
         while stack and stack[-1][0] <= begin:
             until(stack[-1][0])
             stack.pop()
         until(begin)
         stack.append((end, phase))
-    while stack:
-        until(stack[-1][0])
-        stack.pop()
     return segments
 
 
