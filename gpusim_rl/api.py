@@ -86,9 +86,8 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
     made = [key for key in ("id", "_target_", "kwargs", "cfg", "physics") if getattr(cfg.env, key)]
     elsewhere = {"actors": cfg.actors.engine, "eval.interval": cfg.eval.interval}
     for key in [*(f"env.{key}" for key in made), *(key for key, value in elsewhere.items() if value)]:
-        raise ConfigError(
-            f"train({name}): {key} has no effect on envs that are there already. Try task={task} env.id=..."
-        )
+        problem = f"train({name}): {key} has no effect on envs that are there already"
+        raise ConfigError(f"{problem}. Try task={task} env.id=...")
     library: Any = spec.task_class
     adopted = library.adopt(envs, cfg.env, seed=max(0, cfg.seed))
     if adopted.num_envs != cfg.num_envs:

@@ -237,8 +237,7 @@ class VelocityTask(Task[VelocityConfig]):
                 scene.add_sensor("robot", f"{sole}_ahead", "framexaxis", site=sole)
         for item in dict.fromkeys([*robot.feet, *(name for names in cls._hits(cfg).values() for name in names)]):
             kind, _, name = item.partition(":")
-            of = {"geom": name} if kind == "geom" else {"body": name}
-            scene.add_sensor("robot", f"{item}/ground", "contact", cutoff=0.0, against="ground", **of)
+            scene.add_sensor("robot", f"{item}/ground", "contact", cutoff=0.0, against="ground", **{kind: name})
         weights = cfg.all_weights
         if "torso_ang_vel" in weights:
             scene.add_sensor("robot", "torso_ang_vel", "frameangvel", body=robot.torso)
@@ -276,13 +275,11 @@ class VelocityTask(Task[VelocityConfig]):
         self.torso_up = body.sensor("torso_up")
         self.sole_pos = [body.sensor(f"{sole}_pos") for sole in robot.soles]
         self.sole_vel = [body.sensor(f"{sole}_vel") for sole in robot.soles]
-        hits = {name: [body.sensor(f"{item}/ground") for item in items] for name, items in self._hits(cfg).items()}
-        self.thighs = hits.pop("fall", None)
+        self.hits = {name: [body.sensor(f"{item}/ground") for item in items] for name, items in self._hits(cfg).items()}
+        self.thighs = self.hits.pop("fall", None)
         if "self_contact" in weights:
-            hits["self_contact"] = [body.sensor("self_contact")]
-        self.hits = hits
+            self.hits["self_contact"] = [body.sensor("self_contact")]
         self.sensors = {name: body.sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
-
         self.pose = torch.tensor(robot.by_joint(names, "pose", 0.0), device=device)
         self.scale = torch.tensor([motor.scale for motor in robot.by_joint(names, "motors")], device=device)
         widths = torch.tensor(robot.by_joint(names, "widths"), device=device)
@@ -380,9 +377,8 @@ class VelocityTask(Task[VelocityConfig]):
             "command": self.command.value,
         }
         if self.ground is not None:
-            parts["heights"] = (body.root_pos[:, 2:] - self._scan(self.scan_points)).clamp_(
-                -SCAN_RANGE, SCAN_RANGE
-            ) / SCAN_RANGE
+            heights = body.root_pos[:, 2:] - self._scan(self.scan_points)
+            parts["heights"] = heights.clamp_(-SCAN_RANGE, SCAN_RANGE) / SCAN_RANGE
         privileged = {
             "foot_height": self._foot_height(),
             "air_time": self.air_time,

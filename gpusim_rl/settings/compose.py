@@ -131,9 +131,8 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
 
 
 def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str, *, sweep: bool) -> None:
-    """Run the job of a command line, or each job of a sweep, through Hydra."""
+    """Run the job of a command line, or each job of a sweep, through Hydra, whose multirun.yaml nobody reads."""
     program = sys.argv
-    # Hydra writes a multirun.yaml, which nobody reads
     with tempfile.TemporaryDirectory(prefix="gpusim-rl-sweep-") if sweep else nullcontext() as folder:
         more = [] if folder is None else [f"hydra.sweep.dir={quote(folder)}"]
         sys.argv = [program[0], *arguments, *more]  # Hydra reads nothing else

@@ -39,32 +39,30 @@ def compose_call(
         typed = [*typed, *_algorithm_lines(algo, typed, overrides, name, config_dir)]
     elif algo is not None:
         typed.append(f"algo={algo}")
-    places = {"task": task, "algo": algo, "network": network}
-    named = [(place, _class_path(cls)) for place, cls in places.items() if isinstance(cls, type)]
+    places = ("task", task), ("algo", algo), ("network", network)
+    named = [(place, _class_path(cls)) for place, cls in places if isinstance(cls, type)]
     lines, saved = continue_run([*typed, *_lines(overrides)], config_dir, named)
     more = [line for line in lines if line.startswith("task.")] if config is not None or name is None else []
     lines = [line for line in lines if line not in more]  # the others are composed on top of the task's own settings
     lines = choose_recipe(lines, config_dir) if saved is None else lines
     composed = compose(lines, config_dir, saved)
     target = _class_path(task) if isinstance(task, type) else composed["task"].get("_target_")
-    if saved is not None:
-        composed["task"]["_target_"] = target
     if network is not None:
         more.append(f"{composed['algo']['name']}.network._target_={_class_path(network, 'network')}")
     if config is None and isinstance(task, type) and "_target_" not in composed["task"]:
         config = _defaults(task, f"train({task.__name__})")
     if config is not None:
-        own = {"_target_": target, **dataclasses.asdict(config)}
-        more = [*_section_lines(composed["task"], own), *more]
+        more = [*_section_lines(composed["task"], {"_target_": target, **dataclasses.asdict(config)}), *more]
     if more:
         composed = compose([*lines, *more], config_dir, saved)
-        if saved is not None:
-            composed["task"]["_target_"] = target
+    if saved is not None:
+        composed["task"]["_target_"] = target
     check_settings(composed)
     refuse_other_algorithm(composed, lines)
     refuse_other_task(composed, saved)
-    record = [*lines, *more]
-    return (composed, record, None) if saved is None else (composed, saved.with_overrides(record), saved.checkpoint)
+    if saved is None:
+        return composed, [*lines, *more], None
+    return composed, saved.with_overrides([*lines, *more]), saved.checkpoint
 
 
 def _algorithm_lines(
@@ -98,8 +96,7 @@ def _yaml_name(task: type | str, config_dir: str | Path | None) -> str | None:
             otherwise = " Try config_dir=<folder with its yaml>, or pass its class."
             raise unknown_choice("task", task, list(entries), folder, otherwise)
         return task
-    target = f"{task.__module__}.{task.__qualname__}"
-    names = [entry.name for entry in entries.values() if entry.target == target]
+    names = [entry.name for entry in entries.values() if entry.target == _class_path(task)]
     return task.__name__ if task.__name__ in names else next(iter(names), None)
 
 
@@ -140,7 +137,5 @@ def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         key = prefix + name
         if isinstance(value, Mapping) and key not in OPEN_SECTIONS and (value or not prefix):
             yield from _lines(value, f"{key}.")
-        elif isinstance(value, str) and key in GROUPS:
-            yield f"{key}={value}"
         else:
-            yield f"{key}={text_of(value)}"
+            yield f"{key}={value if isinstance(value, str) and key in GROUPS else text_of(value)}"

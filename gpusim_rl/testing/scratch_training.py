@@ -21,8 +21,7 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger
         with scratch_training(["task=Ant", "num_envs=64"]) as (trainer, log):
             trainer.iterate(log)
 
-    Args:
-        overrides: Command line, as for `train.py`; it wins over what makes the run quiet.
+    The overrides are those of `train.py`; they win over what makes the run quiet.
     """
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.checkpoint_interval=1000000"]
