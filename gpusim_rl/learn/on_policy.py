@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -221,19 +221,9 @@ class OnPolicy(Algorithm):
         old = Samples.unpack(packed, self.rollout.action.shape[-1], self.policy.head.num_parameters)
         terms = self.evaluate(Minibatch(old, inputs, hidden, is_first))[0]
         if not torch.compiler.is_compiling():
-            self._check_terms(terms, old.weight.shape)
+            _check(terms, self.losses, old.weight.shape, self._section)
         rows = [terms[name].detach() if name in self._logged else terms[name] for name in self.losses]
         return (torch.stack(rows) * old.weight).flatten(1).sum(dim=1)
-
-    def _check_terms(self, terms: dict[str, Tensor], shape: torch.Size) -> None:
-        for name in sorted(terms.keys() ^ {*self.losses}):
-            lacks = "a loss without a weight" if name in terms else "a weight without a loss"
-            raise ConfigError(
-                f"algo={self._section}: {name!r} is {lacks}. Try the same names in `weights` and `losses`"
-            )
-        for name, term in terms.items():
-            if term.shape != shape:
-                raise ConfigError(f"loss {name!r} has shape {[*term.shape]}, expected [time, batch] = {[*shape]}")
 
     def evaluate(self, minibatch: Minibatch) -> tuple[dict[str, Tensor], EvaluatedActions]:
         """Return the `losses` of each sample by name, and the current policy's view of its action."""
@@ -269,3 +259,13 @@ class OnPolicy(Algorithm):
         self.steps.load_state_dict(state)
         self.exploration.load_state_dict(state)
         restore_generator(self._shuffle_generator, state["shuffle_generator"])
+
+
+def _check(terms: Mapping[str, Tensor], losses: Sequence[str], shape: torch.Size, section: str) -> None:
+    """Raise ConfigError for a loss without a weight, a weight without a loss, or a loss of another shape."""
+    for name in sorted(terms.keys() ^ {*losses}):
+        lacks = "a loss without a weight" if name in terms else "a weight without a loss"
+        raise ConfigError(f"algo={section}: {name!r} is {lacks}. Try the same names in `weights` and `losses`")
+    for name, term in terms.items():
+        if term.shape != shape:
+            raise ConfigError(f"loss {name!r} has shape {[*term.shape]}, expected [time, batch] = {[*shape]}")

@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "smooth.py",
         "test_my_algorithms.py",
     }
-    assert {name for name, _ in files} == ours | {"balance.py"}
+    assert {name for name, _ in files} == ours | {"controller.py"}
     for name, content in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
