@@ -186,6 +186,14 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
         raise ConfigError(f"out of memory with num_envs={num_envs} ({reason}); try num_envs={half}") from None
 
 
+def described(error: Exception | SystemExit) -> str:
+    """Return an exception's class, first line, and the place in the user's code, or else that where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if "-packages" not in frame.filename] or frames
+    place = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {on_one_line(first_line(error))}{place}"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether an error is an allocation, or the start of a thread, that failed."""
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)

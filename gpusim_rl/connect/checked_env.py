@@ -7,19 +7,17 @@ import multiprocessing
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from gpusim_rl.errors import ConfigError, TaskError, first_line, is_out_of_memory, on_one_line
+from gpusim_rl.errors import ConfigError, TaskError, described, first_line, is_out_of_memory, on_one_line
 
 END_INFO = "gpusim_rl.end"
 """Key of the numbers in the last info of an episode: pairs, which no vector env merges by type."""
@@ -92,14 +90,6 @@ def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException
         return TaskError(f"{name}: an env hangs in {call}: no answer in {HANGS_S:.0f} s")
     older = any(words in str(error) for words in ("to unpack", "cannot unpack", "keyword argument 'seed'"))
     return TaskError(f"{name}: {call} raised {described(error)}{OLDER if older else ''}")
-
-
-def described(error: Exception | SystemExit) -> str:
-    """Return an exception's class, first line, and the place in the user's code, or else that where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if "-packages" not in frame.filename] or frames
-    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {on_one_line(first_line(error))}{place}"
 
 
 def returned(error: Exception, name: str, call: str) -> TaskError:

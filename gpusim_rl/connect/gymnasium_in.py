@@ -103,12 +103,12 @@ class GymnasiumEnv(Environment):
         self.obs_sizes = {group: flat_size(space, self.name) for group, space in self._groups.items()}
         self.action_space, self._to_library = actions_of(self._envs.single_action_space, self.name)
         self.num_actions = self.action_space.size
-        declared = self._envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        declared = self._envs.metadata.get("autoreset_mode")
         try:
-            mode = AutoresetMode(declared)
+            mode = AutoresetMode.NEXT_STEP if declared is None else AutoresetMode(declared)
         except ValueError:
             raise ConfigError(f"{self.name}: autoreset_mode {declared!r} is none of {[*AutoresetMode]}") from None
-        self._same_step = mode == AutoresetMode.SAME_STEP
+        self._mode_known, self._same_step = declared is not None, mode == AutoresetMode.SAME_STEP
         # Gymnasium's own classes reset by mask in every mode; of others, only the mode that needs it promises that.
         is_gymnasiums = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self._by_mask = is_gymnasiums or mode == AutoresetMode.DISABLED
@@ -174,6 +174,8 @@ class GymnasiumEnv(Environment):
         terminated = self._column(terminations, "terminated", bool)
         truncated = self._column(truncations, "truncated", bool)
         ended = terminated | truncated
+        if not self._mode_known and _any(ended):  # as vector envs of Gymnasium 0.29
+            self._same_step, self._mode_known = _final(infos) is not None, True
         begun = ended if self._same_step else np.zeros(self.num_envs, dtype=bool)
         self._end_at_limit(ended, truncated)
         final_obs = self._final_obs(obs, begun, infos)
@@ -212,7 +214,7 @@ class GymnasiumEnv(Environment):
         """Return the observations at the end of a step, with the true last one where the library has reset an env."""
         final_obs = {group: value.copy() for group, value in obs.items()}
         env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
-        last_obs = infos.get("final_obs")
+        last_obs = _final(infos)
         if env_ids and last_obs is None:
             raise TaskError(f"{self.name} resets in the same step and gives no infos['final_obs']")
         for env in env_ids:
@@ -378,6 +380,11 @@ def first_seed(seed: int) -> int:
 
 _SEEDS = 2**31 - 2**20  # the last env's is below 2^31, as EnvPool's must be
 _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
+
+
+def _final(infos: Mapping[str, Any]) -> Any:
+    """Return the last observations of episodes, by the key of Gymnasium 1.0 or of those before; None without."""
+    return infos.get("final_obs", infos.get("final_observation"))
 
 
 def _numbers_of_end(infos: Any, env: int) -> Iterable[tuple[str, float]]:

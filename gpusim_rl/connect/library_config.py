@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeGuard
 from torch import Tensor
 
 from gpusim_rl.env.task import ResetFromConfig
-from gpusim_rl.errors import ConfigError, did_you_mean, first_line
+from gpusim_rl.errors import ConfigError, described, did_you_mean, first_line, is_out_of_memory
 from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
 
@@ -117,7 +117,7 @@ def module_and_id(name: str) -> str:
     """Import the module of `module:id`, in which the user registers envs; return the id.
 
     Raises:
-        ConfigError: There is no such module.
+        ConfigError: There is no such module, or it raises an error.
     """
     module, _, env_id = name.rpartition(":")
     if module:
@@ -126,6 +126,10 @@ def module_and_id(name: str) -> str:
         except ModuleNotFoundError as error:
             advice = f"Try pip install {error.name}, or start in the folder of {error.name}.py"
             raise ConfigError(f"env.id={name}: {first_line(error)}. {advice}") from None
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise ConfigError(f"env.id={name}: {described(error)}") from error
     return env_id
 
 

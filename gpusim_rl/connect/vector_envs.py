@@ -16,9 +16,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch.utils._pytree import tree_map
 
-from gpusim_rl.connect.checked_env import CheckedEnv, described, raised
+from gpusim_rl.connect.checked_env import CheckedEnv, raised
 from gpusim_rl.connect.library_config import module_and_id, require_id
-from gpusim_rl.errors import ConfigError, did_you_mean, first_line, import_extra, is_out_of_memory
+from gpusim_rl.errors import ConfigError, described, did_you_mean, first_line, import_extra, is_out_of_memory
 from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
 

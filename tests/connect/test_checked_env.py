@@ -429,6 +429,33 @@ def test_last_observations_that_a_reset_overwrites_are_copied_or_reported(
     env.close()
 
 
+class Old(SyncVectorEnv):
+    """Vector env of Gymnasium 0.29: no autoreset mode, and the last observation under another name."""
+
+    def __init__(self) -> None:
+        super().__init__([Fake] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+        del self.metadata["autoreset_mode"]
+
+    @property
+    def unwrapped(self) -> Any:
+        return gym.vector.VectorWrapper(self)
+
+    def step(self, actions: Any) -> Any:
+        *others, infos = super().step(actions)
+        if "final_obs" in infos:
+            infos["final_observation"] = infos.pop("final_obs")
+            infos["final_info"] = np.array([{"is_success": True}, None])
+        return *others, infos
+
+
+def test_the_same_step_reset_of_older_vector_envs_is_known_by_its_last_observation() -> None:
+    env = GymnasiumEnv(Old(), seed=5, max_episode_steps=9)
+    last, _, ends, stats = episode(env)
+    assert last[-1] == {"policy": [[3, 3]] * 2} and ends[-1] == [True] * 2
+    assert stats["is_success"].nan_to_num(-1).tolist() == [1, -1]
+    assert not env.step(torch.zeros(2, 1, dtype=torch.int64)).diverged.any()
+
+
 @pytest.mark.parametrize("told", ["SameStep", "Disabled", "NextStep", "often"])
 def test_a_mode_may_be_told_as_text(told: str) -> None:
     mode = AutoresetMode.SAME_STEP if told == "often" else AutoresetMode(told)

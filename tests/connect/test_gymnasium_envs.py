@@ -266,6 +266,10 @@ def trainer_of(tmp_path: Any, **settings: Any) -> Trainer:
     return make_trainer(prepare("Gymnasium", env=env, **{**small, **settings}))
 
 
+def fails() -> Any:
+    raise RuntimeError("no licence")
+
+
 @pytest.mark.parametrize(
     ("env", "words"),
     [
@@ -280,6 +284,8 @@ def trainer_of(tmp_path: Any, **settings: Any) -> Trainer:
             r"env.id=no_such:Pendulum-v1: No module named 'no_such'\. Try pip install no_such, or start in the folder"
             r" of no_such\.py$",
         ),
+        ({"id": "brokenmod:Pendulum-v1"}, r"env.id=brokenmod:Pendulum-v1: NameError: .*Box.* \(brokenmod\.py:1\)$"),
+        ({"id": "Fails-v0"}, r"env.id=Fails-v0: RuntimeError: no licence \(test_gymnasium_envs\.py:\d+\)$"),
         ({"id": "os:Pendulm-v1"}, "env.id=os:Pendulm-v1: Gymnasium has no such env. Did you mean"),
         ({"id": None}, "needs env.id or env._target_"),
         ({"id": None, "_target_": "no_such_module.make"}, "env._target_=no_such_module.make: no module named"),
@@ -292,6 +298,9 @@ def test_wrong_settings_are_one_line(
     env: dict[str, Any], words: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)  # as if it were not installed
+    (tmp_path / "brokenmod.py").write_text("space = Box(0, 1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(gym.registry, "Fails-v0", gym.envs.registration.EnvSpec("Fails-v0", entry_point=fails))
     with pytest.raises(ConfigError, match=words) as error:
         trainer_of(tmp_path, env=env)
     assert "\n" not in str(error.value)
