@@ -75,6 +75,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         args = parser.parse_intermixed_args(argv[1:])
         args.argv = argv
         return args
+    from gpusim_rl.errors import ConfigError, did_you_mean
+
+    if any("=" in text for text in argv[1:]) and (hint := did_you_mean(argv[0], ["scaling"])):  # no run takes those
+        raise ConfigError(f"unknown command {argv[0]!r}.{hint}")
     parser = argparse.ArgumentParser(
         prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

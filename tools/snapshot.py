@@ -34,11 +34,28 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="snapshot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task, run folder or checkpoint")
     parser.add_argument("--out", type=Path, help="png to write (default: the task's name, here)")
-    parser.add_argument("--steps", type=int, default=0, help="control steps before the picture (default: 0)")
+    parser.add_argument("--steps", type=not_negative, default=0, help="control steps before the picture (default: 0)")
     parser.add_argument("--num-envs", type=positive, default=1, help="tiles of the grid (default: 1)")
+    parser.add_argument("--fill", type=share, default=0.86, help="of the picture, for the robot (default: 0.86)")
     add_picture_arguments(parser, width=480, height=360)
     add_player_arguments(parser, policy="zero")
     return parser.parse_args(argv)
+
+
+def not_negative(text: str) -> int:
+    """Returns the value of an argument that must be 0 or more."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
+    return value
+
+
+def share(text: str) -> float:
+    """Returns the value of an argument that must be above 0 and at most 1."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {value:g}")
+    return value
 
 
 def snapshot(args: argparse.Namespace) -> Path:
@@ -65,7 +82,7 @@ def snapshot(args: argparse.Namespace) -> Path:
             player.step()
         sim = env.sim
         poses = sim.poses.cpu().numpy()
-        pixels = draw(sim.scene, poses, args.width, args.height, args.renderer)
+        pixels = draw(sim.scene, poses, args.width, args.height, args.renderer, args.fill)
         if env.images:
             pixels = add_seen(pixels, seen(player))
         default = Path(f"{env.name}.png")

@@ -101,8 +101,12 @@ class FramingCamera(Camera):
         return np.concatenate(corners)
 
 
-def draw(scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto") -> np.ndarray:
+def draw(
+    scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto", fill: float = FILL
+) -> np.ndarray:
     """Draws envs at these positions, shape [envs, nq], each framed: with other arguments as `make_renderer` does.
+
+    `fill` is the share of a tile's width or height that the framed things take.
 
     Returns:
         The picture, uint8, shape [height, width, 3].
@@ -111,7 +115,7 @@ def draw(scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str 
         ConfigError: Nothing can draw here, or the picture is too small for the envs or too large for OpenGL.
     """
     grid = Grid.of(len(qpos), width, height)
-    camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height)
+    camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height, fill)
     try:
         drawn = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
     except mujoco.FatalError as error:  # what OpenGL can draw at once depends on the driver

@@ -58,6 +58,7 @@ def test_a_run_is_judged_without_loading_torch(tool):
         (["Nothing"], "no run 'Nothing': expected a run folder or a trained task; in runs there is "),
         (["runs"], "runs is not a run folder: it has no config.yaml, there is "),
         (["-cd", "my_cfg", "Nothing"], "no run 'Nothing': "),
+        (["scalling", "task=Ant"], "unknown command 'scalling'. Did you mean 'scaling'?"),
         (["scaling", "task=Antt"], "unknown task 'Antt'. Did you mean 'Ant'?"),
         (["scaling", "task=Ant", "num_env=3"], "unknown key 'num_env'. Did you mean 'num_envs'?"),
         (

@@ -76,6 +76,15 @@ def test_a_checkpoint_and_a_name_can_be_given(tool_here, runs_folder, tmp_path):
     assert len(decode(out)[1]) == 1
 
 
+def test_without_a_caption_there_is_none_and_pillow_is_not_needed(tool_here, tmp_path, monkeypatch):
+    tiny = ("Pendulum", "--policy", "random", "--steps", "1", "--num-envs", "1", "--width", "320", "--height", "240")
+    tool_here("record", *tiny, "--out", tmp_path / "with.mp4")
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    tool_here("record", *tiny, "--no-caption", "--out", tmp_path / "without.mp4")
+    captioned, plain = (decode(tmp_path / name)[1][0].astype(int) for name in ("with.mp4", "without.mp4"))
+    assert abs(captioned - plain)[:40].max() > 60  # where the caption is
+
+
 def test_no_video_is_replaced_unless_asked(tool_here, tmp_path):
     tiny = ("Pendulum", "--policy", "random", "--steps", "2", "--num-envs", "1", "--width", "64", "--height", "64")
     names = [tool_here("record", *tiny, cwd=tmp_path).stdout.strip() for _ in range(2)]

@@ -95,12 +95,13 @@ def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool_here, tm
         "again": (),
         "fallen": ("--steps", "40"),
         "pushed": ("--steps", "40", "--policy", "random"),
+        "small": ("--fill", "0.4"),
     }
     for name, arguments in variants.items():
         tool_here("snapshot", "Cartpole", *SMALL, *arguments, "--out", tmp_path / f"{name}.png")
     start, again, *others = [(tmp_path / f"{name}.png").read_bytes() for name in variants]
     assert start == again
-    assert len({start, *others}) == 3
+    assert len({start, *others}) == 4
 
 
 @pytest.mark.slow
@@ -134,6 +135,15 @@ def test_bad_input_is_one_line(tool_here, arguments, line):
     assert done.stdout == ""
     if arguments == ("Cartpol",):
         assert done.stderr.endswith(". Did you mean 'Cartpole'?\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [("--steps", "-3", "must not be negative, got -3"), ("--fill", "1.5", "must be above 0 and at most 1, got 1.5")],
+)
+def test_numbers_out_of_range_are_refused(tool_here, option, value, why):
+    done = tool_here("snapshot", "Cartpole", option, value)
+    assert done.returncode == 2 and done.stderr.endswith(f"argument {option}: {why}\n")
 
 
 def test_a_missing_extra_is_one_line(tool_here, monkeypatch):
