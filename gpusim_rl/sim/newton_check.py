@@ -22,9 +22,12 @@ _OTHER_COUNTS = re.compile(
 )
 """Counts of `MjModel` that may differ, and why."""
 
-_KINDS = {"jnt": "joint", "eq": "equality"}
-_KINDS |= dict.fromkeys(("dof", "qpos", "wrap", "body", "tendon", "pair", "exclude", "actuator", "geom", "site"))
-"""Prefixes of the compared arrays of `MjModel`, and what they belong to, if it has another name."""
+_KINDS = {"jnt": "joint", "dof": "joint", "qpos": "joint", "wrap": "tendon", "eq": "equality"}
+_KINDS |= {name: name for name in ("body", "tendon", "pair", "exclude", "actuator", "geom", "site")}
+"""Prefixes of the compared arrays of `MjModel`, and what they belong to."""
+
+_FIRST = {"dof": "jnt_dofadr", "qpos": "jnt_qposadr", "wrap": "tendon_adr"}
+"""Where the first of an element is, if it has several."""
 
 _OTHER_ARRAYS = re.compile(
     r"\w+_(user|group|rgba|matid|width|plugin|sameframe|simple\w*|(geom|bvh|M)adr)|tendon_adr"  # pictures, numbering
@@ -51,6 +54,9 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
     same = len(labels) == num_envs * (model.nbody - 1)
     if not same or not all(labels[i].endswith(f"/{model.body(i + 1).name}") for i in range(model.nbody - 1)):
         raise _differs("this scene", "other bodies")
+    for name in (model.tendon(i).name for i in range(model.ntendon)):
+        if name not in {solved.tendon(i).name for i in range(solved.ntendon)}:
+            raise ConfigError(f"sim=newton does not import the tendon {name!r}; try sim=mjwarp")
     for name in dir(model):
         prefix = name.split("_")[0].removesuffix("0")
         if prefix in _KINDS and isinstance(getattr(model, name), np.ndarray) and not _OTHER_ARRAYS.fullmatch(name):
@@ -110,11 +116,14 @@ def _check_array(name: str, prefix: str, model: mujoco.MjModel, solver: Any) -> 
     rtol = 1e-3 if getattr(model, name).dtype.kind == "f" else 0.0
     wrong = np.flatnonzero(~np.isclose(found, expected, rtol=rtol, atol=1e-6).all(axis=1))
     if len(wrong):
-        row, kind = int(wrong[0]), _KINDS[prefix] or prefix
-        element = getattr(model, kind)(int(rows[row])) if hasattr(model, kind) else None
+        row, kind = int(wrong[0]), _KINDS[prefix]
+        owner = int(rows[row])
+        if prefix in _FIRST:
+            owner = int(np.searchsorted(getattr(model, _FIRST[prefix]), row, side="right")) - 1
         got, wanted = (" ".join(f"{value:g}" for value in values[row]) for values in (found, expected))
-        label = element.name if element is not None and element.name else int(rows[row])
-        raise _differs(f"the {kind} {label!r}", f"{name} = {got}, expected {wanted}")
+        raise _differs(
+            f"the {kind} {getattr(model, kind)(owner).name or owner!r}", f"{name} = {got}, expected {wanted}"
+        )
 
 
 def _differs(where: str, what: str) -> ConfigError:

@@ -13,7 +13,7 @@ import torch
 from gpusim_rl.api import make_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files.paths import assets_dir, robot_file
-from gpusim_rl.sim import Scene, SimChoice, make_sim
+from gpusim_rl.sim import Scene, SimChoice, make_sim, menagerie
 from helpers.scenes import sim_config
 
 # As Menagerie's files are: options, a light and a camera outside and inside of the robot, sensors, a stance.
@@ -235,6 +235,15 @@ def test_what_is_not_there_is_one_line(package, source, line):
     with pytest.raises(TaskError, match=line.replace("?", r"\?").replace("`", ".")) as error:
         scene_of(source)
     assert "\n" not in str(error.value) and "urlopen" not in str(error.value)
+
+
+def test_a_robot_that_lacks_what_its_elements_name_is_named_by_the_scene(monkeypatch):
+    xml = '<mujoco><worldbody><body/></worldbody><actuator><motor name="m" joint="gone"/></actuator></mujoco>'
+    monkeypatch.setattr(menagerie, "load", lambda *_: mujoco.MjSpec.from_string(xml))
+    with pytest.raises(
+        TaskError, match=r"^Scene\.add\('robot'\): among its actuators some name what it does not have$"
+    ):
+        scene_of("menagerie:tiny_walker")
 
 
 def test_a_missing_package_is_one_line(monkeypatch):

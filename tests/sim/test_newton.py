@@ -403,6 +403,16 @@ class Changed:
         return self._changes.get(name, getattr(self._model, name))
 
 
+def test_a_lost_tendon_is_named(monkeypatch):
+    """As Newton's solver does where it cannot resolve a path: a warning, which nobody sees."""
+    scene = Scene(physics_hz=200)
+    scene.add("leg", mujoco.MjSpec.from_string(LEG.format(couple="", turn="", equality="")))
+    monkeypatch.delattr(importlib.import_module("gpusim_rl.sim.newton_model")._Solver, "_init_tendons")
+    with pytest.raises(ConfigError) as error:
+        make("newton", scene, 1)
+    assert str(error.value) == "sim=newton does not import the tendon 'leg/turn'; try sim=mjwarp"
+
+
 def test_every_count_of_the_model_is_compared():
     check = importlib.import_module("gpusim_rl.sim.newton_check")
     scene = ant_scene()
@@ -619,6 +629,43 @@ def test_meshes_of_still_and_of_moving_bodies_are_where_mujoco_has_them():
             np.testing.assert_allclose(found, [getattr(data, name)[geom]] * 2, atol=1e-5)
 
 
+BLOCKS = """
+<mujoco>
+  <asset>
+    <mesh name="rock" vertex="0 0 0 0.3 0 0.02 0 0.25 0.01 0.3 0.3 0 0.1 0.1 0.3 0.25 0.1 0.2"/>
+    <hfield name="hills" nrow="3" ncol="4" size="1 1 0.1 0.1" elevation="0 1 2 3 1 5 2 4 4 3 2 0"/>
+  </asset>
+  <worldbody>
+    <geom name="hills" type="hfield" hfield="hills" euler="0 0 20"/><geom name="floor" type="plane" size="9 9 1"/>
+    <body pos="-0.3 0 0.09"><freejoint/><geom name="stone" type="mesh" mesh="rock" euler="30 20 0"/></body>
+    <body pos="0.3 0.2 0.12"><freejoint/><geom name="ball" size="0.08"/></body>
+    <body pos="3 0 0.09"><freejoint/><geom name="box" type="box" size="0.2 0.2 0.1"/></body>
+    <body pos="3 0 0.235" euler="0 88 10"><freejoint/><geom name="bar" type="capsule" size="0.05 0.3"/></body>
+    <body pos="6 0 -0.01"><freejoint/><geom name="pebble" type="mesh" mesh="rock" euler="10 0 50"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def test_contacts_are_those_of_mujoco_warp():
+    found = []
+    for name in ("mjwarp", "newton"):
+        scene = Scene(physics_hz=500)
+        scene.add("a", mujoco.MjSpec.from_string(BLOCKS))
+        sim = make(name, scene, 1)
+        sim.step(1)
+        data = sim._data if name == "mjwarp" else sim._solver.mjw_data
+        count, contact = int(data.nacon.numpy()[0]), data.contact
+        geoms = contact.geom.numpy()[:count]
+        geoms = geoms if name == "mjwarp" else sim._geoms.numpy()[geoms]
+        places = [contact.pos.numpy()[:count], contact.dist.numpy()[:count, None], contact.frame.numpy()[:count, 0]]
+        rows = np.concatenate([geoms, *places], axis=1)
+        found.append(rows[np.lexsort(rows[:, :5].round(3).T[::-1])])
+    pairs = {"-".join(scene.model.geom(int(i)).name[2:] for i in row[:2]) for row in found[0]}
+    assert pairs == {"hills-stone", "hills-ball", "floor-box", "bar-box", "floor-pebble"}
+    np.testing.assert_allclose(*found, atol=1e-5)
+
+
 MACHINE = """
 <mujoco>
   <worldbody>
@@ -662,6 +709,8 @@ def test_every_array_that_the_solver_steps_with_is_compared():
             passed.add(name)
         except ConfigError as error:
             assert name in str(error)
+            if name.startswith(("dof", "qpos", "wrap")):  # the first of a joint or a tendon
+                assert any(owner in str(error) for owner in ("joint 'machine/slider'", "tendon 'machine/cord'"))
         solver.mjw_model = solved
     weights = "body_invweight0 dof_invweight0 tendon_invweight0 geom_size"  # `_Solver` takes the scene's
     numbering = "body_geomadr body_geomnum geom_dataid dof_Madr body_simple tendon_adr"
