@@ -48,10 +48,10 @@ SEAM = {
 
 CORE = "core: physics, MDP, learning, loop, settings, files"
 CAPABILITIES: dict[str, tuple[int | str, ...]] = {
-    "Newton": (630, "sim/newton*"),
+    "Newton": (640, "sim/newton*"),
     "robot files": (1_380, "sim/urdf", "sim/robot_*", "sim/mesh_file", "sim/menagerie", "sim/legged"),
     "scaffold": (140, "connect/task_text"),
-    "viewer and report": (3_075, "view/*", "learned"),
+    "viewer and report": (3_080, "view/*", "learned"),
     "other libraries": (2_480, "connect/*"),
     "actors": (
         1_780,
@@ -68,7 +68,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("images", "sim/camera*", "env/image_noise", "env/encoded_env"),
         *("learn/encoders", "learn/pretrained", "learn/vae", "learn/pixel_replay"),
     ),
-    "doctor": (1_735, "diagnose/*"),
+    "doctor": (1_740, "diagnose/*"),
     "logging": (
         1_800,
         *("run/console", "run/logger", "run/writers", "run/metrics"),
@@ -90,7 +90,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (21_700,),
 }
 """Lines of a capability, and its files: the first row whose pattern fits has the file."""
-FOLDERS = {"tasks": 5_515, "tools": 4_265, "tests": 52_600, "benchmarks": 8_620}
+FOLDERS = {"tasks": 5_515, "tools": 4_290, "tests": 52_750, "benchmarks": 8_620}
 
 
 def lines_of(*paths: Path) -> int:

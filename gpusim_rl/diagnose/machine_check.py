@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import psutil
 
-from gpusim_rl.errors import ConfigError, first_line, on_one_line
+from gpusim_rl.errors import ConfigError, first_line, is_out_of_memory, on_one_line
 from gpusim_rl.files.provenance import describe_environment, installed_version
 from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_available_bytes
 from gpusim_rl.public import __version__
@@ -84,8 +84,10 @@ def gpu_checks(
     for index, gpu in enumerate(gpus):
         text = f"cuda:{index} {gpu.name}, capability {gpu.capability}, {gpu.memory_gb:.0f} GB"
         if gpu.problem:
-            fix = "install a newer (for an old GPU: an older) build of torch, or train with device=cpu"
-            checks.append(Check("GPU", "failed", f"{text}: {gpu.problem}", fix))
+            fix = "install a newer (for an old GPU: an older) build of torch"
+            if is_out_of_memory(RuntimeError(gpu.problem)) or "busy" in gpu.problem:
+                fix = "end what else runs on it (nvidia-smi lists that)"
+            checks.append(Check("GPU", "failed", f"{text}: {gpu.problem}", f"{fix}, or train with device=cpu"))
         else:
             checks.append(Check("GPU", "ok", f"{text}, {'bf16' if gpu.bf16 else 'no bf16: networks run in fp32'}"))
     if checks:
@@ -158,7 +160,7 @@ def _gpus() -> list[Check]:
             bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
             try:
                 torch.ones(1, device="cuda").sum().item()
-            except RuntimeError as error:  # this build of torch has no kernels for it, say
+            except RuntimeError as error:  # no kernels for it in this build of torch, or no memory left, say
                 problem = first_line(error)
         gpus.append(Gpu(found.name, f"{found.major}.{found.minor}", found.total_memory / 1e9, bf16, problem))
     return gpu_checks(describe_gpus(), torch.version.cuda, gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -8,7 +8,7 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -252,11 +252,17 @@ def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:
-    """Return the names in the folder where a run was looked for, and the run that may have been meant."""
+    """Return the runs that there are where one was looked for, and the one that may have been meant."""
     nearest = Path(runs) if "/" not in name else next(parent for parent in path.parents if parent.is_dir())
     hint = did_you_mean(name, run_names(runs))
-    contents = _contents(nearest) if nearest.is_dir() else "no run yet"
+    contents = _contents(nearest, _leads_to_run) if nearest.is_dir() else "no run yet"
     return f"in {nearest} there is {contents}{hint and '.'}{hint}"
+
+
+def _leads_to_run(entry: Path) -> bool:
+    """Return whether an entry of a folder is a checkpoint, a run, or what holds some."""
+    patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
+    return entry.suffix == ".pt" or any(next(entry.glob(pattern), None) for pattern in patterns)
 
 
 def from_here(path: Path) -> Path:
@@ -265,8 +271,8 @@ def from_here(path: Path) -> Path:
     return path.relative_to(current) if current in path.parents else path
 
 
-def _contents(folder: Path, limit: int = 6) -> str:
-    """Return the names in a folder, newest first."""
+def _contents(folder: Path, counts: Callable[[Path], bool] | None = None, limit: int = 6) -> str:
+    """Return the names in a folder, newest first; only those that count."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
-    names = [entry.name for entry in entries if entry.name[0] != "."]
-    return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or "nothing"
+    names = [entry.name for entry in entries if entry.name[0] != "." and (counts is None or counts(entry))]
+    return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or ("no run" if counts else "nothing")

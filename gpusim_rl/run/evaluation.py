@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import torch
 from torch import Tensor
@@ -87,13 +87,15 @@ def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Ten
     start, state = begin(spec)
     assert state is not None and spec.checkpoint is not None, "begin() has read the checkpoint"
     env, obs = make_started_env(start)
-    with must_fit(spec.checkpoint.file, f"task {start.task_name} with algo={spec.cfg.algo}"):
+    with ExitStack() as stack, must_fit(spec.checkpoint.file, f"task {start.task_name} with algo={spec.cfg.algo}"):
+        stack.enter_context(closing(env))
         check_spaces(state, env)
         spaces = env.obs_sizes, env.action_space, start.device, env.images
         policy = make_policy(spec.algorithm_class, spec.cfg, *spaces).eval()
         policy.load_state_dict(state["policy"])
         for group, value in env.begin_from(state["env"]).items():
             obs[group].copy_(value)
+        stack.pop_all()  # all fits: the caller closes them
     return start, env, policy, obs
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
-from gpusim_rl.env import Step, device_env
+from gpusim_rl.env import Step, VecEnv, device_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.machine import torch_threads
@@ -908,6 +908,23 @@ def test_an_evaluation_equals_a_loop_by_hand(trained):
                 returns[env_id] += step.reward[env_id].item()
                 ended[env_id] = bool(step.done[env_id])
     assert result["return_mean"] == pytest.approx(sum(returns) / 4, rel=1e-5)
+
+
+def broken(error: type[BaseException]) -> Any:
+    def check(*_: Any) -> None:
+        raise error("does not fit")
+
+    return check
+
+
+def test_a_policy_that_cannot_be_restored_leaves_no_envs_open(trained, monkeypatch):
+    closed, close = [], VecEnv.close
+    monkeypatch.setattr(VecEnv, "close", lambda env: (closed.append(env), close(env)))
+    for error in (ConfigError, KeyboardInterrupt):
+        monkeypatch.setattr("gpusim_rl.run.evaluation.check_spaces", broken(error))
+        with pytest.raises(error):
+            restore(small_spec("Cartpole", trained, test=True, checkpoint=str(the_run(trained)), num_envs=4))
+    assert len(closed) == 2
 
 
 def test_an_evaluation_and_a_player_are_where_the_training_was(tmp_path):
