@@ -87,7 +87,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         805,
         *("learn/symmetry", "learn/rnd", "env/mirrors", "sim/mirror_image", "testing/mirror_check"),
     ),
-    CORE: (21_700,),
+    CORE: (21_725,),
 }
 """Lines of a capability, and its files: the first row whose pattern fits has the file."""
 FOLDERS = {"tasks": 5_515, "tools": 4_290, "tests": 52_750, "benchmarks": 8_620}

@@ -236,19 +236,16 @@ class Scene:
         try:
             with _PROCESS_WIDE, mujoco_warnings(label), bounded_memory():
                 spec, velocity_limits = read_robot(robot, packages, keyframe, fixed_base)
-        except TaskError as error:
-            raise error if from_menagerie else TaskError(f"{label}: {error}") from None
-        except (ValueError, OSError) as error:
-            raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
-        objects, has_bodies = free_objects(spec), bool(spec.worldbody.bodies)
-        source = f"the spec of {name!r}" if isinstance(robot, mujoco.MjSpec) else str(robot)
-        try:
+            objects, has_bodies = free_objects(spec), bool(spec.worldbody.bodies)
+            source = f"the spec of {name!r}" if isinstance(robot, mujoco.MjSpec) else str(robot)
             self.option.take_over(spec, source)
             frame = self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat))
             attach(self.spec, spec, name, frame, None if from_menagerie else robot)
-        except ValueError as error:
-            reason = error if isinstance(error, TaskError) else f"cannot load {robot}: {one_line(error)}"
-            raise TaskError(f"{label}: {reason}") from None
+        except TaskError as error:
+            named = str(error).startswith(menagerie.PREFIX)  # by what was to be loaded
+            raise error if named else TaskError(f"{label}: {error}") from None
+        except (ValueError, OSError) as error:
+            raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
         self._velocity_limits[name] = velocity_limits
         self._objects |= {f"{name}/{body}": name for body in objects}
         self.articulation_names += [name] * has_bodies + [f"{name}/{body}" for body in objects]
