@@ -77,7 +77,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "randomisation": (1_300, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
     "export": (1_300, "export/*"),
     "search": (
-        900,
+        937,
         "distributed/*search",
         "distributed/tuning",
         "distributed/pbt",

@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,7 +246,8 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
                 return
             row = {"trial": result["number"], "iteration": result["iteration"], "score": result[OBJECTIVE]}
             row |= {name: result[name] for name in ("since", "parent", "run")}
-            pbt.add_row(study, row | {key: result["config"][key] for key in search.space})
+            with suppress(OSError, ConfigError), database_errors(search):  # a full disk: the trials go on
+                pbt.add_row(study, row | {key: result["config"][key] for key in search.space})
             copied = "" if row["parent"] == row["trial"] else f", after a copy of trial {row['parent']}"
             say(f"iteration {row['iteration']}  trial {row['trial']}  {row['score']:.5g}{copied}", file=sys.stderr)
 

@@ -73,8 +73,9 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     """Read and check a command line of `tools/tune.py`."""
 
     def number(text: str) -> Any:
-        with suppress(ValueError, SyntaxError):
-            return ast.literal_eval(text)
+        for read in (int, float, ast.literal_eval):  # 08 is no literal
+            with suppress(ValueError, SyntaxError):
+                return read(text)
         return text
 
     for word in words:

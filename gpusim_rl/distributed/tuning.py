@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
+import os
+import re
 import shlex
 import sqlite3
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ INTERRUPTED = "interrupted"
 DATABASE = "study.db"
 LOCK_S = 60.0
 """Time that a process waits while another one writes to the database [s]."""
+FOREIGN = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What Optuna raises at a database that is not as it writes one, such as a stranger's or a newer Optuna's."""
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """End of a rollback journal that names another file, which SQLite would delete. A search never writes one."""
 
@@ -44,7 +47,8 @@ def tune(search: Search) -> list[str]:
         study = Study(search)
         states, distributions = study.optuna.trial.TrialState, study.distributions()
         while study.num_ended < search.cfg.trials:
-            trial = study.trials.ask(distributions)
+            with database_errors(search, *FOREIGN):
+                trial = study.trials.ask(distributions)
             try:
                 value = _run(study, trial)
             except TrialFailedError as error:
@@ -63,16 +67,19 @@ def tune(search: Search) -> list[str]:
 
 
 @contextmanager
-def database_errors(search: Search) -> Iterator[None]:
-    """Turn an error of the database, such as a full disk or a damaged file, into one line."""
+def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
+    """Turn an error of the database, such as a full disk or a damaged file, or one of `more`, into one line."""
     optuna: Any = import_extra("optuna", "tune", "tools/tune.py")
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError, json.JSONDecodeError) as error:
+    except ConfigError:
+        raise
+    except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, *more) as error:
         cause = error.__cause__ or error
-        problem = first_line(getattr(cause, "orig", None) or cause)
+        cause = getattr(cause, "orig", None) or cause
+        problem = repr(cause) if isinstance(cause, LookupError) else first_line(cause)
         advice = f"Try the same command, which continues with what there is, or study={search.cfg.study}-1"
         raise ConfigError(f"{search.folder / DATABASE}: {problem}. {advice}") from None
 
@@ -84,8 +91,9 @@ def _run(study: Study, trial: Any) -> float:
     try:
         for iteration, newest in run.rows():
             trial.report(newest, iteration)
-            if trial.should_prune():
-                raise study.optuna.TrialPruned
+            with database_errors(study.search, *FOREIGN):
+                if trial.should_prune():
+                    raise study.optuna.TrialPruned
     finally:
         run.end()
         trial.set_user_attr("run", run.folder)
@@ -106,11 +114,12 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings have tracebacks of what Ctrl-C has ended
         search.refuse_links()
         search.folder.mkdir(parents=True, exist_ok=True)
-        _check_database(search.folder / DATABASE)
-        engine = {"creator": partial(sqlite3.connect, search.folder / DATABASE, timeout=LOCK_S)}
-        with open_file(search.folder / "study.lock", "ab") as file:
+        _check_files(search.folder / DATABASE)
+        engine = {"creator": partial(_connect, search.folder / DATABASE)}
+        with open_file(search.folder / "study.lock", "ab") as file, database_errors(search, *FOREIGN):
             while not lock(file):  # Optuna's tables cannot be made by two processes at once
                 time.sleep(0.05)
+            _check_schema(search.folder / DATABASE)
             self.trials: Any = optuna.create_study(
                 study_name=search.cfg.study,
                 storage=optuna.storages.RDBStorage(f"sqlite:///{DATABASE}", engine),
@@ -120,6 +129,7 @@ class Study:
                 pruner=self._pruner(),
             )
             self._refuse_other_search()
+            self._check_trials()
         ended, folder = f"{self.num_ended} of {search.cfg.trials}", paths.from_here(search.folder)
         say(f"{search.cfg.study}: {ended} trials have ended; {folder} has their logs", file=sys.stderr)
 
@@ -147,6 +157,15 @@ class Study:
             if before.get(key) != now.get(key):
                 was, got = (f"{key}={about[key]}" if key in about else f"no {key}" for about in (before, now))
                 raise ConfigError(f"study={cfg.study} has {was}, got {got}. Try study={cfg.study}-1")
+
+    def _check_trials(self) -> None:
+        """Refuse trials that no search writes: Optuna and the report would fail at them, or take their settings."""
+        kinds, _ = self.distributions(), self.trials.direction  # RuntimeError where there are two
+        for trial in self.trials.get_trials(deepcopy=False):
+            complete, waits = trial.state.name == "COMPLETE", trial.state.name == "WAITING"
+            strange = any(kinds.get(key, kind) != kind for key, kind in trial.distributions.items())
+            if waits or strange or (complete and not isinstance(trial.value, float)):
+                raise ValueError(f"trial {trial.number} is not of this search")
 
     def distributions(self) -> dict[str, Any]:
         """Return the space as Optuna's distributions."""
@@ -186,7 +205,8 @@ class Study:
             for trial in trials
         ]
         write_table(search.folder / "trials.csv", rows)
-        counts = (f"{count} {state}" for state, count in Counter(map(_state, trials)).items())
+        unknown = {"running": "running or killed"}  # by other commands
+        counts = (f"{count} {unknown.get(state, state)}" for state, count in Counter(map(_state, trials)).items())
         lines = [f"{search.cfg.study}: {', '.join(counts)}"]
         complete = [trial for trial in trials if _state(trial) == "complete"]
         if not complete:
@@ -205,21 +225,44 @@ class Study:
         return lines
 
     def _run_of(self, trial: Any) -> str:
-        """Return the run folder of a trial, which is in the trial's own folder; empty where there is none."""
+        """Return the run folder of a trial, as the names of files are made; empty where there is none."""
         name = Path(str(trial.user_attrs.get("run", ""))).name
-        return str(self.search.runs_of(number_of(trial)).absolute() / name) if name else ""
+        folder = self.search.runs_of(number_of(trial)).absolute()
+        return str(folder / name) if re.fullmatch(r"2[\w-]*", name, re.ASCII) else ""
 
 
-def _check_database(file: Path) -> None:
+def _check_files(file: Path) -> None:
     """Refuse a database, which may be a stranger's, that leads to other files.
 
     To be called before the first connection: to close the file would end SQLite's locks on it in this process.
     """
-    open_file(file, "ab").close()  # no link, pipe or second name
-    with suppress(FileNotFoundError), open_file(Path(f"{file}-journal")) as journal:
-        journal.seek(max(0, journal.seek(0, 2) - len(SUPER_JOURNAL)))
-        if journal.read() == SUPER_JOURNAL:
-            raise ConfigError(f"{file}-journal names another file. Try removing it")
+    with open_file(file, "ab+") as database:  # no link, pipe or second name
+        database.seek(18)
+        if database.read(1) == b"\2":
+            raise ConfigError(f"{file} is in WAL mode, as no search writes it. Try PRAGMA journal_mode=DELETE")
+    for other in (f"{file}-wal", f"{file}-shm"):  # SQLite would write to them, whatever they are
+        if os.path.lexists(other):
+            raise ConfigError(f"{other} is no file of a search. Try removing it")
+    if os.path.lexists(f"{file}-journal"):
+        with open_file(Path(f"{file}-journal"), "ab+") as journal:
+            journal.seek(max(0, journal.seek(0, 2) - len(SUPER_JOURNAL)))
+            if journal.read() == SUPER_JOURNAL:
+                raise ConfigError(f"{file}-journal names another file. Try removing it")
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(file, timeout=LOCK_S)
+    connection.execute("PRAGMA trusted_schema=OFF")
+    return connection
+
+
+def _check_schema(file: Path) -> None:
+    """Refuse a database with views, triggers or virtual tables, which would run."""
+    kinds = ("CREATE TABLE *", "CREATE INDEX *", "CREATE UNIQUE INDEX *")
+    query = "SELECT name FROM sqlite_master WHERE NOT (sql GLOB ? OR sql GLOB ? OR sql GLOB ?)"
+    with closing(_connect(file)) as connection:  # not read-only: it rolls back what a killed search has left
+        if found := connection.execute(query, kinds).fetchone():
+            raise ValueError(f"{found[0]} is no table of numbers and text")
 
 
 def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:

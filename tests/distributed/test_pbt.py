@@ -16,15 +16,20 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
 import pytest
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import OperationalError
 
+from gpusim_rl.distributed import pbt
 from gpusim_rl.distributed.pbt import add_row, explored, newest_checkpoint, settings_of
 from gpusim_rl.distributed.ray_cluster import ray_cluster
-from gpusim_rl.distributed.ray_search import _trainable, make_scheduler, trial_resources
+from gpusim_rl.distributed.ray_search import _listener, _trainable, make_scheduler, trial_resources
 from gpusim_rl.distributed.search import Search, SearchConfig
+from gpusim_rl.distributed.trial_run import OBJECTIVE
 from gpusim_rl.distributed.tuning import Study
 from gpusim_rl.files.checkpoint_file import load, save
 from helpers.commands import ROOT
@@ -105,6 +110,17 @@ def test_an_interval_that_was_repeated_counts_once(tmp_path: Path) -> None:
         add_row(study, {"trial": 0, "iteration": iteration, "score": score, "since": 0, "parent": 0})
     with (tmp_path / "poles" / "population.csv").open(newline="") as table:
         assert [(row["iteration"], row["score"]) for row in csv.DictReader(table)] == [("4", "2.0"), ("8", "3.0")]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "no space"), StorageInternalError(), OperationalError("", None, None)])
+def test_a_row_that_cannot_be_written_ends_no_trial(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = Study(search_of({}, tmp_path / "poles"))
+    monkeypatch.setattr(pbt, "add_row", Mock(side_effect=error))
+    result = {"trial": 0, "number": 0, "iteration": 4, OBJECTIVE: 1.0, "since": 0, "parent": 0, "run": "", "config": {}}
+    _listener(SimpleNamespace(Callback=object), study, [0]).on_trial_result(1, [], None, result)
+    assert pbt.add_row.called and "iteration 4  trial 0" in capsys.readouterr().err
 
 
 def test_a_trial_goes_on_from_its_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:

@@ -90,13 +90,16 @@ def test_a_population_of_ray_changes_where_there_is_a_row_of_metrics(tmp_path):
     assert read_search([*words, "+method='pbt'"]).cfg.grace == 20
     assert read_search([*words, "method=pbt", "grace=33"]).cfg.grace == 40
     assert read_search([*words, "method=asha", "grace=33"]).cfg.grace == 33
+    assert read_search([*words, "trials=08", "stall_s=0600"]).cfg.trials == 8
 
 
 def test_a_study_is_of_one_search(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text(SPACE)
     (tmp_path / "other.yaml").write_text("ppo.clip: {low: 0.1, high: 0.2}\n")
-    Study(read_search(SMALL))
+    study = Study(read_search(SMALL))
+    study.trials.ask(study.distributions())
+    assert study.report()[0] == "poles: 1 running or killed"
     Study(read_search([*SMALL, "trials=7", "pruner=none", "log.interval=2"]))
     for words, said in (
         (["max_iterations=7"], "study=poles has max_iterations=6, got max_iterations=7. Try study=poles-1"),
