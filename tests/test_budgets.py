@@ -90,7 +90,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (21_725,),
 }
 """Lines of a capability, and its files: the first row whose pattern fits has the file."""
-FOLDERS = {"tasks": 5_515, "tools": 4_290, "tests": 52_750, "benchmarks": 8_620}
+FOLDERS = {"tasks": 5_515, "tools": 4_290, "tests": 52_800, "benchmarks": 8_620}
 
 
 def lines_of(*paths: Path) -> int:
