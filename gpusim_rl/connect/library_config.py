@@ -103,7 +103,7 @@ def in_one_line(name: str) -> Iterator[None]:
 
 
 def refuse_ours(changes: Mapping[str, Any], ours: Mapping[str, str]) -> None:
-    """Raise ConfigError where `env.cfg` has a field that a setting of ours decides: `ours`, num_envs or the seed."""
+    """Raise ConfigError where `env.cfg` sets a field that `ours`, num_envs or the seed decides."""
     own = {"scene.num_envs": "num_envs is a setting of its own", "seed": "seed is a setting of its own"}
     for path, setting in (own | {**ours}).items():
         node: Any = changes

@@ -159,7 +159,7 @@ def make_scheduler(search: Search) -> Any:
 def _trainable(
     ray_tune: Any, search: Search, numbers: Sequence[int], checkpoints: Mapping[int, Path], cpus: float
 ) -> Any:
-    """Make Ray Tune's trainable, which follows a run of ours row by row."""
+    """Make Ray Tune's trainable, which follows a run row by row."""
     cwd = os.getcwd()  # Ray's processes are elsewhere
     grace = search.cfg.grace if search.cfg.method == "pbt" else search.iterations + 1
 

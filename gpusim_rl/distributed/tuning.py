@@ -36,7 +36,7 @@ DATABASE = "study.db"
 LOCK_S = 60.0
 """Time that a process waits while another one writes to the database [s]."""
 FOREIGN = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What Optuna raises at a database that is not as it writes one, such as a stranger's or a newer Optuna's."""
+"""Errors that Optuna raises at a malformed database, such as a stranger's, or one of a newer Optuna."""
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """End of a rollback journal that names another file, which SQLite would delete. A search never writes one."""
 

@@ -44,7 +44,7 @@ def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
 
 
 class SeededDraws:
-    """Random draws by settings. A checkpoint of other settings is drawn anew, and its schedules continue."""
+    """Random draws by settings. With other settings than the checkpoint's, draws are new and schedules continue."""
 
     _stream: ClassVar[int]  # is added to the run's seed: another stream than the task's and those of other draws
     _key: ClassVar[str] = "settings"  # of the settings in a checkpoint
@@ -60,7 +60,7 @@ class SeededDraws:
         raise NotImplementedError
 
     def seed(self, seed: int) -> None:
-        """Begins all draws anew, from this seed."""
+        """Restart all draws from this seed."""
         self._random.seed(seed + self._stream)
         self._draw_step()
 
@@ -69,7 +69,7 @@ class SeededDraws:
         return {self._key: self._settings, **saved_state(self, self._random)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores in place what `state_dict` returned, or draws anew where it was saved with other settings."""
+        """Restore in place what `state_dict` returned, or draw again where it was saved with other settings."""
         if state[self._key] == self._settings:
             restore_state(self, self._random, state)
         else:

@@ -26,8 +26,8 @@ ROWS_PER_THREAD = 1024
 def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL_ROWS) -> Iterator[None]:
     """Limits torch's threads inside a `with` block to one per `per_thread` rows; it never raises their number.
 
-    It is for tensors of so many rows on the CPU. A Python thread that starts inside the block keeps the limited number:
-    torch copies it then.
+    It is for tensors with this number of rows on the CPU. A Python thread that starts inside the block keeps the
+    limited number: torch copies it then.
     """
     threads = torch.get_num_threads()
     fewer = max(1, rows // per_thread)

@@ -109,7 +109,7 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
 def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
     """Returns this process's state in a checkpoint, and whether it was of another number of processes.
 
-    With as many processes as before it continues as it was. Else learning continues, and episodes begin anew.
+    With the former number of processes it continues unchanged. Else learning continues, and new episodes begin.
     """
     processes = state.get("processes", {})
     before, now = max(1, len(processes)), collective.size
@@ -336,7 +336,7 @@ class Checkpoints:
         return iteration % self._cfg.log.checkpoint_interval == 0
 
     def _is_better(self, mean_return: float | None) -> bool:
-        """Whether the policy is better than that of best.pt: a record may have passed before it was due to be saved."""
+        """Whether the policy beats that of best.pt: a record may have passed before it was due to be saved."""
         now = None if self._evaluations_decide else mean_return
         return now is not None and (self._best_return is None or now > self._best_return)
 

@@ -405,7 +405,7 @@ def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _table(pairs: Sequence[tuple[str, str]], columns: int) -> Table:
-    """Make a table of labels and values, so many of each in a row."""
+    """Make a table of labels and values, `columns` pairs in a row."""
     table = Table.grid(padding=(0, 1, 0, 0))
     for _ in range(columns):
         table.add_column(style="dim", overflow="fold")
