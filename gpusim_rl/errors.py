@@ -1,6 +1,6 @@
-"""Errors that the user can fix. The message is one line: what, where, expected, got, and what to try.
+"""Errors that the user can fix, shown as one line: where, what, expected, got, what to try.
 
-Nothing here imports torch, so that the command line answers a typo at once.
+Free of torch, so that the command line answers a typo at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from types import ModuleType
 from typing import Protocol
 
@@ -26,7 +27,7 @@ except ImportError:  # Windows
 
 EXIT_USER_ERROR = 2
 
-# How torch, mujoco.batch, Warp, CUDA, cuBLAS, the dynamic linker and Python's threads say it, in lower case.
+# Out-of-memory messages of torch, mujoco.batch, Warp, CUDA, cuBLAS, the dynamic linker and threading, in lower case.
 OUT_OF_MEMORY = (
     "allocate memory",
     "bad_alloc",
@@ -36,23 +37,68 @@ OUT_OF_MEMORY = (
     "failed to map segment",
     "can't start new thread",
 )
-SURE = 0.75  # likeness in `closest`
-LONGEST = 1000  # characters of a message; a longer one, such as that of a value of many thousand, loses its middle
+SURE = 0.75  # similarity in `closest`
+LONGEST = 1000  # characters of a message; a longer one loses its middle
 
 
-class ConfigError(ValueError):
-    """A setting, a file or an installation is wrong. The message is one line; the exit code is 2."""
+class _Missing(Enum):
+    """Type of `MISSING`; an enum keeps its identity when it is pickled."""
+
+    MISSING = auto()
 
 
-class TaskError(ValueError):
-    """A task broke the contract of `Task` (shape, dtype, NaN). The message names the method; the exit code is 2."""
+MISSING = _Missing.MISSING
+
+
+class UserError(ValueError):
+    """Error that the user can fix, shown as one line: `key: problem. Expected x, got y. Hint`.
+
+    Attributes:
+        key: Setting, flag, path or call that is wrong; "" if the problem names it.
+        problem: Statement of what is wrong; "" if `expected` and `got` say it.
+        expected: Description of valid values, or "".
+        got: Value that was rejected, shown by `repr`; `MISSING` if there is none to show.
+        hint: Sentences with a fix, such as "Try num_envs=64", or "".
+    """
+
+    def __init__(
+        self, problem: str = "", *, key: str = "", expected: str = "", got: object = MISSING, hint: str = ""
+    ) -> None:
+        super().__init__(problem)  # the one positional argument with which pickle rebuilds the error
+        self.key, self.problem, self.expected, self.got = key, problem, expected, got
+        self.hint = hint.strip()
+
+    def __str__(self) -> str:
+        values = [f"expected {self.expected}"] if self.expected else []
+        values += [] if self.got is MISSING else [f"got {self.got!r}"]
+        sentences = [text for text in (self.problem, ", ".join(values), self.hint) if text]
+        line = " ".join(_sentence(text, first=i == 0) for i, text in enumerate(sentences)).removesuffix(".")
+        return ": ".join(part for part in (self.key, line) if part)
+
+    def within(self, key: str) -> UserError:
+        """Return a copy whose key is preceded by the file, section or call `key` that it belongs to."""
+        inner = f"{key}: {self.key}" if self.key else key
+        return type(self)(self.problem, key=inner, expected=self.expected, got=self.got, hint=self.hint)
+
+
+def _sentence(text: str, first: bool) -> str:
+    text = text if first else text[:1].upper() + text[1:]
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+class ConfigError(UserError):
+    """Invalid setting, file or installation; exit code 2."""
+
+
+class TaskError(UserError):
+    """Breach of the contract of `Task` (shape, dtype, NaN); the key names the method; exit code 2."""
 
 
 def closest(name: str, options: Iterable[str], similarity: float = 0.6) -> str | None:
-    """Returns the option most similar to `name`, ignoring case; None when none is so similar, from 0 to 1.
+    """Return the option most similar to `name`, ignoring case, or None if no similarity reaches `similarity` (0 to 1).
 
-    Few mistype the first letter: with another one, or with only two letters of three, an option is to be as similar as
-    `SURE`, to contain the name, or to have its letters in another order.
+    The first letter is rarely mistyped: an option with another one must reach `SURE`, contain the name, or be an anagram of
+    it. The same holds for a name of three letters of which two differ.
     """
     by_lower, lower = {option.lower(): option for option in options}, name.lower()
     for close in difflib.get_close_matches(lower, by_lower, n=3, cutoff=similarity):
@@ -65,22 +111,22 @@ def closest(name: str, options: Iterable[str], similarity: float = 0.6) -> str |
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Returns " Did you mean 'x'?" for the option most similar to `name`, or "" when none is similar."""
+    """Return " Did you mean 'x'?" for the option most similar to `name`, or ""."""
     close = closest(name, options)
     return f" Did you mean {close!r}?" if close else ""
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
-    """Import a module that one of our extras installs; see `import_optional`."""
+    """Import a module that the extra `extra` of this package installs; see `import_optional`."""
     return import_optional(module, f"gpusim-rl[{extra}]", needed_by)
 
 
 def import_optional(module: str, requirement: str, needed_by: str) -> ModuleType:
-    """Import a module for a command or a setting that needs it; `requirement` is what pip installs it by.
+    """Import a module for the command or setting `needed_by`; pip installs it as `requirement`.
 
     Raises:
         ConfigError: It is not installed; the message has the pip command.
-        ModuleNotFoundError: It is installed, but one of its own dependencies is not.
+        ModuleNotFoundError: It is installed, but one of its dependencies is not.
     """
     try:
         return importlib.import_module(module)
@@ -92,42 +138,39 @@ def import_optional(module: str, requirement: str, needed_by: str) -> ModuleType
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of its class where it has none."""
+    """Return the first line of an error's message, or the name of its class if there is none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def on_one_line(text: str) -> str:
-    """Returns `printable` text of one line: a line end in a name would make a second message of what follows."""
+    """Return `printable` text on one line: a line end in a name must not look like a second message."""
     return printable(text).replace("\n", "\\n")
 
 
 def printable(text: str) -> str:
-    """Returns text from a file, escaped but for line ends and tabs.
-
-    Control characters and the like would move a terminal's cursor, or hide what follows.
-    """
+    """Escape all control characters but line ends and tabs: they would move a terminal's cursor or hide text."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 class Writable(Protocol):
-    """What text can be printed to."""
+    """Destination of printed text."""
 
     def write(self, text: str, /) -> object:
-        """Writes it."""
+        """Write text."""
 
 
 def say(*lines: str, file: Writable | None = None) -> None:
-    """Prints lines to `file` or stdout, whatever names and settings they hold. All commands print by it."""
+    """Print lines with names and settings from anywhere to `file` or stdout. All commands print through this."""
     print("".join(f"{on_one_line(line)}\n" for line in lines), end="", file=file)
 
 
 def warn(text: str) -> None:
-    """Prints a line that must not be missed, before there is a run that logs it."""
+    """Print a warning to stderr, for use before there is a run that logs."""
     say(f"warning: {text}", file=sys.stderr)
 
 
 class _Formatter(logging.Formatter):
-    """Makes lines of what is logged; an error may be a traceback."""
+    """Log formatter that escapes control characters; errors may span several lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -136,11 +179,11 @@ class _Formatter(logging.Formatter):
 
 @contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Turns errors inside a `with` block into messages on stderr and exit codes. What is logged is printed there too.
+    """Turn errors inside the block into messages on stderr and exit codes; log records go to stderr too.
 
     Raises:
-        SystemExit: ConfigError and TaskError, and too little memory: one line, exit code 2. Ctrl-C: one line, exit
-            code 130. Other errors: a traceback without Hydra's frames, exit code 1.
+        SystemExit: `UserError` or out of memory: one line, exit code 2. Ctrl-C: one line, exit code 130. Other errors: a
+            traceback without Hydra's frames, exit code 1.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter())
@@ -152,7 +195,7 @@ def friendly_errors() -> Iterator[None]:
         if _is_interrupt(error):
             say("interrupted", file=sys.stderr)
             raise SystemExit(EXIT_INTERRUPTED) from None
-        if isinstance(error, (ConfigError, TaskError)):
+        if isinstance(error, UserError):
             text = str(error)
             if len(text) > LONGEST:
                 text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
@@ -170,13 +213,13 @@ def friendly_errors() -> Iterator[None]:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether an error is Ctrl-C, or came of it: a library's cleanup, OmegaConf's for example, may fail then."""
+    """Return whether Ctrl-C caused the error, directly or through a library's cleanup (OmegaConf's, for example)."""
     return error is not None and (isinstance(error, KeyboardInterrupt) or _is_interrupt(error.__context__))
 
 
 @contextmanager
 def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
-    """Turns an allocation that fails in the block into a ConfigError, which says to try half of the envs."""
+    """Turn a failed allocation in the block into a ConfigError that suggests half of the envs."""
     try:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
@@ -187,7 +230,7 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
 
 
 def described(error: Exception | SystemExit) -> str:
-    """Return an exception's class, first line, and the place in the user's code, or else that where it was raised."""
+    """Return an exception's class, first line, and its place in the user's code (else where it was raised)."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if "-packages" not in frame.filename] or frames
     place = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
@@ -195,12 +238,12 @@ def described(error: Exception | SystemExit) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error is an allocation, or the start of a thread, that failed."""
+    """Return whether an error is a failed allocation or a thread that could not start."""
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)
 
 
 def address_space_limit_bytes() -> int | None:
-    """Returns the limit of this process's address space (`ulimit -v`), or None without a limit."""
+    """Return this process's address-space limit (`ulimit -v`), or None without a limit."""
     if resource is None:
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import pickle
 import re
 
 import pytest
@@ -25,6 +26,38 @@ def message(info: pytest.ExceptionInfo[BaseException]) -> str:
     text = str(info.value)
     assert "\n" not in text
     return text
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"problem": "no such thing"}, "no such thing"),
+        ({"problem": "Juggler.step: no such thing."}, "Juggler.step: no such thing"),
+        ({"key": "seed", "expected": "an integer", "got": "1\n2"}, r"seed: expected an integer, got '1\n2'"),
+        ({"key": "seed", "got": None}, "seed: got None"),
+        (
+            {"key": "task", "problem": "unknown task", "got": "Antt", "hint": " Did you mean 'Ant'?"},
+            "task: unknown task. Got 'Antt'. Did you mean 'Ant'?",
+        ),
+        (
+            {"problem": "two", "expected": "one", "got": 2, "hint": "Try 1. Or 3"},
+            "two. Expected one, got 2. Try 1. Or 3",
+        ),
+    ],
+)
+def test_the_fields_of_an_error_make_its_line(fields, line):
+    for kind in (ConfigError, TaskError):
+        error = kind(**fields)
+        assert str(error) == line
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is kind and vars(again) == vars(error) and str(again) == line
+
+
+def test_an_error_takes_the_place_that_it_was_raised_in():
+    error = TaskError(key="fps", expected="above 0", got=0.0, hint="Try 50").within("walk.npz")
+    assert (type(error), error.key, error.got) == (TaskError, "walk.npz: fps", 0.0)
+    assert str(error) == "walk.npz: fps: expected above 0, got 0.0. Try 50"
+    assert str(ConfigError("not a clip").within("walk.npz")) == "walk.npz: not a clip"
 
 
 @pytest.mark.parametrize("error", [ConfigError("no such thing"), TaskError("no such thing")])
