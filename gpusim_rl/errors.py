@@ -97,8 +97,8 @@ class TaskError(UserError):
 def closest(name: str, options: Iterable[str], similarity: float = 0.6) -> str | None:
     """Return the option most similar to `name`, ignoring case, or None if no similarity reaches `similarity` (0 to 1).
 
-    The first letter is rarely mistyped: an option with another one must reach `SURE`, contain the name, or be an anagram of
-    it. The same holds for a name of three letters of which two differ.
+    The first letter is rarely mistyped: an option with another one must reach `SURE`, contain the name, or be an
+    anagram of it. The same holds for a name of three letters of which two differ.
     """
     by_lower, lower = {option.lower(): option for option in options}, name.lower()
     for close in difflib.get_close_matches(lower, by_lower, n=3, cutoff=similarity):
@@ -182,8 +182,8 @@ def friendly_errors() -> Iterator[None]:
     """Turn errors inside the block into messages on stderr and exit codes; log records go to stderr too.
 
     Raises:
-        SystemExit: `UserError` or out of memory: one line, exit code 2. Ctrl-C: one line, exit code 130. Other errors: a
-            traceback without Hydra's frames, exit code 1.
+        SystemExit: `UserError` or out of memory: one line, exit code 2. Ctrl-C: one line, exit code 130. Other errors:
+            a traceback without Hydra's frames, exit code 1.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter())
