@@ -465,8 +465,8 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
     """Markdown: one row per task and recipe, medians of several seeds, and what must be known to read them."""
     lines = [
         "| task | recipe | success | in the full task | goal | seeds that reach it | env steps | time | return |"
-        " random | algorithm, settings | hardware | commit | published |",
-        "|---|---|---|---|---:|---|---:|---:|---:|---:|---|---|---|---|",
+        " algorithm, settings | published |",
+        "|---|---|---|---|---:|---|---:|---:|---:|---|---|",
     ]
     for task, recipe in sorted({(outcome.task, outcome.recipe) for outcome in outcomes}):
         seeds = [outcome for outcome in outcomes if (outcome.task, outcome.recipe) == (task, recipe)]
@@ -474,7 +474,6 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
         fewest = min((o.episodes for o in seeds if o.episodes is not None), default=WINDOW)
         few = f" ({fewest:.0f} episodes)" if 0 < fewest < WINDOW else " (few episodes)" if fewest < WINDOW else ""
         final = [o.final_return for o in seeds if o.final_return is not None]
-        random = _median([o.random_return for o in seeds if o.random_return is not None])
         goal = goals.get(task)
         cells = [
             f"`{task}`",
@@ -486,10 +485,7 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
             _spread(_until(seeds, "env_steps"), lambda steps: f"{steps / 1e6:.1f} M"),
             _spread(_until(seeds, "seconds"), duration),
             f"{_spread(final, lambda value: f'{value:,.0f}')}{few}" if final else "–",
-            f"{random:,.0f}" if random is not None else "–",
             " ".join([f"`{algorithm(seeds[0])}`", *(f"`{word}`" for word in _settings(seeds[0]))]),
-            ", ".join(dict.fromkeys(hardware(seed.environment) for seed in seeds)),
-            ", ".join(dict.fromkeys(_commit(seed.environment) for seed in seeds)),
             goal.compare if goal else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -503,8 +499,8 @@ def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[st
         for task, goal in goals.items()
         if goal.prepare and any(o.task == task and tuple(o.overrides) == goal.overrides for o in outcomes)
     ]
-    where = "learns from what the commands in [learn.yaml](../benchmarks/learn/learn.yaml) make; `time` includes them."
-    return [f"{task} {where}" for task in tasks]
+    where = "by the commands in [learn.yaml](../benchmarks/learn/learn.yaml); `time` includes them."
+    return [f"Demonstrations of {' and '.join(tasks)} are made {where}"] if tasks else []
 
 
 def algorithm(outcome: Outcome) -> str:
@@ -532,10 +528,6 @@ def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
     return show(statistics.median(values)) + (f" ({least} to {most})" if least != most else "")
 
 
-def _commit(environment: Mapping[str, Any]) -> str:
-    return str((environment.get("git") or {}).get("sha") or "–")[:7]
-
-
 def _success(seeds: Sequence[Mapping[str, float]], goal: Goal | None) -> str:
     """The numbers of the task that tell success, medians; a dash where it has some and none is known."""
     shown = goal.success if goal else {}
@@ -558,29 +550,12 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     seeds = f"{most} seed{'' if most == 1 else 's'}" if fewest == most else f"{fewest} to {most} seeds"
     medians = "" if most == 1 else ": medians, and the least and the most of them"
     return [
-        f"{seeds} of each task{medians}. The command of a row is `python train.py task=<task> recipe=<recipe>"
-        " seed=<1, 2, 3> algo=<algorithm>` with its settings. Returns of different [recipes](tasks.md#recipes) do not"
-        " compare. `success` is what the task itself counts at the end of the training, with exploration; tasks whose"
-        " return says it all have none. `in the full task` is the same of the mean action, in whole episodes of the"
-        " task as published. A goal is a return, or with its name a number that the task itself counts. It is reached"
-        f" when a mean of {WINDOW} episodes has reached it. `env steps` and `time` are those until then, or until the"
-        f" end of its time. `return` is the mean of the last {WINDOW} episodes at the end of the training, which can be"
-        " a little lower than the goal. Not above random: it has not learned in this time.",
+        f"{seeds} of each task{medians}. A row's command is `python train.py task=<task> recipe=<recipe> seed=<seed>"
+        " algo=<algorithm>` with its settings. Returns of different [recipes](tasks.md#recipes) do not compare."
+        " `success`: the task's own numbers at the end of training, with exploration. `in the full task`: the same for"
+        f" mean actions in the `full` task. A goal is reached when the mean over {WINDOW} episodes reaches it; env"
+        " steps and time count until then, or until the time limit.",
     ]
-
-
-def hardware(environment: Mapping[str, Any]) -> str:
-    """Where a training ran, in few words; all machines, if it was continued elsewhere."""
-    starts = [*environment.get("earlier", []), environment]
-    return ", then ".join(dict.fromkeys(_machine(start) for start in starts))
-
-
-def _machine(environment: Mapping[str, Any]) -> str:
-    gpu, cpu = environment.get("gpu"), environment.get("cpu") or {}
-    if gpu:
-        return str(gpu[0]["name"] if isinstance(gpu, list) else gpu)
-    count = cpu.get("available", "?")
-    return f"{count} CPU core{'' if count == 1 else 's'}"
 
 
 def _median(values: Sequence[float]) -> float | None:

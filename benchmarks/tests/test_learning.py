@@ -24,7 +24,6 @@ from learn.learning import (
     describe,
     draw,
     fill,
-    hardware,
     hold_against,
     measure_run,
     read_goals,
@@ -117,12 +116,10 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_the_table_tells_medians_and_what_is_not_reached():
     reached = {"reached": True, "env_steps": 5e6, "seconds": 100.0, "final_return": 120.0, "random_return": 3.2}
-    environment: dict[str, Any] = {"cpu": {"available": 2}, "gpu": None}
-    named = {**environment, "git": {"sha": "0123abcdef"}}
     lines = table(
         [
-            outcome(seed=1, **reached, env_steps_to_threshold=1e6, seconds_to_threshold=30.0, environment=named),
-            outcome(seed=2, **reached, env_steps_to_threshold=3e6, seconds_to_threshold=50.0, environment=environment),
+            outcome(seed=1, **reached, env_steps_to_threshold=1e6, seconds_to_threshold=30.0),
+            outcome(seed=2, **reached, env_steps_to_threshold=3e6, seconds_to_threshold=50.0),
             outcome(task="Walker2d", env_steps=7e6, seconds=600.0, final_return=-1500.0, best_return=90.0),
             outcome(
                 task="Hopper",
@@ -134,17 +131,14 @@ def test_the_table_tells_medians_and_what_is_not_reached():
         {"Ant": Goal(task="Ant", threshold=100.0, compare="5466, skrl")},
     )
     assert lines[2] == (
-        "| `Ant` | full |  |  | 100 | 2 of 2 | 2.0 M (1.0 M to 3.0 M) | 40 s (30 s to 50 s) | 120 | 3 | `ppo` |"
-        " 2 CPU cores | 0123abc, – | 5466, skrl |"
+        "| `Ant` | full |  |  | 100 | 2 of 2 | 2.0 M (1.0 M to 3.0 M) | 40 s (30 s to 50 s) | 120 | `ppo` |"
+        " 5466, skrl |"
     )
     assert lines[3].startswith("| `Hopper` | full |  |  | 100 | 0 of 1, not above random | 0.0 M |")
-    assert "| `sac` `num_envs=8` `sac.horizon=2` | ? CPU cores | – |" in lines[3]
-    assert (
-        lines[4] == "| `Walker2d` | full |  |  | 100 | 0 of 1 | 7.0 M | 10 min | -1,500 | – | `ppo` |"
-        " ? CPU cores | – |  |"
-    )
+    assert lines[3].endswith("| `sac` `num_envs=8` `sac.horizon=2` |  |")
+    assert lines[4] == "| `Walker2d` | full |  |  | 100 | 0 of 1 | 7.0 M | 10 min | -1,500 | `ppo` |  |"
     assert lines[5] == "" and lines[6].startswith("1 to 2 seeds of each task: medians, and the least and the most")
-    assert "It is reached when a mean of 100 episodes has reached it." in lines[6]
+    assert "is reached when the mean over 100 episodes reaches it" in lines[6]
 
 
 def test_where_less_than_half_of_the_seeds_reach_the_goal_the_table_tells_their_ends():
@@ -417,4 +411,4 @@ def test_a_training_continued_elsewhere_tells_both_machines(train, tmp_path):
     run.mkdir()
     (run / "env.json").write_text(json.dumps({**here, "earlier": [there, here]}))
     environment = learning._environment(run)
-    assert environment == {**here, "earlier": [there]} and hardware(environment) == "4 CPU cores, then 1 CPU core"
+    assert environment == {**here, "earlier": [there]}
