@@ -119,8 +119,8 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench learn",
         description="Train tasks to their thresholds, or for a stated time, and keep the curves: tasks.json, a plot,"
-        " the tables in docs/benchmarks.md and README.md. A task that has reached its threshold is not trained again;"
-        " another one continues with more minutes.",
+        " the tables in docs/benchmarks.md and docs/tasks.md. Tasks that have reached their thresholds are skipped;"
+        " others continue with more minutes.",
     )
     add = parser.add_argument
     add("tasks", nargs="*", metavar="TASK", help="default: all in learn.yaml")
@@ -259,7 +259,7 @@ def learn(args: argparse.Namespace) -> int:
         )
         + "\n",
     )
-    if (front := Path("README.md")).is_file():
+    if (front := Path("docs") / "tasks.md").is_file():
         write(front, learning.fill(front.read_text(), learning.front_page(best), "tasks"))
     draw(lambda figures: learning.draw(outcomes, figures), args.out / "tasks.png")
     return EXIT_INTERRUPTED if interrupted else int(failed)

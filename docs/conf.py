@@ -25,22 +25,26 @@ REPLAY = """```{raw} html
 
 SOURCE = "https://github.com/gpusim-rl/gpusim_rl/blob/main/"
 CONTENTS = {
-    "Begin": ["quickstart", "tasks", "symptoms", "faq"],
-    "Make it yours": [
+    "Get started": ["quickstart", "add_a_task", "symptoms", "faq"],
+    "Guides": [
         "your_robot",
-        "add_a_task",
+        "tasks",
         "algorithms",
         "randomization",
         "vision",
         "motion",
         "export",
+        "distributed",
+        "connect",
+        "doctor",
+        "profiling",
         "migrating_from_isaacgymenvs",
         "migrating_from_isaaclab",
         "migrating_from_mjlab",
     ],
-    "Run it": ["config", "outputs", "doctor", "profiling", "gpu", "distributed", "connect"],
-    "Trust it": ["benchmarks", "reliability", "security", "not_there", "architecture"],
-    "Python": [
+    "Reference": [
+        "config",
+        "outputs",
         "reference/training",
         "reference/task",
         "reference/environment",
@@ -48,7 +52,11 @@ CONTENTS = {
         "reference/algorithm",
         "reference/settings",
         "reference/other",
+        "architecture",
+        "security",
     ],
+    "Results": ["benchmarks", "gpu", "reliability", "comparison"],
+    "Limitations": ["limitations"],
 }
 
 project = "gpusim_rl"

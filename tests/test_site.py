@@ -48,7 +48,7 @@ def test_the_reference_has_what_a_package_exports(package):
 def test_refusals_that_are_quoted_are_in_the_code():
     sources = "".join(path.read_text() for path in (ROOT / "gpusim_rl").rglob("*.py"))
     text = re.sub(r'"\s+f?"', "", sources)  # a message of several lines
-    quoted = [part for part in re.findall(r"`([^`]+)`", (DOCS / "not_there.md").read_text()) if part.count(" ") > 2]
+    quoted = [part for part in re.findall(r"`([^`]+)`", (DOCS / "limitations.md").read_text()) if part.count(" ") > 2]
     assert len(quoted) > 5
     assert [message for message in quoted if message.removeprefix("error: ") not in text] == []
 

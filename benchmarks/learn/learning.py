@@ -567,7 +567,7 @@ def front_page(results: Mapping[str, Mapping[str, Learned]]) -> list[str]:
 
     Columns: task (recipe, where it is not full; `*`: with other settings), aim, result and algorithm where not PPO.
     """
-    lines = ["|task|what it learns|reached|", "|---|---|---|"]
+    lines = ["|task (recipe)|learns to|goal reached|", "|---|---|---|"]
     for name, entry in tasks().items():
         if name not in results:
             continue
@@ -576,7 +576,8 @@ def front_page(results: Mapping[str, Mapping[str, Learned]]) -> list[str]:
             words = "".join(f", `{word}`" for word in result.overrides if word.startswith("algo="))
             marks = "" if recipe == "full" else f" ({recipe})"
             marks += " *" if result.overrides else ""
-            lines.append(f"|`{name}`{marks}|{aim}|{result.result}{words}|")
+            value = result.result if result.stat else f"return {result.result}"
+            lines.append(f"|`{name}`{marks}|{aim}|{value}{words}|")
     return lines
 
 
