@@ -2,19 +2,17 @@
 
 python benchmarks/bench.py task=Ant num_envs=[256,1024,4096]         writes bench.json, .md and .png to throughput/Ant
 python benchmarks/bench.py task=Ant num_envs=4096 --baselines none   ours alone
-python benchmarks/bench.py learn [TASK ...] [--minutes 10]           does every task learn? Continues what was stopped
+python benchmarks/bench.py learn [TASK ...] [--minutes 10]           does every task learn? Continues stopped runs
 
-Every case is a process of its own, and every case is measured once in each round, so that ratios do not depend on what
-else the machine does. For one env count all of them are alive at once: their memory adds up.
+Every case is a process, measured once per round. All cases of an env count are alive at once: their memory adds up.
 
     bare physics   the task's scene with its decimation and random controls; no task, no resets
-    env step       the environment with actions made beforehand; of its phases `simulate` is the physics alone
+    env step       the environment with prepared actions; its phase `simulate` is the physics alone
     + policy       rollouts of our trainer
-    + training     all of our training: rollout, update, logging; beside others in their fastest mode also compiled
+    + training     our training: rollout, update, logging; next to others in their fastest mode also compiled
 
-The numbers are control steps per second, summed over envs. `training_over_physics` in the json is the whole training
-over bare physics at the faster of the simulator's settings, at the largest env count. Physics and environment are the
-same for all trainers; what each takes outside of `env.step` [us per control step of an env] is its `trainer_us`.
+Numbers are control steps per second over all envs. `training_over_physics` is the training over bare physics at the
+faster simulator setting and the largest env count; `trainer_us` the time outside of `env.step` [us per control step].
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures, prints the tables and writes the files."""
+    """Measure, print the tables and write the files."""
     arguments = sys.argv[1:] if argv is None else argv
     from gpusim_rl.errors import friendly_errors
 
@@ -54,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -75,7 +73,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def bench(args: argparse.Namespace, command: str) -> None:
-    """Measures one env count after the other; what is measured is on disk after every round."""
+    """Measure one env count after the other; results are written after every round."""
     from gpusim_rl.errors import ConfigError
     from throughput.harness import SCHEMA, Rounds, markdown, measure, summary, table
     from throughput.harness import draw as draw_speeds
@@ -115,7 +113,7 @@ def bench(args: argparse.Namespace, command: str) -> None:
 
 
 def parse_learn(argv: list[str]) -> argparse.Namespace:
-    """The command line of `learn`."""
+    """Parse the command line of `learn`."""
     parser = argparse.ArgumentParser(
         prog="bench learn",
         description="Train tasks to their thresholds, or for a stated time, and keep the curves: tasks.json, a plot,"
@@ -147,10 +145,10 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
 
 
 def learn(args: argparse.Namespace) -> int:
-    """Trains one task after the other; after each, what is known is on disk.
+    """Train one task after the other; results are written after each.
 
     Returns:
-        The exit code: 1 if a training failed, 130 if it was interrupted. What has been trained is kept all the same.
+        Exit code: 1 if a training failed, 130 if it was interrupted.
     """
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -267,7 +265,7 @@ def learn(args: argparse.Namespace) -> int:
 
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
-    """SIGTERM and the end of the terminal interrupt too: the trainings, sessions of their own, would continue."""
+    """Turn SIGTERM and SIGHUP into interrupts: trainings are sessions of their own and would continue."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     previous = {number: signal.getsignal(number) for number in numbers}
     heard = [number for number in numbers if previous[number] != signal.SIG_IGN]  # nohup ignores one
@@ -281,16 +279,14 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
 
 
 def begin(goal: Goal, seed: int, known: Outcome | None, recipe: str, settings: str) -> Outcome:
-    """What is known of a goal's training, or a new outcome where there is none or its settings were others.
-
-    Of an older outcome it is not known whether the task's own settings were others; it is taken as it is.
+    """Return the known outcome of a goal's training, or a new one if there is none or settings changed.
 
     Args:
-        goal: Its task, threshold and overrides.
+        goal: Task, threshold and overrides.
         seed: Seed of the run.
         known: Outcome of that task, recipe and seed so far.
         recipe: Name of the recipe.
-        settings: Hash of its settings, as from `composed`.
+        settings: Hash of its settings, from `composed`.
     """
     from learn.learning import Outcome
 
@@ -311,12 +307,7 @@ def begin(goal: Goal, seed: int, known: Outcome | None, recipe: str, settings: s
 
 
 def measured(known: Outcome, goal: Goal | None) -> Outcome:
-    """A copy, judged by a goal: by the rows of its run, or by what is stored where they are gone.
-
-    Args:
-        known: It is not changed.
-        goal: None where the task has none any more: its threshold stays.
-    """
+    """Return a copy of an outcome judged by a goal, from its run's rows or stored values."""
     from learn.learning import hold_against, measure_run
 
     outcome = dataclasses.replace(known, stats=dict(known.stats))
@@ -330,14 +321,11 @@ def measured(known: Outcome, goal: Goal | None) -> Outcome:
 
 
 COMPOSING = threading.Lock()
-"""Hydra has one global state, and trainings are begun in several threads."""
+"""Lock for Hydra's global state: trainings begin in several threads."""
 
 
 def composed(goal: Goal, recipe: str) -> tuple[str, str]:
-    """Return the recipe of a goal's training, and a hash of all settings that learning depends on.
-
-    A training begins again when one of them has changed.
-    """
+    """Return the recipe of a goal's training, and a hash of all settings that learning depends on."""
     from gpusim_rl.settings.compose import compose
 
     with COMPOSING:
@@ -349,7 +337,7 @@ def composed(goal: Goal, recipe: str) -> tuple[str, str]:
 
 
 def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
-    """The CPUs of each of the trainings that run at once; None where they cannot be shared out."""
+    """Return CPUs for each of the concurrent trainings; None where they cannot be divided."""
     shares: queue.SimpleQueue[set[int] | None] = queue.SimpleQueue()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     for job in range(jobs):
@@ -358,7 +346,7 @@ def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
 
 
 def random_return(goal: Goal, recipe: str) -> float:
-    """Mean return of random actions in 64 envs, with the goal's settings."""
+    """Return the mean return of random actions in 64 envs with the goal's settings."""
     from omegaconf import OmegaConf
 
     from gpusim_rl import make_env
@@ -375,7 +363,7 @@ def random_return(goal: Goal, recipe: str) -> float:
 
 
 def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
-    """The numbers of envs asked for, and the other overrides."""
+    """Return the requested numbers of envs and the other overrides."""
     from gpusim_rl.errors import ConfigError
 
     mine = [text for text in overrides if text.startswith("num_envs=")]
@@ -395,7 +383,7 @@ def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
 
 
 def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
-    """What is measured for a task; checks the configuration before anything is started."""
+    """Measure a task; check the configuration first."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.learn.precision import choose_precision
@@ -434,12 +422,12 @@ def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence
 
 
 def worker_command() -> list[str]:
-    """Starts the process of one case."""
+    """Return the command that starts a case's process."""
     return [sys.executable, str(Path(__file__).resolve().parent / "throughput" / "worker.py")]
 
 
 def draw(make: Callable[[Any], Any], path: Path) -> bool:
-    """Draws a picture, where matplotlib is installed; `make` gets the module `matplotlib.figure`."""
+    """Draw a picture where matplotlib is installed; `make` gets the module `matplotlib.figure`."""
     from gpusim_rl.errors import ConfigError, import_extra
 
     try:

@@ -1,21 +1,20 @@
-"""Check on a CUDA device what cannot be checked without one, and compare it with the targets.
+"""Check on a CUDA device what cannot be checked without one, against targets.
 
 python benchmarks/gpu/gpu_check.py                       all but more_tests, within nine minutes; writes gpu.json
 python benchmarks/gpu/gpu_check.py --quick               small sizes: does it work?
 python benchmarks/gpu/gpu_check.py --parts learn,bench   only these
-python benchmarks/gpu/gpu_check.py --resume              what the json does not have yet
-python benchmarks/gpu/gpu_check.py --device cpu          tiny sizes, where there is no GPU; judges nothing
+python benchmarks/gpu/gpu_check.py --resume              what the json lacks
+python benchmarks/gpu/gpu_check.py --device cpu          tiny sizes without a GPU; judges nothing
 
-    probe       facts about versions, captures, physics and each graph mode (benchmarks/gpu/gpu_probe.py)
+    probe       facts about versions, captures, physics and graph modes (benchmarks/gpu/gpu_probe.py)
     bench       speeds at 4096 envs (benchmarks/bench.py)
-    learn       a training (train.py), timed until the mean return of its episodes reaches the one that is asked for
+    learn       a training (train.py), timed until its mean return reaches the target
     tests       tests/gpu, the decisive ones
-    audit       what a steady iteration copies and waits for, and how busy it keeps the device (tools/audit.py)
-    more_tests  the other tests of tests/gpu; they take long, and run only where --parts names them
+    audit       copies, waits and occupancy of a steady iteration (tools/audit.py)
+    more_tests  the other tests of tests/gpu; only where --parts names them
 
-Each part is a process of its own with a time limit: one that fails takes no other with it, and the json is written
-after every part, every fact and every number of envs. Exit code 0: all ran, all targets are met; 1: something failed or
-missed; 2: bad input, or no CUDA.
+Each part is a process with a time limit; the json is written after every part, fact and number of envs. Exit code 0:
+all ran and met their targets; 1: something failed or missed; 2: bad input, or no CUDA.
 """
 
 from __future__ import annotations
@@ -44,38 +43,38 @@ SCHEMA = 4
 MODULES = ["torch", "numpy", "mujoco", "mujoco_warp", "warp", "hydra", "yaml", "rich", "psutil", "pynvml", "jaxtyping"]
 
 SHARE = {"probe": 0.27, "bench": 0.23, "learn": 0.15, "tests": 0.2, "audit": 0.15, "more_tests": 1.0}
-"""Of the time that is left: a part may take its share of that of all parts that are still to run."""
+"""Weight of each part when the remaining time is divided."""
 
 ONLY_NAMED = ("more_tests",)
 """Parts that run only where `--parts` names them."""
 
 FACT_SHARE = 0.7
-"""Of the time that is left to the probe: what one fact may take, so that one that hangs leaves some to the others."""
+"""Share of the probe's remaining time that one fact may take."""
 
 LEAST_S = 5.0
-"""With less time left than this no part is started."""
+"""Least remaining time with which a part is started [s]."""
 
 ENDING_S = 15.0
-"""Time to end after an interrupt."""
+"""Time to end after an interrupt [s]."""
 
 OUTCOMES = ("passed", "failed", "skipped", "xfailed")
-"""Of a test."""
+"""Outcomes of a test."""
 
 TAIL = 15  # lines of what a part printed, kept where it failed
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes.
+    """Sizes of the parts.
 
     Attributes:
         num_envs: Envs of all parts but tests; the bench is judged at this number.
-        env_counts: Numbers of envs that are measured.
-        rounds: Of the bench.
-        seconds: Of each case in a round [s].
+        env_counts: Numbers of envs to measure.
+        rounds: Rounds of the bench.
+        seconds: Duration of each case in a round [s].
         warm_up: Iterations before the first round.
-        overrides: For all parts.
-        max_iterations: Of the training.
+        overrides: Settings for all parts.
+        max_iterations: Iterations of the training.
     """
 
     num_envs: int
@@ -101,7 +100,7 @@ TINY = Plan(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the parts, prints the results and returns the exit code."""
+    """Run the parts, print the results and return the exit code."""
     from gpusim_rl.errors import friendly_errors
 
     arguments = sys.argv[1:] if argv is None else argv
@@ -114,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -144,11 +143,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def check_input(args: argparse.Namespace) -> None:
-    """Stops before anything is started.
-
-    Raises:
-        ConfigError: An option is wrong, or there is no such device.
-    """
+    """Raise ConfigError for a wrong option or a missing device."""
     from gpusim_rl.errors import ConfigError, did_you_mean
 
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
@@ -176,12 +171,12 @@ def check_input(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any]:
-    """Runs one part after the other; what is known is on disk after each.
+    """Run one part after the other, and write the report after each.
 
     Args:
         args: From `parse` and `check_input`.
         command: The command line.
-        began: When it all began, on `time.monotonic` [s].
+        began: Start on `time.monotonic` [s].
     """
     on_cuda = args.device != "cpu"
     report: dict[str, Any] = {
@@ -249,14 +244,10 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
 
 
 def known(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
-    """Parts of an earlier report, and the numbers of envs that it was to measure.
-
-    Args:
-        file: With the earlier report.
-        report: What is to be added to it.
+    """Return the parts of an earlier report and its numbers of envs.
 
     Raises:
-        ConfigError: It is no such file, or of something else.
+        ConfigError: The file is not such a report, or differs in commit, device or settings.
     """
     from gpusim_rl.errors import ConfigError
 
@@ -281,17 +272,17 @@ def known(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gpus(report: Mapping[str, Any]) -> str:
-    """Names of the GPUs of a report's machine."""
+    """Return the names of the GPUs in a report."""
     return ", ".join(device["name"] for device in (report["environment"]["gpu"] or {}).get("devices", [])) or "no GPU"
 
 
 def complete(part: Part) -> bool:
-    """Nothing of it is left to do."""
+    """Return whether nothing of a part is left to do."""
     return part.get("status") == "ok" and not part.get("skipped")
 
 
 def summary(part: Part) -> str:
-    """How a part ended, in one line: tests that were all skipped are not `ok` alone."""
+    """Describe how a part ended in one line."""
     counts = ", ".join(f"{part[kind]} {kind}" for kind in OUTCOMES if kind in part) if "passed" in part else ""
     return ", ".join(text for text in (part["status"], counts, part.get("error")) if text)
 
@@ -301,13 +292,13 @@ def summary(part: Part) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that ended.
+    """Process that ended.
 
     Attributes:
         code: Exit code; negative after a signal.
-        seconds: How long it ran [s].
-        timed_out: It was ended, for its time was up.
-        output: What it printed, both streams.
+        seconds: Duration [s].
+        timed_out: Whether it was ended at its time limit.
+        output: Both streams.
     """
 
     code: int
@@ -329,14 +320,7 @@ class Ended:
 def run_process(
     command: Sequence[str | Path], limit_s: float, enough: Callable[[], bool] = lambda: False, poll_s: float = 0.05
 ) -> Ended:
-    """Runs a command to its end, until its time is up, or until it is enough; nothing of it stays behind.
-
-    Args:
-        command: To run, in the current folder.
-        limit_s: Its time [s].
-        enough: Asked every `poll_s`; when true, the process is ended, which counts as success.
-        poll_s: [s].
-    """
+    """Run a command until it ends, exceeds `limit_s` [s], or `enough()` (asked every `poll_s`) declares success."""
     environment = process_environment(PYTHONUNBUFFERED="1", NO_COLOR="1", COLUMNS="200")
     with Child([str(part) for part in command], env=environment) as child:
         timed_out = done = False
@@ -351,20 +335,20 @@ def run_process(
 
 
 def tool(name: str) -> list[str | Path]:
-    """The command of train.py, the audit or the bench."""
+    """Return the command line of a script of the checkout."""
     return [sys.executable, ROOT / {"train": "", "audit": "tools", "bench": "benchmarks"}[name] / f"{name}.py"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a part is to do.
+    """Work of a part.
 
     Attributes:
         args: From `parse` and `check_input`.
-        folder: For its files, until the end of all parts.
-        limit_s: Its time [s].
-        old: What is known of it from an earlier run.
-        keep: Called with what is known of it so far.
+        folder: For its files, until all parts have ended.
+        limit_s: Time limit [s].
+        old: Results of an earlier run.
+        keep: Called with intermediate results.
     """
 
     args: argparse.Namespace
@@ -374,7 +358,7 @@ class Job:
     keep: Callable[[Part], None]
 
     def settings(self) -> list[str]:
-        """Those of the user, and those of the plan."""
+        """Overrides of the user and of the plan."""
         return [*self.args.plan.overrides, *self.args.overrides]
 
     def of_run(self) -> list[str]:
@@ -386,7 +370,7 @@ class Job:
 
 
 def run_probe(job: Job) -> Part:
-    """One fact after the other. Where a fact took its process with it, a new process finds the others."""
+    """Find one fact after the other; after a crash a new process continues."""
     file, args, began = job.folder / "probe.json", job.args, time.monotonic()
     command = [sys.executable, ROOT / "benchmarks" / "gpu" / "gpu_probe.py", file, "--device", args.device]
     command += ["--num-envs", str(args.plan.num_envs), *job.settings()]
@@ -399,7 +383,7 @@ def run_probe(job: Job) -> Part:
         return json.loads(file.read_text())
 
     def hangs() -> bool:
-        """Looks at what is known by now; whether a fact takes too long."""
+        """Return whether the current fact takes too long."""
         found, now = read(), time.monotonic()
         new = {name: fact for name, fact in found["facts"].items() if name not in told}
         for name, fact in new.items():
@@ -433,7 +417,7 @@ def run_probe(job: Job) -> Part:
 
 
 def run_audit(job: Job) -> Part:
-    """What a steady iteration copies and waits for, and how busy it keeps the device."""
+    """Measure copies, waits and occupancy of a steady iteration."""
     file = job.folder / "audit.json"
     command = [*tool("audit"), *job.of_run(), f"num_envs={job.args.plan.num_envs}", "--json", file]
     ended = run_process(command, job.limit_s)
@@ -443,7 +427,7 @@ def run_audit(job: Job) -> Part:
 
 
 def run_learning(job: Job) -> Part:
-    """A training as a user starts it, until its return is what was asked for."""
+    """Train as a user would, until the return reaches the target."""
     runs, plan, wanted = job.folder / "runs", job.args.plan, job.args.wanted
     settings = [f"num_envs={plan.num_envs}", f"max_iterations={plan.max_iterations}", f"log.dir={runs}"]
     began, seen = time.monotonic(), [0.0, 0.0]
@@ -476,24 +460,19 @@ def run_learning(job: Job) -> Part:
 
 
 def run_rows(runs: Path) -> list[dict[str, Any]]:
-    """Rows of the only run in a folder of runs, as far as they are written."""
+    """Read the rows of the only run in a folder."""
     from learn.learning import read_rows
 
     return [row for file in runs.glob("Ant/2*/metrics.csv") for row in read_rows(file)]
 
 
 def first_at(rows: Sequence[Mapping[str, Any]], wanted: float) -> Mapping[str, Any] | None:
-    """The first row whose return is what is wanted."""
+    """Return the first row that reaches the wanted return."""
     return next((row for row in rows if (value := row.get("episode/return")) is not None and value >= wanted), None)
 
 
 def run_tests(job: Job, chosen: str = "decisive") -> Part:
-    """Tests that need a GPU; after a run that failed or did not come to its end, only those that it has not seen pass.
-
-    Args:
-        job: As for all parts.
-        chosen: Which, by their marks.
-    """
+    """Run tests that need a GPU, chosen by marks; a rerun skips those that have passed."""
     # Without our options and conftest.py: these tests need pytest alone, and annotations are checked by all others.
     options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "--noconftest"]
     again = job.old.get("status") != "ok" or job.old.get("failed")
@@ -510,7 +489,7 @@ def run_tests(job: Job, chosen: str = "decisive") -> Part:
 
 
 def read_tests(output: str) -> dict[str, str]:
-    """Outcomes by test from what `pytest -v` prints, whether it came to its end or not."""
+    """Parse outcomes by test from `pytest -v`, complete or not."""
     found: dict[str, str] = {}
     for name, outcome in re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", output, re.MULTILINE):
         words: dict[str, str] = {"ERROR": "failed", "XFAIL": "xfailed"}
@@ -519,10 +498,9 @@ def read_tests(output: str) -> dict[str, str]:
 
 
 def run_bench(job: Job) -> Part:
-    """Speeds at one number of envs after the other, the one that is judged first, as long as there is time.
+    """Measure speeds at one number of envs after the other, the judged one first, while time is left.
 
-    Numbers that an earlier run has measured are measured again only where `--env-counts` names them, or where they
-    failed.
+    Earlier numbers are measured again only if `--env-counts` names them or they failed.
     """
     args, plan, old, began = job.args, job.args.plan, job.old, time.monotonic()
     measured: dict[int, Part] = {each["num_envs"]: each for each in old.get("env_counts", [])}
@@ -591,7 +569,7 @@ RUN: dict[str, Callable[[Job], Part]] = {
 
 
 def say(text: str) -> None:
-    """Progress."""
+    """Print progress."""
     print(text, file=sys.stderr, flush=True)
 
 

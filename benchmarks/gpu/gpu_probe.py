@@ -2,11 +2,9 @@
 
     python benchmarks/gpu/gpu_probe.py FILE [--device cpu] [--num-envs N] [key=value ...]
 
-The file is written after every fact, and facts that it has are kept. A fact that fails is an answer too: its error is
-written. Then the process ends, as what a failure leaves on a device may spoil the next fact. Run again, it goes on with
-the next one.
-
-Exit code 0: nothing is missing; 1: the last fact failed, others are missing; 2: bad input, or no CUDA.
+The file is written after every fact. A fact that fails has its error written, and the process ends, since a failure may
+spoil the device; run again, it continues with the next fact. Exit code 0: nothing is missing; 1: the last fact failed;
+2: bad input, or no CUDA.
 """
 
 import argparse
@@ -28,25 +26,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 from measuring.checkout import ROOT, require_device, write
 
 Fact = dict[str, Any]
-"""What was found: numbers, and in `wrong`, where it is there, lines that say what is not as it should be."""
+"""Numbers found, and under `wrong` lines about unexpected values."""
 
 ROUNDS = 5
-"""Of a measurement, which is their median."""
+"""Rounds of a measurement; the result is their median."""
 
 SPREADS = 10.0
-"""How much further than two eager rollouts an eager and a captured one may be apart."""
+"""Largest ratio of the distance captured-eager to the distance eager-eager."""
 
 MOST_SPREAD = 1e-3
-"""How far two eager rollouts of 16 control steps from one state may be apart."""
+"""Largest difference of two eager rollouts of 16 control steps from one state."""
 
 SETTLING = 60
-"""Control steps before anything is measured: the robots reach the ground."""
+"""Control steps before measurements, until the robots are on the ground."""
 
 NOT_PIECES = "; captures in pieces (graph=split) do not need this"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Finds the facts that are missing, until one fails."""
+    """Find missing facts until one fails."""
     from gpusim_rl.errors import friendly_errors
 
     parser = argparse.ArgumentParser(prog="gpu_probe", description=__doc__)
@@ -61,9 +59,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def find(wanted: dict[str, Callable[[], Fact]], file: Path) -> bool:
-    """Finds the facts that a file does not have, until one fails; returns whether none is missing.
+    """Find the facts that a file lacks, until one fails; return whether none is missing.
 
-    The file has `facts` by name, `missing` names, and `running`: the name of the one that is being found.
+    The file has `facts` by name, `missing` names, and `running`, the current one.
     """
     known: dict[str, Fact] = json.loads(file.read_text())["facts"] if file.is_file() else {}
 
@@ -88,7 +86,7 @@ def find(wanted: dict[str, Callable[[], Fact]], file: Path) -> bool:
 
 
 def describe_error(error: BaseException) -> Fact:
-    """What went wrong first, and where: that a capture could not be ended then says nothing."""
+    """Return the first error of a chain and its place: errors while a capture ends carry no information."""
     while error.__context__ is not None and not error.__suppress_context__:
         error = error.__context__
     where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
@@ -96,7 +94,7 @@ def describe_error(error: BaseException) -> Fact:
 
 
 def facts(device: str, num_envs: int, overrides: Sequence[str]) -> dict[str, Callable[[], Fact]]:
-    """What is to be found, by name, in this order."""
+    """Return the functions of all facts by name, in order."""
 
     def physics(*more: str, **options: Any) -> Callable[[], Fact]:
         return lambda: bare_physics(device, num_envs, [*overrides, *more], **options)
@@ -122,7 +120,7 @@ def facts(device: str, num_envs: int, overrides: Sequence[str]) -> dict[str, Cal
 
 
 def versions() -> Fact:
-    """Of Python and packages; what is outside the range that was tested is wrong."""
+    """Return versions of Python and packages; untested ones are wrong."""
     from packaging.requirements import Requirement
 
     from gpusim_rl.files.provenance import describe_environment
@@ -147,7 +145,7 @@ def versions() -> Fact:
 
 
 def loop_kernels() -> tuple[Any, Any]:
-    """Kernels of a loop of five turns: what begins it, and its body, which counts them."""
+    """Make the kernels of a loop of five turns: its start, and a body that counts."""
     import warp as wp
 
     @wp.kernel
@@ -163,10 +161,7 @@ def loop_kernels() -> tuple[Any, Any]:
 
 
 def loop_in_graph(name: str) -> Fact:
-    """Whether torch goes on with its capture where a loop of Warp has interrupted it.
-
-    Torch knows by the capture's id which memory and which random numbers are the graph's.
-    """
+    """Check that torch's capture continues through a loop of Warp under the same id."""
     import torch
     import warp as wp
 
@@ -219,14 +214,7 @@ def loop_in_graph(name: str) -> Fact:
 
 
 def bare_physics(device: str, num_envs: int, overrides: Sequence[str], *, other_cone: bool = False) -> Fact:
-    """Speed of Ant's physics with random actions, in a graph of Warp alone.
-
-    Args:
-        device: Where to simulate.
-        num_envs: Number of envs.
-        overrides: As for train.py.
-        other_cone: With pyramidal friction cones where the scene has elliptic ones, or the other way round.
-    """
+    """Measure Ant's physics with random actions in a graph of Warp alone; `other_cone` swaps the friction cone."""
     import torch
     import warp as wp
 
@@ -271,13 +259,9 @@ def bare_physics(device: str, num_envs: int, overrides: Sequence[str], *, other_
 
 
 def same_rollout(lines: Sequence[str], graph: str) -> Fact:
-    """Whether a captured rollout of Ant is the eager one: four times from one state.
+    """Compare captured rollouts of Ant with eager ones, four times from one state.
 
-    The measure is how far two eager ones are apart: 0 on a CPU, while on CUDA atomics give constraints any order.
-
-    Args:
-        lines: As for train.py.
-        graph: The mode; another one than this is wrong.
+    The yardstick is two eager ones: equal on a CPU, while on CUDA atomics order constraints arbitrarily.
 
     Returns:
         Median and largest difference of the observations from the first rollout, for each control step.
@@ -321,12 +305,7 @@ def same_rollout(lines: Sequence[str], graph: str) -> Fact:
 
 
 def training(lines: Sequence[str], graph: str) -> Fact:
-    """Speed of rollout and update of Ant in one graph mode.
-
-    Args:
-        lines: As for train.py.
-        graph: The mode; another one than this is wrong.
-    """
+    """Measure rollout and update of Ant in one graph mode; another mode than `graph` is wrong."""
     import torch
 
     from gpusim_rl.run.cuda_graph import WARM_UP
@@ -355,7 +334,7 @@ def training(lines: Sequence[str], graph: str) -> Fact:
 
 
 def milliseconds(body: Callable[[], Any], device: Any, turns: int = 2) -> float:
-    """Time of a call: the median of some rounds [ms]."""
+    """Return the duration of a call: the median of some rounds [ms]."""
     found = []
     for _ in range(ROUNDS):
         synchronize(device)
@@ -368,7 +347,7 @@ def milliseconds(body: Callable[[], Any], device: Any, turns: int = 2) -> float:
 
 
 def synchronize(device: Any) -> None:
-    """Waits for a device."""
+    """Wait for a device."""
     import torch
 
     if torch.device(device).type == "cuda":

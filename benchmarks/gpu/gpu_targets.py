@@ -1,4 +1,4 @@
-"""What a CUDA device should show, and whether it did. Pure; `benchmarks/gpu/gpu_check.py` measures."""
+"""Targets of a CUDA device, and whether results meet them; `benchmarks/gpu/gpu_check.py` measures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PARTS = ("probe", "bench", "learn", "tests", "audit", "more_tests")
-"""In this order: cheap and decisive ones first, and the profiler, which is the most likely to crash, late."""
+"""Parts in order: cheap and decisive ones first, the profiler, most likely to crash, late."""
 
 BUSY, OVER_PHYSICS = 0.95, 0.70
 RETURN, PAPER_S, AIM_S = 3000.0, 20.0, 10.0
@@ -15,14 +15,11 @@ RETURN, PAPER_S, AIM_S = 3000.0, 20.0, 10.0
 NOT_COUNTED = ("physics (host)", "checkpoint")
 
 Part = dict[str, Any]
-"""What came of a part: status (ok, failed, timed out, skipped; running while more is to come), seconds, own numbers."""
+"""Result of a part: status (ok, failed, timed out, skipped, running), seconds, numbers."""
 
 
 def read_audit(report: Mapping[str, Any]) -> Part:
-    """Numbers of `tools/audit.py --json`, per steady iteration.
-
-    The row of metrics, one copy and one wait per log interval, is counted apart (`row_bytes`).
-    """
+    """Return numbers of `tools/audit.py --json` per steady iteration, with the row of metrics apart (`row_bytes`)."""
     phases = {name: phase for name, phase in report["phases"].items() if name not in NOT_COUNTED}
     iterations, rows = report["iterations"], report["log_rows"]
     copied = {"to_device": 0.0, "to_host": 0.0}
@@ -64,19 +61,19 @@ def check_targets(
     wanted: float = RETURN,
     asked: Sequence[str] = PARTS,
 ) -> list[dict[str, Any]]:
-    """What was found, compared with the targets.
+    """Compare results with the targets.
 
     Args:
-        parts: Results by name; those that have not run yet are missing.
+        parts: Results by name; missing ones have not run yet.
         num_envs: Envs at which speeds are judged.
-        env_counts: Numbers of envs that were to be measured.
-        on_cuda: The device is the one that the targets are for.
-        full: The sizes are those that the targets are for.
+        env_counts: Numbers of envs to measure.
+        on_cuda: Whether the device is the one that the targets are for.
+        full: Whether the sizes are those that the targets are for.
         wanted: Return that the training was to reach.
-        asked: Parts that were to run; nothing is said of others.
+        asked: Requested parts; others are not judged.
 
     Returns:
-        Dicts with name, target, value, ok (None: not judged), note, and aim (a wish, which fails nothing).
+        Dicts with name, target, value, ok (None: not judged), note, and aim (a wish that fails nothing).
     """
     probe, bench, learn, audit = (parts.get(name, {}) for name in ("probe", "bench", "learn", "audit"))
     found: list[dict[str, Any]] = []
@@ -174,7 +171,7 @@ def check_targets(
 
 
 def describe(report: Mapping[str, Any]) -> list[str]:
-    """The results as lines."""
+    """Format the results as lines."""
     lines = []
     for each in report["results"]:
         sign = {True: "met", False: "MISSED", None: "–"}[each["ok"]]

@@ -1,4 +1,4 @@
-"""The learning benchmark: trains tasks to a threshold or for a stated time, and keeps what came of it as data."""
+"""Learning benchmark: train tasks to a threshold or for a stated time, and store the outcomes."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.discover import tasks
 
 SCHEMA = 4
-"""3 has no `recipe` and `in_full`, 2 no `stat`, 1 no `settings` and `episodes`; 1 counted means of few episodes too."""
+"""3 lacks `recipe` and `in_full`, 2 `stat`, 1 `settings` and `episodes`; 1 counted means of few episodes too."""
 POINTS = 60
-"""Points of a curve that are kept."""
+"""Stored points of a curve."""
 NEWEST = 10
 POLL_S = 2.0
 PREPARING_POLL_S = 0.05  # [s], shorter: the time of what prepares a training counts
 PART_OF_THE_POLICY = ("action_around",)
-"""Settings of a task that say what an action means: a policy keeps those that it was trained with."""
+"""Task settings that define what an action means: a policy keeps those that it was trained with."""
 STOP_S = 120.0  # a run that was asked to stop finishes its iteration and writes a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What a task is trained to, and for how long at most.
+    """Goal of a task's training, and its time limit.
 
     Attributes:
         task: Name.
-        threshold: At which the task counts as learned, in the mean of the last 100 episodes: a return, or with its
-            name one of the task's own numbers, `{success: 0.5}`.
-        minutes: Training time at most, in which a task that is too hard for it shows how far it comes.
+        threshold: Goal of the mean over the last 100 episodes: a return, or one of the task's own numbers by name,
+            `{success: 0.5}`.
+        minutes: Time limit; tasks that are too hard show how far they come.
         overrides: Settings for this machine class, as for train.py.
         compare: Published return, and whose.
-        success: How to show the task's own numbers that tell success, by name: `"{:.1f} turns per episode"`.
-        prepare: Commands that write what the training reads, such as demonstrations: arguments of Python.
+        success: Formats of the task's own success numbers, by name: `"{:.1f} turns per episode"`.
+        prepare: Python commands that write what the training reads, such as demonstrations.
 
     In overrides and commands, `{seed}` stands for the seed of the training.
     """
@@ -77,7 +77,7 @@ class Goal:
             )
 
     def of_seed(self, seed: int) -> Goal:
-        """Returns the goal with the settings and commands of a seed."""
+        """Return the goal with the settings and commands of a seed."""
         overrides, commands = (
             tuple(word.replace("{seed}", str(seed)) for word in words) for words in (self.overrides, self.prepare)
         )
@@ -85,7 +85,7 @@ class Goal:
 
     @property
     def judged(self) -> tuple[float, str]:
-        """The threshold, and the name of the number that it is of; "" for the return."""
+        """The threshold and the name of its number; "" for the return."""
         if isinstance(self.threshold, dict):
             [(stat, threshold)] = self.threshold.items()
             return threshold, stat
@@ -94,33 +94,31 @@ class Goal:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """One training.
+    """Outcome of one training.
 
     Attributes:
         task: Name.
-        seed: Of the run.
-        recipe: Name of the recipe that was trained.
+        seed: Seed of the run.
+        recipe: Name of the recipe.
         threshold: See `Goal`.
-        stat: Which of the task's own numbers the threshold is of; "" for the return.
-        overrides: Settings that it was made with.
-        settings: Hash of all settings that learning depends on; empty if not known.
-        run: Folder of the run, to continue it.
+        stat: Number that the threshold is of; "" for the return.
+        overrides: Settings of the training.
+        settings: Hash of all settings that learning depends on, if known.
+        run: Run folder, to continue it.
         reached: Whether the threshold was reached.
-        env_steps: Control steps, all envs together, at the end.
+        env_steps: Control steps over all envs at the end.
         seconds: Training time at the end [s].
-        env_steps_to_threshold: When the threshold is first reached; None before it.
+        env_steps_to_threshold: Control steps until the threshold, or None.
         seconds_to_threshold: Likewise [s].
-        prepare_seconds: Time of the commands before it [s], which `seconds` leaves out.
+        prepare_seconds: Time of the commands before it [s], not part of `seconds`.
         final_return: Mean of the last 100 episodes at the end.
-        episodes: Episodes in it: fewer in a training too short for 100; None if not known.
+        episodes: Episodes in it, if known.
         best_return: Best mean of 100 episodes.
         random_return: Mean return of uniformly random actions.
-        stats: The task's own numbers: the newest of the last NEWEST rows, for some rows no episode has ended in. That
-            of the threshold is the mean that is judged, as soon as it is known.
-        in_full: The task's own numbers of the policy's mean action in the full task, whatever was trained; empty where
-            that was not measured.
-        diverged: Envs that diverged, in all.
-        curve: Env steps [million], seconds and return since it is a mean of 100 episodes, at most POINTS of them.
+        stats: The task's own numbers, newest of the last NEWEST rows; that of the threshold is the judged mean.
+        in_full: The task's own numbers of mean actions in the full task, if measured.
+        diverged: Envs that diverged.
+        curve: Env steps [million], seconds and return, at most POINTS of them.
         environment: Machine, versions, command and commit.
     """
 
@@ -150,10 +148,10 @@ class Outcome:
 
 
 def read_goals(file: Path) -> dict[str, Goal]:
-    """The goals of all tasks, from a yaml of `<task>: {threshold, minutes, overrides, compare}`.
+    """Read the goals of all tasks from a yaml of `<task>: {threshold, minutes, overrides, compare}`.
 
     Raises:
-        ConfigError: The file cannot be read, or says something that a goal does not have.
+        ConfigError: The file cannot be read, or has an unknown key.
     """
     try:
         content = yaml.safe_load(file.read_text()) or {}
@@ -170,14 +168,14 @@ def read_goals(file: Path) -> dict[str, Goal]:
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
-    """What has been measured so far; nothing where there is no file."""
+    """Read the outcomes so far; nothing without a file."""
     if not file.is_file():
         return []
     return [Outcome(**entry) for entry in json.loads(file.read_text())["outcomes"]]
 
 
 def write_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
-    """Replaces the file, with tasks in alphabetical order."""
+    """Replace the file, with tasks in alphabetical order."""
     ordered = sorted(outcomes, key=lambda outcome: (outcome.task, outcome.recipe, outcome.seed))
     entries = [{name: getattr(outcome, name) for name in Outcome.__slots__} for outcome in ordered]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +184,7 @@ def write_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def measure_run(outcome: Outcome, run: Path) -> Outcome:
-    """Brings an outcome up to date with the rows that its run has written.
+    """Update an outcome with its run's rows.
 
     Only means of 100 episodes count as best return, for the threshold and for the curve.
     """
@@ -222,9 +220,9 @@ def measure_run(outcome: Outcome, run: Path) -> Outcome:
 
 
 def _means_of_episodes(rows: Sequence[Mapping[str, Any]], stat: str) -> list[float | None]:
-    """For every row the mean of a number of the task over the episodes that ended last; None before there were WINDOW.
+    """Return, per row, the mean of a task's number over the last episodes; None before there were WINDOW.
 
-    A row has one number for all of its episodes, so there may be some more of them in the mean.
+    A row has one number for all of its episodes, so a few more of them may count.
     """
     means: list[float | None] = []
     newest: deque[tuple[float, float]] = deque()  # the number, and how many episodes ended
@@ -241,7 +239,7 @@ def _means_of_episodes(rows: Sequence[Mapping[str, Any]], stat: str) -> list[flo
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Complete rows of a metrics.csv, which may be in the middle of being written; nothing where there is no file."""
+    """Read complete rows of a metrics.csv that may be being written; nothing without a file."""
     if not file.is_file():
         return []
     text = file.read_text()
@@ -250,16 +248,10 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def hold_against(outcome: Outcome, threshold: float, stat: str = "") -> None:
-    """Judges a training whose rows are gone by another threshold.
+    """Judge a training whose rows are gone by another threshold and stat.
 
-    What is left is the thinned curve, so the threshold is reached at its next point or at the end: late, never early.
-    Of the task's own numbers only the last ones are left, which may be of few episodes: they reach no threshold, but
-    one that was reached stays so.
-
-    Args:
-        outcome: Of the training.
-        threshold: See `Outcome`.
-        stat: As there.
+    The thinned curve is left, so the threshold is reached at its next point or at the end: late, never early. The
+    task's own last numbers may be of few episodes: they reach no threshold, but keep one that was reached.
     """
     held = outcome.reached and outcome.stat == stat and outcome.threshold >= threshold
     outcome.threshold, outcome.stat = threshold, stat
@@ -282,23 +274,22 @@ def train_to(
     stop: threading.Event | None = None,
     say: Callable[[str], None],
 ) -> Outcome:
-    """Trains, or continues a training, until the threshold is reached or the time is over.
+    """Train, or continue a training, until the threshold is reached or the time is over.
 
-    The training is a process of its own, which is asked to stop and leaves a checkpoint: with more minutes the same
-    training continues.
+    The training is a process that is asked to stop and leaves a checkpoint, so more minutes continue it.
 
     Args:
-        goal: See `Goal`; that of the seed.
-        outcome: What is known, with the folder of the run if there is one.
-        command: Starts train.py.
+        goal: Goal of the seed.
+        outcome: Known outcome, with the run folder if there is one.
+        command: Command that starts train.py.
         environment: Variables of its process.
         runs: Folder of all runs.
         cpus: CPUs of the process; None for all.
-        stop: Ends the training early, with a checkpoint, when it is set.
-        say: Tells how it goes.
+        stop: Ends the training early, with a checkpoint, when set.
+        say: Reports progress.
 
     Raises:
-        ConfigError: The training or a command before it failed. The outcome has what it did before.
+        ConfigError: The training or a command before it failed; the outcome has what it did before.
     """
     stop = stop or threading.Event()
     done = Path(outcome.run) if outcome.run else None
@@ -351,14 +342,9 @@ def train_to(
 
 
 def evaluate_in_full(task: str, recipe: str, run: Path) -> dict[str, float]:
-    """Return the task's own numbers of a run's policy in the full task: one whole episode in each env, mean actions.
+    """Return the task's own numbers of a run's mean actions in the full task: one whole episode in each env.
 
     Settings that the user typed stay, and so do those in PART_OF_THE_POLICY.
-
-    Args:
-        task: Name of the task's yaml.
-        recipe: Recipe of the run.
-        run: Run folder, or a checkpoint.
     """
     from gpusim_rl import train
     from gpusim_rl.settings.compose import compose
@@ -371,7 +357,7 @@ def evaluate_in_full(task: str, recipe: str, run: Path) -> dict[str, float]:
 
 
 def prepare(words: str, environment: Mapping[str, str], stop: threading.Event) -> None:
-    """Runs a command of Python that writes what a training reads, until it has ended or `stop` is set.
+    """Run a Python command that writes what a training reads, until it ends or `stop` is set.
 
     Raises:
         ConfigError: It failed.
@@ -387,7 +373,7 @@ def prepare(words: str, environment: Mapping[str, str], stop: threading.Event) -
 
 
 def _environment(run: Path) -> dict[str, Any]:
-    """Machine and versions of a run, and of its earlier starts where they were others."""
+    """Return machine and versions of a run, and of earlier starts that differ."""
     try:
         metadata = json.loads((run / "env.json").read_text())
     except (OSError, ValueError):  # a training that failed at its very start
@@ -402,14 +388,14 @@ def _environment(run: Path) -> dict[str, Any]:
 
 
 def _more_iterations(run: Path) -> list[str]:
-    """The setting without which a training that has done all its iterations would not go on."""
+    """Return the setting that lets a completed training continue."""
     rows, settings = read_rows(run / "metrics.csv"), yaml.safe_load((run / "config.yaml").read_text()) or {}
     done = int(rows[-1].get("iteration") or 0) if rows else 0
     return [f"max_iterations={2 * done}"] if done and done >= settings.get("max_iterations", math.inf) else []
 
 
 def _new_run(folder: Path, seed: int, started: float) -> Path | None:
-    """The run folder that a training has made since it was started."""
+    """Return the run folder made since the training was started."""
     for path in sorted(folder.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime, reverse=True):
         if path.parent.is_symlink() or path.stat().st_mtime < started - 1.0:
             continue
@@ -420,12 +406,7 @@ def _new_run(folder: Path, seed: int, started: float) -> Path | None:
 
 @torch.no_grad()
 def random_return(env: VecEnv, seed: int = 0) -> float:
-    """Mean return of one whole episode in every env under uniformly random actions.
-
-    Args:
-        env: Without staggered starts.
-        seed: Of the actions.
-    """
+    """Return the mean return of one whole episode per env (without staggered starts) under uniformly random actions."""
     generator = torch.Generator(env.device).manual_seed(seed)
     limit = env.cfg.clip_actions
     env.reset()
@@ -440,12 +421,12 @@ def random_return(env: VecEnv, seed: int = 0) -> float:
 
 
 def amount(value: float, stat: str) -> str:
-    """A return, or a number of the task with its name, as a threshold is one of the two."""
+    """Format a return, or a number of the task with its name."""
     return f"`{stat}` {value:.2g}" if stat else f"{value:,.0f}"
 
 
 def describe(outcome: Outcome) -> str:
-    """One line."""
+    """Describe an outcome in one line."""
     value = "no episode ended" if outcome.final_return is None else f"return {outcome.final_return:,.0f}"
     if outcome.stat in outcome.stats:
         value += f", {amount(outcome.stats[outcome.stat], outcome.stat)}"
@@ -462,7 +443,7 @@ def describe(outcome: Outcome) -> str:
 
 
 def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
-    """Markdown: one row per task and recipe, medians of several seeds, and what must be known to read them."""
+    """Format a Markdown table: a row per task and recipe, medians over seeds, and notes."""
     lines = [
         "| task | recipe | success | in the full task | goal | seeds that reach it | env steps | time | return |"
         " algorithm, settings | published |",
@@ -493,7 +474,7 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
 
 
 def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
-    """Which trainings need commands before them, as they are in learn.yaml now."""
+    """Name the trainings that need commands before them."""
     tasks = [
         f"`{task}`"
         for task, goal in goals.items()
@@ -504,7 +485,7 @@ def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[st
 
 
 def algorithm(outcome: Outcome) -> str:
-    """Name of the algorithm that trained it: `ppo`, unless its settings say otherwise."""
+    """Return the algorithm's name: `ppo` unless the settings name another."""
     named = [word.removeprefix("algo=") for word in outcome.overrides if word.startswith("algo=")]
     return named[-1] if named else "ppo"
 
@@ -514,7 +495,7 @@ def _settings(outcome: Outcome) -> list[str]:
 
 
 def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
-    """What each seed has spent until the goal; of all of them until their end, where less than half reached it."""
+    """Return what each seed spent until the goal, or until its end if less than half reached it."""
     before = [seed.prepare_seconds if name == "seconds" else 0.0 for seed in seeds]
     spent = [getattr(seed, f"{name}_to_threshold") for seed in seeds]
     if median_time(spent) is None:
@@ -523,13 +504,13 @@ def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
 
 
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """The median, and the least and the most of several."""
+    """Format the median, the least and the most."""
     least, most = show(min(values)), show(max(values))
     return show(statistics.median(values)) + (f" ({least} to {most})" if least != most else "")
 
 
 def _success(seeds: Sequence[Mapping[str, float]], goal: Goal | None) -> str:
-    """The numbers of the task that tell success, medians; a dash where it has some and none is known."""
+    """Format medians of the task's success numbers; a dash where none is known."""
     shown = goal.success if goal else {}
     known = {name: [stats[name] for stats in seeds if name in stats] for name in shown}
     values = {name: _median(found) for name, found in known.items() if found}
@@ -537,14 +518,14 @@ def _success(seeds: Sequence[Mapping[str, float]], goal: Goal | None) -> str:
 
 
 def _learned(seeds: Sequence[Outcome]) -> bool:
-    """Whether the end is above random actions, as far as that is known; a threshold that was reached is enough."""
+    """Return whether the end is above random actions, or a threshold was reached."""
     pairs = [(o.final_return, o.random_return) for o in seeds]
     known = [(final, random) for final, random in pairs if final is not None and random is not None]
     return not known or any(o.reached for o in seeds) or any(final > random for final, random in known)
 
 
 def _notes(outcomes: Sequence[Outcome]) -> list[str]:
-    """What the numbers of the table are."""
+    """Explain the numbers of the table."""
     counts = Counter((outcome.task, outcome.recipe) for outcome in outcomes)
     fewest, most = min(counts.values()), max(counts.values())
     seeds = f"{most} seed{'' if most == 1 else 's'}" if fewest == most else f"{fewest} to {most} seeds"
@@ -563,10 +544,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def front_page(results: Mapping[str, Mapping[str, Learned]]) -> list[str]:
-    """Markdown table of recorded trainings.
-
-    Columns: task (recipe, where it is not full; `*`: with other settings), aim, result and algorithm where not PPO.
-    """
+    """Format the Markdown table of docs/tasks.md: task (recipe; `*`: other settings), aim, result."""
     lines = ["|task (recipe)|learns to|goal reached|", "|---|---|---|"]
     for name, entry in tasks().items():
         if name not in results:
@@ -592,7 +570,7 @@ def results(file: Path) -> dict[str, dict[str, Learned]]:
 
 
 def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
-    """Returns the words for all seeds of a task."""
+    """Return the result over all seeds of a task."""
     first, stat = seeds[0], seeds[0].get("stat") or ""
     form = ".2g" if stat else ",.0f"
     threshold, name = f"{first['threshold']:{form}}", f"{stat} " if stat else ""
@@ -615,19 +593,14 @@ def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
 
 
 def fill(text: str, lines: Sequence[str], mark: str = "learn") -> str:
-    """Puts a table between the marks `<!-- learn -->` and `<!-- /learn -->` of a text; without marks it stays."""
+    """Put lines between the marks `<!-- learn -->` and `<!-- /learn -->` of a text; without marks it stays."""
     head, begin, rest = text.partition(f"<!-- {mark} -->\n")
     _, end, tail = rest.partition(f"<!-- /{mark} -->")
     return text if not end else "".join([head, begin, *(f"{line}\n" for line in lines), end, tail])
 
 
 def draw(outcomes: Sequence[Outcome], figures: Any) -> Any:
-    """A figure with a curve of every training, a panel for each task.
-
-    Args:
-        outcomes: See `read_outcomes`.
-        figures: The module `matplotlib.figure`.
-    """
+    """Draw a curve of every training, a panel for each task, by the module `matplotlib.figure`."""
     tasks = sorted({outcome.task for outcome in outcomes})
     columns = min(4, max(1, len(tasks)))
     rows = max(1, -(-len(tasks) // columns))

@@ -1,19 +1,16 @@
-"""Actors: how speed grows with their number, what is lost when one is killed, and how long a rollout is on its way.
+"""Measure actors: speed over their number, losses after a kill, and the time a rollout is on its way.
 
     python benchmarks/parallel/actors.py [scaling spin faults copies] --rounds 3
     python benchmarks/parallel/actors.py report
 
-Adds its sections to benchmarks/parallel/scale.json, and writes scale.md and scale.png beside it; `report`
-does only the latter.
+Updates its sections of scale.json, and writes scale.md and scale.png; `report` only the latter.
 
-- scaling: whole trainings (`train.py`, IMPALA, a network of two layers of 64) on envs that sleep in every step and do
-  nothing else. An actor has one env.
+- scaling: whole trainings (`train.py`, IMPALA, two layers of 64) on envs that only sleep; one env per actor.
 - spin: the same with a step that computes. Actors beyond the number of cores cannot help.
-- faults: SIGKILL of an actor, and of the learner, in the middle of a training.
-- copies: milliseconds that a rollout takes beside being recorded: asked for, sent, received and copied.
+- faults: SIGKILL of an actor, and of the learner, during a training.
+- copies: milliseconds that a rollout takes besides being recorded: requested, sent, received and copied.
 
-Rounds are interleaved: every case once in each. A speed is the median of the rounds. Every training is a process of its
-own, and is measured from outside, by the rows that it prints.
+Rounds are interleaved; a speed is the median over rounds. Trainings are processes, measured by the rows they print.
 """
 
 from __future__ import annotations
@@ -48,9 +45,9 @@ OURS = {
 COPIED = {"horizon": HORIZON, "num_envs": 64, "obs": 500}
 LAST = Path("checkpoints") / "last.pt"
 GONE_S = 5.0
-"""After which no process of a killed learner may be left [s]."""
+"""Time after which no process of a killed learner may be left [s]."""
 PATIENCE_S = 120.0
-"""For actors to start [s]."""
+"""Time for actors to start [s]."""
 
 Row = dict[str, Any]
 
@@ -59,7 +56,7 @@ Row = dict[str, Any]
 
 
 def training(kind: str, actors: int, env: Mapping[str, Any], folder: Path, *more: str, num_envs: int = 1) -> list[str]:
-    """The words of a training behind `python`."""
+    """Return the command line of a training, without `python`."""
     kwargs = [f"+env.kwargs.{name}={value}" for name, value in env.items()]
     return [
         *("train.py", "task=Gymnasium", "env._target_=actor_envs.make", *kwargs, "env.max_episode_steps=1000"),
@@ -71,7 +68,7 @@ def training(kind: str, actors: int, env: Mapping[str, Any], folder: Path, *more
 
 @contextlib.contextmanager
 def running(words: Sequence[str]) -> Iterator[Child]:
-    """A training; its output are events, one json object per line."""
+    """Run a training whose output is json events, one per line."""
     command = [sys.executable, *[str(ROOT / word) if word == "train.py" else word for word in words]]
     environment = process_environment(OMP_NUM_THREADS="1", WANDB_MODE="offline")
     environment["PYTHONPATH"] += f":{ROOT / 'benchmarks' / 'parallel'}"
@@ -83,7 +80,7 @@ def running(words: Sequence[str]) -> Iterator[Child]:
 
 
 def rows_of(child: Child) -> Iterator[Row]:
-    """Rows as they come, with the time of their coming."""
+    """Yield rows with their arrival times."""
     assert child.process.stdout is not None
     for line in child.process.stdout:
         if line.startswith(b"{") and (event := json.loads(line))["event"] == "row":
@@ -91,7 +88,7 @@ def rows_of(child: Child) -> Iterator[Row]:
 
 
 def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[Row]:
-    """Rows of so many seconds; with `alive`, until so many actors are."""
+    """Return the rows of so many seconds; with `alive`, until so many actors work."""
     taken, until = list[Row](), time.monotonic() + (seconds if alive is None else PATIENCE_S)
     while time.monotonic() < until:
         taken.append(next(rows))
@@ -103,7 +100,7 @@ def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[
 
 
 def train(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """Speed and lag of a training, for some seconds in which all actors work."""
+    """Return speed and lag of a training over some seconds in which all actors work."""
     with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
         rows = rows_of(child)
         take(rows, 0.0, alive=actors)
@@ -120,7 +117,7 @@ def train(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row
 def scaling(
     kinds: Sequence[str], counts: Sequence[int], env: Mapping[str, Any], *, rounds: int, seconds: float
 ) -> Iterator[list[Row]]:
-    """Rows of all cases, anew after each round."""
+    """Yield the rows of all cases after each round."""
     found: dict[tuple[str, int], list[Row]] = {(kind, count): [] for kind in kinds for count in counts}
     for _ in range(rounds):
         for (kind, count), measured in found.items():
@@ -130,7 +127,7 @@ def scaling(
 
 
 def _summary(kind: str, count: int, found: Mapping[tuple[str, int], list[Row]]) -> Row:
-    """A row of the table. A ratio is the median of the ratios within the rounds."""
+    """Return a row of the table; ratios are medians of the ratios within rounds."""
     here = found[kind, count]
     least = min(other for of, other in found if of == kind)
     first = [row["steps_per_s"] / least for row in found[kind, least]]
@@ -145,14 +142,14 @@ def _summary(kind: str, count: int, found: Mapping[tuple[str, int], list[Row]]) 
 
 
 def descendants(pid: int) -> list[Any]:
-    """Processes below one, with theirs."""
+    """Return all processes below one."""
     import psutil
 
     return psutil.Process(pid).children(recursive=True)
 
 
 def actors_of(pid: int) -> list[Any]:
-    """Processes of actors, of either engine."""
+    """Return the processes of actors, of either engine."""
 
     def is_actor(words: list[str]) -> bool:
         return any("process_engine import main" in word or word.startswith("ray::RemoteActor") for word in words)
@@ -161,7 +158,7 @@ def actors_of(pid: int) -> list[Any]:
 
 
 def kill_actor(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """SIGKILL of an actor: the learner goes on."""
+    """Kill an actor; the learner continues."""
     with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
         rows = rows_of(child)
         take(rows, 0.0, alive=actors)
@@ -195,18 +192,18 @@ def kill_actor(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -
 
 
 def _gap(rows: Sequence[Row]) -> float:
-    """The longest time between two updates."""
+    """Return the longest time between two updates."""
     return max(b["time/elapsed_s"] - a["time/elapsed_s"] for a, b in pairwise(rows))
 
 
 def run_of(folder: Path) -> Path:
-    """The one run there."""
+    """Return the only run in a folder."""
     [run] = {path.resolve() for path in (folder / "Gymnasium").iterdir() if path.is_dir()}
     return run
 
 
 def _check_run(folder: Path) -> Row:
-    """Is the run folder whole: each iteration once in its metrics, and a checkpoint of the last one?"""
+    """Check that each iteration is in the metrics once, and that a checkpoint is of the last one."""
     import csv
 
     import torch
@@ -220,7 +217,7 @@ def _check_run(folder: Path) -> Row:
 
 
 def _gone(processes: Sequence[Any]) -> int:
-    """How many are still there after a while; they are ended then."""
+    """Return how many processes are left after a while, and end them."""
     import psutil
 
     _, alive = psutil.wait_procs(processes, timeout=GONE_S)
@@ -230,7 +227,7 @@ def _gone(processes: Sequence[Any]) -> int:
 
 
 def kill_learner(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """SIGKILL of the learner: the same command with checkpoint= goes on."""
+    """Kill the learner; the same command with checkpoint= continues."""
     with tempfile.TemporaryDirectory() as folder:
         words = training(kind, actors, env, Path(folder))
         with running(words) as child:
@@ -269,10 +266,7 @@ def kill_learner(kind: str, actors: int, env: Mapping[str, Any], seconds: float)
 
 
 def copies(kind: str, rollouts: int) -> list[float]:
-    """Milliseconds that each rollout takes beside being recorded: asked for, sent, received and copied.
-
-    An actor is asked for one rollout at a time, so none of them waits for another one.
-    """
+    """Return the milliseconds that each rollout takes besides being recorded, with one rollout in flight."""
     import torch
 
     from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout
@@ -318,7 +312,7 @@ def copies(kind: str, rollouts: int) -> list[float]:
 
 
 def copies_rows(kinds: Sequence[str], *, rounds: int, rollouts: int = 40) -> Iterator[list[Row]]:
-    """Rows of the engines, anew after each round. Each is measured in a process of its own."""
+    """Yield the rows of both engines after each round, each measured in a process of its own."""
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind, medians in found.items():
@@ -345,7 +339,7 @@ def copies_rows(kinds: Sequence[str], *, rounds: int, rollouts: int = 40) -> Ite
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, str]) -> list[str]:
-    """Lines of a Markdown table: keys of the rows with their titles."""
+    """Format a Markdown table from keys and titles."""
     lines = [f"| {' | '.join(columns.values())} |", f"|{'---|' * len(columns)}"]
     return lines + [f"| {' | '.join(_text(row.get(key)) for key in columns)} |" for row in rows]
 
@@ -355,7 +349,7 @@ def _text(value: Any) -> str:
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """The page of scale.json."""
+    """Format the page of scale.json."""
     speed = {"kind": "", "actors": "actors", "steps_per_s": "steps/s", "efficiency": "of linear"}
     speed |= {"lag": "mean lag [updates]", "wait": "actors wait", "update": "learner updates"}
     actor = {"kind": "", "gap_before_s": "longest gap between updates before [s]", "gap_s": "around the kill [s]"}
@@ -392,7 +386,7 @@ def _origin(section: Mapping[str, Any]) -> str:
 
 
 def draw(data: Mapping[str, Any], figures: Any) -> Any:
-    """Speed over the number of actors, a panel for each kind of env; `figures` is the module `matplotlib.figure`."""
+    """Draw speed over the number of actors, a panel for each kind of env, by the module `matplotlib.figure`."""
     sections = [name for name in ("scaling", "spin") if name in data]
     figure = figures.Figure(figsize=(4.6 * len(sections), 3.6), layout="constrained")
     for panel, name in zip(figure.subplots(1, len(sections), squeeze=False)[0], sections, strict=True):
@@ -428,7 +422,7 @@ def draw(data: Mapping[str, Any], figures: Any) -> Any:
 
 
 def main() -> None:
-    """Measures what is asked for, and writes."""
+    """Measure the requested sections and write them."""
     args = parse(sys.argv[1:])
     if args.what[0] == "copy":
         print(json.dumps(copies(args.what[1], int(args.what[2]))))
@@ -440,7 +434,7 @@ def main() -> None:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("what", nargs="*", default=list(SECTIONS), help="scaling, spin, faults, copies (default: all), or report")
@@ -456,7 +450,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def measure(name: str, args: argparse.Namespace) -> Iterator[list[Row]]:
-    """Rows of a section, anew after each round."""
+    """Yield the rows of a section after each round."""
     waits, engines = {"wait_ms": args.wait_ms}, [kind for kind in ("process", "ray") if kind in args.kinds]
     if name in ("scaling", "spin"):
         env = waits if name == "scaling" else {"spin_ms": args.spin_ms}
@@ -476,7 +470,7 @@ def measure(name: str, args: argparse.Namespace) -> Iterator[list[Row]]:
 
 
 def note(name: str, args: argparse.Namespace, rows: list[Row]) -> None:
-    """Puts a section into the file, and keeps the others."""
+    """Replace a section of the file."""
     from gpusim_rl.files.provenance import describe_environment, git_state
 
     environment = describe_environment()
@@ -496,7 +490,7 @@ def note(name: str, args: argparse.Namespace, rows: list[Row]) -> None:
 
 
 def report(path: Path) -> None:
-    """Writes the page and the picture beside the data."""
+    """Write the page and the picture."""
     from matplotlib import figure as figures
 
     data = json.loads(path.read_text())

@@ -19,22 +19,21 @@ Numbers = dict[str, dict[str, list[float]]]
 
 
 def plain(value: Any) -> list[float]:
-    """A number or an array as a list, to seven digits."""
+    """Return a number or an array as a list, to seven digits."""
     return [float(f"{x:.7g}") for x in np.asarray(value, dtype=float).ravel()]
 
 
 def describe(model: mujoco.MjModel, root: str, pose: dict[str, float], ground: str) -> Numbers:
-    """Returns the numbers of one robot, its ground and the options.
+    """Return the numbers of one robot, its ground and the options.
 
-    Shapes and centres of mass are given where they are in a pose, with the root at the origin: so the same robot may be
-    cut into bodies in two ways. For the same reason inertia is given as the mass matrix there. Shapes that collide with
-    nothing are left out.
+    Shapes, centres of mass and the mass matrix are given in a pose with the root at the origin, so the robot may be cut
+    into bodies in two ways. Shapes that collide with nothing are left out.
 
     Args:
         model: The model.
         root: The robot's root body.
         pose: Joint angles [rad]; 0 for the others.
-        ground: Shape that is the ground.
+        ground: Geom of the ground.
     """
     prefix = root.rpartition("/")[0] + "/"
     data = mujoco.MjData(model)
@@ -89,18 +88,18 @@ def describe(model: mujoco.MjModel, root: str, pose: dict[str, float], ground: s
 
 
 def joint_of(model: mujoco.MjModel, actuator: int, prefix: str) -> str:
-    """The joint that an actuator drives."""
+    """Return the joint that an actuator drives."""
     return model.joint(model.actuator_trnid[actuator, 0]).name.removeprefix(prefix)
 
 
 def dofs(model: mujoco.MjModel, joint: int) -> range:
-    """The degrees of freedom of a joint."""
+    """Return the degrees of freedom of a joint."""
     first = model.jnt_dofadr[joint]
     return range(first, first + (6 if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE else 1))
 
 
 def differences(ours: Numbers, theirs: Numbers) -> list[tuple[str, str, Any, Any]]:
-    """Returns (what, field, ours, theirs) of all that is not equal to five digits; ours may have more sites."""
+    """Return (what, field, ours, theirs) of everything that differs at five digits; ours may have more sites."""
     rows: list[tuple[str, str, Any, Any]] = []
     for what in theirs.keys() | {what for what in ours if not what.startswith("site ")}:
         if what not in ours or what not in theirs:

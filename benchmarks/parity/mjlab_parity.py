@@ -1,12 +1,11 @@
-"""Compares our velocity tasks with mjlab's, term by term, at the same states; writes mjlab_parity.json.
+"""Compare our velocity tasks with mjlab's, term by term, at the same states; write mjlab_parity.json.
 
     python benchmarks/parity/mjlab_parity.py                             # with the recordings in benchmarks/parity
-    python benchmarks/parity/mjlab_parity.py --record PATH/bin/python    # makes these first, where mjlab is
+    python benchmarks/parity/mjlab_parity.py --record PATH/bin/python    # make these first, where mjlab is
 
-mjlab drives its robots with random actions. Its states, commands, actions and histories are put into both simulations,
-and all observations and rewards are compared: ours on C MuJoCo, mjlab's on MuJoCo Warp. Then both take one control step
-from there. The compiled models are compared too, by name. What mjlab draws at random is switched off: noise, pushes,
-randomisation and commands.
+mjlab drives its robots with random actions. Its states, commands, actions and histories are put into both simulations
+(ours on C MuJoCo, mjlab's on MuJoCo Warp), observations and rewards compared, then one control step. Compiled models
+are compared by name. Noise, pushes, randomisation and random commands are off.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from parity import mjlab_models
 
 RECORDINGS = Path(__file__).parent
 TOLERANCE = 1e-4
-"""Of a difference, in the term's unit before its weight; relative where the term is above 1."""
+"""Tolerance in the term's unit before its weight; relative where the term is above 1."""
 
 OBSERVATIONS = {
     "base_lin_vel": "lin_vel",
@@ -73,17 +72,17 @@ ROUGH = {
     "platform_size": 1.0,
     "border": 2.0,
 }
-"""Ground on which both stand: mjlab takes our height field, for its own ground is made of boxes."""
+"""Ground of both: mjlab uses our height field, since its own is made of boxes."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A task in both libraries.
+    """Task in both libraries.
 
     Attributes:
-        task: Name of ours.
+        task: Our name.
         root: Its root body.
-        settings: Settings of ours.
+        settings: Our settings.
     """
 
     task: str
@@ -122,16 +121,16 @@ REASONS = (
     ("go1_rough", "step*", "*", 5.0, FIELD),
     ("*", "step*", "*", 5e-3, STEP),
 )
-"""Why terms may differ, and how far at most: patterns of case, kind and term, limit, reason. The first counts."""
+"""Expected differences: patterns of case, kind and term, limit, reason. The first match counts."""
 
 
 def agrees(row: dict[str, Any]) -> bool:
-    """Whether a term is within its limit, and mostly far within: what is true of a few states has a few of them."""
+    """Return whether a term is within its limit, and mostly far within."""
     return row["difference"] <= row["limit"] and row["mean"] <= 0.2 * row["limit"]
 
 
 def reason_for(name: str, kind: str, term: str) -> tuple[float, str]:
-    """Returns how far a term may differ, and why."""
+    """Return the limit of a term's difference and its reason."""
     for case, kinds, terms, limit, reason in REASONS:
         if fnmatchcase(name, case) and fnmatchcase(term, terms) and any(fnmatchcase(kind, k) for k in kinds.split("|")):
             return limit, reason
@@ -139,7 +138,7 @@ def reason_for(name: str, kind: str, term: str) -> tuple[float, str]:
 
 
 def make(case: Case, num_envs: int) -> Any:
-    """Makes our env, without what is random; a GPU's rewards are mjlab's."""
+    """Make our env without randomness, with mjlab's rewards."""
     import gpusim_rl
     from gpusim_rl.settings.compose import compose
 
@@ -151,7 +150,7 @@ def make(case: Case, num_envs: int) -> Any:
 
 
 def terrain(case: Case, envs: int) -> dict[str, Any] | None:
-    """Returns our height field, how hard it is, and where mjlab's robots begin; None on flat ground."""
+    """Return our height field, its difficulty, and the starts of mjlab's robots; None on flat ground."""
     import torch
 
     task = (env := make(case, 1)).task
@@ -176,7 +175,7 @@ def terrain(case: Case, envs: int) -> dict[str, Any] | None:
 
 
 def record(name: str, python: str) -> None:
-    """Lets mjlab record a case, with the interpreter of its environment."""
+    """Record a case with mjlab, by the interpreter of its environment."""
     from parity.mjlab_record import ENVS
 
     with tempfile.TemporaryDirectory() as folder:
@@ -189,7 +188,7 @@ def record(name: str, python: str) -> None:
 
 
 class Ours:
-    """Our task, in states of a recording."""
+    """Our task in the states of a recording."""
 
     def __init__(self, case: Case, recording: dict[str, Any]) -> None:
         import torch
@@ -200,7 +199,7 @@ class Ours:
         self.found = torch.tensor(recording["seen"]["critic"]["foot_contact"]) > 0.0
 
     def put(self) -> None:
-        """Puts the states in, and lets everything follow them: the contacts too."""
+        """Write the states and update everything derived, contacts included."""
         import torch
 
         task, state = self.task, self.state
@@ -220,7 +219,7 @@ class Ours:
         task.touched.copy_(self.found & (state["contact_time"] > task.dt + 1e-6))
 
     def write(self) -> None:
-        """Writes positions and velocities."""
+        """Write positions and velocities."""
         import torch
 
         from gpusim_rl.env.math import quat_rotate
@@ -237,26 +236,26 @@ class Ours:
         )
 
     def rewards(self) -> dict[str, Any]:
-        """Returns the rewards before their weights, per second."""
+        """Return the rewards before their weights, per second."""
         weights, dt = self.task.cfg.all_weights, self.task.dt
         return {name: value / (weights[name] * dt) for name, value in self.task.rewards().items()}
 
     def look(self) -> dict[str, Any]:
-        """Returns all observations, rewards and ends."""
+        """Return all observations, rewards and ends."""
         rewards = self.rewards()
         end = self.task.terminated().float()
         self.task.touched.copy_(self.task.touches)  # as `advance` does
         return {**self.observations(), "rewards": rewards, "end": end}
 
     def observations(self) -> dict[str, Any]:
-        """Returns the parts of both groups."""
+        """Return the parts of both groups."""
         seen = self.task.observe()
         actor, critic = dict(seen["policy"]), dict(seen["critic"])
         critic["contact_force"] = -critic["contact_force"]  # mjlab's are what the feet do to the ground
         return {"actor": actor, "critic": critic}
 
     def step(self, action: Any) -> dict[str, Any]:
-        """Takes one control step."""
+        """Take one control step."""
         import torch
 
         task = self.task
@@ -273,7 +272,7 @@ class Ours:
 
 
 def difference(ours: Any, theirs: Any) -> tuple[float, float, float]:
-    """Returns the largest of ours, the largest difference, relative above 1, and the mean one."""
+    """Return our largest value, the largest difference (relative above 1), and the mean difference."""
     import torch
 
     theirs = torch.as_tensor(theirs).flatten(1) if torch.as_tensor(theirs).ndim > 1 else torch.as_tensor(theirs)
@@ -283,7 +282,7 @@ def difference(ours: Any, theirs: Any) -> tuple[float, float, float]:
 
 
 def compare(name: str, recording: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns a row for each term: how far ours is from mjlab's, how far it may be, and why."""
+    """Return a row for each term: difference, limit, reason."""
     import torch
 
     case, rows = CASES[name], []
@@ -333,7 +332,7 @@ def compare(name: str, recording: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def compare_models(name: str, recording: dict[str, Any]) -> list[str]:
-    """Returns a line for each number of the models that is not equal, and for names in another order."""
+    """Return a line for each number of the models that differs, and for names in another order."""
     task = (env := make(CASES[name], 1)).task
     pose = dict(zip(task.body.joint_names, task.pose.tolist(), strict=True))
     ours = mjlab_models.describe(env.sim.scene.model, f"robot/{CASES[name].root}", pose, "ground")
@@ -346,12 +345,12 @@ def compare_models(name: str, recording: dict[str, Any]) -> list[str]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Reads a recording."""
+    """Read a recording."""
     return json.loads((RECORDINGS / f"{name}.json").read_text())
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Returns the rows as a table."""
+    """Format the rows as a table."""
     lines = []
     for row in rows:
         numbers = " ".join(f"{row[key]:>10.2g}" for key in ("largest", "difference"))
@@ -360,7 +359,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", metavar="PYTHON", help="interpreter of an environment with mjlab")
     parser.add_argument("--only", choices=list(CASES), help="one case")
@@ -369,7 +368,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Records, compares and writes; returns 1 if a term differs for no stated reason."""
+    """Record, compare and write; return 1 if a term differs without a stated reason."""
     arguments = parse()
     result: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/parity/mjlab_parity.py", *sys.argv[1:]]),

@@ -1,8 +1,6 @@
-"""Records what mjlab's velocity tasks make of known states; runs in a Python environment that has mjlab.
+"""Record what mjlab's velocity tasks compute in known states; runs in a Python environment that has mjlab.
 
-    python benchmarks/parity/mjlab_record.py go1 recording.json [heights.json]
-
-`mjlab_parity.py --record` starts it, and compares.
+python benchmarks/parity/mjlab_record.py go1 recording.json [heights.json]
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ TASKS = {
     "g1": ("Mjlab-Velocity-Flat-Unitree-G1", "robot/pelvis"),
 }
 ENVS, ROUNDS, STEPS = 6, 4, 12
-"""Envs; times at which their states are recorded; control steps before each."""
+"""Envs; recorded times; control steps before each."""
 EAGERNESS = (0.0, 0.3, 1.0, 1.0, 2.0, 4.0)
-"""Standard deviation of the actions of each env: the first one stands, the last one falls."""
+"""Standard deviation of each env's actions: the first one stands, the last one falls."""
 VERSIONS = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch")
 
 
 def numbers(value: torch.Tensor, digits: int) -> Any:
-    """A tensor as nested lists of short numbers: of so many digits, or of as many as float32 needs if 0."""
+    """Return a tensor as nested lists with so many digits, or with all that float32 needs if 0."""
     if value.ndim:
         return [numbers(row, digits) for row in value]
     number = float(f"{value.item():.{digits}g}") if digits else float(str(value.numpy()))
@@ -44,7 +42,7 @@ def numbers(value: torch.Tensor, digits: int) -> Any:
 
 
 def put_height_field(spec: mujoco.MjSpec, terrain: dict[str, Any]) -> None:
-    """Takes the place of mjlab's ground: the height field of our terrain, at the same place."""
+    """Replace mjlab's ground by our terrain's height field, at the same place."""
     heights = np.array(terrain["heights"], dtype=np.float32)
     low, relief = float(heights.min()), float(np.ptp(heights))
     body = spec.body("terrain")
@@ -62,7 +60,7 @@ def put_height_field(spec: mujoco.MjSpec, terrain: dict[str, Any]) -> None:
 
 
 def make(name: str, terrain: dict[str, Any] | None) -> Any:
-    """Makes the env, without what is random and without resets."""
+    """Make the env without randomness and resets."""
     import_module("mjlab.tasks")  # registers them
     cfg = import_module("mjlab.tasks.registry").load_env_cfg(TASKS[name][0])
     cfg.scene.num_envs, cfg.seed, cfg.auto_reset = ENVS, 0, False
@@ -78,7 +76,7 @@ def make(name: str, terrain: dict[str, Any] | None) -> Any:
 
 
 def command(env: Any, rng: np.random.Generator) -> torch.Tensor:
-    """Gives every env a fixed command: standing, walking, turning, running."""
+    """Give every env a fixed command: standing, walking, turning, running."""
     value = rng.uniform([-1.0, -1.0, -0.5], [1.0, 1.0, 0.5], (ENVS, 3)).round(2)
     value[rng.integers(ENVS)] = 0.0
     value[rng.integers(ENVS), 0] = 1.7
@@ -90,7 +88,7 @@ def command(env: Any, rng: np.random.Generator) -> torch.Tensor:
 
 
 def drive(env: Any, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Drives the robots by smooth noise; yields in each round the action that comes next."""
+    """Drive the robots by smooth noise; yield each round's next action."""
     size = env.action_manager.total_action_dim
     action = np.zeros((ENVS, size))
     for _ in range(ROUNDS):
@@ -101,13 +99,13 @@ def drive(env: Any, rng: np.random.Generator) -> Iterator[np.ndarray]:
 
 
 def step(env: Any, action: np.ndarray) -> None:
-    """Takes a control step; what has fallen stays lying."""
+    """Take a control step; fallen robots stay down."""
     env._manual_reset_pending[:] = False
     env.step(torch.tensor(action, dtype=torch.float32))
 
 
 def state_of(env: Any, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    """Returns the state in few digits, which is then put into both simulations."""
+    """Return the state in few digits, for both simulations."""
     data = env.sim.data
     qpos, qvel = data.qpos.numpy().round(4), data.qvel.numpy().round(3)
     qpos[:, 3:7] = data.qpos.numpy()[:, 3:7].round(7)
@@ -128,7 +126,7 @@ def state_of(env: Any, rng: np.random.Generator) -> dict[str, torch.Tensor]:
 
 
 def put(env: Any, state: dict[str, torch.Tensor]) -> None:
-    """Puts a state into the env, and lets everything follow it: the contacts too."""
+    """Write a state and update everything derived, contacts included."""
     data, robot, manager = env.sim.data, env.scene["robot"], env.action_manager
     data.qpos[:], data.qvel[:] = state["qpos"], state["qvel"]
     data.qacc_warmstart[:] = 0.0
@@ -152,7 +150,7 @@ def put(env: Any, state: dict[str, torch.Tensor]) -> None:
 
 
 def look(env: Any) -> dict[str, Any]:
-    """Returns all observations, rewards before their weights, and ends of the present state."""
+    """Return observations, rewards before their weights, and ends of the current state."""
     groups = env.observation_manager.compute(update_history=True)
     cfgs = {name: env.reward_manager.get_term_cfg(name) for name in env.reward_manager.active_terms}
     rewards = {name: cfg.func(env, **cfg.params) for name, cfg in cfgs.items() if cfg.weight}
@@ -164,7 +162,7 @@ def look(env: Any) -> dict[str, Any]:
 
 
 def plain_mujoco(env: Any, state: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Returns the forces on the feet in C MuJoCo, with mjlab's own model: what float32 alone does, one can tell."""
+    """Return the forces on the feet in C MuJoCo with mjlab's own model: the effect of float32 alone."""
     model = env.sim.mj_model
     slots = [slot for slot in env.scene["feet_ground_contact"]._slots if slot.field_name == "force"]
     rows = []
@@ -178,10 +176,10 @@ def plain_mujoco(env: Any, state: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def after_step(env: Any, action: np.ndarray) -> dict[str, Any]:
-    """Takes one control step as a training does; returns where it has led, and what was seen and paid.
+    """Take one control step as a training does; return the new state, observations and rewards.
 
-    mjlab pays for kinematics that are one physics step old, and foot heights that are one control step old. So rewards
-    are computed once more, of the new state: `now`. Contacts stay those of the last physics step.
+    mjlab's rewards use kinematics one physics step old, and foot heights one control step old; `now` has them for the
+    new state.
     """
     manager = env.reward_manager
     swing = manager.get_term_cfg("foot_swing_height").func
@@ -198,7 +196,7 @@ def after_step(env: Any, action: np.ndarray) -> dict[str, Any]:
 
 
 def record(name: str, terrain: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns a recording: states, and what mjlab makes of them."""
+    """Return a recording: states, and what mjlab computes in them."""
     env = make(name, terrain)
     env.reset(seed=0)
     if terrain is not None:
@@ -233,7 +231,7 @@ def record(name: str, terrain: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def join(rounds: list[Any], digits: int = 6) -> Any:
-    """Puts the envs of all rounds one behind the other. States keep all their digits, what follows has six."""
+    """Concatenate the envs of all rounds; states keep all digits, the rest six."""
     if isinstance(rounds[0], dict):
         return {
             key: join([each[key] for each in rounds], 0 if key in ("state", "next") else digits) for key in rounds[0]
@@ -242,7 +240,7 @@ def join(rounds: list[Any], digits: int = 6) -> Any:
 
 
 def main() -> None:
-    """Records one task."""
+    """Record one task."""
     name, out, *terrain = sys.argv[1:]
     found = record(name, json.loads(Path(terrain[0]).read_text()) if terrain else None)
     Path(out).write_text(json.dumps(found, separators=(",", ":")) + "\n")

@@ -1,18 +1,15 @@
-"""Loads collections of robot files and compares their motion with plain MuJoCo; writes robots.json beside this file.
+"""Load collections of robot files and compare their motion with plain MuJoCo; write robots.json.
 
     python benchmarks/robots/robots.py erd=FOLDER menagerie=FOLDER
     python benchmarks/robots/robots.py menagerie=FOLDER --simulators mujoco,mjwarp,newton --one-per-folder --most 40
     python benchmarks/robots/robots.py bullet=FOLDER --skip random_urdfs --jointed    files with a joint that moves
 
-Every file is loaded in a process of its own. `task` is whether `new_task` writes a task of a URDF, `loads` whether a
-scene takes the file and a simulator steps it; else there is the line that a user reads. `apart` is the largest
-difference of a coordinate [m, rad or of a quaternion] from MjModel and mj_step after 50 control steps of 4 physics
-steps, with the same random controls; null where plain MuJoCo refuses the file, with its message in `plain`. For URDF,
-plain MuJoCo gets the paths of meshes, the compiler settings and the pairs without contact that a scene has; an object
-without joints gets a free one. Where a scene gives links other masses or inertias than MuJoCo (`mended`), MuJoCo gets
-them before the comparison. `chaos` is how far MuJoCo itself is from a start 1e-7 off: where that is above 1e-3, a
-simulator in float32 is not compared.
-Results of other collections and simulators that robots.json has already are kept.
+Every file is loaded in a process of its own. `task`: whether `new_task` writes a task of a URDF; `loads`: whether a
+scene takes the file and a simulator steps it; else the user's line. `apart`: largest difference of a coordinate [m, rad
+or of a quaternion] from mj_step after 50 control steps of 4 physics steps with the same random controls; null where
+plain MuJoCo refuses the file (`plain`). For URDF, plain MuJoCo gets the scene's mesh paths, compiler settings, excluded
+pairs and repaired masses (`mended`); an object without joints gets a free one. `chaos`: MuJoCo's own divergence from a
+start 1e-7 off; above 1e-3, float32 simulators are not compared. Other results in robots.json are kept.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from xml.etree import ElementTree
 STEPS, SUBSTEPS, CHAOS = 50, 4, 1e-3
 INERTIAL = ("body_mass", "body_inertia", "body_ipos", "body_iquat")
 TOLERANCE = {"mujoco": 1e-5, "mjwarp": 1e-2, "newton": 1e-2}
-"""Largest `apart` of a robot that is called equal: simulators on Warp compute in float32 and stop earlier."""
+"""Largest `apart` of equal robots: simulators on Warp compute in float32 and stop earlier."""
 
 
 def files_of(folder: Path, skip: str, jointed: bool, one_per_folder: bool) -> list[Path]:
@@ -215,7 +212,7 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def main() -> None:
-    """Loads the collections."""
+    """Load the collections."""
     from measuring.checkout import provenance, write
 
     for module in (

@@ -1,11 +1,8 @@
-"""The libraries we are compared to, and their trainers on our environments, one iteration at a time.
+"""Other libraries' trainers on our environments, one iteration at a time; `BASELINES` declares each library once.
 
-`BASELINES` declares each library once; everything else reads it there.
-
-A baseline is built from the settings of our own PPO, so that it does the same work: the same networks, horizon, epochs,
-minibatches, losses and schedules, as far as the library has them; `Baseline.settings` tells what it uses. Its loop is
-the library's own, without checkpoints. In the mode `same` the library logs as it does (into a temporary folder, once
-per iteration); in the mode `fastest` it does not, where that can be turned off.
+A baseline does the work of our own PPO's settings: same networks, horizon, epochs, minibatches, losses and schedules,
+as far as the library has them (`Baseline.settings`). Its loop is the library's, without checkpoints. Mode `same` logs
+as the library does, into a temporary folder; mode `fastest` does not, where that can be turned off.
 """
 
 from __future__ import annotations
@@ -41,12 +38,12 @@ Around = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Library:
-    """A library with a PPO of its own.
+    """Library with its own PPO.
 
     Attributes:
-        name: As in `gpusim_rl.connect.LIBRARIES`.
+        name: Name in `gpusim_rl.connect.LIBRARIES`.
         trainer: Runs its PPO on our environments.
-        fastest: What the mode `fastest` is, in words.
+        fastest: Description of the mode `fastest`.
     """
 
     name: str
@@ -55,21 +52,17 @@ class Library:
 
     @property
     def installed(self) -> bool:
-        """Whether it can be imported."""
+        """Return whether it can be imported."""
         return importlib.util.find_spec(LIBRARIES[self.name][0]) is not None
 
     @property
     def distribution(self) -> str:
-        """Its name in the package index."""
+        """Name in the package index."""
         return LIBRARIES[self.name][1].partition("~")[0]
 
 
 def find_library(name: str) -> Library:
-    """One of `BASELINES`.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
+    """Return one of `BASELINES`; raises ConfigError for an unknown name."""
     if name not in BASELINES:
         raise ConfigError(
             f"unknown baseline {name!r}.{did_you_mean(name, BASELINES)} Available: {', '.join(BASELINES)}"
@@ -78,13 +71,13 @@ def find_library(name: str) -> Library:
 
 
 def choose_baselines(asked: str) -> tuple[list[str], list[str]]:
-    """The libraries to measure, and those that are left out because they are not installed.
+    """Return the libraries to measure, and those that are not installed.
 
     Args:
-        asked: Names with commas between them, `none`, or `all`: those that are installed.
+        asked: Names separated by commas, `none`, or `all` that are installed.
 
     Raises:
-        ConfigError: A name is unknown, or a library that was asked for is not installed.
+        ConfigError: A name is unknown, or a requested library is not installed.
     """
     names = [] if asked == "none" else list(dict.fromkeys(name for name in asked.split(",") if name))
     wanted = list(BASELINES.values()) if asked == "all" else [find_library(name) for name in names]
@@ -95,27 +88,26 @@ def choose_baselines(asked: str) -> tuple[list[str], list[str]]:
 
 
 def install_command(names: Sequence[str]) -> str:
-    """Installation hints for libraries."""
+    """Return the pip command for libraries."""
     return " ".join(["pip install", *(f"'{LIBRARIES[name][1]}'" for name in names)])
 
 
 def make_baseline(
     name: str, env: VecEnv, cfg: RunConfig, *, device: torch.device, mode: str = "same", bf16: bool = False
 ) -> Baseline:
-    """Builds another library's PPO for the work that `cfg` asks of ours.
+    """Build another library's PPO for the work that `cfg` asks of ours.
 
     Args:
         name: One of `BASELINES`.
         env: The environment; it is reset.
-        cfg: The run, of our PPO; its settings and the seed are used.
-        device: Where the library learns.
-        mode: `same`: what our PPO does with `cfg`, compiled only where `compile` says so. `fastest`: the fastest mode
-            that the library documents on this device: compiled, 16-bit, tf32 on CUDA, no log. Modes whose compilation
-            searches for minutes (`max-autotune`) are left out.
+        cfg: A run of our PPO; its settings and seed are used.
+        device: Device of the learner.
+        mode: `same`: compiled only where `compile` says so. `fastest`: the fastest mode that the library documents on
+            this device (compiled, 16-bit, tf32 on CUDA, no log), without `max-autotune`.
         bf16: With `same`: 16-bit networks, where the library has them.
 
     Raises:
-        ConfigError: Unknown name or mode, a library that is not installed, or a policy that only ours can train.
+        ConfigError: Unknown name or mode, a missing library, or a policy that only ours can train.
     """
     library = find_library(name)
     if mode not in MODES:
@@ -136,9 +128,9 @@ class Baseline:
 
     Attributes:
         name: One of `BASELINES`.
-        version: Of the library.
+        version: Version of the library.
         mode: One of `MODES`.
-        settings: What was chosen, as plain values: precision, compile, trunk, minibatches, schedule, notes, ...
+        settings: Choices as plain values: precision, compile, trunk, minibatches, schedule, notes, ...
         env_steps_per_iteration: Control steps, summed over envs.
     """
 
@@ -178,7 +170,7 @@ class Baseline:
         raise NotImplementedError
 
     def iterate(self) -> None:
-        """One PPO iteration: a rollout of `ppo.horizon` steps in all envs, then the update."""
+        """Run one PPO iteration: a rollout of `ppo.horizon` steps in all envs, then the update."""
         with _process_settings_kept(), _quiet():
             self._process_settings.apply()
             try:
@@ -187,19 +179,19 @@ class Baseline:
                 self._leave()
 
     def observe(self, around: Around) -> None:
-        """Enters `around("rollout")` and `around("update")` around these phases from now on, as `PhaseTimer.observe`.
+        """Enter `around("rollout")` and `around("update")` around these phases, as `PhaseTimer.observe`.
 
-        What a library does between and after them (its log) is in neither.
+        The library's log belongs to neither.
         """
         self._around.append(around)
 
     def close(self) -> None:
-        """Removes the library's files; the environment stays open."""
+        """Remove the library's files; the environment stays open."""
         self._close()
         self._folder.cleanup()
 
     def _enter(self, phase: str) -> None:
-        """Leaves the phase under way and begins another."""
+        """End the current phase and begin another."""
         self._leave()
         for around in self._around:
             self._open_phase.enter_context(around(phase))
@@ -208,7 +200,7 @@ class Baseline:
         self._open_phase.close()
 
     def _as_phase(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call` as a phase of its own."""
+        """Wrap `call` as a phase."""
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             self._enter(phase)
@@ -640,7 +632,7 @@ class _Sb3(Baseline):
             return {"net_arch": list(net.hidden), "activation_fn": activation, "log_std_init": net.log_std_init}
 
         class SharedTrunk(BaseFeaturesExtractor):
-            """All layers but the last, for actor and critic: SB3's way to share them."""
+            """Shared layers of actor and critic."""
 
             def __init__(self, observation_space: Any) -> None:
                 super().__init__(observation_space, features_dim=net.hidden[-1])
@@ -662,11 +654,11 @@ class _Sb3(Baseline):
 
 
 class _Pause(Exception):  # noqa: N818 - no error
-    """Leaves rl_games' endless loop between two epochs."""
+    """Exception that leaves rl_games' endless loop between two epochs."""
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """In place of what a library would do at the start or the end of each call."""
+    """No-op in place of a library's work around each call."""
 
 
 BASELINES: dict[str, Library] = {
@@ -682,7 +674,7 @@ BASELINES: dict[str, Library] = {
 
 @dataclass(frozen=True)
 class _ProcessSettings:
-    """Switches of the process that libraries turn for their own speed; each baseline keeps its own."""
+    """Process-wide switches that libraries set for speed; each baseline keeps its own."""
 
     validate: bool
     matmul_precision: str

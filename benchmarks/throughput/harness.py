@@ -1,8 +1,7 @@
-"""Measures several cases in interleaved rounds, so that their ratios do not depend on what else the machine does.
+"""Measure several cases in interleaved rounds, so that ratios do not depend on other load.
 
-Every case is a process of its own: peak memory and what a library does to its process are its own; threads and settings
-of OpenMP and malloc are the same for all. In every round each case is measured once, in rotating order; speeds are
-compared within a round, and medians are over rounds.
+Every case is a process with its own peak memory and the same OpenMP and malloc settings. Each round measures every case
+once, in rotating order; speeds are compared within a round, medians taken over rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SCHEMA = 3
 """Version of the json."""
 
 ANSWER_LIMIT_S = 1800.0
-"""A process that is silent for longer is given up; compiling may take minutes."""
+"""Longest silence of a process [s]; compiling may take minutes."""
 
 CLOSING_LIMIT_S = 10.0
 
@@ -32,20 +31,19 @@ TRAINING, TRAINING_FASTEST = "+ training", "+ training, fastest"
 SEPARATE = ", separate trunks"
 
 Result = dict[str, Any]
-"""What was measured of a case: name, kind, settings, env_steps_per_s, trainer_us, phases, memory, error, ratios.
+"""Results of a case: name, kind, settings, env_steps_per_s, trainer_us, phases, memory, error, ratios.
 
-`trainer_us` is what a trainer takes outside of `env.step` [us per control step of one env].
+`trainer_us` is a trainer's time outside of `env.step` [us per control step of one env].
 """
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured.
+    """Case to measure.
 
     Attributes:
-        name: As the table shows it.
-        spec: What `throughput.worker` needs to build it; `kind` is physics, env, policy, training or
-            baseline.
+        name: Name in the table.
+        spec: Arguments of `throughput.worker`; `kind` is physics, env, policy, training or baseline.
     """
 
     name: str
@@ -54,11 +52,11 @@ class Case:
 
 @dataclass
 class Rounds:
-    """How long to measure.
+    """Duration of the measurement.
 
     Attributes:
         number: Rounds.
-        seconds: Of each case in a round [s], at least one iteration.
+        seconds: Duration of each case in a round [s], at least one iteration.
         warm_up: Iterations of each case before the first round.
     """
 
@@ -73,7 +71,7 @@ class Rounds:
 def training_cases(
     overrides: Sequence[str], num_envs: int, *, on_mujoco: bool, baselines: Sequence[str], modes: Sequence[str]
 ) -> list[Case]:
-    """Bare physics, what we add to it layer by layer, and other libraries' trainers on the same environment."""
+    """Return bare physics, our layers on top, and other libraries' trainers on the same environment."""
     line = [*overrides, f"num_envs={num_envs}"]
     base = {"overrides": line, "num_envs": num_envs}
     bare = [Case("bare physics", {**base, "kind": "physics", "persistent": "auto"})]
@@ -94,7 +92,7 @@ def training_cases(
 
 
 def _bare_mujoco(base: Mapping[str, Any]) -> list[Case]:
-    """Bare physics with both settings of the simulator, so that others are compared to the faster one."""
+    """Return bare physics with both settings of the simulator; the faster one is the reference."""
     return [
         Case(f"bare physics, persistent={str(keep).lower()}", {**base, "kind": "physics", "persistent": keep})
         for keep in (False, True)
@@ -102,7 +100,7 @@ def _bare_mujoco(base: Mapping[str, Any]) -> list[Case]:
 
 
 def equal_work(case: Case) -> Case:
-    """Our training with a trunk for the policy and one for the value, as a baseline has them that cannot share one."""
+    """Return our training with separate trunks, to compare with a baseline that cannot share one."""
     overrides = [*case.spec["overrides"], "ppo.network.separate=true"]
     return Case(f"{case.name}{SEPARATE}", {**case.spec, "overrides": overrides})
 
@@ -111,16 +109,15 @@ def equal_work(case: Case) -> Case:
 
 
 class Worker:
-    """The process of a case, as the parent sees it; once there is an error it is asked nothing more.
+    """Parent's side of a case's process; after an error it is not used again.
 
     Attributes:
-        speeds: Control steps per second of each round; None where there was no answer.
-        seconds_outside: Seconds outside of `env.step` per control step of one env, in each round; None where the
-            case does not tell.
-        phases: Seconds of each phase in all rounds, and `other` that is in none.
-        settings: What the process tells of its case.
+        speeds: Control steps per second of each round, or None.
+        seconds_outside: Seconds outside of `env.step` per control step of one env in each round, or None.
+        phases: Seconds of each phase over all rounds; `other` is the rest.
+        settings: Settings that the process reports.
         memory: Peaks [bytes]; None before `report`.
-        seconds: Time per iteration when last asked [s].
+        seconds: Newest time per iteration [s].
         error: Why it ended; None while it lives.
     """
 
@@ -138,7 +135,7 @@ class Worker:
 
     @property
     def kind(self) -> str:
-        """What it is: `physics`, `training`, `baseline`, ..."""
+        """Kind of the case: `physics`, `training`, `baseline`, ..."""
         return self.case.spec["kind"]
 
     @property
@@ -148,24 +145,24 @@ class Worker:
 
     @property
     def trunk(self) -> str | None:
-        """Whether policy and value have a `shared` or `separate` trunk; None without a network."""
+        """`shared` or `separate` trunk of policy and value; None without a network."""
         return self.settings.get("trunk")
 
     def get_ready(self) -> None:
-        """Waits until the case is built."""
+        """Wait until the case is built."""
         ready = self._answer()
         if ready is not None:
             self.settings = ready["settings"]
 
     def run(self, iterations: int) -> dict[str, Any] | None:
-        """Runs some iterations."""
+        """Run some iterations."""
         done = self._ask({"run": iterations})
         if done is not None:
             self.seconds = done["seconds"] / iterations
         return done
 
     def measure(self, seconds: float) -> None:
-        """Its part of a round."""
+        """Measure one round."""
         done = self.run(max(1, round(seconds / self.seconds))) if self.error is None else None
         if done is None:
             self.speeds.append(None)
@@ -182,14 +179,14 @@ class Worker:
             self.phases[phase] = self.phases.get(phase, 0.0) + part
 
     def report(self) -> None:
-        """Asks for the peak of its memory, and what it knows of itself by now."""
+        """Request peak memory and settings."""
         answer = self._ask({"report": True})
         if answer is not None:
             self.memory = answer["memory"]
             self.settings = answer.get("settings", self.settings)
 
     def result(self) -> Result:
-        """What is known of it so far."""
+        """Return the results so far."""
         total = sum(self.phases.values())
         outside = [None if seconds is None else 1e6 * seconds for seconds in self.seconds_outside]
         return {
@@ -207,7 +204,7 @@ class Worker:
         }
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         with suppress(OSError):
             self._child.process.stdin.close()  # type: ignore[union-attr]
         with suppress(subprocess.TimeoutExpired):
@@ -256,16 +253,16 @@ def measure(
     environment: Mapping[str, str],
     say: Callable[[str], None],
 ) -> Iterator[list[Result]]:
-    """Measures in interleaved rounds; yields all results after every one, and once more with the peaks of memory.
+    """Measure in interleaved rounds; yield all results after each, and once more with peak memory.
 
-    Where a baseline has separate trunks and our training shares one, our training with separate trunks joins in.
+    If a baseline has separate trunks and our training shares one, our training with separate trunks is added.
 
     Args:
-        cases: All are alive at once.
-        rounds: How long.
-        command: Starts a process that calls `throughput.worker.serve`.
-        environment: Of the processes.
-        say: Shows a line of progress.
+        cases: Cases; all are alive at once.
+        rounds: Duration.
+        command: Command that starts a process of `throughput.worker.serve`.
+        environment: Environment variables of the processes.
+        say: Called with a line of progress.
     """
     with ExitStack() as stack:
         workers: list[Worker] = []
@@ -308,13 +305,13 @@ def measure(
 
 
 def spread(values: Iterable[float | None]) -> dict[str, float] | None:
-    """Median, min and max of what was measured; None where nothing was."""
+    """Return median, min and max, or None for no values."""
     known = [value for value in values if value is not None]
     return {"median": statistics.median(known), "min": min(known), "max": max(known)} if known else None
 
 
 def ratio(above: Result | None, below: Result | None, key: str = "rounds") -> dict[str, float] | None:
-    """What one has in each round over what another has in it: median, min and max; None without a common round."""
+    """Return median, min and max of the ratios within rounds, or None without a common round."""
     if above is None or below is None:
         return None
     pairs = zip(above[key], below[key], strict=True)
@@ -322,19 +319,16 @@ def ratio(above: Result | None, below: Result | None, key: str = "rounds") -> di
 
 
 def fastest(results: Sequence[Result], kind: str) -> Result | None:
-    """The fastest of a kind by its median; None where none was measured."""
+    """Return the fastest case of a kind by its median, or None."""
     measured = [row for row in results if row["kind"] == kind and row["env_steps_per_s"]]
     return max(measured, key=lambda row: row["env_steps_per_s"]["median"], default=None)
 
 
 def with_ratios(results: list[Result]) -> list[Result]:
-    """Adds to every row what it is of bare physics, and to every other library's how much faster ours is.
+    """Add to every row its ratio to bare physics, and to every other library's our speed over its.
 
-    A baseline's training is compared to ours with the same network work: shared or separate trunks. Where it is in its
-    fastest mode, so is ours, if that was measured.
-
-    Where a CUDA graph holds `env.step` with all else, it cannot be timed there. Then the time of the case
-    `env step` is taken off, if a graph holds that too.
+    A baseline is compared with the same network work (shared or separate trunks) and mode. Where a CUDA graph holds
+    `env.step` with everything else, the time of the case `env step` is subtracted, if a graph holds that too.
     """
     bare, env = fastest(results, "physics"), fastest(results, "env")
     for row in results:
@@ -359,12 +353,12 @@ def with_ratios(results: list[Result]) -> list[Result]:
 
 
 def _in_graph(row: Result) -> bool:
-    """Whether CUDA graphs hold its control steps."""
+    """Return whether CUDA graphs hold the control steps."""
     return str(row["settings"].get("graph")).startswith(("whole rollout", "control step"))
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """The numbers that one env count comes down to; keys are absent where nothing was measured."""
+    """Return the key numbers of one env count; keys are absent where nothing was measured."""
     result: dict[str, Any] = {}
 
     def add(key: str, value: dict[str, float] | None) -> None:
@@ -403,7 +397,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The results as a page: one table for each env count."""
+    """Format the results as a page with a table for each env count."""
     environment = report["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     git = report["git"]
@@ -437,7 +431,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 
 def table(results: Sequence[Result]) -> list[str]:
-    """Lines of a table in Markdown, padded so that they also read well in a terminal."""
+    """Format a Markdown table, padded for terminals."""
     heading = [
         "case",
         "env steps/s",
@@ -510,15 +504,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
 
 
 def draw(report: Mapping[str, Any], figures: Any) -> Any:
-    """Speeds over env counts, one line for each case.
-
-    Args:
-        report: Content of the json.
-        figures: `matplotlib.figure`.
-
-    Returns:
-        A matplotlib Figure.
-    """
+    """Draw speeds over env counts, a line for each case, as a matplotlib Figure."""
     figure = figures.Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     names = list(dict.fromkeys(row["name"] for part in report["env_counts"] for row in part["cases"]))

@@ -1,8 +1,7 @@
-"""The process of one case that `throughput.harness` measures.
+"""Process of one case that `throughput.harness` measures.
 
-It speaks json, one value a line. The first line in says which workload it is; then `{"run": 3}` asks for three
-iterations and `{"report": true}` for the peak of its memory and its settings. An error is answered as
-`{"error": ...}` and ends the process, as does the end of the input. Between two lines it waits without using a CPU.
+It speaks json, one value per line: first the workload, then `{"run": 3}` for three iterations or `{"report": true}` for
+peak memory and settings. An error is answered as `{"error": ...}` and ends the process.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ if TYPE_CHECKING:
     from gpusim_rl.sim import Sim, SimChoice
 
 ACTION_SETS = 16
-"""Random actions made beforehand and used in turn."""
+"""Prepared random actions, used in turn."""
 
 SETTLING_STEPS = 60
-"""Control steps of bare physics before anything is measured: the robots reach the ground."""
+"""Control steps of bare physics before measuring, until the robots are on the ground."""
 
 
 @dataclass
 class Workload:
-    """Something that can be measured: it runs one iteration at a time.
+    """Measurable workload that runs one iteration at a time.
 
     Attributes:
         iterate: One iteration: `horizon` control steps in all envs, and learning if it learns.
         env_steps: Control steps of one iteration, summed over envs.
-        settings: What is worth knowing of it, as plain values.
-        device: Where it works.
-        phases: Times its phases, where it has any.
-        in_env: Times `env.step` within them, where Python calls it.
-        graphs: Its CUDA graphs, where it may have any.
+        settings: Plain values to report.
+        device: Device of the work.
+        phases: Timer of its phases, if any.
+        in_env: Timer of `env.step`, where Python calls it.
+        graphs: Its CUDA graphs, if any.
     """
 
     iterate: Callable[[], Any]
@@ -65,7 +64,7 @@ class Workload:
 
 
 def serve() -> None:
-    """Answers for one case on stdin and stdout, until stdin ends."""
+    """Answer for one case on stdin and stdout, until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not an answer
 
@@ -91,13 +90,13 @@ def serve() -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Name and first line of an error."""
+    """Return name and first line of an error."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text.partition("\n")[0])
 
 
 def _capture(workload: Workload) -> None:
-    """Does what comes before a replay, however few iterations of warm-up are asked for."""
+    """Run what precedes a replay, however short the warm-up."""
     if workload.graphs is not None and workload.graphs.choice.mode != "off":
         from gpusim_rl.run.cuda_graph import WARM_UP
 
@@ -125,13 +124,13 @@ def _run(workload: Workload, iterations: int) -> dict[str, Any]:
 
 
 def _report(workload: Workload) -> dict[str, Any]:
-    """What is known only now: a graph is captured after some iterations, or cannot be."""
+    """Report what is known late: whether graphs were captured."""
     graph = {} if workload.graphs is None else {"graph": str(workload.graphs.choice)}
     return {"memory": _memory(workload), "settings": _settings(workload) | graph}
 
 
 def _settings(workload: Workload) -> dict[str, Any]:
-    """Of the workload, and of its process: what must be the same for all."""
+    """Return settings of the workload and of its process."""
     process: dict[str, Any] = {"openmp_spins": os.environ.get("GOMP_SPINCOUNT")}
     torch = sys.modules.get("torch")  # EnvPool and Gymnasium do without
     if torch is not None:
@@ -147,7 +146,7 @@ def _synchronize(device: torch.device | None) -> None:
 
 
 def _memory(workload: Workload) -> dict[str, int]:
-    """Peaks in bytes: resident memory of the process and, on CUDA, what torch took and what the driver gave."""
+    """Return peaks in bytes: resident memory and, on CUDA, torch's and the driver's."""
     peaks = {"resident": _peak_resident() + _children_now()}
     if workload.device is not None and workload.device.type == "cuda":
         import torch
@@ -168,7 +167,7 @@ def _peak_resident() -> int:
 
 
 def _children_now() -> int:
-    """Memory that belongs to child processes alone, now."""
+    """Return current memory of child processes."""
     import psutil
 
     total = 0
@@ -179,7 +178,7 @@ def _children_now() -> int:
 
 
 def _driver_memory(device: torch.device) -> int | None:
-    """What the driver counts for this process; None where it does not tell, as in many containers."""
+    """Return the driver's count for this process, or None (as in many containers)."""
     import pynvml
     import torch
 
@@ -219,7 +218,7 @@ def _of_sim(sim: Sim, choice: SimChoice) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Scenario:
-    """What is simulated, on what."""
+    """Task, simulator and device."""
 
     task_class: type[Task]
     task: TaskConfig
@@ -253,7 +252,7 @@ def _scenario(overrides: list[str]) -> _Scenario:
 
 @contextmanager
 def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Workload]:
-    """The task's scene with its decimation and random controls: no task, no resets."""
+    """Build the task's scene with its decimation and random controls: no task, no resets."""
     import torch
 
     from gpusim_rl.sim import make_sim
@@ -290,7 +289,7 @@ def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Workload]:
 
 @contextmanager
 def _env_step(scenario: _Scenario) -> Iterator[Workload]:
-    """The environment without a policy: task, resets and time limit, with actions made beforehand."""
+    """Build the environment with prepared actions: task, resets, time limit, no policy."""
     env = scenario.make_env()
     env.reset()
     limit, horizon = env.cfg.clip_actions, scenario.cfg.algorithm.horizon
@@ -311,7 +310,7 @@ def _env_step(scenario: _Scenario) -> Iterator[Workload]:
 
 
 def _graphs(device: torch.device, *stateful: object) -> Graphs:
-    """On CUDA an iteration is one graph, as the rollout of our training: nothing here waits for Python."""
+    """Hold an iteration in one CUDA graph, as our training's rollout."""
     from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 
     choice = GraphChoice("rollout", "CUDA device") if device.type == "cuda" else GraphChoice("off", device.type)
@@ -319,7 +318,7 @@ def _graphs(device: torch.device, *stateful: object) -> Graphs:
 
 
 def _time(phase: str, stepped: Any) -> PhaseTimer:
-    """Times `step` of envs (physics and environment, which all trainers share) or of a simulator from now on."""
+    """Time `step` of envs or of a simulator from now on."""
     from gpusim_rl.run.timing import PhaseTimer
 
     timer, step = PhaseTimer(stepped.device), stepped.step
@@ -333,7 +332,7 @@ def _time(phase: str, stepped: Any) -> PhaseTimer:
 
 
 def _random(num_envs: int, size: int, device: torch.device) -> Tensor:
-    """Numbers in [0, 1), shape [ACTION_SETS, num_envs, size]."""
+    """Return numbers in [0, 1), shape [ACTION_SETS, num_envs, size]."""
     import torch
 
     generator = torch.Generator(device).manual_seed(0)
@@ -342,7 +341,7 @@ def _random(num_envs: int, size: int, device: torch.device) -> Tensor:
 
 @contextmanager
 def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns: bool) -> Iterator[Workload]:
-    """Our trainer: the whole training, or only its rollouts."""
+    """Build our trainer: the whole training, or only its rollouts."""
     import torch
 
     from gpusim_rl.run.timing import PhaseTimer
@@ -378,7 +377,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
 
 @contextmanager
 def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
-    """Another library's trainer on our environment."""
+    """Build another library's trainer on our environment."""
     from gpusim_rl.learn.precision import choose_precision
     from gpusim_rl.run.timing import PhaseTimer
     from throughput.baselines import make_baseline

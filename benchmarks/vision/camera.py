@@ -1,18 +1,14 @@
-"""Images per second of a scene's cameras on the CPU, on one thread and on two, beside MuJoCo's OpenGL renderer.
+"""Measure images per second of a scene's cameras on the CPU, on one and two threads, and of MuJoCo's OpenGL renderer.
 
     python benchmarks/vision/camera.py
     python benchmarks/vision/camera.py --rounds 5
 
-writes camera.json. In each round the ways to draw follow each other, so that what else the machine does slows all of
-them, and each of two threads has its own CPU. A ratio is of one round. `cpu` is the processor time of a thread for a
-frame of all envs, which other processes do not change: of one thread alone, and of two the thread that draws longest,
-with what nobody shares.
+Writes camera.json. The ways to draw alternate within a round, each thread on its own CPU; ratios are within rounds.
+`cpu` is a thread's processor time for a frame of all envs: of one thread, and of two the longest, without shared work.
+OpenGL draws one env after another, without shadows and smooth edges; without a graphics card its driver uses the CPU.
 
-The data in camera.json are of a machine with other work, before which this program had priority:
+The committed data had priority over other work:
 `setsid sh -c 'echo -20 > /proc/self/autogroup; python benchmarks/vision/camera.py'`.
-
-OpenGL draws one env after another into the same picture, without shadows and smooth edges, as the cameras do. Where
-there is no graphics card, its driver draws on the CPU, in as many threads as it likes.
 """
 
 from __future__ import annotations
@@ -32,16 +28,16 @@ SCENES: dict[str, dict[str, Any]] = {
     "Cartpole": {"pos": (0.0, -4.0, 2.0), "target": (0.0, 0.0, 2.0)},
     "Go1Velocity": {"pos": (0.9, -1.1, 0.7), "target": (0.0, 0.0, 0.25)},
 }
-"""Tasks, and where the camera is in their scenes."""
+"""Tasks, and the place of the camera in their scenes."""
 SIZES = {32: 512, 64: 256, 84: 128}
-"""Pixels of a side, and the envs that are drawn."""
+"""Pixels of a side, and the number of envs."""
 OPENGL_ENVS = 16
-"""Envs of them that OpenGL draws in a round."""
+"""Envs that OpenGL draws in a round."""
 ROUNDS = 15
 
 
 def make(task: str, pixels: int, num_envs: int, threads: int) -> Any:
-    """Returns a simulator of a task's scene with a camera, in different states."""
+    """Return a simulator of a task's scene with a camera, in different states."""
     import torch
 
     from gpusim_rl.api import prepare
@@ -64,7 +60,7 @@ def make(task: str, pixels: int, num_envs: int, threads: int) -> Any:
 
 
 def pinned(share: Callable[[], None], cpu: int) -> Callable[[], None]:
-    """Returns a function that draws on one CPU; the scheduler of a busy machine may put both threads on the same."""
+    """Return a function that draws on one CPU."""
 
     def run() -> None:
         os.sched_setaffinity(0, {cpu})
@@ -74,7 +70,7 @@ def pinned(share: Callable[[], None], cpu: int) -> Callable[[], None]:
 
 
 def opengl(sim: Any, pixels: int) -> tuple[Callable[[], None], str]:
-    """Returns a function that draws `OPENGL_ENVS` envs by MuJoCo's renderer, and what OpenGL calls itself."""
+    """Return a function that draws `OPENGL_ENVS` envs by MuJoCo's renderer, and OpenGL's name."""
     import importlib
 
     import mujoco
@@ -101,7 +97,7 @@ def opengl(sim: Any, pixels: int) -> tuple[Callable[[], None], str]:
 
 
 def threads_of(sim: Any) -> dict[str, float]:
-    """Returns milliseconds of processor time of the thread that draws longest, and of what comes before."""
+    """Return milliseconds of processor time of the longest-drawing thread, and of the shared part."""
     renderer = sim._cameras._made
     shares, took = renderer._shares, []
 
@@ -123,7 +119,7 @@ def threads_of(sim: Any) -> dict[str, float]:
 
 
 def measure(task: str, pixels: int, num_envs: int, rounds: int) -> dict[str, Any]:
-    """Returns images per second of each way to draw, and how much faster two threads are than one."""
+    """Return images per second of each way to draw, and the speed-up of two threads."""
     sims = {threads: make(task, pixels, num_envs, threads) for threads in (1, 2)}
     gl, name = opengl(sims[1], pixels)
     ways = {"1 thread": sims[1].draw, "2 threads": sims[2].draw, "OpenGL": gl}
@@ -155,7 +151,7 @@ def measure(task: str, pixels: int, num_envs: int, rounds: int) -> dict[str, Any
 
 
 def main() -> None:
-    """Measures and writes."""
+    """Measure and write."""
     parser = argparse.ArgumentParser(description="Images per second of cameras on the CPU.")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
