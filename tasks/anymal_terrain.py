@@ -276,18 +276,18 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         }
 
     def _velocity(self) -> tuple[Float[Tensor, "envs 2"], Bool[Tensor, " envs"]]:
-        """Returns the commanded x and y velocity [m/s], and whether there is one."""
+        """Return the commanded x and y velocity [m/s], and whether there is one."""
         velocity = self.commands.value[:, :2]
         walks = _norm(velocity) > LEAST_SPEED
         return velocity * walks[:, None], walks
 
     def _turn(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, " envs"]:
-        """Returns the yaw rate [rad/s] that turns to the commanded heading."""
+        """Return the yaw rate [rad/s] that turns to the commanded heading."""
         limit = self.cfg.command_yaw_limit
         return (TURN_RATE * wrap_angle(self.commands["heading"] - yaw)).clamp(-limit, limit)
 
     def _heights(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, "envs points"]:
-        """Returns the base's height above points of the ground, minus its standing height, clamped to [-1, 1] [m]."""
+        """Return the base's height above points of the ground, minus its standing height, clamped to [-1, 1] [m]."""
         ground = self.terrain.scan(self.robot.root_pos, yaw, self.scan_points)
         return (self.robot.root_pos[:, 2:] - BASE_HEIGHT - ground).clamp(-1.0, 1.0)
 

@@ -161,7 +161,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     def _osc_torque(
         self, displacement: Float[Tensor, "envs 6"], mass: Float[Tensor, "envs 7 7"]
     ) -> Float[Tensor, "envs 7"]:
-        """Returns torques [N m] that move the gripping point as asked, and in the null space the arm to its start."""
+        """Return torques [N m] that move the gripping point as asked, and in the null space the arm to its start."""
         velocity = torch.cat([self.hand.lin_vel[:, 0], self.hand.ang_vel[:, 0]], dim=1)
         joint_pos, joint_vel = self.robot.joint_pos[:, :7], self.robot.joint_vel[:, :7]
         acceleration = STIFFNESS * displacement - 2.0 * math.sqrt(STIFFNESS) * velocity

@@ -7,7 +7,7 @@ from .velocity import VelocityTask
 
 
 def planetary(rotors: tuple[float, float, float], gears: tuple[float, float]) -> float:
-    """Returns the inertia behind a planetary gear of two stages, from those of rotor and carriers [kg m^2]."""
+    """Return the inertia behind a planetary gear of two stages, from those of rotor and carriers [kg m^2]."""
     first, second = gears
     return rotors[0] * (first * second) ** 2 + rotors[1] * second**2 + rotors[2]
 

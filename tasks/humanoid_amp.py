@@ -202,7 +202,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         return (self.random.uniform(0.0, 1.0, 1)[:, 0] * number).long().clamp_(max=number - 1)
 
     def _history(self, place: Int[Tensor, " envs"]) -> Float[Tensor, "envs frames features"]:
-        """Returns the features up to a place in the clips, the oldest first."""
+        """Return the features up to a place in the clips, the oldest first."""
         return self.features[self.histories.index_select(0, place)]
 
     def _features(
@@ -215,7 +215,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         joint_vel: Float[Tensor, "rows joints"],
         ends: Float[Tensor, "rows ends 3"],
     ) -> Float[Tensor, "rows features"]:
-        """Returns `PARTS`, from the state of the root, the joints, and the places of hands and feet; world frame."""
+        """Return `PARTS`, from the state of the root, the joints, and the places of hands and feet; world frame."""
         axes = quat_rotate(quat[:, None], self.axes)
         vectors = torch.cat([axes, torch.stack([lin_vel, ang_vel], dim=1), ends - pos[:, None]], dim=1)
         c, s = torch.nn.functional.normalize(axes[:, 0, :2]).unsqueeze(1).unbind(dim=2)

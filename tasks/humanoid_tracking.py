@@ -11,7 +11,7 @@ SIDES = ("right", "left")
 
 
 def servo(stiffness: float, effort: float) -> Motor:
-    """Returns one of the servos of the model; an action of 1 asks for half of its largest torque at the start."""
+    """Return one of the servos of the model; an action of 1 asks for half of its largest torque at the start."""
     scale = 0.5 * effort / stiffness
     return Motor(armature=0.02, effort=effort, stiffness=stiffness, damping=0.1 * stiffness, scale=scale)
 

@@ -50,7 +50,7 @@ class InHandConfig(TaskConfig):
             )
 
     def whole_episodes(self: Cfg) -> Cfg:
-        """Returns these settings for an evaluation: goals are reached at the final tolerance."""
+        """Return these settings for an evaluation: goals are reached at the final tolerance."""
         curriculum = dataclasses.replace(self.curriculum, start=None)
         return dataclasses.replace(super(InHandConfig, self).whole_episodes(), curriculum=curriculum)
 
@@ -196,7 +196,7 @@ class InHand(Task[InHandConfig]):
         return quat_angle(self.cube.root_quat, self.goal_quat)
 
     def _parts(self) -> Parts:
-        """Returns parts of observations by name, shape [num_envs, size] each."""
+        """Return parts of observations by name, shape [num_envs, size] each."""
         hand, cube = self.hand, self.cube
         to_goal = quat_difference(cube.root_quat, self.goal_quat)
         return {

@@ -140,15 +140,15 @@ class Locomotion(Task[Cfg]):
         return self.robot.root_pos[:, 2] < self.cfg.termination_height
 
     def _energy(self) -> Float[Tensor, " envs"]:
-        """Returns |action x joint velocity|, summed over the joints."""
+        """Return |action x joint velocity|, summed over the joints."""
         return (self.actions * self.robot.joint_vel).abs().sum(dim=1)
 
     @abstractmethod
     def _at_limit(self) -> Float[Tensor, " envs"]:
-        """Returns the number of joints at their limits; a subclass may weight them."""
+        """Return the number of joints at their limits; a subclass may weight them."""
 
     def _torso(self) -> Parts:
-        """Returns the first 12 numbers of the observation: height, velocities, angles, directions."""
+        """Return the first 12 numbers of the observation: height, velocities, angles, directions."""
         robot = self.robot
         to_target, distance = self._to_target()
         # the torso's axes in the world frame, and its velocity in its own, as one rotation
@@ -168,22 +168,22 @@ class Locomotion(Task[Cfg]):
         }
 
     def _to_target(self) -> tuple[Float[Tensor, "envs 2"], Float[Tensor, " envs"]]:
-        """Returns the horizontal way to the target and its length [m]."""
+        """Return the horizontal way to the target and its length [m]."""
         way = self.target - self.robot.root_pos[:, :2]
         return way, torch.linalg.vector_norm(way, dim=1)
 
     def _scaled_joint_pos(self) -> Float[Tensor, "envs joints"]:
-        """Returns joint positions, limits mapped to [-1, 1]."""
+        """Return joint positions, limits mapped to [-1, 1]."""
         return (self.robot.joint_pos - self.joint_middle) / self.joint_range
 
 
 def _dot(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Returns the dot product of the horizontal components."""
+    """Return the dot product of the horizontal components."""
     # a_x b_x + a_y b_y
     return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
 
 
 def _cross(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Returns the cross product of the horizontal components: |a| |b| sin(angle from a to b)."""
+    """Return the cross product of the horizontal components: |a| |b| sin(angle from a to b)."""
     # a_x b_y - a_y b_x
     return torch.addcmul(a[:, 0] * b[:, 1], a[:, 1], b[:, 0], value=-1.0)

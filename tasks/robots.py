@@ -142,7 +142,7 @@ class Robot:
                 raise TaskError(f"robot {self.name!r}: widths[{pattern!r}] {expected}")
 
     def by_joint(self, joints: list[str], values: str, default: Any = None) -> list[Any]:
-        """Returns of `pose`, `motors` or `widths` what each joint has: the value of the first pattern that fits.
+        """Return of `pose`, `motors` or `widths` what each joint has: the value of the first pattern that fits.
 
         Raises:
             TaskError: A pattern fits no joint, or a joint has no pattern and there is no default.
@@ -161,7 +161,7 @@ class Robot:
         return found
 
     def empty_scene(self, physics_hz: float) -> Scene:
-        """Returns a scene without robot and ground, whose solver is as the robot needs it."""
+        """Return a scene without robot and ground, whose solver is as the robot needs it."""
         scene = Scene(physics_hz, integrator="implicitfast")
         if self.elliptic:
             scene.choose(None, "elliptic")
@@ -170,7 +170,7 @@ class Robot:
         return scene
 
     def add_motors(self, scene: Scene) -> None:
-        """Adds a servo for each joint to a scene that has the robot."""
+        """Add a servo for each joint to a scene that has the robot."""
         values = {
             name: {pattern: getattr(motor, name) for pattern, motor in self.motors.items()}
             for name in ("stiffness", "damping", "armature")
@@ -179,7 +179,7 @@ class Robot:
         scene.add_actuators("robot", list(self.motors), kind="position", effort_limit=effort, **values)
 
     def add_to(self, scene: Scene) -> None:
-        """Adds the robot to a scene as "robot", without motors and sensors.
+        """Add the robot to a scene as "robot", without motors and sensors.
 
         Raises:
             TaskError: The file does not fit, or has not the body of a site.
@@ -199,7 +199,7 @@ class Robot:
             place.add_site(name=f"robot/{site}", pos=pos)
 
     def add_eye(self, scene: Scene) -> None:
-        """Adds the depth camera to a scene that has the robot, as "eye"; it draws what is fixed to the world.
+        """Add the depth camera to a scene that has the robot, as "eye"; it draws what is fixed to the world.
 
         Raises:
             ConfigError: The robot has none.

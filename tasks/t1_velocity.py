@@ -7,7 +7,7 @@ from .velocity import VelocityTask
 
 
 def motor(effort: float, stiffness: float, damping: float) -> Motor:
-    """Returns a motor with the armature and action scale that all of T1's have."""
+    """Return a motor with the armature and action scale that all of T1's have."""
     return Motor(armature=0.03, effort=effort, stiffness=stiffness, damping=damping, scale=0.25)
 
 

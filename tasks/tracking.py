@@ -105,7 +105,7 @@ class TrackingConfig(TaskConfig):
             raise ConfigError("task.clips is empty: expected motion clips. Try task.clips=[path/to/clip.npz]")
 
     def whole_episodes(self) -> TrackingConfig:
-        """Returns these settings for an evaluation: clips are followed from their first frames."""
+        """Return these settings for an evaluation: clips are followed from their first frames."""
         return dataclasses.replace(super(TrackingConfig, self).whole_episodes(), starts="first")
 
     @property
@@ -263,7 +263,7 @@ class TrackingTask(Task[TrackingConfig]):
         self.lost.masked_fill_(where, False)
 
     def _begin(self, where: Bool[Tensor, " envs"]) -> None:
-        """Puts robots into frames of the clips, with noise."""
+        """Put robots into frames of the clips, with noise."""
         root, joints, draws = self.root_index, len(self.pose), Playhead.draws
         unit = self.random.uniform(0.0, 1.0, draws + len(self.start_noise))
         frame = self.motions.frame(self.playhead.begin(where, unit[:, :draws]))
@@ -323,7 +323,7 @@ class TrackingTask(Task[TrackingConfig]):
         return dict(zip(self.terms, values * self.weights, strict=True))
 
     def _away(self, frame: Frame, now: Poses, target: Poses) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns squared distances of bodies from their targets and of the anchor [m2], and joint differences [rad].
+        """Return squared distances of bodies from their targets and of the anchor [m2], and joint differences [rad].
 
         Writes `errors`.
         """
@@ -336,7 +336,7 @@ class TrackingTask(Task[TrackingConfig]):
         return away, from_clip, joints
 
     def _beyondmimic(self, frame: Frame, now: Poses, target: Poses) -> dict[str, Float[Tensor, " envs"]]:
-        """Returns the squared errors of `BeyondMimicConfig`."""
+        """Return the squared errors of `BeyondMimicConfig`."""
         away, from_clip, _ = self._away(frame, now, target)
         anchors = (frame.body_quat[:, self.anchor_index, None], now.quat[:, self.anchor_index, None])
         turned = (torch.cat(pair, dim=1) for pair in zip((target.quat, now.quat), anchors, strict=True))
@@ -354,7 +354,7 @@ class TrackingTask(Task[TrackingConfig]):
         }
 
     def _deepmimic(self, frame: Frame, now: Poses, target: Poses) -> dict[str, Float[Tensor, " envs"]]:
-        """Returns the squared errors of `DeepMimicConfig`."""
+        """Return the squared errors of `DeepMimicConfig`."""
         body, root = self.body, self.root_index
         away, _, joints = self._away(frame, now, target)
         turn = quat_angle(frame.body_quat[:, root], now.quat[:, root]).square()
@@ -368,7 +368,7 @@ class TrackingTask(Task[TrackingConfig]):
         }
 
     def _costs(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Returns what `CostConfig` has weights for."""
+        """Return what `CostConfig` has weights for."""
         beyond = ((self.body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0)
         costs = {
             "action_rate": (self.actions - self.last_actions).square().sum(dim=1),
@@ -402,11 +402,11 @@ class TrackingTask(Task[TrackingConfig]):
         }
 
     def _frame(self) -> Frame:
-        """Returns the frame that each env is to have reached by the end of the control step."""
+        """Return the frame that each env is to have reached by the end of the control step."""
         return self.motions.frame(self.playhead.index)
 
     def _targets(self, frame: Frame, now: Poses) -> Poses:
-        """Returns where bodies are to be: the reference at the x and y of the robot's anchor, turned to its yaw."""
+        """Return where bodies are to be: the reference at the x and y of the robot's anchor, turned to its yaw."""
         anchor = self.anchor_index
         at, at_clip = now.pos[:, anchor], frame.body_pos[:, anchor]
         yaw = quat_yaw(quat_difference(now.quat[:, anchor], frame.body_quat[:, anchor]))
@@ -417,10 +417,10 @@ class TrackingTask(Task[TrackingConfig]):
         return Poses(pos, quat_multiply(turn.expand_as(frame.body_quat), frame.body_quat))
 
     def _axes(self, quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 6"]:
-        """Returns the x and the y axis of frames."""
+        """Return the x and the y axis of frames."""
         return quat_rotate(quat[..., None, :], self.first_axes.expand(*quat.shape[:-1], 2, 3)).flatten(-2)
 
 
 def _up(quat: Float[Tensor, "envs 4"]) -> Float[Tensor, " envs"]:
-    """Returns the height of the end of a frame's up axis, from 1 (upright) to -1."""
+    """Return the height of the end of a frame's up axis, from 1 (upright) to -1."""
     return 1.0 - 2.0 * quat[:, 1:3].square().sum(dim=1)

@@ -62,7 +62,7 @@ class TrifingerConfig(TaskConfig):
             raise ConfigError(f"task.curriculum needs goals that are not turned: try task.difficulty={TURNED - 1}")
 
     def whole_episodes(self) -> TrifingerConfig:
-        """Returns these settings for an evaluation: starts are as far from their goals as `difficulty` says."""
+        """Return these settings for an evaluation: starts are as far from their goals as `difficulty` says."""
         curriculum = dataclasses.replace(self.curriculum, start=None)
         return dataclasses.replace(super(TrifingerConfig, self).whole_episodes(), curriculum=curriculum)
 
@@ -243,11 +243,11 @@ class Trifinger(Task[TrifingerConfig]):
         return stats
 
     def _near(self) -> Bool[Tensor, " envs"]:
-        """Returns the envs that have the curriculum."""
+        """Return the envs that have the curriculum."""
         return torch.arange(self.num_envs, device=self.device) % NORMAL > 0
 
     def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:
-        """Returns distance [m] and angle [rad] between the cube and its goal."""
+        """Return distance [m] and angle [rad] between the cube and its goal."""
         position = torch.linalg.vector_norm(self.cube.root_pos - self.goal.root_pos, dim=1)
         return position, quat_angle(self.cube.root_quat, self.goal.root_quat)
 
@@ -256,17 +256,17 @@ class Trifinger(Task[TrifingerConfig]):
         return placed & (rotation <= self.cfg.rotation_tolerance) if self.cfg.difficulty == TURNED else placed
 
     def _reach(self, tips: Float[Tensor, "envs 3 3"]) -> Float[Tensor, " envs"]:
-        """Returns the sum of the fingertips' distances from the cube's centre [m]."""
+        """Return the sum of the fingertips' distances from the cube's centre [m]."""
         return torch.linalg.vector_norm(tips - self.cube.root_pos[:, None], dim=2).sum(dim=1)
 
     def _corners_from_goal(self) -> Float[Tensor, "envs 8 3"]:
-        """Returns the way from the goal's corners to the cube's [m]."""
+        """Return the way from the goal's corners to the cube's [m]."""
         quat = torch.stack([self.cube.root_quat, self.goal.root_quat], dim=1)
         cube, goal = quat_rotate(quat[:, :, None], self.corners[None, None]).unbind(dim=1)
         return (self.cube.root_pos - self.goal.root_pos)[:, None] + cube - goal
 
 
 def _in_arena(u: Float[Tensor, "envs 3"], radius: float, low: float, high: float) -> Float[Tensor, "envs 3"]:
-    """Returns points uniform over a disc and a range of heights [m], from numbers uniform in [0, 1)."""
+    """Return points uniform over a disc and a range of heights [m], from numbers uniform in [0, 1)."""
     distance, angle = radius * u[:, 0].sqrt(), 2.0 * math.pi * u[:, 1]
     return torch.stack([distance * angle.cos(), distance * angle.sin(), low + (high - low) * u[:, 2]], dim=1)

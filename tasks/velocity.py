@@ -95,7 +95,7 @@ Term = Callable[[Any, Stride], Tensor]
 
 
 def near(squared: Float[Tensor, " envs"], width: float) -> Float[Tensor, " envs"]:
-    """Returns exp(-squared error / width): 1 where there is no error."""
+    """Return exp(-squared error / width): 1 where there is no error."""
     return torch.exp(squared * (-1.0 / width))
 
 
@@ -249,7 +249,7 @@ class VelocityTask(Task[VelocityConfig]):
 
     @classmethod
     def _hits(cls, cfg: VelocityConfig) -> dict[str, tuple[str, ...]]:
-        """Returns what must not touch the ground, by what it counts for."""
+        """Return what must not touch the ground, by what it counts for."""
         robot, weights = cls.robot, cfg.all_weights
         if "shank_contact" in weights and not robot.shanks:
             of = "rough_weights" if cfg.terrain == "rough" and "shank_contact" in cfg.rough_weights else "weights"
@@ -402,7 +402,7 @@ class VelocityTask(Task[VelocityConfig]):
         return dict(zip(terms, torch.stack([*terms.values()]) * self.weights, strict=True))
 
     def _stride(self) -> Stride:
-        """Measures the control step; writes `errors`, `touches` and `peak`."""
+        """Measure the control step; writes `errors`, `touches` and `peak`."""
         error = torch.stack([self.root_lin_vel.data, self.body.root_ang_vel_local], dim=1)
         error[:, 0, :2] -= self.command.value[:, :2]
         error[:, 1, 2] -= self.command.value[:, 2]
@@ -425,26 +425,26 @@ class VelocityTask(Task[VelocityConfig]):
         )
 
     def deviation(self, command: Float[Tensor, " envs"]) -> Float[Tensor, " envs"]:
-        """Returns the mean over joints of the squared deviation from the pose / squared width at this speed."""
+        """Return the mean over joints of the squared deviation from the pose / squared width at this speed."""
         gait = torch.bucketize(command, self.gaits, right=True)
         return ((self.body.joint_pos - self.pose).square() * self.tightness.index_select(0, gait)).sum(dim=1)
 
     def beyond_limits(self) -> Float[Tensor, " envs"]:
-        """Returns the sum of what joints are beyond the middle 90 % of their range [rad]."""
+        """Return the sum of what joints are beyond the middle 90 % of their range [rad]."""
         return ((self.body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0).sum(dim=1)
 
     def swings(self) -> Float[Tensor, "envs feet"]:
-        """Returns 1 for feet that have been in the air for a time in `AIR_TIMES`, else 0."""
+        """Return 1 for feet that have been in the air for a time in `AIR_TIMES`, else 0."""
         least, most = AIR_TIMES
         air_time = (self.air_time + self.dt).masked_fill_(self.touches, 0.0)
         return ((air_time > least) & (air_time < most)).float()
 
     def hit_steps(self, name: str) -> Tensor:
-        """Returns physics steps with a hit; one in the last physics step counts for all of the control step."""
+        """Return physics steps with a hit; one in the last physics step counts for all of the control step."""
         return self.cfg.decimation * _hit(self.hits[name])
 
     def tilt(self) -> Float[Tensor, " envs"]:
-        """Returns the squared sine of the angle between torso and vertical, or the ground's normal on rough ground."""
+        """Return the squared sine of the angle between torso and vertical, or the ground's normal on rough ground."""
         if self.thighs is None:
             return 1.0 - self.torso_up.data[:, 2].square()
         a, b = (self._scan(self.plane_points) @ self.plane).unbind(dim=1)  # slopes, ahead and to the left
@@ -489,7 +489,7 @@ class VelocityTask(Task[VelocityConfig]):
         return stats
 
     def _foot_height(self) -> Float[Tensor, "envs feet"]:
-        """Returns the height of the soles above the highest ground around them [m], between 0 and 1 m."""
+        """Return the height of the soles above the highest ground around them [m], between 0 and 1 m."""
         if self.ground is None:
             return torch.stack([sole.data[:, 2] for sole in self.sole_pos], dim=1).clamp_(0.0, 1.0)
         pos = _stacked(self.sole_pos)
@@ -499,7 +499,7 @@ class VelocityTask(Task[VelocityConfig]):
         return (pos[..., 2] - ground.amax(dim=-1)).clamp_(0.0, 1.0)
 
     def _scan(self, points: Float[Tensor, "points 2"]) -> Float[Tensor, "envs points"]:
-        """Returns heights of the ground [m] at points ahead and to the left of the root [m]."""
+        """Return heights of the ground [m] at points ahead and to the left of the root [m]."""
         assert self.ground is not None
         ahead = self.axes[0].data
         return self.ground.scan(self.body.root_pos, torch.atan2(ahead[:, 1], ahead[:, 0]), points)
@@ -510,5 +510,5 @@ def _stacked(sensors: list[Sensor]) -> Float[Tensor, "envs sensors size"]:
 
 
 def _hit(sensors: list[Sensor]) -> Bool[Tensor, " envs"]:
-    """Returns where the force of any of some contact sensors is large."""
+    """Return where the force of any of some contact sensors is large."""
     return (torch.linalg.vector_norm(_stacked(sensors)[..., 1:], dim=-1) > HIT).any(dim=1)

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="audit", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
     parser.add_argument("--iterations", type=int, default=3, help="steady iterations to look at (default: 3)")
@@ -86,7 +86,7 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Prints the table and the result."""
+    """Print the table and the result."""
     from gpusim_rl.cli import table_lines
     from gpusim_rl.errors import say
 
@@ -105,7 +105,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:
-    """Returns the columns of a phase, per iteration."""
+    """Return the columns of a phase, per iteration."""
     row = [copies(work[direction], iterations) for direction in ("to_device", "to_host")]
     row.append(number(sum(work["syncs"].values()) / iterations))
     if counted:
@@ -117,7 +117,7 @@ def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:
 
 
 def copies(direction: dict[str, int], iterations: int) -> str:
-    """Returns the copies of one direction, with their size."""
+    """Return the copies of one direction, with their size."""
     if not direction["count"]:
         return "0"
     size, unit = direction["bytes"] / iterations, "B"
@@ -128,7 +128,7 @@ def copies(direction: dict[str, int], iterations: int) -> str:
 
 
 def number(value: float) -> str:
-    """Returns a number without decimals if it has none, else with one."""
+    """Return a number without decimals if it has none, else with one."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 

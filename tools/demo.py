@@ -21,7 +21,7 @@ OWN = ("-h", "--help", "--list")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Plays a demo policy, or names all."""
+    """Play a demo policy, or names all."""
     from gpusim_rl.cli import load_command
     from gpusim_rl.errors import friendly_errors, say
     from gpusim_rl.files.paths import demos_dir
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Reads the task, if it comes first, and `--list`; all others are words for play."""
+    """Read the task, if it comes first, and `--list`; all others are words for play."""
     parser = argparse.ArgumentParser(
         prog="demo",
         description=(__doc__ or "").partition("\n")[0],
@@ -53,7 +53,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def choose(name: str, demos: list[str]) -> str:
-    """Returns the demo of a task, or the only one whose name begins so, in capitals or not.
+    """Return the demo of a task, or the only one whose name begins so, in capitals or not.
 
     Raises:
         ConfigError: There is none, or there are several.
@@ -69,7 +69,7 @@ def choose(name: str, demos: list[str]) -> str:
 
 
 def summary(card: dict[str, Any]) -> str:
-    """Returns in a line how the policy came about, and what it reaches."""
+    """Return in a line how the policy came about, and what it reaches."""
     reached = ", ".join(f"{name} {value:.3g}" for name, value in card["success"].items())
     value = f"{card['return']:,.0f}" if abs(card["return"]) >= 100 else f"{card['return']:.3g}"
     note = f"; {card['note']}" if card.get("note") else ""

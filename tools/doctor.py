@@ -39,7 +39,7 @@ FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for thr
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Looks, measures, and says it in words; returns 1 if something is broken that training needs."""
+    """Look, measures, and says it in words; returns 1 if something is broken that training needs."""
     from gpusim_rl.errors import friendly_errors
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     if argv[:1] == ["scaling"]:
         from gpusim_rl.view.arguments import positive
 
@@ -91,7 +91,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def counts(text: str) -> list[int]:
-    """Returns the numbers of an argument, also in brackets as on train.py's command line."""
+    """Return the numbers of an argument, also in brackets as on train.py's command line."""
     numbers = sorted({int(number) for number in text.strip("[]").split(",")})
     if numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"must be positive, got {numbers[0]}")
@@ -99,7 +99,7 @@ def counts(text: str) -> list[int]:
 
 
 def names(text: str) -> list[str]:
-    """Returns the devices of an argument."""
+    """Return the devices of an argument."""
     devices = text.strip("[]").split(",")
     if not {*devices} <= {"cpu", "cuda"}:
         raise argparse.ArgumentTypeError(f"must be of cpu and cuda, got {text!r}")
@@ -110,7 +110,7 @@ def names(text: str) -> list[str]:
 
 
 def report_machine(args: argparse.Namespace) -> int:
-    """Prints one line for each thing that was looked at; 1 if training does not work."""
+    """Print one line for each thing that was looked at; 1 if training does not work."""
     from gpusim_rl.diagnose.machine_check import check_machine
     from gpusim_rl.errors import say
 
@@ -130,7 +130,7 @@ def report_machine(args: argparse.Namespace) -> int:
 
 
 def self_tests() -> Iterator[Check]:
-    """Trains Ant, for three iterations and very small, with every simulator that can run here."""
+    """Train Ant, for three iterations and very small, with every simulator that can run here."""
     import torch
 
     from gpusim_rl.diagnose.machine_check import Check
@@ -159,7 +159,7 @@ def self_tests() -> Iterator[Check]:
 
 
 def report_run(args: argparse.Namespace) -> int:
-    """Prints what limits a run."""
+    """Print what limits a run."""
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
     from gpusim_rl.errors import say
@@ -183,7 +183,7 @@ def report_run(args: argparse.Namespace) -> int:
 
 
 def summary(folder: Path, stats: RunStats) -> list[str]:
-    """Returns lines with what was looked at."""
+    """Return lines with what was looked at."""
     from gpusim_rl.run.phases import PHASES
     from gpusim_rl.settings.simulators import SIMULATORS
 
@@ -222,7 +222,7 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
 
 
 def measure_scaling(args: argparse.Namespace) -> int:
-    """Measures every number of envs on every device, and recommends one; or every number of processes or of actors."""
+    """Measure every number of envs on every device, and recommends one; or every number of processes or of actors."""
     import psutil
 
     args.load = psutil.getloadavg()[0]
@@ -231,7 +231,7 @@ def measure_scaling(args: argparse.Namespace) -> int:
 
 
 def measure_envs(args: argparse.Namespace) -> int:
-    """Measures every number of envs on every device, and recommends one."""
+    """Measure every number of envs on every device, and recommends one."""
     import torch
 
     from gpusim_rl.diagnose.scaling import recommend
@@ -257,7 +257,7 @@ def measure_envs(args: argparse.Namespace) -> int:
 
 
 def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
-    """Measures the numbers of processes, or of actors, that the overrides `counted` hold; says which is useful."""
+    """Measure the numbers of processes, or of actors, that the overrides `counted` hold; says which is useful."""
     from gpusim_rl.diagnose.scaling import efficiency, reasons, useful
     from gpusim_rl.errors import ConfigError
 
@@ -288,7 +288,7 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
 
 
 def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]:
-    """Checks the settings of a command line; returns the name of its task and its number of envs."""
+    """Check the settings of a command line; returns the name of its task and its number of envs."""
     from gpusim_rl.settings.checks import check_settings
     from gpusim_rl.settings.compose import compose
 
@@ -300,7 +300,7 @@ def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]
 def measure(
     args: argparse.Namespace, title: str, overrides: Sequence[str], processes: int | None = None
 ) -> Measurement:
-    """Measures one point: a training with these overrides, of so many processes of torchrun; None for no torchrun."""
+    """Measure one point: a training with these overrides, of so many processes of torchrun; None for no torchrun."""
     from gpusim_rl.diagnose.short_training import measure_training
     from gpusim_rl.errors import say
 
@@ -312,7 +312,7 @@ def measure(
 
 
 def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
-    """Returns the measurement of a number of envs as a row of the table."""
+    """Return the measurement of a number of envs as a row of the table."""
     from gpusim_rl.run.phases import PHASES
 
     row = {"device": device, "envs": str(num_envs), **speeds(point)}
@@ -328,7 +328,7 @@ def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
 
 
 def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | None) -> dict[str, str]:
-    """Returns the measurement of a number of processes or actors as a row of the table."""
+    """Return the measurement of a number of processes or actors as a row of the table."""
     return {
         unit: str(count),
         **speeds(point),
@@ -341,7 +341,7 @@ def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | 
 
 
 def speeds(point: Measurement) -> dict[str, str]:
-    """Returns the columns of the speed."""
+    """Return the columns of the speed."""
     if point.error is not None:
         return {"env steps/s": "–"}
     numbers = {"env steps/s": point.env_steps_per_s, "slowest": point.slowest, "fastest": point.fastest}
@@ -349,7 +349,7 @@ def speeds(point: Measurement) -> dict[str, str]:
 
 
 def percent(share: float | None) -> str:
-    """Returns a share in percent; nothing where it is not known."""
+    """Return a share in percent; nothing where it is not known."""
     return "" if share is None else f"{100 * share:.0f} %"
 
 
@@ -362,7 +362,7 @@ def finish(
     best: str,
     reasons: Sequence[str],
 ) -> int:
-    """Writes the measurements to `--out`, and prints them, as json or as a table; returns the exit code.
+    """Write the measurements to `--out`, and prints them, as json or as a table; returns the exit code.
 
     Args:
         args: Command line.

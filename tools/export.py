@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the files; prints their errors, their latencies and the folder."""
+    """Write the files; prints their errors, their latencies and the folder."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     from gpusim_rl.settings.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="export", description=(__doc__ or "").partition("\n")[0])
@@ -41,7 +41,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def export(args: argparse.Namespace) -> Path:
-    """Writes the folder and returns it."""
+    """Write the folder and returns it."""
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
@@ -65,7 +65,7 @@ def export(args: argparse.Namespace) -> Path:
 
 
 def summary(card: dict) -> list[str]:
-    """Returns lines with what was measured."""
+    """Return lines with what was measured."""
     parity, latency = card["parity"], card["latency_us"]
     errors = ", ".join(f"{name} {row['max_error']:.2g}" for name, row in parity["files"].items())
     times = ", ".join(f"{name} {value:.0f}" for name, value in latency["median"].items())

@@ -38,7 +38,7 @@ HEADLESS_ENVS, WEB_ENVS = 16, 9
 
 
 def main(argv: list[str] | None = None, name: str = "play") -> int:
-    """Plays until the window is closed or the steps are over. Messages about the command line begin with the name."""
+    """Play until the window is closed or the steps are over. Messages about the command line begin with the name."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None, name: str = "play") -> int:
 
 
 def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     from gpusim_rl.view.arguments import add_player_arguments, positive
 
     parser = argparse.ArgumentParser(prog=name, description=(__doc__ or "").partition("\n")[0])
@@ -84,7 +84,7 @@ def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
 
 
 def play(args: argparse.Namespace) -> None:
-    """Steps the run in a window, in a browser, or unseen."""
+    """Step the run in a window, in a browser, or unseen."""
     from gpusim_rl.errors import ConfigError, import_extra, say
     from gpusim_rl.files.paths import find_checkpoint
     from gpusim_rl.view.arguments import open_player
@@ -118,7 +118,7 @@ def play(args: argparse.Namespace) -> None:
 
 
 def replay(args: argparse.Namespace) -> None:
-    """Shows what a dump was written for, in a window, or in words alone."""
+    """Show what a dump was written for, in a window, or in words alone."""
     from gpusim_rl.errors import say
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
@@ -135,14 +135,14 @@ def replay(args: argparse.Namespace) -> None:
 
 
 def has_display() -> bool:
-    """Returns whether a window can be opened."""
+    """Return whether a window can be opened."""
     if not sys.platform.startswith("linux"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def measure(player: Player, steps: int) -> None:
-    """Steps without a window and prints the mean reward."""
+    """Step without a window and prints the mean reward."""
     from gpusim_rl.errors import say
 
     mean = sum(float(player.step().reward.mean()) for _ in range(steps)) / max(1, steps)
@@ -150,7 +150,7 @@ def measure(player: Player, steps: int) -> None:
 
 
 def watch(player: Player | DumpReplay, steps: int | None) -> None:
-    """Shows the first env in real time; the space bar pauses."""
+    """Show the first env in real time; the space bar pauses."""
     import mujoco
 
     from gpusim_rl.env import VecEnv
@@ -201,7 +201,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
 
 
 def follower(player: Player | DumpReplay) -> Callable[[], None]:
-    """Returns a function that looks for a newer checkpoint from time to time, and prints one."""
+    """Return a function that looks for a newer checkpoint from time to time, and prints one."""
     from gpusim_rl.errors import say
 
     checked_s = time.perf_counter()
@@ -218,7 +218,7 @@ def follower(player: Player | DumpReplay) -> Callable[[], None]:
 
 @contextmanager
 def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], None]) -> Iterator[Any]:
-    """Opens MuJoCo's viewer, drawn by a thread of its own."""
+    """Open MuJoCo's viewer, drawn by a thread of its own."""
     import glfw
     import mujoco.viewer
 

@@ -34,7 +34,7 @@ LABEL_WIDTH = 100  # characters of the legend on one row
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draws the picture and prints its path."""
+    """Draw the picture and prints its path."""
     from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="plot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="png, svg or pdf to write (default: in the run's folder, or here)")
@@ -57,7 +57,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def plot(args: argparse.Namespace) -> Path:
-    """Draws the picture; returns its file."""
+    """Draw the picture; returns its file."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out
     from gpusim_rl.files.safe_open import writing
@@ -80,7 +80,7 @@ def plot(args: argparse.Namespace) -> Path:
 
 
 def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figure:
-    """Returns the picture: a line for each group of runs, and below the axes their titles and last values."""
+    """Return the picture: a line for each group of runs, and below the axes their titles and last values."""
     from matplotlib.figure import Figure
 
     from gpusim_rl.view.charts import time_unit, visible_range
@@ -111,7 +111,7 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
 
 
 def tick(axis: Axis, value: float, _: object) -> str:
-    """Returns the label of a tick; one at 0 may be a rounding error beside it."""
+    """Return the label of a tick; one at 0 may be a rounding error beside it."""
     from gpusim_rl.view.charts import short
 
     low, high = axis.get_view_interval()
@@ -119,7 +119,7 @@ def tick(axis: Axis, value: float, _: object) -> str:
 
 
 def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: str, common: float | None) -> int:
-    """Draws runs and their mean, named by words and last values; returns the rows in the legend.
+    """Draw runs and their mean, named by words and last values; returns the rows in the legend.
 
     Groups are compared at `common` too, the x that all of them have reached.
     """
@@ -145,7 +145,7 @@ def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: 
 
 
 def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str) -> int:
-    """Draws what counts as learned, where all runs have the same threshold of this column; returns its legend rows."""
+    """Draw what counts as learned, where all runs have the same threshold of this column; returns its legend rows."""
     goal = groups[0][0].goal
     if goal is None or goal.column != key or any(runs[0].goal != goal for runs in groups):
         return 0
@@ -160,7 +160,7 @@ def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str
 
 
 def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCurves]:
-    """Returns the runs; among several, one that has no value of the column yet is left out."""
+    """Return the runs; among several, one that has no value of the column yet is left out."""
     from gpusim_rl.errors import ConfigError, did_you_mean, say
     from gpusim_rl.view.curves import read_run
 

@@ -26,7 +26,7 @@ PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the demo and prints its folder."""
+    """Write the demo and prints its folder."""
     from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     from gpusim_rl.settings.trust import add_trust_arguments
     from gpusim_rl.view.arguments import positive
 
@@ -50,7 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def publish(args: argparse.Namespace) -> Path:
-    """Writes the demo, plays both, and keeps it if their returns are close; returns its folder."""
+    """Write the demo, plays both, and keeps it if their returns are close; returns its folder."""
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.checkpoint_file import load
     from gpusim_rl.files.paths import demos_dir, find_checkpoint
@@ -92,7 +92,7 @@ def publish(args: argparse.Namespace) -> Path:
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    """Writes a run folder that has what a player needs, and nothing else."""
+    """Write a run folder that has what a player needs, and nothing else."""
     import yaml
 
     from gpusim_rl.files.checkpoint_file import save
@@ -111,7 +111,7 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
 
 
 def _half(name: str, value: Any) -> Any:
-    """Returns a weight in fp16; statistics of a normaliser have a range that fp16 lacks: in fp32."""
+    """Return a weight in fp16; statistics of a normaliser have a range that fp16 lacks: in fp32."""
     import torch
 
     if not value.is_floating_point():
@@ -120,7 +120,7 @@ def _half(name: str, value: Any) -> Any:
 
 
 def _progress(env: dict[str, Any]) -> dict[str, Any]:
-    """Returns how far the training of the envs has come, of the first env alone: levels of terrain, ranges of commands.
+    """Return how far the training of the envs has come, of the first env alone: levels of terrain, ranges of commands.
 
     A player copies it to all of its envs.
     """
@@ -134,7 +134,7 @@ def _progress(env: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
-    """Plays an episode in every env."""
+    """Play an episode in every env."""
     from gpusim_rl.run.evaluation import evaluate
     from gpusim_rl.view.player import Player
 
@@ -144,7 +144,7 @@ def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, float], note: str) -> None:
-    """Writes what a person wants to know of the policy."""
+    """Write what a person wants to know of the policy."""
     from gpusim_rl.run.run_dir import RunDir
 
     environment = RunDir(run).environment

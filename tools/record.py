@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the video and prints its path."""
+    """Write the video and prints its path."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     from gpusim_rl.view.arguments import add_picture_arguments, add_player_arguments, positive
 
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
@@ -50,7 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def record(args: argparse.Namespace) -> Path:
-    """Plays the run and draws every frame; returns the video or the page."""
+    """Play the run and draws every frame; returns the video or the page."""
     from gpusim_rl.errors import ConfigError, import_extra, say
     from gpusim_rl.files.paths import check_out, free_name
     from gpusim_rl.files.safe_open import writing
@@ -90,7 +90,7 @@ def record(args: argparse.Namespace) -> Path:
 
 
 def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
-    """Writes a video."""
+    """Write a video."""
     from gpusim_rl.view.caption import Caption, commands_of, words_of
     from gpusim_rl.view.renderer import Grid
     from gpusim_rl.view.video import drawing, frame_rate, video_writer
@@ -108,7 +108,7 @@ def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
 
 
 def progress(steps: int):  # noqa: ANN201 (rich's own type)
-    """Returns `range(steps)` with a progress bar on a terminal."""
+    """Return `range(steps)` with a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import track
 

@@ -27,7 +27,7 @@ PICTURE = (480, 360)  # width and height [pixels]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the page and prints its path."""
+    """Write the page and prints its path."""
     from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     from gpusim_rl.settings.trust import add_trust_arguments
     from gpusim_rl.view.arguments import positive
 
@@ -53,7 +53,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def report(args: argparse.Namespace) -> Path:
-    """Reads the runs, plays the best of each group, and writes the page; returns its file."""
+    """Read the runs, plays the best of each group, and writes the page; returns its file."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out
     from gpusim_rl.files.safe_open import writing
@@ -82,7 +82,7 @@ def report(args: argparse.Namespace) -> Path:
 
 
 def pace(run: SavedCurves) -> Pace:
-    """Returns how fast a run was, and what limited it."""
+    """Return how fast a run was, and what limited it."""
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
     from gpusim_rl.errors import ConfigError

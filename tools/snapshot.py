@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the picture and prints its path."""
+    """Write the picture and prints its path."""
     from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     from gpusim_rl.view.arguments import add_picture_arguments, add_player_arguments, positive
 
     parser = argparse.ArgumentParser(prog="snapshot", description=(__doc__ or "").partition("\n")[0])
@@ -43,7 +43,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def not_negative(text: str) -> int:
-    """Returns the value of an argument that must be 0 or more."""
+    """Return the value of an argument that must be 0 or more."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
@@ -51,7 +51,7 @@ def not_negative(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """Returns the value of an argument that must be above 0 and at most 1."""
+    """Return the value of an argument that must be above 0 and at most 1."""
     value = float(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {value:g}")
@@ -59,7 +59,7 @@ def share(text: str) -> float:
 
 
 def snapshot(args: argparse.Namespace) -> Path:
-    """Plays the run up to the picture, and draws it; returns its file."""
+    """Play the run up to the picture, and draws it; returns its file."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out, free_name
     from gpusim_rl.view.arguments import open_player

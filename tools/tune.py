@@ -30,7 +30,7 @@ from types import FrameType
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Searches, and prints the best settings."""
+    """Search, and prints the best settings."""
     from gpusim_rl.errors import ConfigError, friendly_errors, say
 
     with friendly_errors():
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @contextmanager
 def stoppable(folder: Path) -> Iterator[None]:
-    """Lets SIGTERM, and a terminal that goes away, end what runs in the block as Ctrl-C does; says what is left."""
+    """Let SIGTERM, and a terminal that goes away, end what runs in the block as Ctrl-C does; says what is left."""
     from gpusim_rl.errors import say
 
     received: list[int] = []
@@ -83,7 +83,7 @@ def stoppable(folder: Path) -> Iterator[None]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="tune",
         description=(__doc__ or "").partition("\n")[0],

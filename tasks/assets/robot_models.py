@@ -94,7 +94,7 @@ ROBOTS = {
 
 
 def make(robot: Robot, source: Path) -> ET.Element:
-    """Returns a model without meshes."""
+    """Return a model without meshes."""
     root = ET.parse(source).getroot()
     for parent in [*root.iter()]:
         for element in [*parent]:
@@ -127,7 +127,7 @@ def make(robot: Robot, source: Path) -> ET.Element:
 
 
 def bone(ends: str, colour: str, radius: float) -> ET.Element:
-    """Returns a capsule for the eye between two points."""
+    """Return a capsule for the eye between two points."""
     looks = {"contype": "0", "conaffinity": "0", "mass": "0", "rgba": colour}
     return ET.Element("geom", {"type": "capsule", "size": str(radius), "fromto": ends, **looks})
 
@@ -138,7 +138,7 @@ def is_mesh(geom: ET.Element) -> bool:
 
 
 def differences(ours: mujoco.MjModel, theirs: mujoco.MjModel) -> list[str]:
-    """Returns what is not equal to the last bit."""
+    """Return what is not equal to the last bit."""
     bodies = [ours.body(theirs.body(i).name).id for i in range(theirs.nbody)]
     joints = [i for i in range(theirs.njnt) if theirs.joint(i).name == ours.joint(i).name]  # as many, in that order
     rows = {"body": bodies, "jnt": joints}
@@ -150,7 +150,7 @@ def differences(ours: mujoco.MjModel, theirs: mujoco.MjModel) -> list[str]:
 
 
 def main() -> None:
-    """Makes all models."""
+    """Make all models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", type=Path, help="folder with the wheels")
     args = parser.parse_args()

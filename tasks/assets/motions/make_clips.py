@@ -58,13 +58,13 @@ Target = tuple[np.ndarray, np.ndarray | None]
 
 
 def smooth(x: float) -> float:
-    """Returns a step from 0 at x = 0 to 1 at x = 1, without velocity and acceleration at both ends."""
+    """Return a step from 0 at x = 0 to 1 at x = 1, without velocity and acceleration at both ends."""
     x = min(max(x, 0.0), 1.0)
     return x**3 * (10.0 - 15.0 * x + 6.0 * x**2)
 
 
 def go1_trot() -> Clip:
-    """Returns a trot of Go1 straight ahead."""
+    """Return a trot of Go1 straight ahead."""
     scene = scene_of(assets_dir() / "go1" / "go1.xml")
     model = scene.model
     radius = float(model.geom(f"{ROBOT}/FR_foot_collision").size[0])
@@ -109,7 +109,7 @@ class Pose:
     """Pitch of the left and the right shoulder, and angle of the left and the right elbow."""
 
     def numbers(self) -> np.ndarray:
-        """Returns all but the time, shape [9]."""
+        """Return all but the time, shape [9]."""
         return np.array([self.height, *self.pelvis, *self.torso, *self.arms])
 
 
@@ -139,7 +139,7 @@ TURN = (
 
 
 def g1_poses(poses: Sequence[Pose]) -> Clip:
-    """Returns a motion of G1 through keyframes, with both feet flat on the ground and the mass above them."""
+    """Return a motion of G1 through keyframes, with both feet flat on the ground and the mass above them."""
     scene = scene_of(assets_dir() / "g1" / "g1.xml")
     model = scene.model
     sole = model.geom(f"{ROBOT}/left_foot4_collision")
@@ -165,14 +165,14 @@ def g1_poses(poses: Sequence[Pose]) -> Clip:
 
 
 def turned(yaw: float, pitch: float) -> np.ndarray:
-    """Returns the orientation, wxyz, of what is first pitched and then yawed [rad]."""
+    """Return the orientation, wxyz, of what is first pitched and then yawed [rad]."""
     quat = np.zeros(4)
     mujoco.mju_euler2Quat(quat, [yaw, pitch, 0.0], "zyx")
     return quat
 
 
 def posture(model: mujoco.MjModel, angles: Mapping[str, float]) -> np.ndarray:
-    """Returns the reference pose with other joint angles [rad], by pattern, shape [nq]."""
+    """Return the reference pose with other joint angles [rad], by pattern, shape [nq]."""
     from fnmatch import fnmatchcase
 
     qpos = model.qpos0.copy()
@@ -184,7 +184,7 @@ def posture(model: mujoco.MjModel, angles: Mapping[str, float]) -> np.ndarray:
 
 
 def clip_of(scene: Scene, frames: Sequence[tuple[dict[str, Target], np.ndarray]]) -> Clip:
-    """Returns the clip whose frames meet their targets, and else are near to their postures, [nq].
+    """Return the clip whose frames meet their targets, and else are near to their postures, [nq].
 
     The first and the last frame are left out: velocities are differences of their neighbours.
     """
@@ -200,7 +200,7 @@ def clip_of(scene: Scene, frames: Sequence[tuple[dict[str, Target], np.ndarray]]
 
 
 def solve(model: mujoco.MjModel, frames: Sequence[tuple[dict[str, Target], np.ndarray]]) -> Iterator[np.ndarray]:
-    """Gives the positions of each frame, [nq], by Gauss-Newton steps within the limits of the joints."""
+    """Give the positions of each frame, [nq], by Gauss-Newton steps within the limits of the joints."""
     import mink
 
     limits, rest = [mink.ConfigurationLimit(model)], mink.PostureTask(model, cost=1e-3)
