@@ -104,8 +104,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     Start: above the platform of a patch, +-0.5 m; the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1
     rad/s; a random command for the episode. Every 15 s a push sets the horizontal velocity of all robots to +-1 m/s.
-    Each env has its own kind of patch. At the end of an episode it goes one level up if the robot walked further than
-    half a patch, and one level down if it walked less than a quarter of the commanded distance. Termination: more than
+    Each env has its own kind of patch. At the end of an episode it moves one level up if the robot walked further than
+    half a patch, one level down if it walked less than a quarter of the commanded distance. Termination: more than
     1 N on the base.
 
     `success` in the log is the share of episodes in which the robot walked further than half a patch. Levels differ

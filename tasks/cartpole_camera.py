@@ -26,7 +26,7 @@ class CartpoleCameraConfig(CartpoleConfig):
 
 
 class CartpoleCamera(Cartpole):
-    """CartpoleCamera: keep the pole upright by images, those of a camera beside the rail.
+    """CartpoleCamera: keep the pole upright by images, from a camera next to the rail.
 
     Action space: 1 number in [-1, 1], the force on the cart / `max_force`; with `discrete` a choice, as in Cartpole.
 

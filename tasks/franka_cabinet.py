@@ -45,7 +45,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
     """FrankaCabinet: open a drawer, the top one of a cabinet, by its handle.
 
     Observations, actions and reward terms are those of IsaacGymEnvs' FrankaCabinet. The cabinet is ours, and its drawer
-    is empty. The gripping point is between the fingertips, not beside them as in the original. PhysX limits joint
+    is empty. The gripping point is between the fingertips, not next to them as in the original. PhysX limits joint
     speeds; here the targets stay near the joints, which keeps the speeds near the robot's limits. An episode ends when
     the drawer is open, as in the original. This makes an almost open drawer worth more than an open one;
     `end_when_open=false` avoids it. `success` in the log is the share of episodes that end with an open drawer.
@@ -66,7 +66,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
     their distances from it, opening, bonuses at 0.01, 0.2 and 0.39 m, action cost; a penalty for fingers that reach
     behind the handle replaces the other terms.
 
-    Start: joints +-`start_noise` rad around a pose beside the cabinet. Termination: the drawer is open by more than
+    Start: joints +-`start_noise` rad around a pose next to the cabinet. Termination: the drawer is open by more than
     `open_distance` (none with `end_when_open=false`).
     """
 

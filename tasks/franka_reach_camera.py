@@ -27,7 +27,7 @@ class FrankaReachCamera(FrankaReach):
     """FrankaReachCamera: reach for a red ball, which a camera sees, with the point between the fingertips.
 
     The task is FrankaReach. The camera stands in front of the robot, near the targets and to their left: the ball is
-    hidden behind the arm seldom, and its size in the image tells how far away it is.
+    rarely hidden behind the arm, and its size in the image shows its distance.
 
     Action space: 7 numbers in [-1, 1], those of FrankaReach.
 

@@ -7,7 +7,7 @@ from .tracking import TrackingTask
 
 
 class G1Tracking(TrackingTask):
-    """G1Tracking: move as clips show it; the one of the settings crouches and stands up.
+    """G1Tracking: follow clips; the default one crouches and stands up.
 
     Bodies, ends and settings are those of mjlab 1.6's tracking task of G1. Its hands have no fingers.
 

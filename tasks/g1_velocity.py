@@ -22,8 +22,8 @@ WRIST = Motor.tuned(armature=planetary((6.8e-6, 0.0, 0.0), (5.0, 5.0)), effort=5
 class G1Velocity(VelocityTask):
     """G1Velocity: walk on two legs with the commanded velocities (quick: forward only), sideways too, and turning.
 
-    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of G1, with what
-    `VelocityTask` does otherwise. Its hands have no fingers.
+    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of G1, with the
+    differences of `VelocityTask`. Its hands have no fingers.
 
     Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / a quarter of the largest
     torque over the stiffness, 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and
@@ -52,11 +52,11 @@ class G1Velocity(VelocityTask):
     | 103-104 | contact       | 1 for feet that touch, else 0                        | -          |
     | 105-110 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N) |
 
-    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
+    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
 
     Reward terms, x the control step: see `VelocityTask`.
 
-    Start: the pose, a little above the ground, any yaw; a random command, anew every 3 to 8 s. Termination: a tilt
+    Start: the pose, a little above the ground, any yaw; a random command, redrawn every 3 to 8 s. Termination: a tilt
     of more than 70 degrees.
     """
 

@@ -7,7 +7,7 @@ from .tracking import TrackingTask
 
 
 class Go1Tracking(TrackingTask):
-    """Go1Tracking: move as a clip shows it; the one that is shipped is a trot.
+    """Go1Tracking: follow clips; the default one is a trot.
 
     Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose or the clip / 0.373 rad (hip
     and thigh) or 0.249 rad (calf): hip, thigh and calf of the legs front right, front left, rear right, rear left.

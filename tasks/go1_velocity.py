@@ -12,8 +12,8 @@ ROTOR = 1.11842e-4  # inertia of the rotor, before the gear [kg m^2]
 class Go1Velocity(VelocityTask):
     """Go1Velocity: walk with the commanded velocities, forward, sideways and turning.
 
-    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of Go1, with what
-    `VelocityTask` does otherwise. It starts 1 cm higher: at mjlab's height feet begin up to 6.5 mm in the ground.
+    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of Go1, with the
+    differences of `VelocityTask`. It starts 1 cm higher: at mjlab's height feet begin up to 6.5 mm in the ground.
 
     Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose / 0.373 rad (hip and thigh)
     or 0.249 rad (calf): hip, thigh and calf of the legs front right, front left, rear right, rear left.
@@ -40,11 +40,11 @@ class Go1Velocity(VelocityTask):
     | 56-59 | contact       | 1 for feet that touch, else 0                        | -          |
     | 60-71 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N) |
 
-    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
+    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
 
     Reward terms, x the control step: see `VelocityTask`.
 
-    Start: the pose, 2 to 6 cm above mjlab's height, any yaw; a random command, anew every 3 to 8 s. Termination: a
+    Start: the pose, 2 to 6 cm above mjlab's height, any yaw; a random command, redrawn every 3 to 8 s. Termination: a
     tilt of more than 70 degrees; on rough ground a thigh that touches something.
     """
 

@@ -42,11 +42,11 @@ class Go2Velocity(VelocityTask):
     | 56-59 | contact       | 1 for feet that touch, else 0                        | -          |
     | 60-71 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N) |
 
-    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
+    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
 
     Reward terms, x the control step: see `VelocityTask`.
 
-    Start: the pose, 2 to 6 cm above mjlab's height, any yaw; a random command, anew every 3 to 8 s. Termination: a
+    Start: the pose, 2 to 6 cm above mjlab's height, any yaw; a random command, redrawn every 3 to 8 s. Termination: a
     tilt of more than 70 degrees; on rough ground a thigh that touches something.
     """
 

@@ -23,7 +23,7 @@ ENDS = ("right_hand", "left_hand", "right_foot", "left_foot")
 SOLE_ENDS = ((-0.05, 0.0, -0.025), (0.145, 0.0, -0.025))  # m, middles of its round ends in the foot's frame
 ROUND = 0.025  # m, their radius
 PARTS = {"height": 1, "root_axes": 5, "lin_vel": 3, "ang_vel": 3, "joint_pos": 28, "joint_vel": 28, "ends": 12}
-"""Sizes of the parts of what is observed, in their order."""
+"""Sizes of the observed parts, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +63,15 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
     | 40-67 | joint_vel | joint velocities                                                        | rad/s |
     | 68-79 | ends      | positions of hands and feet from the pelvis, hands first, the right one | m     |
 
-    `style`, for the discriminator, with `style_frames=2`. What is older than an episode is the history of that place in
-    the clips where it began:
+    `style`, for the discriminator, with `style_frames=2`; before the start of an episode, the history in the clips
+    at its start:
 
     | num    | name   | observation                               | unit          |
     |--------|--------|-------------------------------------------|---------------|
     | 0-79   | before | the numbers above, a control step earlier | as they have  |
     | 80-159 | now    | the numbers above                         | as they have  |
 
-    `reference`, for the discriminator, at a random place in the clips, anew in each control step:
+    `reference`, for the discriminator, at a random place in the clips, drawn in each control step:
 
     | num    | name   | observation                               | unit          |
     |--------|--------|-------------------------------------------|---------------|
@@ -202,7 +202,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         return (self.random.uniform(0.0, 1.0, 1)[:, 0] * number).long().clamp_(max=number - 1)
 
     def _history(self, place: Int[Tensor, " envs"]) -> Float[Tensor, "envs frames features"]:
-        """Return the features up to a place in the clips, the oldest first."""
+        """Return the features up to a place in the clips, oldest first."""
         return self.features[self.histories.index_select(0, place)]
 
     def _features(
@@ -215,7 +215,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         joint_vel: Float[Tensor, "rows joints"],
         ends: Float[Tensor, "rows ends 3"],
     ) -> Float[Tensor, "rows features"]:
-        """Return `PARTS`, from the state of the root, the joints, and the places of hands and feet; world frame."""
+        """Return `PARTS` from root, joints, hands and feet; world frame."""
         axes = quat_rotate(quat[:, None], self.axes)
         vectors = torch.cat([axes, torch.stack([lin_vel, ang_vel], dim=1), ends - pos[:, None]], dim=1)
         c, s = torch.nn.functional.normalize(axes[:, 0, :2]).unsqueeze(1).unbind(dim=2)

@@ -11,13 +11,13 @@ SIDES = ("right", "left")
 
 
 def servo(stiffness: float, effort: float) -> Motor:
-    """Return one of the servos of the model; an action of 1 asks for half of its largest torque at the start."""
+    """Return a servo of the model; an action of 1 requests half of its largest torque at the start."""
     scale = 0.5 * effort / stiffness
     return Motor(armature=0.02, effort=effort, stiffness=stiffness, damping=0.1 * stiffness, scale=scale)
 
 
 class HumanoidTracking(TrackingTask):
-    """HumanoidTracking: move as clips show it; the one of the settings walks.
+    """HumanoidTracking: follow clips; the default one walks.
 
     Model and clips are those of `HumanoidAMP`: clips that Isaac Lab ships fit too.
 

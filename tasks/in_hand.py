@@ -1,4 +1,4 @@
-"""In-hand manipulation: the common base of the tasks in which a hand turns a cube."""
+"""Base of the tasks in which a hand turns a cube."""
 
 from __future__ import annotations
 
@@ -50,20 +50,18 @@ class InHandConfig(TaskConfig):
             )
 
     def whole_episodes(self: Cfg) -> Cfg:
-        """Return these settings for an evaluation: goals are reached at the final tolerance."""
+        """Return these settings for an evaluation: goals at the final tolerance."""
         curriculum = dataclasses.replace(self.curriculum, start=None)
         return dataclasses.replace(super(InHandConfig, self).whole_episodes(), curriculum=curriculum)
 
 
 class InHand(Task[InHandConfig]):
-    """A hand, palm up, turns a cube to a goal orientation, and then to the next one.
+    """Hand, palm up, that turns a cube to one goal orientation after another.
 
-    Subclasses name their MJCF and the parts of each type of observation.
-
-    With a curriculum the tolerance of a goal begins wide in a training, and narrows to `success_tolerance` as goals are
-    reached. The log then has `goals`, those that an episode has reached at the tolerance of the time, and `tolerance`.
-    `successes` are those within `success_tolerance` in any case: few while the tolerance is wide, since a goal that is
-    reached is followed by another. Evaluations have `success_tolerance` only.
+    Subclasses name their MJCF and the parts of each type of observation. With a curriculum the tolerance of a goal
+    starts wide and narrows to `success_tolerance` as goals are reached. Log: `goals`, reached in an episode at the
+    current `tolerance`; `successes`, reached within `success_tolerance` (few while the tolerance is wide, since a
+    reached goal is replaced). Evaluations have `success_tolerance` only.
     """
 
     Config = InHandConfig
@@ -86,7 +84,7 @@ class InHand(Task[InHandConfig]):
     HAND: ClassVar[str]
     """MJCF of the hand, in tasks/assets."""
     CUBE_START: ClassVar[tuple[float, float, float]]
-    """Start position of the cube [m]: in the air, from where it falls into the hand."""
+    """Start position of the cube [m], in the air above the hand."""
     GOAL: ClassVar[tuple[float, float, float]]
     """Goal position of the cube [m]."""
     OBSERVATIONS: ClassVar[dict[str, str]]

@@ -1,4 +1,4 @@
-"""Running to a target far away: the common base of Ant and Humanoid."""
+"""Base of Ant and Humanoid: run to a target far away."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Cfg = TypeVar("Cfg", bound=LocomotionConfig)
 
 
 class Locomotion(Task[Cfg]):
-    """A robot with a motor at each joint starts near its reference pose and runs along +x until it falls.
+    """Robot with a motor at each joint that runs along +x from its reference pose until it falls.
 
     Subclasses add the rest of the observation, and the costs of energy and of joints at their limits.
     """
@@ -62,8 +62,8 @@ class Locomotion(Task[Cfg]):
     PHYSICS: ClassVar[Mapping[str, Any]]
     """Arguments of the scene.
 
-    With the Euler integrator a policy can learn to spin through the air on energy that comes from integration errors.
-    Below a limit of the angular velocity they bring none.
+    With the Euler integrator a policy can learn to spin through the air on energy from integration errors; a limit of
+    the angular velocity prevents it.
     """
 
     @classmethod
@@ -168,7 +168,7 @@ class Locomotion(Task[Cfg]):
         }
 
     def _to_target(self) -> tuple[Float[Tensor, "envs 2"], Float[Tensor, " envs"]]:
-        """Return the horizontal way to the target and its length [m]."""
+        """Return the horizontal vector to the target and its length [m]."""
         way = self.target - self.robot.root_pos[:, :2]
         return way, torch.linalg.vector_norm(way, dim=1)
 

@@ -1,4 +1,4 @@
-"""Robots in a plane: the common base of the tasks from Gymnasium's MuJoCo suite that run along x."""
+"""Base of the tasks from Gymnasium's MuJoCo suite that run along x in a plane."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Cfg = TypeVar("Cfg", bound=PlanarConfig)
 
 
 class Planar(Task[Cfg]):
-    """A robot in the x-z plane with a motor at each joint starts near its reference pose and runs along +x.
+    """Robot in the x-z plane with a motor at each joint that runs along +x from near its reference pose.
 
-    Its joints are x, z and angle of the torso, then the joints with a motor. An episode lasts while it is healthy.
+    Its joints are x, z and angle of the torso, then the motorised joints. An episode lasts while it is healthy.
     """
 
     ROBOT: ClassVar[str]

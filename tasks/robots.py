@@ -1,4 +1,4 @@
-"""Walking robots as the velocity and tracking tasks need them: motors, sensors, a depth camera."""
+"""Legged robots for the velocity and tracking tasks: motors, sensors, a depth camera."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUND_GROUP = 1  # of geoms: what the depth camera draws
 
 @dataclass(frozen=True, kw_only=True)
 class Motor:
-    """A type of motor with its gear, and its servo.
+    """Motor type with its gear and servo.
 
     Attributes:
         armature: Inertia of the rotor behind the gear [kg m^2].
@@ -44,9 +44,9 @@ class Motor:
 
     @classmethod
     def tuned(cls, armature: float, effort: float, scale: float | None = None) -> Motor:
-        """Return a motor whose servo is an overdamped second-order system of 10 Hz, as those of mjlab's robots.
+        """Return a motor whose servo is an overdamped second-order system of 10 Hz, as mjlab's.
 
-        Without a `scale` [rad], an action of 1 asks for a quarter of the largest torque.
+        Default `scale` [rad]: an action of 1 requests a quarter of the largest torque.
         """
         omega = 2.0 * math.pi * SERVO_HZ
         stiffness, damping = armature * omega**2, 2.0 * DAMPING_RATIO * armature * omega
@@ -56,14 +56,14 @@ class Motor:
 
 @dataclass(frozen=True, kw_only=True)
 class Eye:
-    """A depth camera on the torso of a robot, in its x-z plane, which looks ahead and down.
+    """Depth camera on the torso, in its x-z plane, looking ahead and down.
 
     Attributes:
         x: Place ahead of the torso's origin [m].
         z: Place above it [m].
         pitch: Angle of the view below the torso's x axis [rad].
-        near: Depth that becomes 0 in the image [m]; also what is nearer.
-        far: Depth that becomes 255 [m]; also what is further, or nothing.
+        near: Depth that becomes 0 in the image [m]; nearer ones too.
+        far: Depth that becomes 255 [m]; further ones and empty pixels too.
     """
 
     x: float
@@ -79,32 +79,32 @@ class Eye:
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """Description of a walking robot for a task. Patterns are of names of joints; the first that fits counts.
+    """Legged robot of a task. Patterns match joint names; the first match counts.
 
     Attributes:
-        name: Its folder and file in tasks/assets, where there is no `file`.
-        root: Its root body.
-        torso: Body that is to be upright.
+        name: Folder and file in tasks/assets, unless `file` is set.
+        root: Root body.
+        torso: Body to keep upright.
         imu: Site of the IMU.
-        feet: What stands on the ground: `body:<name>`, or `geom:<name>` of a shape.
-        soles: Sites at the feet, in the same order: their heights and velocities are rewarded.
+        feet: Parts that stand on the ground: `body:<name>`, or `geom:<name>`.
+        soles: Sites at the feet, in the same order, for heights and velocities.
         height: Height of the root at the start [m], to which `start_height` is added.
         pose: Joint angles of the pose [rad], by pattern; 0 for the others.
         motors: Motors, by pattern.
         widths: Deviation from the pose that divides its reward by e [rad]: standing, walking, running; by pattern.
-        foot_ring: Radius of a ring around each sole [m] and its points, where the sole looks at rough ground.
-        thighs: What must not touch rough ground, as `feet`; without it a tilt ends an episode there too.
-        shanks: What `shank_contact` is of, as `feet`.
-        trot: 1 for feet that swing together in a trot, -1 for the others, in the order of `feet`; needed by its term.
-        elliptic: Whether friction cones are elliptic, and friction stiffer than the normal of a contact.
+        foot_ring: Radius [m] and points of a ring around each sole that samples rough ground.
+        thighs: Parts that must not touch rough ground, like `feet`; without them a tilt ends episodes there too.
+        shanks: Parts of `shank_contact`, like `feet`.
+        trot: 1 for feet that swing together in a trot, -1 for the others, in the order of `feet`.
+        elliptic: Whether friction cones are elliptic, with friction stiffer than the contact normal.
         file: MJCF or URDF, or `menagerie:<robot>`. Its motors, sensors and floor are left out.
-        fixed_base: False gives a file without floating base one.
-        sites: Body and place in it [m] of sites that the file lacks, by name.
+        fixed_base: False frees the base of a file without a floating one.
+        sites: Body and place [m] of additional sites, by name.
         eye: Depth camera, for `task.vision=depth`.
-        packages: Folders of the ROS packages that a URDF names, by package.
+        packages: Folders of the ROS packages in a URDF, by package.
 
     Raises:
-        TaskError: A value is not as described here.
+        TaskError: Invalid value.
     """
 
     name: str
@@ -142,10 +142,10 @@ class Robot:
                 raise TaskError(f"robot {self.name!r}: widths[{pattern!r}] {expected}")
 
     def by_joint(self, joints: list[str], values: str, default: Any = None) -> list[Any]:
-        """Return of `pose`, `motors` or `widths` what each joint has: the value of the first pattern that fits.
+        """Return `pose`, `motors` or `widths` of each joint: the value of the first matching pattern.
 
         Raises:
-            TaskError: A pattern fits no joint, or a joint has no pattern and there is no default.
+            TaskError: A pattern matches no joint, or a joint has no pattern and there is no default.
         """
         by_pattern: Mapping[str, Any] = getattr(self, values)
         where = f"robot {self.name!r}: {values}:"
@@ -161,7 +161,7 @@ class Robot:
         return found
 
     def empty_scene(self, physics_hz: float) -> Scene:
-        """Return a scene without robot and ground, whose solver is as the robot needs it."""
+        """Return a scene without robot and ground, with the solver settings of the robot."""
         scene = Scene(physics_hz, integrator="implicitfast")
         if self.elliptic:
             scene.choose(None, "elliptic")
@@ -182,7 +182,7 @@ class Robot:
         """Add the robot to a scene as "robot", without motors and sensors.
 
         Raises:
-            TaskError: The file does not fit, or has not the body of a site.
+            TaskError: The file does not fit, or lacks the body of a site.
         """
         spec, file = scene.spec, self.file or assets_dir() / self.name / f"{self.name}.xml"
         ground = len(spec.worldbody.geoms)
@@ -199,7 +199,7 @@ class Robot:
             place.add_site(name=f"robot/{site}", pos=pos)
 
     def add_eye(self, scene: Scene) -> None:
-        """Add the depth camera to a scene that has the robot, as "eye"; it draws what is fixed to the world.
+        """Add the depth camera as "eye" to a scene with the robot; it draws what is fixed to the world.
 
         Raises:
             ConfigError: The robot has none.

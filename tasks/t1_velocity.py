@@ -43,11 +43,11 @@ class T1Velocity(VelocityTask):
     | 103-104 | contact       | 1 for feet that touch, else 0                        | -          |
     | 105-110 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N) |
 
-    With `terrain=rough` both have a part more, `heights`: 187 heights of the root above the ground / 5 m.
+    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
 
     Reward terms, x the control step: see `VelocityTask`.
 
-    Start: the pose, a little above the ground, any yaw; a random command, anew every 3 to 8 s. Termination: a tilt
+    Start: the pose, a little above the ground, any yaw; a random command, redrawn every 3 to 8 s. Termination: a tilt
     of more than 70 degrees.
     """
 

@@ -1,4 +1,4 @@
-"""Robots that follow motion clips: the base of the tasks `<Robot>Tracking`."""
+"""Base of the tasks `<Robot>Tracking`: robots that follow motion clips."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPIN = 0.1  # share of a squared rotation [rad2] or its rate [rad2/s2] in a squa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermConfig:
-    """A term of the reward: weight x exp(-squared error / sigma squared)."""
+    """Reward term: weight x exp(-squared error / sigma squared)."""
 
     weight: float  # per second
     sigma: Positive  # in the unit of the error
@@ -64,7 +64,7 @@ class DeepMimicConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostConfig:
-    """Weights of what costs, per second."""
+    """Weights of costs, per second."""
 
     action_rate: float
     joint_limits: float
@@ -73,7 +73,7 @@ class CostConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartNoiseConfig:
-    """Bounds of the noise on the state of the clip in which an episode begins."""
+    """Bounds of the noise on the clip's state at the start of an episode."""
 
     pos: Bounds  # m along x, y and z
     rot: Bounds  # rad about x, y and z
@@ -105,7 +105,7 @@ class TrackingConfig(TaskConfig):
             raise ConfigError("task.clips is empty: expected motion clips. Try task.clips=[path/to/clip.npz]")
 
     def whole_episodes(self) -> TrackingConfig:
-        """Return these settings for an evaluation: clips are followed from their first frames."""
+        """Return these settings for an evaluation: clips from their first frames."""
         return dataclasses.replace(super(TrackingConfig, self).whole_episodes(), starts="first")
 
     @property
@@ -116,60 +116,56 @@ class TrackingConfig(TaskConfig):
 
 
 class Poses(NamedTuple):
-    """Where some bodies are, or are to be: positions [m] and orientations, [num_envs, bodies, 3 and 4]."""
+    """Actual or target poses of bodies: positions [m] and orientations, [num_envs, bodies, 3 and 4]."""
 
     pos: Tensor
     quat: Tensor
 
 
 class TrackingTask(Task[TrackingConfig]):
-    """A robot follows motion clips. Subclasses say which robot, and which of its bodies count.
+    """Robot that follows motion clips; subclasses set the robot and the bodies to compare.
 
-    Observations, targets, rewards, ends and starts are those of mjlab 1.6's tracking task, a BeyondMimic (arXiv
-    2508.08241). Differences: a hit between bodies of the robot is one of the last physics step, and counts for all of
-    the control step; the bias of the encoders is anew in each episode; start orientations turn about a random axis, not
-    by three angles; the critic sees the bodies from the anchor of the clip, not of the robot. Pushes, friction and
-    centres of mass are random with `task.randomize=true`; pushes are horizontal.
+    Observations, targets, rewards, ends and starts are those of mjlab 1.6's tracking task, after BeyondMimic (arXiv
+    2508.08241). Differences: a hit between bodies of the robot in the last physics step counts for the whole control
+    step; encoder biases are drawn per episode; start orientations turn about a random axis, not by three angles; the
+    critic sees the bodies from the clip's anchor, not the robot's. Pushes (horizontal), friction and centres of mass
+    are random with `task.randomize=true`.
 
-    The clips are `task.clips`: names in tasks/assets/motions, or paths of .npz files (docs/motion.md#clips). Each
-    env follows a clip, frame by frame. Where a clip is over, the robot is put into another frame and runs on, as in
-    mjlab: the episode goes on, and `final_obs` of that step has joints of the new frame and bodies of the old one.
+    `task.clips` are names in tasks/assets/motions, or paths of .npz files (docs/motion.md#clips). Each env follows a
+    clip frame by frame. At its end the robot is put into another frame and the episode continues, as in mjlab;
+    `final_obs` of that step has joints of the new frame and bodies of the old one.
 
-    An action is the offset of the joints' targets from the robot's pose, or with `action_around=clip` from the joints
-    of the clip: what an untrained policy does is then near the clip already.
+    An action is the offset of the joint targets from the robot's pose, or with `action_around=clip` from the clip's
+    joints, so that an untrained policy is near the clip.
 
-    The anchor is a body in the middle of the robot. Bodies are compared with targets: the reference is moved to the
-    robot's anchor in x and y, and is turned to its yaw; heights stay those of the clip.
+    The anchor is a body in the middle of the robot. Targets are the reference moved to the robot's anchor in x and y
+    and turned to its yaw; heights stay the clip's.
 
-    Reward terms, x weight x control step; each is exp(-squared error / sigma squared), 1 where nothing differs. With
-    `reward=beyondmimic`:
+    Reward terms, x weight x control step; each is exp(-squared error / sigma squared). With `reward=beyondmimic`:
 
-    - `anchor_pos`, `anchor_ori`: position and angle between the anchor and that of the clip, in the world;
+    - `anchor_pos`, `anchor_ori`: position and angle between the anchor and the clip's, in the world;
     - `body_pos`, `body_ori`: mean over bodies of the squared distance and angle from the target;
     - `body_lin_vel`, `body_ang_vel`: mean over bodies of the squared difference of velocities, in the world.
 
     With `reward=deepmimic`, the terms of DeepMimic (arXiv 1804.02717) with MimicKit's scales:
 
     - `joint_pos`, `joint_vel`: sum over joints of the squared difference;
-    - `root_pose`, `root_vel`: squared distance of the root in the world + 0.1 squared angle; the same of its
-      velocities;
+    - `root_pose`, `root_vel`: squared distance of the root in the world + 0.1 squared angle; likewise for velocities;
     - `end_pos`: sum over the ends of the limbs of the squared distance from the target.
 
-    Costs with both: `action_rate`, squared change of the actions; `joint_limits`, sum of what joints are beyond the
-    middle 90 % of their range; `self_contact`, physics steps with a force of more than 10 N between bodies of the
-    robot.
+    Costs with both: `action_rate`, squared change of the actions; `joint_limits`, sum of joint angles beyond the middle
+    90 % of their range; `self_contact`, physics steps with a force above 10 N between bodies of the robot.
 
-    Start: a frame of a clip with noise (`start_noise`); joints stay in the middle 90 % of their range. With
-    `starts=adaptive` episodes begin more often in those seconds of the clips where episodes have failed. Evaluations
-    begin in the first frame of each clip.
+    Start: a frame of a clip with noise (`start_noise`), joints in the middle 90 % of their range. `starts=adaptive`
+    begins more often in seconds of the clips where episodes failed. Evaluations begin in the first frame of each clip.
 
-    Termination: the anchor is too low or too high by `anchor_height_limit`, or an end of a limb by `end_height_limit`;
-    or the heights of the up axes of the anchor and of that of the clip differ by more than `anchor_tilt_limit`.
+    Termination: the height of the anchor is off by `anchor_height_limit`, or that of a limb's end by
+    `end_height_limit`; or the heights of the up axes of the anchor and the clip's differ by more than
+    `anchor_tilt_limit`.
 
-    The log has, beside the return: `body_error`, mean distance of the bodies from their targets [m]; `anchor_error`,
-    distance of the anchor from that of the clip [m]; `joint_error`, mean difference of the joints [rad];
-    `ends_per_minute`, episodes that terminate; and of the starts the `start_entropy`, 1 where all seconds are alike,
-    and `start_top_bin`, the second that is chosen most.
+    Log: `body_error`, mean distance of the bodies from their targets [m]; `anchor_error` [m]; `joint_error`, mean
+    difference of the joints [rad]; `ends_per_minute`, terminations; `start_entropy`, 1 for uniform starts, and
+    `start_top_bin`, the second chosen most.
     """
 
     Config = TrackingConfig
@@ -177,9 +173,9 @@ class TrackingTask(Task[TrackingConfig]):
     anchor: ClassVar[str]
     """Body in the middle of the robot; one of `bodies`."""
     bodies: ClassVar[tuple[str, ...]]
-    """Bodies that are compared; the root is one of them."""
+    """Bodies to compare, the root included."""
     ends: ClassVar[tuple[str, ...]]
-    """Those at the ends of the limbs."""
+    """Bodies at the ends of the limbs."""
     units: ClassVar = {
         "ref_joint_pos": "rad",
         "ref_joint_vel": "rad/s",
@@ -368,7 +364,7 @@ class TrackingTask(Task[TrackingConfig]):
         }
 
     def _costs(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Return what `CostConfig` has weights for."""
+        """Return the values of `CostConfig`'s terms."""
         beyond = ((self.body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0)
         costs = {
             "action_rate": (self.actions - self.last_actions).square().sum(dim=1),
@@ -402,11 +398,11 @@ class TrackingTask(Task[TrackingConfig]):
         }
 
     def _frame(self) -> Frame:
-        """Return the frame that each env is to have reached by the end of the control step."""
+        """Return the frame that each env should reach by the end of the control step."""
         return self.motions.frame(self.playhead.index)
 
     def _targets(self, frame: Frame, now: Poses) -> Poses:
-        """Return where bodies are to be: the reference at the x and y of the robot's anchor, turned to its yaw."""
+        """Return target poses: the reference at the x and y of the robot's anchor, turned to its yaw."""
         anchor = self.anchor_index
         at, at_clip = now.pos[:, anchor], frame.body_pos[:, anchor]
         yaw = quat_yaw(quat_difference(now.quat[:, anchor], frame.body_quat[:, anchor]))
@@ -417,10 +413,10 @@ class TrackingTask(Task[TrackingConfig]):
         return Poses(pos, quat_multiply(turn.expand_as(frame.body_quat), frame.body_quat))
 
     def _axes(self, quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 6"]:
-        """Return the x and the y axis of frames."""
+        """Return the x and y axes of frames."""
         return quat_rotate(quat[..., None, :], self.first_axes.expand(*quat.shape[:-1], 2, 3)).flatten(-2)
 
 
 def _up(quat: Float[Tensor, "envs 4"]) -> Float[Tensor, " envs"]:
-    """Return the height of the end of a frame's up axis, from 1 (upright) to -1."""
+    """Return the z component of a frame's z axis, from 1 (upright) to -1."""
     return 1.0 - 2.0 * quat[:, 1:3].square().sum(dim=1)

@@ -1,4 +1,4 @@
-"""Walking robots that follow commanded velocities, on flat or rough ground: the base of the tasks `<Robot>Velocity`."""
+"""Base of the tasks `<Robot>Velocity`: legged robots that track commanded velocities, on flat or rough ground."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class VelocityConfig(TaskConfig):
 
     @property
     def all_weights(self) -> dict[str, float]:
-        """Weights of the terms on this ground that are not 0."""
+        """Nonzero weights of the terms on this ground."""
         weights = {**self.weights, **(self.rough_weights if self.terrain == "rough" else {})}
         return {name: weight for name, weight in weights.items() if weight != 0.0}
 
@@ -95,49 +95,47 @@ Term = Callable[[Any, Stride], Tensor]
 
 
 def near(squared: Float[Tensor, " envs"], width: float) -> Float[Tensor, " envs"]:
-    """Return exp(-squared error / width): 1 where there is no error."""
+    """Return exp(-squared error / width): 1 without an error."""
     return torch.exp(squared * (-1.0 / width))
 
 
 class VelocityTask(Task[VelocityConfig]):
-    """A robot follows commanded velocities. Subclasses say which: `robot`.
+    """Robot that tracks commanded velocities; subclasses set `robot`.
 
     Commands, observations, rewards, pushes and curriculum are those of mjlab 1.6's velocity tasks. Differences:
-    contacts are looked at once in a control step, not in every physics step; a hit is one of the last physics step,
-    and counts for all of the control step; contact forces act on the feet, not on the ground; the bias of the
-    encoders is anew in each episode; the slope of rough ground is a least-squares fit; `heights` have noise only where
-    `task.observations` has it (+-0.02 is mjlab's).
+    contacts are read once per control step, not per physics step, and a hit in the last physics step counts for the
+    whole control step; contact forces are those on the feet, not on the ground; encoder biases are drawn per episode;
+    the slope of rough ground is a least-squares fit; `heights` have noise only by `task.observations` (mjlab: +-0.02).
 
-    Reward terms, x weight x control step; those of weight 0 are not computed. `terms` has a function for each: a
-    subclass adds `terms = {**VelocityTask.terms, "name": lambda task, now: ...}`, and its weight to `task.weights`.
-    Here c is 1 if more than 0.05 m/s + rad/s are commanded, else 0:
+    Reward terms, x weight x control step; terms of weight 0 are not computed. To add one, a subclass sets `terms =
+    {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. c is 1 if more than 0.05
+    m/s + rad/s are commanded, else 0:
 
-    - `lin_vel`, `ang_vel`: exp(-squared error / width), errors of the root's velocity with that along z, and of its
-      yaw rate with roll and pitch rate;
-    - `upright`: exp(-squared sine of the torso's tilt / width); on rough ground, of robots whose thighs must not touch
-      it, the tilt from the ground's normal;
-    - `pose`: exp(-mean over joints of the squared deviation / squared width); the widths follow the commanded speed;
-    - `joint_limits`: sum of what joints are beyond the middle 90 % of their range; `action_rate`: squared change of the
+    - `lin_vel`, `ang_vel`: exp(-squared error / width) of the root's velocity (z included), and of its yaw rate (roll
+      and pitch rate included);
+    - `upright`: exp(-squared sine of the torso's tilt / width); on rough ground, for robots with `thighs`, the tilt
+      from the ground's normal;
+    - `pose`: exp(-mean over joints of the squared deviation / squared width); widths depend on the commanded speed;
+    - `joint_limits`: sum of joint angles beyond the middle 90 % of their range; `action_rate`: squared change of
       actions;
     - `foot_clearance`: c x sum over feet of |height - swing_height| x horizontal speed; `swing_height`: c x sum over
       landing feet of (highest point of the swing / swing_height - 1) squared; `foot_slip`: c x sum over feet on the
       ground of the squared horizontal speed; `soft_landing`: c x sum of the forces on landing feet;
-    - `air_time`: c x feet that have been in the air for 0.05 to 0.5 s; `trot`: c x the difference of their number
-      between the diagonals, 2 in a trot and 0 where front and rear feet bound; `torso_ang_vel`: squared roll and pitch
-      rate of the torso, world frame; `angular_momentum`: its square, of all of the robot; `self_contact`,
-      `shank_contact`, `trunk_contact`: physics steps with a force of more than 10 N between bodies of the robot, on
-      shanks or on the trunk.
+    - `air_time`: c x feet in the air for 0.05 to 0.5 s; `trot`: c x the difference of their number between the
+      diagonals (2 in a trot, 0 in a bound); `torso_ang_vel`: squared roll and pitch rate of the torso, world frame;
+      `angular_momentum`: its square, of the whole robot; `self_contact`, `shank_contact`, `trunk_contact`: physics
+      steps with a force above 10 N between bodies of the robot, on shanks or on the trunk.
 
-    With `vision=depth` the policy gets images of a depth camera on the torso, the group `depth`: 24 x 32 pixels, the
-    depth along the view from 0 (`near` of the robot's `Eye`) to 255 (`far`). It draws the ground alone, not the robot,
-    in every fifth control step. On rough ground the images take the place of the policy's `heights`. The group
-    `teacher` then has what the policy observes without vision, the same noise included; on flat ground there is none.
+    With `vision=depth` the policy gets the group `depth` of a depth camera on the torso: 24 x 32 pixels, depths from 0
+    (`near` of the robot's `Eye`) to 255 (`far`), in every fifth control step, of the ground alone. On rough ground they
+    replace the policy's `heights`; the group `teacher` then has what the policy observes without vision, noise
+    included.
 
-    On rough ground each env has its own kind of patch. At the end of an episode it goes one level up if the robot is
-    further than half a patch from its middle, and one level down if it is nearer than half of the commanded distance.
+    On rough ground each env has its kind of patch. At the end of an episode it moves one level up if the robot is
+    further than half a patch from its middle, down if it is nearer than half of the commanded distance.
 
-    The log has, beside the return: mean error of velocity [m/s] and yaw rate [rad/s] over all control steps,
-    `falls_per_minute`, and the `distance` [m] of episodes that end, in a straight line.
+    Log: mean error of velocity [m/s] and yaw rate [rad/s], `falls_per_minute`, and the straight-line `distance` [m] of
+    episodes that end.
     """
 
     Config = VelocityConfig
@@ -249,7 +247,7 @@ class VelocityTask(Task[VelocityConfig]):
 
     @classmethod
     def _hits(cls, cfg: VelocityConfig) -> dict[str, tuple[str, ...]]:
-        """Return what must not touch the ground, by what it counts for."""
+        """Return what must not touch the ground, by its term (`fall`: termination)."""
         robot, weights = cls.robot, cfg.all_weights
         if "shank_contact" in weights and not robot.shanks:
             of = "rough_weights" if cfg.terrain == "rough" and "shank_contact" in cfg.rough_weights else "weights"
@@ -430,17 +428,17 @@ class VelocityTask(Task[VelocityConfig]):
         return ((self.body.joint_pos - self.pose).square() * self.tightness.index_select(0, gait)).sum(dim=1)
 
     def beyond_limits(self) -> Float[Tensor, " envs"]:
-        """Return the sum of what joints are beyond the middle 90 % of their range [rad]."""
+        """Return the sum of joint angles beyond the middle 90 % of their range [rad]."""
         return ((self.body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0).sum(dim=1)
 
     def swings(self) -> Float[Tensor, "envs feet"]:
-        """Return 1 for feet that have been in the air for a time in `AIR_TIMES`, else 0."""
+        """Return 1 for feet that have been in the air for `AIR_TIMES`, else 0."""
         least, most = AIR_TIMES
         air_time = (self.air_time + self.dt).masked_fill_(self.touches, 0.0)
         return ((air_time > least) & (air_time < most)).float()
 
     def hit_steps(self, name: str) -> Tensor:
-        """Return physics steps with a hit; one in the last physics step counts for all of the control step."""
+        """Return the physics steps with a hit; one in the last physics step counts for the whole control step."""
         return self.cfg.decimation * _hit(self.hits[name])
 
     def tilt(self) -> Float[Tensor, " envs"]:
@@ -499,7 +497,7 @@ class VelocityTask(Task[VelocityConfig]):
         return (pos[..., 2] - ground.amax(dim=-1)).clamp_(0.0, 1.0)
 
     def _scan(self, points: Float[Tensor, "points 2"]) -> Float[Tensor, "envs points"]:
-        """Return heights of the ground [m] at points ahead and to the left of the root [m]."""
+        """Return ground heights [m] at points ahead and to the left of the root [m]."""
         assert self.ground is not None
         ahead = self.axes[0].data
         return self.ground.scan(self.body.root_pos, torch.atan2(ahead[:, 1], ahead[:, 0]), points)
@@ -510,5 +508,5 @@ def _stacked(sensors: list[Sensor]) -> Float[Tensor, "envs sensors size"]:
 
 
 def _hit(sensors: list[Sensor]) -> Bool[Tensor, " envs"]:
-    """Return where the force of any of some contact sensors is large."""
+    """Return where any contact sensor reads a large force."""
     return (torch.linalg.vector_norm(_stacked(sensors)[..., 1:], dim=-1) > HIT).any(dim=1)
