@@ -400,7 +400,7 @@ class VelocityTask(Task[VelocityConfig]):
         return dict(zip(terms, torch.stack([*terms.values()]) * self.weights, strict=True))
 
     def _stride(self) -> Stride:
-        """Measure the control step; writes `errors`, `touches` and `peak`."""
+        """Measure the control step; write `errors`, `touches` and `peak`."""
         error = torch.stack([self.root_lin_vel.data, self.body.root_ang_vel_local], dim=1)
         error[:, 0, :2] -= self.command.value[:, :2]
         error[:, 1, 2] -= self.command.value[:, 2]

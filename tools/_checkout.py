@@ -1,4 +1,4 @@
-"""First import of a tool that is started by its path: its own checkout comes first, and Ctrl-C ends it in one line."""
+"""First import of a tool started by its path: put its checkout first, and end Ctrl-C in one line."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Audit a training: what is copied between host and device, and what makes one wait for the other.
+"""Audit a training: copies between host and device, and waits of one for the other.
 
 python tools/audit.py task=Ant num_envs=64                   by phase
 python tools/audit.py task=Ant device=cuda --json audit.json
 
-Exit code 1 when a steady iteration copies or waits beyond the one row of metrics per log interval; the lines
-that do are named.
+Exit code 1 if a steady iteration copies or waits beyond the row of metrics per log interval; the lines are named.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Audits a training and prints the result; returns the exit code."""
+    """Audit a training, print the result and return the exit code."""
     from gpusim_rl.errors import friendly_errors
     from gpusim_rl.files.safe_open import writing
     from gpusim_rl.machine.hardware import limit_openmp_spin
@@ -56,7 +55,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def audit_training(args: argparse.Namespace) -> dict[str, Any]:
-    """Audits a training; returns the content of the json."""
+    """Audit a training; return the content of the json."""
     from gpusim_rl.diagnose.transfers import audit, our_loop, violations
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.provenance import describe_environment
@@ -117,7 +116,7 @@ def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:
 
 
 def copies(direction: dict[str, int], iterations: int) -> str:
-    """Return the copies of one direction, with their size."""
+    """Return the copies of one direction with their size."""
     if not direction["count"]:
         return "0"
     size, unit = direction["bytes"] / iterations, "B"
@@ -128,7 +127,7 @@ def copies(direction: dict[str, int], iterations: int) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number without decimals if it has none, else with one."""
+    """Format a number with at most one decimal."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 

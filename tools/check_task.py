@@ -1,4 +1,4 @@
-"""Check a task with the conformance suite, and say in words what is wrong and how to mend it.
+"""Check a task with the conformance suite, and explain failures and fixes in words.
 
 python tools/check_task.py Ant                         one of ours, or of an installed package
 python tools/check_task.py Reacher -cd my_cfg          a task of your own folder
@@ -80,7 +80,7 @@ MEND = {
     ),
     "it_trains_on_every_simulator": "use the interface of gpusim_rl.sim only; --sim names the simulators to try",
 }
-"""Advice for a check that fails, by its name."""
+"""Advice for a failed check, by its name."""
 LINES, WIDTH = 6, 160  # limits of a failure's message; longer lines are tensors
 
 

@@ -126,7 +126,7 @@ def record(args: argparse.Namespace) -> None:
 
 
 def placements(task: Task[Any], robot: Articulation) -> list[bool]:
-    """Return a list that gets whether the task put env 0 elsewhere, after each control step."""
+    """Return a list that logs, per control step, whether the task moved env 0."""
     placed: list[bool] = []
     advance = task.advance
 

@@ -47,7 +47,7 @@ SCRIPT = "a script has a function controller(task), which returns a function tha
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the file, and print what is in it."""
+    """Write the file and print its content."""
     with friendly_errors():
         collect(parse(argv))
     return 0
@@ -148,7 +148,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
 
 
 def open_run(args: argparse.Namespace, run: str) -> Player:
-    """Return the envs of a run with its policy; of a task without runs, with the policy of its demo."""
+    """Return the envs of a run with its policy; for a task without runs, with its demo's."""
     from gpusim_rl.view.player import Player
 
     if args.settings:
@@ -165,7 +165,7 @@ def open_run(args: argparse.Namespace, run: str) -> Player:
 
 
 def open_script_envs(args: argparse.Namespace) -> Player:
-    """Return the envs that a script is to act in, as the command line says."""
+    """Return the envs of a script's command line."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.env import Task, VecEnv
     from gpusim_rl.run.devices import choose_devices
@@ -193,7 +193,7 @@ def open_script_envs(args: argparse.Namespace) -> Player:
 
 
 def plain_envs(player: Player) -> VecEnv:
-    """Return the envs, which must be a task of ours that shows numbers."""
+    """Return the envs; raise ConfigError unless they are a task of ours with numbers."""
     from gpusim_rl.env import VecEnv
 
     if not isinstance(player.env, VecEnv):
@@ -204,7 +204,7 @@ def plain_envs(player: Player) -> VecEnv:
 
 
 def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
-    """Run a script that the user has named; return its function that acts."""
+    """Run the script that the user named; return its acting function."""
     from gpusim_rl.env import Task
 
     file = Path(name)
@@ -229,7 +229,7 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """An episode: observations by group [steps, size], those at its end, actions, rewards, and how it ended."""
+    """Episode: observations by group [steps, size], final ones, actions, rewards, and how it ended."""
 
     obs: dict[str, np.ndarray]
     final_obs: dict[str, np.ndarray]
@@ -239,7 +239,7 @@ class Episode:
     truncated: bool
     diverged: bool
     success: float
-    """The task's number `success` in the last step; NaN where it has none."""
+    """`success` in the last step; NaN without it."""
 
     @property
     def reward(self) -> float:
@@ -256,14 +256,14 @@ def record(
     steps: int | None,
     name: str,
 ) -> list[Episode]:
-    """Step the envs, and return their episodes; each env has as many, so that short ones are not preferred.
+    """Step the envs and return as many episodes of each, so that short ones are not preferred.
 
     Args:
-        player: Envs, at the start of an episode everywhere.
+        player: Envs at the start of an episode.
         act: Function that returns actions [num_envs, actions] to record.
-        actor: Function that returns those that are executed; None for the same.
-        episodes: Number of whole episodes; None for `steps`.
-        steps: Control steps of each env; the last episodes are cut off, as if by the time limit.
+        actor: Function that returns the executed actions; None: the same.
+        episodes: Number of whole episodes; None: `steps`.
+        steps: Control steps of each env; last episodes are cut off as by the time limit.
         name: Source of the actions, for messages.
     """
     import numpy as np
@@ -315,7 +315,7 @@ def record(
 
 
 def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
-    """Return whether an episode is to be in the file."""
+    """Return whether an episode goes into the file."""
     if keep is None:
         return True
     if isinstance(keep, float):
@@ -336,7 +336,7 @@ def spec_of(env: VecEnv) -> EnvSpec:
 
 
 def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstrations:
-    """Concatenate episodes, with the facts of their environments."""
+    """Concatenate episodes, with the facts of their envs."""
     import numpy as np
 
     from gpusim_rl.learn.demonstrations import FLAGS, Demonstrations

@@ -1,8 +1,8 @@
-"""Watch a trained policy in the browser at once: it comes with the package, nothing is trained or fetched.
+"""Watch a trained policy in the browser at once; it ships with the package.
 
 gpusim-rl demo                  a Go1, with sliders for its commands
 gpusim-rl demo Humanoid         another task: --list names them
-gpusim-rl demo Ant --num-envs 9       what follows are options of play
+gpusim-rl demo Ant --num-envs 9       further words are options of play
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OWN = ("-h", "--help", "--list")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Play a demo policy, or names all."""
+    """Play a demo policy, or list all."""
     from gpusim_rl.cli import load_command
     from gpusim_rl.errors import friendly_errors, say
     from gpusim_rl.files.paths import demos_dir
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Read the task, if it comes first, and `--list`; all others are words for play."""
+    """Read the task, if it comes first, and `--list`; other words go to play."""
     parser = argparse.ArgumentParser(
         prog="demo",
         description=(__doc__ or "").partition("\n")[0],
@@ -53,7 +53,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def choose(name: str, demos: list[str]) -> str:
-    """Return the demo of a task, or the only one whose name begins so, in capitals or not.
+    """Return the demo of a task, or the only one with this prefix, ignoring case.
 
     Raises:
         ConfigError: There is none, or there are several.
@@ -69,7 +69,7 @@ def choose(name: str, demos: list[str]) -> str:
 
 
 def summary(card: dict[str, Any]) -> str:
-    """Return in a line how the policy came about, and what it reaches."""
+    """Describe the policy's training and results in a line."""
     reached = ", ".join(f"{name} {value:.3g}" for name, value in card["success"].items())
     value = f"{card['return']:,.0f}" if abs(card["return"]) >= 100 else f"{card['return']:.3g}"
     note = f"; {card['note']}" if card.get("note") else ""

@@ -1,4 +1,4 @@
-"""Check the machine, say what limits a run, and measure how a task scales with envs, processes and actors.
+"""Check the machine, report what limits a run, and measure how a task scales with envs, processes and actors.
 
 python tools/doctor.py                                    the machine: does everything work here?
 python tools/doctor.py Ant                                the latest Ant run, finished or not: what limits it?
@@ -39,7 +39,7 @@ FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for thr
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Look, measures, and says it in words; returns 1 if something is broken that training needs."""
+    """Run the check; return 1 if something that training needs is broken."""
     from gpusim_rl.errors import friendly_errors
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
@@ -110,7 +110,7 @@ def names(text: str) -> list[str]:
 
 
 def report_machine(args: argparse.Namespace) -> int:
-    """Print one line for each thing that was looked at; 1 if training does not work."""
+    """Print one line for each check; return 1 if training does not work."""
     from gpusim_rl.diagnose.machine_check import check_machine
     from gpusim_rl.errors import say
 
@@ -130,7 +130,7 @@ def report_machine(args: argparse.Namespace) -> int:
 
 
 def self_tests() -> Iterator[Check]:
-    """Train Ant, for three iterations and very small, with every simulator that can run here."""
+    """Train a tiny Ant for three iterations with every simulator that can run here."""
     import torch
 
     from gpusim_rl.diagnose.machine_check import Check
@@ -183,7 +183,7 @@ def report_run(args: argparse.Namespace) -> int:
 
 
 def summary(folder: Path, stats: RunStats) -> list[str]:
-    """Return lines with what was looked at."""
+    """Return lines about the run."""
     from gpusim_rl.run.phases import PHASES
     from gpusim_rl.settings.simulators import SIMULATORS
 
@@ -222,7 +222,7 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
 
 
 def measure_scaling(args: argparse.Namespace) -> int:
-    """Measure every number of envs on every device, and recommends one; or every number of processes or of actors."""
+    """Measure all envs on all devices, or all numbers of processes or actors, and recommend one."""
     import psutil
 
     args.load = psutil.getloadavg()[0]
@@ -231,7 +231,7 @@ def measure_scaling(args: argparse.Namespace) -> int:
 
 
 def measure_envs(args: argparse.Namespace) -> int:
-    """Measure every number of envs on every device, and recommends one."""
+    """Measure every number of envs on every device, and recommend one."""
     import torch
 
     from gpusim_rl.diagnose.scaling import recommend
@@ -257,7 +257,7 @@ def measure_envs(args: argparse.Namespace) -> int:
 
 
 def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
-    """Measure the numbers of processes, or of actors, that the overrides `counted` hold; says which is useful."""
+    """Measure the numbers of processes or actors in the overrides `counted`, and recommend one."""
     from gpusim_rl.diagnose.scaling import efficiency, reasons, useful
     from gpusim_rl.errors import ConfigError
 
@@ -288,7 +288,7 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
 
 
 def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]:
-    """Check the settings of a command line; returns the name of its task and its number of envs."""
+    """Check the settings of a command line; return its task and number of envs."""
     from gpusim_rl.settings.checks import check_settings
     from gpusim_rl.settings.compose import compose
 
@@ -300,7 +300,7 @@ def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]
 def measure(
     args: argparse.Namespace, title: str, overrides: Sequence[str], processes: int | None = None
 ) -> Measurement:
-    """Measure one point: a training with these overrides, of so many processes of torchrun; None for no torchrun."""
+    """Measure a training with these overrides under so many processes of torchrun (None: without torchrun)."""
     from gpusim_rl.diagnose.short_training import measure_training
     from gpusim_rl.errors import say
 
@@ -312,7 +312,7 @@ def measure(
 
 
 def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
-    """Return the measurement of a number of envs as a row of the table."""
+    """Return the table row of a number of envs."""
     from gpusim_rl.run.phases import PHASES
 
     row = {"device": device, "envs": str(num_envs), **speeds(point)}
@@ -328,7 +328,7 @@ def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
 
 
 def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | None) -> dict[str, str]:
-    """Return the measurement of a number of processes or actors as a row of the table."""
+    """Return the table row of a number of processes or actors."""
     return {
         unit: str(count),
         **speeds(point),
@@ -341,7 +341,7 @@ def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | 
 
 
 def speeds(point: Measurement) -> dict[str, str]:
-    """Return the columns of the speed."""
+    """Return the speed columns."""
     if point.error is not None:
         return {"env steps/s": "–"}
     numbers = {"env steps/s": point.env_steps_per_s, "slowest": point.slowest, "fastest": point.fastest}
@@ -349,7 +349,7 @@ def speeds(point: Measurement) -> dict[str, str]:
 
 
 def percent(share: float | None) -> str:
-    """Return a share in percent; nothing where it is not known."""
+    """Format a share in percent; empty if unknown."""
     return "" if share is None else f"{100 * share:.0f} %"
 
 
@@ -362,15 +362,15 @@ def finish(
     best: str,
     reasons: Sequence[str],
 ) -> int:
-    """Write the measurements to `--out`, and prints them, as json or as a table; returns the exit code.
+    """Write the measurements to `--out`, print them as json or as a table, and return the exit code.
 
     Args:
         args: Command line.
         task: Name of the task.
         points: Measurements.
         recommendation: Setting and reasons, for programs.
-        table: Rows; columns that no row fills are left out.
-        best: Line with the setting; empty where nothing could be measured.
+        table: Rows; empty columns are left out.
+        best: Line with the setting; empty if nothing could be measured.
         reasons: Sentences.
     """
     from gpusim_rl.cli import table_lines

@@ -1,4 +1,4 @@
-"""Export the policy of a run to ONNX and TorchScript, with its scene and a card that tells how to use it.
+"""Export the policy of a run to ONNX and TorchScript, with its scene and a card.
 
 python tools/export.py Ant                              the latest Ant run, its last checkpoint
 python tools/export.py runs/Ant/2026-01-31_12-00-00     this run
@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the files; prints their errors, their latencies and the folder."""
+    """Write the files; print their errors, their latencies and the folder."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -41,7 +41,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def export(args: argparse.Namespace) -> Path:
-    """Write the folder and returns it."""
+    """Write the folder and return it."""
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
@@ -65,7 +65,7 @@ def export(args: argparse.Namespace) -> Path:
 
 
 def summary(card: dict) -> list[str]:
-    """Return lines with what was measured."""
+    """Return lines with the measurements."""
     parity, latency = card["parity"], card["latency_us"]
     errors = ", ".join(f"{name} {row['max_error']:.2g}" for name, row in parity["files"].items())
     times = ", ".join(f"{name} {value:.0f}" for name, value in latency["median"].items())

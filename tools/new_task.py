@@ -1,10 +1,10 @@
 """Write a new task, one py and one yaml, that passes the checks of all tasks and trains at once.
 
-python tools/new_task.py Reach                                 with a small arm, which is written too
+python tools/new_task.py Reach                                 with a small arm, written too
 python tools/new_task.py Reach --urdf robots/arm.urdf          with your robot; it gets drives if its file has none
 python tools/new_task.py Walk --urdf robots/dog.urdf --free-base
 python tools/new_task.py Walk --mjcf robots/dog.xml            a robot with a free base learns to walk forward
-python tools/new_task.py Trot --mjcf robots/dog.xml --velocity walks with commanded velocities, as Go1Velocity
+python tools/new_task.py Trot --mjcf robots/dog.xml --velocity tracks commanded velocities, as Go1Velocity
 python tools/new_task.py MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml
 """
 
@@ -49,7 +49,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 ARM = TEMPLATES / "arm.xml"
 DOING = {False: "bring the joints to random targets.", True: "walk forward, and stay upright."}  # by `RobotFacts.free`
 NEEDS = {"feet": ("velocity",), "packages": ("urdf",), "velocity": ("urdf", "mjcf")}
-"""Flags that have an effect only with one of others."""
+"""Flags that need one of others."""
 OBSOLETE = re.compile(r"unrecognized attribute: '(\w+)'\s*Element '(\w+)'")
 NOISE = 0.1  # rad or m, of joints at the start
 NARROW = 0.15  # rad, of a leg's joint: a file with less may mean radians where MuJoCo reads degrees
@@ -73,7 +73,7 @@ WORDS = {
     "legacy": "minibatch",
     "standard": "epoch",
 }
-"""Values of IsaacGymEnvs that have other names here."""
+"""IsaacGymEnvs' values with other names here."""
 SILENT = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name"}
 SILENT |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo", "num_actors")}
 SILENT |= {f"config.{name}" for name in ("max_epochs", "truncate_grads", "save_frequency", "value_bootstrap")}
@@ -100,7 +100,7 @@ ASSET = r"""["']([\w./-]+\.(?:urdf|xml))["']"""
 
 @dataclass
 class Draft:
-    """Data that the files are made of."""
+    """Data of the files to write."""
 
     name: str  # name of the task and its class
     folder: Path  # parent of my_tasks and my_cfg
@@ -120,12 +120,12 @@ class Draft:
 
     @property
     def module(self) -> str:
-        """Name of the py file: that of `BallOnPlate` is ball_on_plate."""
+        """Name of the py file, such as ball_on_plate for `BallOnPlate`."""
         return snake_case(self.name)
 
     @property
     def of_menagerie(self) -> bool:
-        """Whether the robot is a name instead of a file."""
+        """Whether the robot is a name of MuJoCo Menagerie."""
         return self.robot.startswith("menagerie:")
 
     @property
@@ -219,7 +219,7 @@ def snake_case(name: str) -> str:
 
 
 def tool(name: str, folder: Path) -> str:
-    """Return a script of ours, as the user types it in a folder."""
+    """Return one of our scripts as the user types it in a folder."""
     file = paths.train_file() if name == "train" else paths.tools_dir() / f"{name}.py"
     near = file.is_relative_to(folder.resolve())
     return shlex.quote(str(file.relative_to(folder.resolve()) if near else file))
@@ -273,7 +273,7 @@ def take_settings(draft: Draft, file: Path) -> None:
 
 
 def take_rates(draft: Draft, env: dict[str, Any], physics: dict[str, Any], file: str) -> None:
-    """Read the settings that every task has; raise ConfigError where one is no positive number."""
+    """Read the settings of every task; raise ConfigError unless they are positive numbers."""
 
     def positive(values: dict[str, Any], path: str) -> float | int:
         value = look_up(values, path)
@@ -299,7 +299,7 @@ def take_rates(draft: Draft, env: dict[str, Any], physics: dict[str, Any], file:
 
 
 def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -> list[str]:
-    """Find the robot's file and whether its base is free; return the settings of assets that are not taken.
+    """Find the robot's file and whether its base is free; return the ignored settings of assets.
 
     Raises:
         ConfigError: The yaml does not name the robot, or it is not among their assets.
@@ -338,7 +338,7 @@ def no_robot(file: Path, named: list[str], code: list[str]) -> ConfigError:
 
 
 def fixed_in(code: list[str], word: str) -> bool | None:
-    """Return whether the code fixes the base of the robot that it calls `word`; None where it does not say."""
+    """Return whether the code fixes the base of the robot called `word`; None if it does not say."""
     option = re.compile(r"fix_base_link\s*=\s*(True|False)\b")
     for text in sorted(code, key=lambda text: word not in text):
         if match := option.search(text, max(0, text.find(word))) or option.search(text):
@@ -368,7 +368,7 @@ def find_asset(file: Path, name: str) -> Path | None:
 
 
 def read_code(file: Path, name: str) -> list[str]:
-    """Return the texts of a task's class and of its base classes, which are searched and never run."""
+    """Return the source of a task's class and its bases, which is searched and never run."""
     folder, texts = file.resolve().parents[min(2, len(file.resolve().parents) - 1)] / "tasks", dict[Path, str]()
     for path in sorted(folder.rglob("*.py"))[:MAX_CODE]:
         with suppress(OSError, ValueError):
@@ -389,7 +389,7 @@ def read_code(file: Path, name: str) -> list[str]:
 
 
 def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
-    """Read `task.randomize` and `randomization_params`; return what is of other actors or settings."""
+    """Read `task.randomize` and `randomization_params`; return the ignored settings."""
     ignored = [f"task.{key}" for key in task if key not in ("randomize", "randomization_params")]
     if isinstance(task.get("randomize"), bool):
         draft.random["randomize"] = task["randomize"]
@@ -410,7 +410,7 @@ def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
 
 
 def fit_randomization(draft: Draft, scene: Scene) -> None:
-    """Leave out what MuJoCo or the robot of a scene cannot randomise, and note it."""
+    """Drop randomisation that MuJoCo or the robot lacks, with a note."""
     import torch
 
     from gpusim_rl.env.randomize import Randomizer
@@ -460,7 +460,7 @@ def properties(params: Mapping[str, Any], way: tuple[str, ...] = ()) -> list[tup
 
 
 def take_ppo(draft: Draft, file: Path, name: str) -> None:
-    """Read the PPO settings beside the yaml of a task; without any, those of the task that it extends."""
+    """Read the PPO settings next to the yaml of a task, or those of the task that it extends."""
     from gpusim_rl.settings.compose import compose
 
     folder = file.parent.parent / "train"
@@ -501,7 +501,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
         return True
 
     def ignored(values: dict[str, Any], above: str = "") -> list[str]:
-        """Paths that are not taken; a section of which nothing is taken stands for what is in it."""
+        """Return ignored paths; a section stands for its content if nothing of it is taken."""
         found = []
         for key, value in values.items():
             path = f"{above}{key}"
@@ -522,7 +522,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
 
 
 def our_key(path: str) -> str:
-    """Return our name below `ppo` of a PPO setting of theirs; empty where we have none of the kind."""
+    """Return our name below `ppo` for a PPO setting of theirs, or ""."""
     above, _, leaf = path.rpartition(".")
     key = RENAMED.get(path) or f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
     ours = (above in PLACES or path in RENAMED) and not leaf.startswith("_")  # `_target_` names a class to import
@@ -530,15 +530,15 @@ def our_key(path: str) -> str:
 
 
 def read_theirs(file: Path, depth: int = 0, read: list[Path] | None = None) -> dict[str, Any]:
-    """Read a yaml of theirs with those that its `defaults` name; `${resolve_default:4096,...}` is 4096.
+    """Read a yaml of theirs and those in its `defaults`; `${resolve_default:4096,...}` is 4096.
 
     Args:
         file: The yaml.
         depth: Number of files on the way to it.
-        read: Files that were read so far.
+        read: Files read so far.
 
     Raises:
-        ConfigError: A file cannot be read, or holds more than settings have.
+        ConfigError: A file cannot be read, or holds more than settings.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -578,7 +578,7 @@ def read_theirs(file: Path, depth: int = 0, read: list[Path] | None = None) -> d
 
 
 def merge(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Return nested settings, in which those of the second take the place of those of the first."""
+    """Merge nested settings; the second ones win."""
     both = {
         key: merge(one[key], two[key]) for key in two if isinstance(one.get(key), dict) and isinstance(two[key], dict)
     }
@@ -595,7 +595,7 @@ def snake_keys(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_references(value: Any, path: str, ignored: list[str]) -> Any:
-    """Return settings without references to other settings and what is no plain data, whose paths join `ignored`."""
+    """Return plain data without references to other settings; removed paths join `ignored`."""
     if isinstance(value, dict):
         kept = {key: without_references(item, f"{path}.{key}", ignored) for key, item in value.items()}
         odd = [key for key in kept if key.startswith("_") or "${" in key]  # they mean something to Hydra
@@ -623,7 +623,7 @@ def is_number(value: Any) -> bool:
 
 
 def section(values: Any, key: str) -> dict[str, Any]:
-    """Return a section of nested settings; an empty one if it is not there."""
+    """Return a section of nested settings, or an empty one."""
     found = values.get(key) if isinstance(values, dict) else None
     return found if isinstance(found, dict) else {}
 
@@ -636,7 +636,7 @@ def look_up(values: Any, path: str) -> Any:
 
 
 def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
-    """Return the robot as MJCF with its meshes and pictures, to be written beside the task, which reads it there."""
+    """Return the robot as MJCF with its meshes and pictures, to be written next to the task."""
     from gpusim_rl.export.scene_file import SCENE, write_scene
     from gpusim_rl.sim.robot_file import read_robot
 
@@ -800,7 +800,7 @@ def read_spec(file: str, notes: list[str] | None = None) -> mujoco.MjSpec:
 
 
 def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
-    """Read an MJCF file of an older MuJoCo, and the files beside it that it includes."""
+    """Read an MJCF file of an older MuJoCo, and the files next to it that it includes."""
     import mujoco
 
     from gpusim_rl.sim.robot_file import one_line
@@ -826,7 +826,7 @@ def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
 
 
 def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
-    """Add the materials that shapes name and the file lacks, which IsaacGym ignores; return their names."""
+    """Add materials that shapes name and the file lacks (IsaacGym ignores them); return their names."""
     lacking = {geom.material: None for geom in spec.geoms if geom.material and spec.material(geom.material) is None}
     for name in lacking:
         spec.add_material(name=name)
@@ -836,10 +836,10 @@ def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
 def start_poses(
     model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]
 ) -> tuple[float, set[tuple[int, int]]]:
-    """Try poses that a start may have.
+    """Try possible starts.
 
     Returns:
-        The height of the robot's lowest point [m], 0 without geoms, and the pairs of its bodies that are in each other.
+        Height of the robot's lowest point [m], 0 without geoms, and the pairs of its bodies that overlap.
     """
     import mujoco
     import numpy as np
@@ -867,11 +867,11 @@ def start_poses(
 
 
 def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: float | None) -> tuple[float, float]:
-    """Stiffness and damping that hold the robot up: a first guess, to be tuned.
+    """Return stiffness and damping that hold the robot up: a first guess.
 
     On a fixed base a joint answers at 3 Hz, critically damped, and sinks by at most 0.1 rad (1 cm of a slide) under the
-    weight of what hangs on it. Legs carry the robot: with 1.2 of its weight times its height a quadruped stands still,
-    with half of that it tips over.
+    load on it. Legs carry the robot: with 1.2 of its weight times its height a quadruped stands still, with half of
+    that it tips over.
     """
     import mujoco
     import numpy as np
@@ -891,7 +891,7 @@ def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: 
 
 
 def rounded(value: float) -> float:
-    """Return a value of two digits."""
+    """Round to two digits."""
     return float(f"{value:.2g}")
 
 
@@ -899,7 +899,7 @@ def rounded(value: float) -> float:
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill a template. Names and values of strangers' files come through `literal`: filters `py` and `yaml`."""
+    """Fill a template; filters `py` and `yaml` write strangers' names and values as literals."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -911,7 +911,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
-    """Return the settings of the task itself, each with a comment."""
+    """Return the task's own settings, each with a comment."""
     values: dict[str, tuple[Any, str]] = {"start_noise": (NOISE, "rad or m, of the joints at the start")}
     if robot.free:
         values["speed"] = (1.0, "m/s, of which the reward sees no more")
@@ -992,7 +992,7 @@ def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, s
 
 
 def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
-    """Return the content of the py file and of the yaml of a robot that follows commanded velocities."""
+    """Return the py file and the yaml of a robot that tracks commanded velocities."""
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.keyframe import usable
     from gpusim_rl.sim.mirror_image import MirrorImage
@@ -1060,7 +1060,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
 
 
 def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
-    """Read a robot that stands on limbs; where the file's angles are degrees, warn of legs that hardly turn."""
+    """Read a legged robot; warn of legs that hardly turn if the file's angles are degrees."""
     import mujoco
 
     from gpusim_rl.sim.legged import read_legged

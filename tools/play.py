@@ -1,8 +1,8 @@
-"""Watch a run in MuJoCo's viewer or in a browser; a run that is still training is followed as it learns.
+"""Watch a run in MuJoCo's viewer or in a browser; a run that still trains is followed.
 
 python tools/play.py Ant                                 the latest Ant run, its last checkpoint
 python tools/play.py runs/Ant/2026-01-31_12-00-00        this run
-python tools/play.py Ant --viewer web                    in a browser, with controls: so it is without a display
+python tools/play.py Ant --viewer web                    in a browser, with controls; the default without a display
 python tools/play.py Ant --policy random                 the task before any training
 python tools/play.py Ant --viewer none --steps 1000      no window: print the mean reward
 python tools/play.py --replay runs/Ant/latest/diverged.pt      how the first env diverged; --viewer none: in words
@@ -38,7 +38,7 @@ HEADLESS_ENVS, WEB_ENVS = 16, 9
 
 
 def main(argv: list[str] | None = None, name: str = "play") -> int:
-    """Play until the window is closed or the steps are over. Messages about the command line begin with the name."""
+    """Play until the window is closed or the steps are over."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -84,7 +84,7 @@ def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
 
 
 def play(args: argparse.Namespace) -> None:
-    """Step the run in a window, in a browser, or unseen."""
+    """Step the run in a window, in a browser, or without either."""
     from gpusim_rl.errors import ConfigError, import_extra, say
     from gpusim_rl.files.paths import find_checkpoint
     from gpusim_rl.view.arguments import open_player
@@ -118,7 +118,7 @@ def play(args: argparse.Namespace) -> None:
 
 
 def replay(args: argparse.Namespace) -> None:
-    """Show what a dump was written for, in a window, or in words alone."""
+    """Show a dump in a window, or describe it."""
     from gpusim_rl.errors import say
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
@@ -142,7 +142,7 @@ def has_display() -> bool:
 
 
 def measure(player: Player, steps: int) -> None:
-    """Step without a window and prints the mean reward."""
+    """Step without a window and print the mean reward."""
     from gpusim_rl.errors import say
 
     mean = sum(float(player.step().reward.mean()) for _ in range(steps)) / max(1, steps)
@@ -201,7 +201,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
 
 
 def follower(player: Player | DumpReplay) -> Callable[[], None]:
-    """Return a function that looks for a newer checkpoint from time to time, and prints one."""
+    """Return a function that periodically looks for a newer checkpoint and reports it."""
     from gpusim_rl.errors import say
 
     checked_s = time.perf_counter()
@@ -218,7 +218,7 @@ def follower(player: Player | DumpReplay) -> Callable[[], None]:
 
 @contextmanager
 def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], None]) -> Iterator[Any]:
-    """Open MuJoCo's viewer, drawn by a thread of its own."""
+    """Open MuJoCo's viewer, drawn by its own thread."""
     import glfw
     import mujoco.viewer
 

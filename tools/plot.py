@@ -34,7 +34,7 @@ LABEL_WIDTH = 100  # characters of the legend on one row
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draw the picture and prints its path."""
+    """Draw the picture and print its path."""
     from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
@@ -57,7 +57,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def plot(args: argparse.Namespace) -> Path:
-    """Draw the picture; returns its file."""
+    """Draw the picture and return its file."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out
     from gpusim_rl.files.safe_open import writing
@@ -80,7 +80,7 @@ def plot(args: argparse.Namespace) -> Path:
 
 
 def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figure:
-    """Return the picture: a line for each group of runs, and below the axes their titles and last values."""
+    """Return the picture: a line for each group of runs, with titles and last values below."""
     from matplotlib.figure import Figure
 
     from gpusim_rl.view.charts import time_unit, visible_range
@@ -111,7 +111,7 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
 
 
 def tick(axis: Axis, value: float, _: object) -> str:
-    """Return the label of a tick; one at 0 may be a rounding error beside it."""
+    """Format a tick; 0 may come with a rounding error."""
     from gpusim_rl.view.charts import short
 
     low, high = axis.get_view_interval()
@@ -119,7 +119,7 @@ def tick(axis: Axis, value: float, _: object) -> str:
 
 
 def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: str, common: float | None) -> int:
-    """Draw runs and their mean, named by words and last values; returns the rows in the legend.
+    """Draw runs and their mean; return the rows of the legend.
 
     Groups are compared at `common` too, the x that all of them have reached.
     """
@@ -145,7 +145,7 @@ def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: 
 
 
 def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str) -> int:
-    """Draw what counts as learned, where all runs have the same threshold of this column; returns its legend rows."""
+    """Draw the learning threshold if all runs share one for this column; return its legend rows."""
     goal = groups[0][0].goal
     if goal is None or goal.column != key or any(runs[0].goal != goal for runs in groups):
         return 0
@@ -160,7 +160,7 @@ def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str
 
 
 def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCurves]:
-    """Return the runs; among several, one that has no value of the column yet is left out."""
+    """Return the runs; among several, those without a value of the column yet are left out."""
     from gpusim_rl.errors import ConfigError, did_you_mean, say
     from gpusim_rl.view.curves import read_run
 

@@ -1,4 +1,4 @@
-"""Pretrain an encoder of a task's images: a beta-VAE, which learns to draw what it has seen from a few numbers.
+"""Pretrain an encoder of a task's images: a beta-VAE that reconstructs frames from a few numbers.
 
 python tools/pretrain_encoder.py CartpoleCamera                      random actions; CartpoleCamera.encoder.pt and .png
 python tools/pretrain_encoder.py CartpoleCamera task.width=64        with settings, as for train.py
@@ -123,7 +123,7 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
 
 @contextmanager
 def player_of(args: argparse.Namespace) -> Iterator[Player]:
-    """Open the envs with the policy that acts in them."""
+    """Open the envs with the acting policy."""
     from gpusim_rl.view.player import Player
 
     if args.policy == "trained":
@@ -164,7 +164,7 @@ def collect(player: Player, number: int) -> dict[str, Tensor]:
 
 
 def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.device) -> tuple[VAE, float]:
-    """Train the autoencoder of a group; return it, and its error on frames that it did not learn from."""
+    """Train the autoencoder of a group; return it and its error on held-out frames."""
     import torch
 
     from gpusim_rl.learn.vae import VAE
@@ -207,7 +207,7 @@ def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.de
 
 
 def draw(path: Path, rows: Sequence[tuple[VAE, Tensor]], device: torch.device) -> Path:
-    """Write a picture: frames of each group, and below them their reconstructions."""
+    """Write a picture of frames and, below them, their reconstructions."""
     import numpy as np
     from PIL import Image
 

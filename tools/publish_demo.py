@@ -1,4 +1,4 @@
-"""Make a demo policy of a run: a small run folder of data, which `gpusim-rl demo TASK` plays.
+"""Make a demo policy from a run: a small run folder that `gpusim-rl demo TASK` plays.
 
 python tools/publish_demo.py runs/Ant/2026-01-31_12-00-00     its best.pt, to gpusim_rl/demos/Ant
 python tools/publish_demo.py Ant --out my_demos/Ant           the latest Ant run, to a folder of your own
@@ -22,11 +22,11 @@ from typing import Any
 CLOSE = 0.02  # of the return: what the rounding of weights may change
 KEPT = ("task", "config", "sim", "seed", "obs_sizes", "images", "num_actions", "iteration", "env_steps")
 PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
-"""Settings that name folders, and all of W&B's: those of a demo are the defaults."""
+"""Settings that name folders, and all of W&B's; demos get the defaults."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the demo and prints its folder."""
+    """Write the demo and print its folder."""
     from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
@@ -50,7 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def publish(args: argparse.Namespace) -> Path:
-    """Write the demo, plays both, and keeps it if their returns are close; returns its folder."""
+    """Write the demo, play both, and keep it if their returns are close; return its folder."""
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.checkpoint_file import load
     from gpusim_rl.files.paths import demos_dir, find_checkpoint
@@ -92,7 +92,7 @@ def publish(args: argparse.Namespace) -> Path:
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    """Write a run folder that has what a player needs, and nothing else."""
+    """Write a run folder with only what a player needs."""
     import yaml
 
     from gpusim_rl.files.checkpoint_file import save
@@ -111,7 +111,7 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
 
 
 def _half(name: str, value: Any) -> Any:
-    """Return a weight in fp16; statistics of a normaliser have a range that fp16 lacks: in fp32."""
+    """Return a weight in fp16; normaliser statistics, beyond fp16's range, in fp32."""
     import torch
 
     if not value.is_floating_point():
@@ -120,7 +120,7 @@ def _half(name: str, value: Any) -> Any:
 
 
 def _progress(env: dict[str, Any]) -> dict[str, Any]:
-    """Return how far the training of the envs has come, of the first env alone: levels of terrain, ranges of commands.
+    """Return the training progress of the first env: levels of terrain, ranges of commands.
 
     A player copies it to all of its envs.
     """
@@ -144,7 +144,7 @@ def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, float], note: str) -> None:
-    """Write what a person wants to know of the policy."""
+    """Write the policy's card for people."""
     from gpusim_rl.run.run_dir import RunDir
 
     environment = RunDir(run).environment

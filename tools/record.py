@@ -1,4 +1,4 @@
-"""Record a run: a video of a grid of envs, or a replay in 3D as one page; with or without a display.
+"""Record a run: a video of a grid of envs, or a replay in 3D as one page; works without a display.
 
 python tools/record.py Ant                                  the latest Ant run, its last checkpoint
 python tools/record.py runs/Ant/2026-01-31_12-00-00         this run
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the video and prints its path."""
+    """Write the video and print its path."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -50,7 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def record(args: argparse.Namespace) -> Path:
-    """Play the run and draws every frame; returns the video or the page."""
+    """Play the run and draw every frame; return the video or the page."""
     from gpusim_rl.errors import ConfigError, import_extra, say
     from gpusim_rl.files.paths import check_out, free_name
     from gpusim_rl.files.safe_open import writing

@@ -1,7 +1,7 @@
-"""Write a report of runs as one page: curves, what was reached, what made it slow, a replay, how to repeat it.
+"""Write a report of runs as one page: curves, results, what limited the speed, a replay, commands to repeat it.
 
 python tools/report.py Ant                            the latest Ant run; report.html in its folder
-python tools/report.py runs/Ant/* --out ant.html      all Ant runs: seeds together, other settings beside each other
+python tools/report.py runs/Ant/* --out ant.html      all Ant runs: seeds together, other settings next to each other
 python tools/report.py runs/*/latest --no-replay      several tasks
 """
 
@@ -27,7 +27,7 @@ PICTURE = (480, 360)  # width and height [pixels]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the page and prints its path."""
+    """Write the page and print its path."""
     from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
@@ -53,7 +53,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def report(args: argparse.Namespace) -> Path:
-    """Read the runs, plays the best of each group, and writes the page; returns its file."""
+    """Read the runs, play the best of each group, write the page and return its file."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out
     from gpusim_rl.files.safe_open import writing
@@ -82,7 +82,7 @@ def report(args: argparse.Namespace) -> Path:
 
 
 def pace(run: SavedCurves) -> Pace:
-    """Return how fast a run was, and what limited it."""
+    """Return a run's speed and what limited it."""
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
     from gpusim_rl.errors import ConfigError
@@ -99,7 +99,7 @@ def pace(run: SavedCurves) -> Pace:
 
 
 def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
-    """Play a run in 3D, envs of another library as a moving picture; say why where it cannot be played."""
+    """Play a run in 3D, or another library's envs as a moving picture; report why it cannot be played."""
     from gpusim_rl.env import VecEnv
     from gpusim_rl.errors import first_line, say
     from gpusim_rl.view.caption import words_of

@@ -1,4 +1,4 @@
-"""Draw one picture of a task, or of a run: its robot, framed, with or without a display.
+"""Draw one picture of a task or a run, framed on its robot; works without a display.
 
 python tools/snapshot.py Ant                                     Ant.png, an env at the start of an episode
 python tools/snapshot.py Ant --steps 60 --policy random          a second later
@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the picture and prints its path."""
+    """Write the picture and print its path."""
     from gpusim_rl.errors import friendly_errors, say
 
     with friendly_errors():
@@ -59,7 +59,7 @@ def share(text: str) -> float:
 
 
 def snapshot(args: argparse.Namespace) -> Path:
-    """Play the run up to the picture, and draws it; returns its file."""
+    """Play the run up to the picture, draw it and return its file."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out, free_name
     from gpusim_rl.view.arguments import open_player

@@ -1,4 +1,4 @@
-"""Evaluate a run in other simulators and in changed physics: what its policy would meet outside of its training.
+"""Evaluate a run in other simulators and physics than those of its training.
 
 python tools/transfer.py Go1Velocity                               the latest run of a task, in all variants
 python tools/transfer.py Go1Velocity --only simulator,friction     some of them
@@ -50,7 +50,7 @@ LIKELY = 2.0  # standard errors, above which a difference is unlikely to be chan
 
 @dataclass(frozen=True)
 class Variant:
-    """Something that differs from the plain evaluation."""
+    """Difference from the plain evaluation."""
 
     name: str
     group: str
@@ -60,7 +60,7 @@ class Variant:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table, and the files that it wrote."""
+    """Print the table and the written files."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -90,7 +90,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Evaluate all variants, prints and writes the result; returns its rows, the plain one first."""
+    """Evaluate all variants, print and write the result, and return its rows, the plain one first."""
     from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, first_line, import_extra, say
 
     wanted = list(GROUPS) if args.only is None else args.only.split(",")
@@ -125,7 +125,7 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def open_player(args: argparse.Namespace, sim: str, num_envs: int, changes: Mapping[str, Any]) -> Player:
-    """Open the run; raises ConfigError for envs of another library, which have one physics."""
+    """Open the run; raise ConfigError for envs of another library, whose physics cannot be varied."""
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.view import arguments
 
@@ -139,7 +139,7 @@ def open_player(args: argparse.Namespace, sim: str, num_envs: int, changes: Mapp
 
 
 def measure(args: argparse.Namespace, variant: Variant, plain: Mapping[str, Any]) -> tuple[dict[str, float], Tensor]:
-    """Play a whole episode in every env; returns what `gpusim_rl.run.evaluation.evaluate` does."""
+    """Play a whole episode in every env; return the result of `gpusim_rl.run.evaluation.evaluate`."""
     from gpusim_rl.run.evaluation import evaluate
 
     with closing(open_player(args, variant.sim, args.num_envs, {**plain, **variant.changes})) as player:
@@ -199,7 +199,7 @@ def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Var
 
 
 def randomized(**params: Any) -> dict[str, Any]:
-    """Return settings with which only this is random; a range of one number is fixed."""
+    """Return settings in which only this is random; a range of one number is fixed."""
     return {"task.randomize": True, "task.randomization_params": params}
 
 
@@ -210,7 +210,7 @@ def scaled(
     of: Callable[[ActorProperties], list[str] | None],
     factor: float,
 ) -> tuple[dict[str, Any], str]:
-    """Return `actor_params` that scale properties of all that has them; and why not, where nothing does."""
+    """Return `actor_params` that scale properties wherever they exist, and the reason where there are none."""
     from gpusim_rl.env.properties import ActorProperties
     from gpusim_rl.errors import TaskError, first_line
     from gpusim_rl.sim.params import GROUND
@@ -234,11 +234,11 @@ def scaled(
 
 
 def everything(_: ActorProperties) -> None:
-    """Select all that an articulation has."""
+    """Select all elements of an articulation."""
 
 
 def servos(actor: ActorProperties) -> list[str]:
-    """Select the joints on which an actuator has feedback: its force depends on their position or velocity."""
+    """Select joints whose actuator force depends on their position or velocity."""
     import mujoco
 
     from gpusim_rl.errors import TaskError
@@ -251,7 +251,7 @@ def servos(actor: ActorProperties) -> list[str]:
 
 
 class Exported:
-    """The policy in an ONNX file, in place of the run's."""
+    """Policy of an ONNX file, in place of the run's."""
 
     def __init__(self, function: Callable[..., Any], states: Sequence[Sequence[int | str]]) -> None:
         self._function, self._states = function, states
@@ -277,7 +277,7 @@ class Exported:
 
 
 def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
-    """Export the policy; where the card has controls, they act in place of the task's `apply_action`."""
+    """Export the policy; the card's controls, if any, replace the task's `apply_action`."""
     from gpusim_rl.errors import import_extra
 
     for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -303,26 +303,26 @@ def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
 
 
 def difference(returns: Tensor) -> dict[str, float]:
-    """Return the mean difference of the returns of episodes with the same starts, and its standard error."""
+    """Return mean and standard error of the difference between returns of episodes with the same starts."""
     count = returns.numel()
     error = float(returns.std()) / math.sqrt(count) if count > 1 else math.nan
     return {"difference": float(returns.mean()), "standard_error": error}
 
 
 def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows that have numbers; a return that is not finite is the worst."""
+    """Sort the rows that have numbers; a non-finite return is the worst."""
     played = [row for row in rows if "error" not in row]
     return sorted(played, key=lambda row: row["difference"] if math.isfinite(row["difference"]) else -math.inf)
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[str]:
-    """Return names of the numbers beside the return: length, the task's own, and divergences where there are some."""
+    """Return names of the numbers next to the return: length, the task's own, divergences if any."""
     own = [name for name in rows[0] if name.startswith("task/")]
     return ["length_mean", *own, *(["diverged"] if any(row.get("diverged") for row in rows) else [])]
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of the table, the worst variant first, and of what could not be played."""
+    """Return the lines of the table, worst variant first, and of variants that could not be played."""
     from gpusim_rl.cli import table_lines
 
     plain, names = rows[0], numbers(rows)
@@ -346,7 +346,7 @@ def _cell(row: Mapping[str, Any], name: str, plain: Mapping[str, Any]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], title: str) -> Figure:
-    """Return the picture: a panel for each number, a row for each variant, the worst return at the top."""
+    """Return the picture: a panel for each number, a row for each variant, the worst return on top."""
     from matplotlib.figure import Figure
 
     plain, played = rows[0], worst_first(rows)[::-1]
@@ -366,7 +366,7 @@ def draw(rows: list[dict[str, Any]], title: str) -> Figure:
 
 
 def write(run_dir: Path, result: Mapping[str, Any], figure: Figure) -> None:
-    """Write transfer.json and transfer.png into the run folder, over earlier ones."""
+    """Write transfer.json and transfer.png into the run folder, replacing earlier ones."""
     from gpusim_rl.errors import say
     from gpusim_rl.files.safe_open import writing
     from gpusim_rl.run.console import finite

@@ -1,4 +1,4 @@
-"""Search settings: each trial is a usual run; hopeless ones are stopped early.
+"""Search settings: each trial is a normal run; hopeless ones are stopped early.
 
 python tools/tune.py task=Ant trials=20                                       PPO's settings, with Optuna
 python tools/tune.py task=Ant algo=sac num_envs=64 space=my_space.yaml        your own space of settings
@@ -30,7 +30,7 @@ from types import FrameType
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Search, and prints the best settings."""
+    """Search, and print the best settings."""
     from gpusim_rl.errors import ConfigError, friendly_errors, say
 
     with friendly_errors():
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @contextmanager
 def stoppable(folder: Path) -> Iterator[None]:
-    """Let SIGTERM, and a terminal that goes away, end what runs in the block as Ctrl-C does; says what is left."""
+    """End the block on SIGTERM and a closed terminal as on Ctrl-C, and report what is left."""
     from gpusim_rl.errors import say
 
     received: list[int] = []

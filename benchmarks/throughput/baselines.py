@@ -62,7 +62,7 @@ class Library:
 
 
 def find_library(name: str) -> Library:
-    """Return one of `BASELINES`; raises ConfigError for an unknown name."""
+    """Return one of `BASELINES`; raise ConfigError for an unknown name."""
     if name not in BASELINES:
         raise ConfigError(
             f"unknown baseline {name!r}.{did_you_mean(name, BASELINES)} Available: {', '.join(BASELINES)}"
