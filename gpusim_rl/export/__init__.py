@@ -1,1 +1,1 @@
-"""A policy outside of this package: ONNX and TorchScript files, what a reader of them must know, and their errors."""
+"""Policy export: ONNX and TorchScript files, a card that describes them, and error checks."""

@@ -1,4 +1,4 @@
-"""The card of an exported policy, as plain values for json: order, units, gains, rates, limits."""
+"""JSON card of an exported policy: order, units, gains, rates, limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 def describe(
     player: Player, model: ExportedPolicy, control: ControlMap | None, order: JointOrder | None
 ) -> dict[str, Any]:
-    """Returns the card, without files, errors and latencies, and without what a task does not declare."""
+    """Return the card without files, errors, latencies, and whatever the task does not declare."""
     env = player.env
     card: dict[str, Any] = {
         "format": FORMAT,
@@ -76,7 +76,7 @@ def describe(
 
 
 def _finite(node: Any) -> Any:
-    """Returns plain values as json can hold them: null for what is not finite."""
+    """Replace non-finite floats by None, for JSON."""
     if isinstance(node, dict):
         return {key: _finite(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -85,7 +85,7 @@ def _finite(node: Any) -> Any:
 
 
 def _provenance(player: Player) -> dict[str, Any]:
-    """Returns the commit that trained, and the versions that exported."""
+    """Return the training commit and the exporting versions."""
     assert player.run_dir is not None
     run: dict[str, Any] = {"run": player.run_dir.name}
     with suppress(OSError, ValueError, KeyError, TypeError):  # env.json is gone or damaged: the card does without
@@ -112,7 +112,7 @@ def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
 
 
 def _commands(env: VecEnv) -> dict[str, list[float] | None]:
-    """Return each command that the sources name, with its range at this stage of the training; None if not known."""
+    """Return the range of each command in the sources at this training stage; None if unknown."""
     sources = [env.task.sources.get(part.name, "") for part in env.obs_parts.get("policy", ())]
     names = [name for source in sources if source.startswith("command ") for name in source.split()[1:]]
     given = steerable(env.task)
@@ -155,7 +155,7 @@ def _states(model: ExportedPolicy) -> list[dict[str, Any]]:
 
 
 def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
-    """Returns hinges and slides in MuJoCo's order, with their places in qpos and qvel [rad, m]."""
+    """Return hinges and slides in MuJoCo's order [rad, m]."""
     return [
         {
             "name": model.joint(j).name,
@@ -170,10 +170,10 @@ def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
 
 
 def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
-    """Returns the actuators in the order of the controls; one with several controls has a row for each.
+    """Return a row per control, in their order.
 
     Without a torque-speed line the force is `gear * (gain * control - kp * position - kd * velocity)`: a position servo
-    has gain = kp, a motor kp = kd = 0. Actuators with other laws of MuJoCo's have no gains here.
+    has gain = kp, a motor kp = kd = 0. Other actuator laws have no gains here.
     """
     rows = []
     for control, (name, i) in enumerate(control_names(model)):

@@ -1,4 +1,4 @@
-"""The map from actions to controls of the actuators: measured, so that no task has to declare it."""
+"""Affine map from actions to actuator controls, measured so that no task has to declare it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLERANCE = 1e-5  # largest deviation of a measured control, relative where it i
 
 @dataclass(frozen=True)
 class ControlMap:
-    """control[i] = offset[i] + scale[i] * action[source[i]], for each actuator of the scene."""
+    """control[i] = offset[i] + scale[i] * action[source[i]] for each actuator i of the scene."""
 
     offset: tuple[float, ...]  # control where the action is zero, in the unit of each control
     scale: tuple[float, ...]  # control per action
@@ -28,7 +28,7 @@ class ControlMap:
     deviation: float  # largest deviation of a measured control, relative where it is above 1
 
     def names(self, actuators: Sequence[str], num_actions: int) -> list[str] | None:
-        """Returns the actuator that each column of the action drives; None if one drives no actuator, or several."""
+        """Return the actuator of each action column; None unless each drives exactly one."""
         columns = [column for column, scale in zip(self.source, self.scale, strict=True) if scale != 0.0]
         if sorted(columns) != list(range(num_actions)):
             return None
@@ -36,11 +36,11 @@ class ControlMap:
 
 
 def measure(env: VecEnv, seed: int) -> ControlMap | None:
-    """Applies random actions along random episodes, and fits the controls that the task makes of them.
+    """Apply random actions in random episodes and fit the resulting controls.
 
     Returns:
-        The map. None where a control depends on more than one column of this step's action, as that of an integrator
-        does; where the task applies forces too; and on simulators that have no MuJoCo controls.
+        The map. None if a control depends on several action columns or on earlier actions (an integrator), if the task
+        applies forces too, or if the simulator has no MuJoCo controls.
     """
     sim, task = env.sim, env.task
     inputs = [getattr(sim, name, None) for name in ("ctrl", "qfrc_applied", "xfrc_applied")]
@@ -67,7 +67,7 @@ def measure(env: VecEnv, seed: int) -> ControlMap | None:
 
 
 def fit(actions: np.ndarray, controls: np.ndarray) -> ControlMap | None:
-    """Fits a map by least squares to samples [n, actions] and [n, actuators]; returns None if it is of no such form."""
+    """Fit a map to samples [n, actions] and [n, actuators] by least squares; return None if it is not of this form."""
     ones = np.ones((len(actions), 1))
     coefficients = np.linalg.lstsq(np.hstack([ones, actions]), controls, rcond=None)[0]
     offset, slopes = coefficients[0], coefficients[1:]

@@ -1,4 +1,4 @@
-"""A policy of features, and the frozen encoder that makes them, as one policy of images."""
+"""Image policy: a frozen encoder in front of a policy of features."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpusim_rl.learn.pretrained import Pretrained
 
 
 class EncodedPolicy(Policy):
-    """Does what `EncodedEnv` does around a policy: features of the newest frames come behind its numbers.
+    """Policy with the work of `EncodedEnv` inside: features of the newest frames are appended to the numbers.
 
-    Features of older frames are the first part of its recurrent state, float32 [frames - 1, batch, features], the
-    newest one last. They are zero where an episode begins.
+    The recurrent state begins with features of older frames, float32 [frames - 1, batch, features], newest last; zeros
+    at the start of an episode.
     """
 
     def __init__(self, policy: Policy, encoder: Pretrained, frames: int) -> None:
@@ -23,23 +23,23 @@ class EncodedPolicy(Policy):
         self.obs_norm = getattr(policy, "obs_norm", {})
 
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Returns actions for numbers and images, and the next recurrent state."""
+        """Return actions for numbers and images, and the next recurrent state."""
         seen, older = self._encoded(obs, hidden)
         action, state = self.policy.act(seen, hidden[len(older) :], deterministic)
         return action, older + state
 
     def act_without_critic(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """Returns the most likely actions, and the next `actor_state`."""
+        """Return the most likely actions, and the next `actor_state`."""
         seen, older = self._encoded(obs, hidden)
         action, state = self.policy.act_without_critic(seen, hidden[len(older) :])
         return action, older + state
 
     def initial_state(self, batch: int) -> Hidden:
-        """Returns the state at the start of an episode: zeros."""
+        """Return zeros."""
         return self._begin(batch) + self.policy.initial_state(batch)
 
     def actor_state(self, batch: int) -> Hidden:
-        """Returns the part of it that actions depend on."""
+        """Return zeros, without the critic's."""
         return self._begin(batch) + self.policy.actor_state(batch)
 
     def _begin(self, batch: int) -> Hidden:

@@ -1,4 +1,4 @@
-"""The files of an exported policy: written to a folder of their own, compared with the policy, then put in place."""
+"""Export of a policy: write all files to a temporary folder, check them, then move them into place."""
 
 from __future__ import annotations
 
@@ -45,23 +45,19 @@ def write_all(
     trust: bool = False,
     config_dir: str | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Exports the policy of a run.
+    """Export the policy of a run; return the folder and the card.
 
     Args:
         name: Run folder, checkpoint, or task (its latest run).
-        out: Folder to write; None is `export` in the run's folder, with `order` `export-<order>`, or where that exists
-            `export-2` and so on.
-        overwrite: Whether to replace the files of a folder that exists.
-        int8: Whether to write a second ONNX file, with 8-bit weights.
-        order: Vendor whose order the joints have in all files, a key of `ORDERS`; None is the scene's order.
-        trust: Whether to import the classes that the run names.
-        config_dir: Folder of the user's with more tasks.
-
-    Returns:
-        The folder, and the card.
+        out: Output folder; default `export` or `export-<order>` in the run folder, numbered if it exists.
+        overwrite: Whether to replace the files of an existing folder.
+        int8: Whether to write an 8-bit ONNX file too.
+        order: Vendor whose joint order all files use, a key of `ORDERS`; None for the scene's.
+        trust: Whether to import classes that the run names.
+        config_dir: User's folder with more tasks.
 
     Raises:
-        ConfigError: There is no such run, the folder cannot be written, or a file is not the policy.
+        ConfigError: There is no such run, the folder is not writable, or a file does not match the policy.
     """
     with closing(Player.open(name, num_envs=NUM_ENVS, plays_on="mujoco", trust=trust, config_dir=config_dir)) as player:
         assert player.run_dir is not None
@@ -90,7 +86,6 @@ def write_all(
 
 
 def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict[str, Any]:
-    """Writes all files into an empty folder; returns the card."""
     env, policy = player.env, player.policy
     assert policy is not None
     if isinstance(player.observed, EncodedEnv):
@@ -133,7 +128,6 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
 
 
 def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[str, str]) -> dict[str, Any]:
-    """Returns errors and latencies of the files."""
     sizes = player.env.obs_sizes
     exact = parity.torch_function(model, sizes)
     state = tuple(layers.numpy() for layers in model.initial_state(1))

@@ -1,4 +1,4 @@
-"""Joint orders of robots' vendors, and an exported policy in such an order: what it gets, does and controls."""
+"""Joint orders of robot vendors, and exported policies in such an order."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     )
 }
-"""Names of joints without `_joint`, of several robots by the vendor."""
+"""Joint names without `_joint`, of several robots by vendor."""
 
 
 @dataclass(frozen=True)
 class JointOrder:
-    """A vendor's order: where each joint, actuator, action and number of the observation is in the scene's."""
+    """Vendor's order: scene index of each joint, actuator, action and observation column."""
 
     vendor: str
     joints: tuple[int, ...]
@@ -38,18 +38,18 @@ class JointOrder:
     obs: tuple[int, ...]
 
     def control(self, control: ControlMap) -> ControlMap:
-        """Returns the map from actions to controls, both in this order."""
+        """Return the action map with actions and controls in this order."""
         offset, scale = (tuple(values[i] for i in self.actuators) for values in (control.offset, control.scale))
         source = tuple(self.actions.index(control.source[i]) for i in self.actuators)
         return replace(control, offset=offset, scale=scale, source=source)
 
 
 def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> JointOrder:
-    """Returns the order of a vendor, a key of `ORDERS`, for a task's policy.
+    """Return the order of `vendor`, a key of `ORDERS`, for a task's policy.
 
     Raises:
-        ConfigError: The vendor has no robot with these joints, an action is not of one joint, or nobody knows whether
-            some numbers of the observation are of joints.
+        ConfigError: The vendor has no robot with these joints, actions are not one per joint, or the task does not
+            declare the sources of its observation.
     """
     if not isinstance(env, VecEnv):
         raise ConfigError(f"--order {vendor}: the joints of another library's envs are not known; leave it out")

@@ -1,4 +1,4 @@
-"""A policy as one function from observation to action, and the files that it is written to."""
+"""Policy as a function from observation to action, and writers for its file formats."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from gpusim_rl.spaces import ImageShape
 
 
 class ExportedPolicy(nn.Module):
-    """Clipping of the observation, normaliser, network, most likely action, its clipping, and the controls.
+    """Observation clipping, normaliser, network, most likely action, action clipping, and controls.
 
     Args:
         policy: Policy that acts.
-        clip_observations: Limit of raw observations, in their units; None for no limit.
-        clip_actions: Limit of actions; None for no limit, and for indices.
-        control: Map from actions to the task's controls; None where none is known.
-        order: Order of joints in observations and actions; None is the scene's.
-        images: Shape of each group of images that it sees.
+        clip_observations: Limit of raw observations, or None.
+        clip_actions: Limit of actions, or None, as for indices.
+        control: Map from actions to controls, if known.
+        order: Joint order of observations and actions; None for the scene's.
+        images: Shape of each image group.
     """
 
     offset: Tensor
@@ -70,10 +70,10 @@ class ExportedPolicy(nn.Module):
                 self.register_buffer(name, torch.tensor(getattr(control, name)))
 
     def forward(self, obs: Float[Tensor, "batch size"], *others: Tensor) -> tuple[Tensor, ...]:
-        """Returns action, control if it is known, and next recurrent state, [layers, batch, units] each.
+        """Return action, control if known, and next recurrent state, [layers, batch, units] each.
 
-        Observations are raw, of the group `policy`. The others are images, uint8 [batch, height, width, channels], and
-        the recurrent state, which is zero where an episode begins.
+        `obs` is the raw group `policy`. The others are images, uint8 [batch, height, width, channels], then the
+        recurrent state, zeros at the start of an episode.
         """
         images, state = dict(zip(self.images, others, strict=False)), others[len(self.images) :]
         if self.clip_observations is not None:
@@ -90,7 +90,7 @@ class ExportedPolicy(nn.Module):
         return (action, self.offset + self.scale * action.index_select(1, self.source), *state)
 
     def initial_state(self, batch: int) -> Hidden:
-        """Returns the recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
+        """Return the recurrent state at the start of an episode, zeros."""
         return self.policy.actor_state(batch)
 
     @property
@@ -109,16 +109,16 @@ class ExportedPolicy(nn.Module):
         return [f"state_{i}" for i in range(len(self.initial_state(1)))]
 
     def example(self, size: int) -> tuple[Tensor, ...]:
-        """Returns inputs of zeros, a batch of 2, for observations of this size."""
+        """Return zero inputs, a batch of 2, for observations of `size` columns."""
         images = (torch.zeros(2, *shape, dtype=torch.uint8) for shape in self.images.values())
         return torch.zeros(2, size), *images, *self.initial_state(2)
 
 
 def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
-    """Writes a policy on the CPU as ONNX, for observations [batch, size] and a batch of any size.
+    """Write a CPU policy as ONNX with a dynamic batch size.
 
     Raises:
-        ConfigError: ONNX has no operation for something in it, such as a network of the user's own.
+        ConfigError: ONNX lacks an operation, e.g. of a custom network.
     """
     inputs, batch = model.example(size), torch.export.Dim("batch")
     others = tuple({1 if name.startswith("state_") else 0: batch} for name in model.inputs[1:])
@@ -138,7 +138,7 @@ def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
 
 
 def write_torchscript(model: ExportedPolicy, size: int, file: Path) -> None:
-    """Writes TorchScript; takes what `write_onnx` takes."""
+    """Write TorchScript; see `write_onnx`."""
     inputs = model.example(size)
     content = io.BytesIO()
     with _quiet(), _one_line("TorchScript"):
@@ -147,7 +147,7 @@ def write_torchscript(model: ExportedPolicy, size: int, file: Path) -> None:
 
 
 def write_int8(file: Path, quantized: Path) -> None:
-    """Writes an ONNX file again with weights of 8 bits, and activations that are quantised as they come."""
+    """Write an ONNX file with 8-bit weights and dynamically quantised activations."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _quiet():
@@ -155,7 +155,7 @@ def write_int8(file: Path, quantized: Path) -> None:
 
 
 def write_numpy(file: Path, arrays: Path) -> bool:
-    """Writes what an ONNX file has as arrays and a list of operations; not where `policy.py` has no such operation."""
+    """Write an ONNX file as arrays and a list of operations; return False if `policy.py` lacks one."""
     graph = onnx.load(file).graph
     nodes = [
         [
@@ -176,7 +176,7 @@ def write_numpy(file: Path, arrays: Path) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences warnings of the exporters, about other packages and their own deprecation."""
+    """Silence the exporters' warnings about other packages and their own deprecation."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -189,7 +189,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_line(form: str) -> Iterator[None]:
-    """Makes one line of an exporter's error."""
+    """Turn an exporter's error into a one-line ConfigError."""
     try:
         yield
     except (OSError, MemoryError):

@@ -1,4 +1,4 @@
-"""Errors of exported files against the policy that they were made of, and the time that one action takes."""
+"""Errors of exported files relative to their policy, and the latency of an action."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gpusim_rl.learn.algorithm import Policy
 OBSERVATIONS = 10_000
 OBSERVATIONS_OF_IMAGES = 500  # the same, where a policy sees images
 ROUNDING_OF_IMAGES = 5e-5
-"""Change of an output, in the unit of `TOLERANCE`, that rounding alone explains where a policy sees images."""
+"""Change of an output, in units of `TOLERANCE`, that rounding explains in an image policy."""
 STEPS = 10  # length of an episode, over which a recurrent state is carried [control steps]
 TOLERANCE = 1e-5
-"""Largest error of ONNX and TorchScript, relative where a number is above 1, or where the scale of a control is."""
+"""Maximum error of ONNX and TorchScript, relative for magnitudes (or control scales) above 1."""
 INT8_TOLERANCE = 0.1
-"""Error of 8-bit weights above which an action is another one: of actions in [-1, 1] a twentieth of their range."""
+"""Error of 8-bit weights that counts as a different action: a twentieth of the range [-1, 1]."""
 INT8_LARGEST = 0.5  # largest error of 8-bit weights; of discrete actions the share below counts alone
 INT8_SHARE = 0.01  # share of the observations in which an action may be another one
 JUMP = 1e-3  # smallest error that may be another choice, of an option or a bin
@@ -40,23 +40,23 @@ Function = Callable[..., Arrays]
 
 @dataclass(frozen=True)
 class Parity:
-    """Errors of one file."""
+    """Errors of a file."""
 
     max_error: float  # largest error of all outputs, relative as `TOLERANCE` says
     borders: int  # observations that are left out of it: the policy changes its choice within their rounding
     observations: int
     others: int  # observations with an error above `INT8_TOLERANCE`
     rounding: float
-    """Largest change of the policy's own outputs from one float32 of the observations to the next, of the same unit."""
+    """Largest change of the policy's outputs between neighbouring float32 observations, in the unit of `max_error`."""
 
     @property
     def allowed(self) -> float:
-        """Largest error that rounding explains: `TOLERANCE`, or more where the policy is steep."""
+        """Largest error that rounding explains: `TOLERANCE`, or more for a steep policy."""
         return max(TOLERANCE, 2.0 * self.rounding)
 
 
 def onnx_function(file: Path) -> Function:
-    """Returns the function of an ONNX file, on one thread."""
+    """Load an ONNX file, on one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -66,7 +66,7 @@ def onnx_function(file: Path) -> Function:
 
 
 def torchscript_function(file: Path) -> Function:
-    """Returns the function of a TorchScript file."""
+    """Load a TorchScript file."""
     module = torch.jit.load(file)
 
     @torch.no_grad()
@@ -77,19 +77,19 @@ def torchscript_function(file: Path) -> Function:
 
 
 def numpy_function(file: Path) -> Function:
-    """Returns the function of a file of arrays and operations, as `policy.py` runs it."""
+    """Load a file of arrays and operations, run by `policy.py`."""
     run = plain_function(file.read_bytes())
     return lambda obs: tuple(map(np.asarray, run({"obs": obs})))
 
 
 READ = {"torchscript": torchscript_function, "numpy": numpy_function}
-"""Functions of files by their kind; the others are ONNX."""
+"""Loaders by kind of file; the others are ONNX."""
 
 
 def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Function:
-    """Returns the function that files are compared with: `Policy.act` as it plays, with the task's clipping around it.
+    """Return the reference function: `Policy.act` with the task's clipping.
 
-    A critic's observations and its state are zeros here: they do not change an action.
+    The critic's observations and state are zeros, as they don't affect actions.
     """
     critic_state = model.policy.initial_state(1)[len(model.initial_state(1)) :]
 
@@ -116,7 +116,7 @@ def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Funct
 
 
 def random_inputs(model: ExportedPolicy, size: int, seed: int) -> Arrays:
-    """Returns random observations [n, size], and images of random pixels, [n, height, width, channels] each."""
+    """Return random observations [n, size] and random images, [n, height, width, channels] each."""
     count, random = OBSERVATIONS_OF_IMAGES if model.images else OBSERVATIONS, np.random.default_rng(seed)
     obs = random_observations(model.policy, size, seed)[:count]
     if model.has_order:
@@ -125,9 +125,9 @@ def random_inputs(model: ExportedPolicy, size: int, seed: int) -> Arrays:
 
 
 def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
-    """Returns observations [`OBSERVATIONS`, size] around those that the normaliser has seen, a fifth of them extreme.
+    """Return observations [`OBSERVATIONS`, size] around the normaliser's mean, a fifth of them extreme.
 
-    The extreme ones are up to 100 deviations away, or one number alone is, or all are up to 1e6 times as far, or zero.
+    Extremes: up to 100 deviations away, a single column off, all scaled by up to 1e6, or zeros.
     """
     if size == 0:  # the policy sees images alone
         return np.zeros((OBSERVATIONS, 0), np.float32)
@@ -148,22 +148,22 @@ def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
 
 
 def error_units(model: ExportedPolicy) -> list[np.ndarray | float]:
-    """Returns the unit of each output's error, where the output is smaller: a control has an action's times a scale."""
+    """Return the minimum unit of each output's error: 1, or a control's scale."""
     control = [model.scale.abs().clamp(min=1.0).numpy()] if model.has_control else []
     return [1.0, *control, *(1.0 for _ in model.initial_state(1))]
 
 
 def compare(exact: Function, other: Function, inputs: Arrays, state: Arrays, units: Units = (1.0,)) -> Parity:
-    """Returns the errors of a function, in episodes of `STEPS` control steps; each function carries its own state.
+    """Compare two functions in episodes of `STEPS` control steps; each carries its own state.
 
-    A choice (of discrete actions, or of bins) can change from one float32 to the next. An observation is at such a
-    border where the policy gives the other outputs as soon as the observation is rounded otherwise.
+    A choice (a discrete action, or a bin) can change between neighbouring float32 observations. Such borders are
+    counted, not compared.
 
     Args:
         exact: Function of the policy.
         other: Function of the file.
         inputs: Observations [n, size] and images [n, ...]; n is a multiple of `STEPS`.
-        state: State at the start, [layers, 1, units] each.
+        state: Initial state, [layers, 1, units] each.
         units: Result of `error_units`.
     """
     count, images = len(inputs[0]), len(inputs) > 1
@@ -190,7 +190,7 @@ def compare(exact: Function, other: Function, inputs: Arrays, state: Arrays, uni
 
 
 def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
-    """Returns the largest error of each row."""
+    """Return the largest error of each row."""
     errors = []
     for a, b, unit in zip(expected, got, units, strict=True):
         error = np.abs(a.astype(np.float64) - b) / np.maximum(unit, np.abs(a))
@@ -202,7 +202,7 @@ def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
 def _at_border(
     exact: Function, got: Arrays, inputs: Arrays, state: Arrays, rows: np.ndarray, units: Units
 ) -> np.ndarray:
-    """Returns those of some rows where the policy gives the other outputs for a neighbour of the observation."""
+    """Return the rows where the policy gives the other outputs for a neighbouring observation."""
     random, near = np.random.default_rng(0), np.zeros(len(rows), dtype=bool)
     (obs, *images), state = (values[rows] for values in inputs), tuple(layers[:, rows] for layers in state)
     got = tuple(output[:, rows] if output.ndim == 3 else output[rows] for output in got)
@@ -213,13 +213,13 @@ def _at_border(
 
 
 def usable_int8(parity: Parity, discrete: bool) -> bool:
-    """Return whether a file with 8-bit weights still acts as the policy does."""
+    """Return whether an 8-bit file still acts like the policy."""
     few = parity.others <= INT8_SHARE * parity.observations
     return few and (discrete or parity.max_error <= INT8_LARGEST)
 
 
 def require(parity: Parity, name: str) -> None:
-    """Raises a ConfigError where a file is not the policy: its error is too large, or it has too many borders."""
+    """Raise ConfigError if a file's error is too large, or too many choices differ."""
     if not parity.max_error <= parity.allowed or parity.borders > BORDER * parity.observations:
         raise ConfigError(
             f"{name} differs from the policy by {parity.max_error:.2g} (expected at most {parity.allowed:.2g}), and in"
@@ -229,6 +229,6 @@ def require(parity: Parity, name: str) -> None:
 
 
 def latency_us(function: Function, inputs: Arrays) -> float:
-    """Returns the median time of a call [us]."""
+    """Return the median time of a call [us]."""
     times = timeit.repeat(lambda: function(*inputs), number=1, repeat=CALLS + CALLS // 10)
     return 1e6 * statistics.median(times[CALLS // 10 :])

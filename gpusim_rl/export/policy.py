@@ -1,10 +1,10 @@
-"""Runs the exported policy beside this file, with numpy, and with onnxruntime where it is installed.
+"""Exported policy, run with numpy, or with onnxruntime if it is installed.
 
     policy = DeployedPolicy()
-    policy.reset()  # where an episode begins
+    policy.reset()  # at the start of each episode
     action, targets = policy.act({"joint_pos": [...], "command": [0.5, 0.0, 0.0], ...})
 
-`policy.json` tells the parts of the observation, with their units, and the order of the joints in all of it.
+`policy.json` lists the parts of the observation with their units, and the joint order of all arrays.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {  # of ONNX, on its inputs and attr
 
 
 class DeployedPolicy:
-    """An exported policy with what it remembers: its last action, past frames, and its recurrent state.
+    """Exported policy with its memory: last action, past frames, recurrent state.
 
     Args:
         folder: Folder of the export.
-        plain: Whether to use numpy alone, although onnxruntime is there.
+        plain: Use numpy even if onnxruntime is installed.
     """
 
     def __init__(self, folder: str | Path = Path(__file__).parent, plain: bool = False) -> None:
@@ -77,7 +77,7 @@ class DeployedPolicy:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what an episode leaves behind."""
+        """Clear the memory at the start of an episode."""
         self.action = np.zeros(self.card["action"]["size"], self.card["action"]["dtype"])
         self._frames: dict[str, list[np.ndarray]] = {}
         self._state = {
@@ -86,12 +86,12 @@ class DeployedPolicy:
         }
 
     def act(self, obs: Mapping[str, Any] | Any) -> tuple[np.ndarray, dict[str, float]]:
-        """Returns the action, and the control of each actuator by its joint: of servos the target [rad or m].
+        """Return the action, and the control of each actuator by its joint: a servo's target [rad or m].
 
         Args:
-            obs: Raw numbers of each part in its unit, without scale and history, and images by their groups, uint8
-                [height, width, channels]. The last action may be left out. A policy without named parts takes all
-                numbers, in their order; where it sees images too, by the name `policy`.
+            obs: Raw numbers of each part in its unit, without scale and history, and images by group, uint8 [height,
+                width, channels]. The last action is optional. A policy without named parts takes all numbers in their
+                order, as `policy` if there are images too.
         """
         images = {name: self.image(name, obs.get(name)) for name in self._images}
         numbers = obs.get("policy", ()) if images else obs
@@ -105,7 +105,7 @@ class DeployedPolicy:
         return self.action, dict(zip(self.targets, rest[0][0].tolist(), strict=True))
 
     def image(self, name: str, value: Any) -> np.ndarray:
-        """Returns the newest frame of a group as a batch of one."""
+        """Return the newest frame of a group as a batch of one."""
         shape, array = self._images[name], np.asarray(value)
         if array.dtype != np.uint8 or list(array.shape) != shape:
             got = "nothing" if value is None else f"{array.dtype} {list(array.shape)}"
@@ -113,7 +113,7 @@ class DeployedPolicy:
         return array[None]
 
     def observation(self, obs: Mapping[str, Any]) -> np.ndarray:
-        """Returns what the network gets: all parts in their order, times their scales, each with its history."""
+        """Return the network input: all parts in order, scaled, each with its history."""
         joined = []
         for part in self.parts:
             value = obs.get(part["name"], self.action if part["source"] == "last action" else None)
@@ -130,9 +130,9 @@ class DeployedPolicy:
 
 
 def content(folder: Path, name: str) -> bytes:
-    """Returns the content of a file of the export; raises ValueError where it leads out of the folder or is too large.
+    """Read a file of the export; raise ValueError if it is outside of the folder or too large.
 
-    A path of an ONNX file's own, to weights elsewhere, is not followed: onnxruntime gets no folder.
+    onnxruntime gets bytes, not a folder, so that an ONNX file cannot reference weights elsewhere.
     """
     path = folder / name
     if Path(name).name != name or not path.is_file() or path.stat().st_size > MAX_BYTES:
@@ -141,7 +141,7 @@ def content(folder: Path, name: str) -> bytes:
 
 
 def plain_function(npz: bytes) -> Callable[[dict[str, Any]], list[Any]]:
-    """Returns the function of a file that has an ONNX graph's arrays and operations."""
+    """Return the function of a file with an ONNX graph's arrays and operations."""
     with zipfile.ZipFile(io.BytesIO(npz)) as archive:
         if any(entry.compress_type for entry in archive.infolist()):
             raise ValueError("the arrays of an export are not packed: a few bytes could be gigabytes")

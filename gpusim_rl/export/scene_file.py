@@ -1,4 +1,4 @@
-"""The scene of an exported policy: MJCF that other versions of MuJoCo compile to the same model, and its files."""
+"""MJCF scene of an exported policy, which other MuJoCo versions compile to the same model."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ from gpusim_rl.sim.actuators import is_dc_motor, whole_steps
 
 SCENE, ASSETS = "scene.xml", "assets"
 DIGITS, ALL_DIGITS = 6, 17
-"""Digits that MuJoCo writes, and those that hold a double."""
+"""Digits that MuJoCo writes by default, and digits of a double."""
 DC_MOTORS, DELAYS = "3.17", "3.5"
-"""First versions of MuJoCo with servos that follow a torque-speed line, and with delays, as MJCF says them today."""
+"""First MuJoCo versions whose MJCF has torque-speed servos, and delays."""
 _FILES = {"mesh": "mesh", "hfield": "hfield", "tex": "texture", "skin": "skin"}  # names in the model, tags in the XML
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
 _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
 
 
 def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
-    """Writes `scene.xml` with all digits, and beside it `assets` with meshes, pictures and height fields.
+    """Write `scene.xml` with all digits, and `assets` with meshes, textures and height fields; return the model.
 
     Args:
-        spec: The scene; it is compiled, with the delays of `whole_steps`.
-        folder: Folder to write to.
-
-    Returns:
-        The model.
+        spec: Scene; it is compiled, with the delays of `whole_steps`.
+        folder: Output folder.
 
     Raises:
-        ConfigError: A file of the scene is gone, or the XML does not compile to the same model.
+        ConfigError: A file of the scene is missing, or the XML does not compile to the same model.
     """
     for actuator in spec.actuators:
         if actuator.nsample and not actuator.interp:
@@ -73,14 +70,14 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
 
 
 def needs(model: mujoco.MjModel) -> str | None:
-    """Returns the first version of MuJoCo that has all that the actuators do; None where any of 3.3 on has."""
+    """Return the first MuJoCo version with all features of the actuators; None for any from 3.3."""
     if any(is_dc_motor(model, i) for i in range(model.nactuator)):
         return DC_MOTORS
     return DELAYS if (model.actuator_delay > 0.0).any() else None
 
 
 def _xml(spec: mujoco.MjSpec) -> tuple[str, int]:
-    """Returns MJCF, and its digits: 17 where MuJoCo has the setting for it that its Python package does not show."""
+    """Return MJCF and its digits: 17 if MuJoCo has the setting, which its Python package does not expose."""
     bindings = ctypes.CDLL(mujoco._specs.__file__)  # pyright: ignore[reportAttributeAccessIssue]
     choose = getattr(bindings, "_mjPRIVATE__set_xml_precision", None)
     if choose is None:
@@ -93,7 +90,7 @@ def _xml(spec: mujoco.MjSpec) -> tuple[str, int]:
 
 
 def _content(spec: mujoco.MjSpec, path: str) -> bytes:
-    """Returns a file that the scene names: from memory, or from the disk."""
+    """Read a file of the scene from memory or disk."""
     held = {name: content for name, content in spec.assets.items() if path.endswith(name)}
     try:
         content = next(iter(held.values())) if held else Path(path).read_bytes()
@@ -103,7 +100,7 @@ def _content(spec: mujoco.MjSpec, path: str) -> bytes:
 
 
 def _height_field(model: mujoco.MjModel, i: int) -> bytes:
-    """Returns a height field as MuJoCo's own format: rows, columns, heights as float32."""
+    """Return a height field in MuJoCo's format: rows, columns, float32 heights."""
     rows, columns, start = (int(getattr(model, f"hfield_{name}")[i]) for name in ("nrow", "ncol", "adr"))
     heights = model.hfield_data[start : start + rows * columns].astype(np.float32)
     return np.array([rows, columns], dtype=np.int32).tobytes() + heights.tobytes()

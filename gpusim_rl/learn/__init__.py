@@ -1,1 +1,1 @@
-"""Learning: algorithms, policies, normalisers, rollouts and replay memories; tensors only, no simulator."""
+"""Learning on tensors alone: algorithms, policies, normalisers, rollouts and replay memories."""

@@ -1,4 +1,4 @@
-"""Advantage actor-critic without a host sync."""
+"""Advantage actor-critic without host syncs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from gpusim_rl.settings.schema import A2CConfig
 
 
 class A2C(OnPolicy):
-    """Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783, all environments in step).
+    """Synchronous advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783).
 
-    The loss of the policy is -log pi(a|s) A(s, a), with A of `gae`. Its gradient is that of PPO's first minibatch,
-    where the ratio is 1 (Huang et al. 2022, arXiv 2205.09123).
+    The policy loss -log pi(a|s) A with A of `gae` has the gradient of PPO's first minibatch, where the ratio is 1
+    (Huang et al. 2022, arXiv 2205.09123).
     """
 
     Config = A2CConfig

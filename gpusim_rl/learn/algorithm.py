@@ -1,10 +1,7 @@
-"""The interface between a training and an algorithm: `Algorithm`.
+"""Interface between trainer and algorithm.
 
-A trainer collects and updates. An algorithm chooses actions and learns from the results. Every algorithm works with
-every task, CUDA graphs, exact resume, logging, playing and recording.
-
-A yaml in cfg/algo, or in a user's folder (`-cd`), registers one: its `algo._target_` names the class. Ours stand in
-`settings/schema.py` too, because their settings are checked before torch is imported.
+A yaml in cfg/algo, or in a user's folder (`-cd`), registers an algorithm: `algo._target_` names its class. Ours are in
+`settings/schema.py` too, so that their settings are checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -25,8 +22,9 @@ from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.spaces import ActionSpace, ImageShape, SignedPermutation
 
 Observation = Mapping[str, Tensor]
-"""Observation groups by name: `policy`, and `critic` where the task has one, [num_envs, size]; and groups of images,
-uint8 [num_envs, height, width, channels]."""
+"""Observations by group, [num_envs, size]: `policy`, and `critic` if the task has it; images are uint8 [num_envs,
+height, width, channels].
+"""
 
 Hidden = tuple[Tensor, ...]
 """Recurrent state, [layers, batch, size] each; empty for feed-forward policies."""
@@ -34,11 +32,11 @@ Hidden = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class TrainedPolicy:
-    """The policy of another run."""
+    """Policy of another run."""
 
     policy: Policy
     settings: Any
-    """Settings of the algorithm that trained it."""
+    """Settings of its algorithm."""
     obs_sizes: Mapping[str, int]
     """Size of each observation group of its envs."""
     digest: str
@@ -47,31 +45,32 @@ class TrainedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Description of the environments, for an algorithm that is made before they run."""
+    """Static description of the envs."""
 
     num_envs: int
     obs_sizes: Mapping[str, int]
-    """Size of each observation group of numbers."""
+    """Size of each numeric observation group."""
     action_space: ActionSpace
     max_episode_length: int
-    """Time limit: an env is truncated at most once in so many control steps."""
+    """Time limit [control steps]: the minimum between two truncations of an env."""
     dt: float = 1.0
-    """Control step [s]; 1 where it is not known."""
+    """Control step [s]; 1 if unknown."""
     task: str = ""
-    """Name of the task's class; empty where it is not known."""
+    """Class name of the task; empty if unknown."""
     obs_names: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
-    """Names of the numbers of an observation group; none where they are not known."""
+    """Names of the columns of observation groups, if known."""
     images: Mapping[str, ImageShape] = field(default_factory=dict)
-    """Shape of each observation group of images."""
+    """Shape of each image group."""
     final_images: bool = False
-    """Whether `final_obs` has images of the last state of an episode."""
+    """Whether `final_obs` holds images."""
     mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = field(default=None, compare=False)
-    """Returns the mirror images of the observation groups and of `actions`, by name, and how far the robot is from its
-    own (`gpusim_rl.env.mirrors`). It raises TaskError where there are none."""
+    """Function that returns the mirror maps of observation groups and `actions`, and the robot's asymmetry
+    (`gpusim_rl.env.mirrors`); raises TaskError if there are none.
+    """
 
 
 class ActorPlace(NamedTuple):
-    """Place of an actor's envs among those of all actors of a learner."""
+    """Place of an actor's envs among all of its learner's."""
 
     first_env: int
     all_envs: int
@@ -79,16 +78,14 @@ class ActorPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LearnerContext:
-    """Surroundings of an algorithm: all that it is given besides its settings and the description of the envs.
+    """Surroundings of an algorithm.
 
     Attributes:
-        section: Section of the settings, `algo.name` of the run; messages name settings by it.
-        collective: Processes that learn together; sums over samples are taken over all of them.
-        compile: Whether torch.compile is to make the update faster, where the algorithm can use it.
-        load_policy: Function that loads the policy of another run, by the run's name, onto the algorithm's device: for
-            teachers and warm starts.
-        actor: Place of an actor, which records rollouts for a learner elsewhere and needs no memory to learn from;
-            None in a process that learns.
+        section: Settings section (`algo.name`), for messages.
+        collective: Processes that learn together; sums over samples cover all of them.
+        compile: Whether to compile the update, if supported.
+        load_policy: Loader of another run's policy (teacher, warm start).
+        actor: Place of an actor; None in a learner.
     """
 
     section: str = "algorithm"
@@ -99,115 +96,109 @@ class LearnerContext:
 
 
 DEFAULT_CONTEXT = LearnerContext()
-"""Surroundings of an algorithm that learns alone."""
 
 
 class Outcome(Protocol):
-    """The part of a `Transition` that a replay memory stores."""
+    """Part of a `Transition` that a replay memory stores."""
 
     final_obs: dict[str, Tensor]
     """Observations after the step, before any reset."""
     reward: Float[Tensor, " envs"]
     terminated: Bool[Tensor, " envs"]
-    """Whether the episode ended by the task's rules: no bootstrap, the future is worth 0."""
+    """The task ended the episode: no bootstrap."""
     truncated: Bool[Tensor, " envs"]
-    """Whether the time limit ended the episode: bootstrap with V(final_obs)."""
+    """The time limit ended the episode: bootstrap with V(final_obs)."""
     diverged: Bool[Tensor, " envs"]
-    """Whether the simulation failed: the sample must not be learned from."""
+    """The simulation failed: the sample is invalid."""
 
 
 class Transition(Outcome, Protocol):
-    """The result of a control step in all environments: `gpusim_rl.env.Step`."""
+    """Result of a control step in all envs (`gpusim_rl.env.Step`)."""
 
     obs: dict[str, Tensor]
-    """Observations to act on next: where an episode ended, of the next one."""
+    """Observations to act on next; those of the new episode where one ended."""
     done: Bool[Tensor, " envs"]
-    """Whether any of the three holds: a new episode begins with `obs`."""
+    """terminated | truncated | diverged: `obs` begins an episode."""
 
 
 class RecordedTensor(NamedTuple):
-    """A tensor from the task that a memory holds, as errors name it."""
+    """Labelled tensor from the task, for errors."""
 
     name: str
-    """Name in words: `an observation`."""
+    """Noun with article: `an observation`."""
     value: Tensor
     axes: tuple[str, ...]
-    """Names of the dimensions: step, env, column; empty for one that a user cannot name."""
+    """Names of the dimensions (step, env, column), or "" for internal ones."""
     group: str = ""
-    """Observation group."""
 
 
 @runtime_checkable
 class Recorder(Protocol):
-    """A memory, an attribute of an algorithm, that can be searched for what is not finite."""
+    """Memory that can be searched for non-finite values; an attribute of an algorithm."""
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Returns observations and rewards of the newest control steps."""
+        """Return observations and rewards of the last `steps` control steps."""
         ...
 
 
 def recorded_steps(obs: Mapping[str, Tensor], reward: Tensor) -> list[RecordedTensor]:
-    """Names observations [steps, envs, size] by group, and rewards [steps, envs]."""
+    """Label observations [steps, envs, size] and rewards [steps, envs]."""
     observations = [RecordedTensor("an observation", x, ("step", "env", "column"), g) for g, x in obs.items()]
     return [*observations, RecordedTensor("a reward", reward, ("step", "env"))]
 
 
 class Policy(nn.Module):
-    """The part of an algorithm that acts. Evaluation, playing and export need nothing else of it."""
+    """Acting part of an algorithm, all that evaluation, playing and export need."""
 
     bf16: bool = False
-    """Whether the networks run in bfloat16, where their class has that choice."""
 
     @property
     def mlp_bf16(self) -> bool:
-        """Whether perceptrons do too: not behind an encoder, where a velocity is a small difference of positions."""
+        """Whether MLPs run in bfloat16: not behind an encoder, where velocities are small differences of positions."""
         return self.bf16 and getattr(self, "encoder", None) is None
 
     @abstractmethod
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Returns actions [batch, actions] for raw observations [batch, size], and the next recurrent state."""
+        """Return actions [batch, actions] for raw observations [batch, size], and the next recurrent state."""
 
     def initial_state(self, batch: int) -> Hidden:
-        """Returns the recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
+        """Return the recurrent state at the start of an episode, zeros."""
         return ()
 
     def actor_state(self, batch: int) -> Hidden:
-        """Returns the part of `initial_state` that actions depend on: without that of a critic."""
+        """Return `initial_state` without the critic's part."""
         return self.initial_state(batch)
 
     def act_without_critic(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """Returns the most likely actions for raw observations, and the next `actor_state`.
+        """Return the most likely actions and the next `actor_state`; export traces it.
 
-        The observations are the group `policy`, and the groups of images. Export traces it. A policy whose `act` needs
-        other groups, or computes more than actions, has its own.
+        Override it if `act` needs other groups than `policy` and images, or computes more than actions.
         """
         return self.act(obs, hidden)
 
 
 class Algorithm(ABC):
-    """Chooses actions and learns from the results; owns its memory (a rollout, a replay buffer).
+    """Chooses actions and learns from the results; owns its memory (rollout or replay).
 
     The trainer repeats: `begin_rollout`; `horizon` times `act`, a control step, `record`; then `before_update` and
-    `update`. On CUDA the rollout and the update are captured into graphs and replayed without Python. So an algorithm
-    follows the rules for code that runs in every step (docs/architecture.md): memory is made in `__init__` and written
-    in place, masks replace index lists, no value of a tensor is read on the host, and what changes during a training is
-    a tensor.
+    `update`. CUDA graphs capture rollout and update: memory is allocated in `__init__` and written in place, masks
+    replace index lists, the host reads no tensor, and whatever changes is a tensor (docs/architecture.md).
 
     Args:
-        cfg: Settings: an instance of `Config`.
-        env: Environments.
-        context: Surroundings: processes that learn together, other runs' policies.
+        cfg: Instance of `Config`.
+        env: Envs.
+        context: Surroundings.
         device: Device of networks and memory.
-        seed: Seed of all random numbers of the algorithm.
-        max_iterations: Updates in a whole training, for schedules.
+        seed: Seed of all random numbers.
+        max_iterations: Updates of a whole training, for schedules.
 
     Attributes:
         horizon: Control steps per iteration.
-        policy: Policy that is trained.
+        policy: Trained policy.
     """
 
     Config: ClassVar[type]
-    """A frozen dataclass of settings, whose values are in the yaml's section: an `AlgorithmConfig`, or a plain one."""
+    """Frozen dataclass of the yaml section: an `AlgorithmConfig` or a plain one."""
 
     horizon: int
     policy: Policy
@@ -226,55 +217,47 @@ class Algorithm(ABC):
 
     @classmethod
     def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> Policy:
-        """Makes the policy alone, with random weights, for evaluation, playing and export.
-
-        Here it is taken from a whole algorithm. Ours make networks and nothing else.
-        """
+        """Build the policy with random weights, by default from a whole algorithm."""
         return cls(cfg, env, context, device=device, seed=0, max_iterations=1).policy
 
     def begin_rollout(self) -> None:  # noqa: B027 (optional)
-        """Does once what the next `horizon` steps share, such as drawing their noise."""
+        """Do the work that the next `horizon` steps share, such as drawing noise."""
 
     @abstractmethod
     def act(self, obs: Observation) -> Tensor:
-        """Returns actions [num_envs, actions] that explore, for raw observations, overwritten after `record`.
-
-        Keeps what `record` will need, such as log-probabilities.
-        """
+        """Return exploratory actions [num_envs, actions] for raw observations, valid until `record` returns."""
 
     @abstractmethod
     def record(self, action: Tensor, step: Transition) -> None:
-        """Writes the actions of `act` and their result into fixed memory; the next step overwrites its tensors."""
+        """Copy actions and results into fixed memory; the next step overwrites these tensors."""
 
     def before_update(self) -> None:  # noqa: B027 (optional)
-        """Does between rollout and update what no CUDA graph can hold, such as waiting for a thread."""
+        """Do the work between rollout and update that no CUDA graph can hold, such as waiting for a thread."""
 
     @abstractmethod
     def update(self) -> dict[str, Tensor]:
-        """Learns from what was recorded: one iteration.
+        """Learn from the recorded steps: one iteration.
 
         Returns:
-            Numbers for the log, as 0-dim device tensors. A name is `<group>/<name>`. One that begins with `check/` or
-            `loss/` ends the run when it is not finite (NaN); `check/` is not logged. `check/learned` is 0 where the
-            update left the policy as it was, because no gradient was finite, else 1: an algorithm that does not learn
-            for some iterations is put back to the last checkpoint, then stopped.
+            Metrics `<group>/<name>`, 0-dim device tensors. A non-finite `check/` or `loss/` value ends the run;
+            `check/` is not logged. `check/learned` is 0 if no gradient was finite, else 1: after several zeros the last
+            checkpoint is restored, then the run stops.
         """
 
     def describe(self) -> dict[str, str]:
-        """Returns lines for the start of a run, by label: network, batch."""
+        """Return banner lines by label: network, batch."""
         return {}
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that the next iteration depends on, except the policy: optimiser, random generators.
+        """Return all state besides the policy that the next iteration depends on: optimiser, random generators.
 
-        Tensors, numbers, strings, lists and dicts only: a checkpoint holds data, not objects. What belongs to the
-        episodes that the envs are in, such as recurrent state, is the entry `episodes`.
+        Tensors, numbers, strings, lists and dicts only. State of unfinished episodes goes into the entry `episodes`.
         """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`, in place. Where the entry `episodes` is None, all envs begin new episodes."""
+        """Restore `state_dict` in place; if `episodes` is None, all envs begin new episodes."""
 
 
 def make_policy(
@@ -285,10 +268,7 @@ def make_policy(
     device: torch.device,
     images: Mapping[str, ImageShape] = MappingProxyType({}),
 ) -> Policy:
-    """Makes a policy for the weights of a checkpoint.
-
-    It is float32, whatever it is trained in, so that its actions depend on no machine.
-    """
+    """Build a policy for a checkpoint, in float32, so that actions don't depend on the machine."""
     env = EnvSpec(1, obs_sizes, action_space, max_episode_length=1, images=images)
     policy = algorithm_class.make_policy(cfg.algorithm, env, LearnerContext(cfg.algo), device)
     policy.bf16 = False
@@ -296,18 +276,18 @@ def make_policy(
 
 
 def make_generator(device: torch.device, seed: int) -> torch.Generator:
-    """Makes a seeded random generator; on "meta", where nothing is drawn, one of the CPU."""
+    """Return a seeded random generator; a CPU one for "meta"."""
     return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Continues a stream of random numbers, if it is of the same kind of device: CPU and CUDA have different ones."""
+    """Restore a random stream, unless it is of the other device type: CPU and CUDA states differ in size."""
     if state.shape == generator.get_state().shape:
         generator.set_state(state.cpu())
 
 
 def load_algorithm_class(target: Any) -> type[Algorithm]:
-    """Imports the `Algorithm` subclass that `algo._target_` names, e.g. `gpusim_rl.learn.ppo.PPO`.
+    """Import the `Algorithm` subclass named by `algo._target_`.
 
     Raises:
         ConfigError: There is no such class, or it is no Algorithm.

@@ -1,4 +1,4 @@
-"""Sums over the processes that learn together; a process that learns alone has nothing to add."""
+"""Collective operations of the processes that learn together; no-ops for a single one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from torch import Tensor
 
 
 class Collective:
-    """A process that learns alone; `distributed.data_parallel` has one of several.
-
-    All processes must call the same methods in the same order.
+    """Single process; `distributed.data_parallel` has several. All must call the same methods in the same order.
 
     Attributes:
-        rank: Number of the process.
+        rank: Index of the process.
         size: Number of processes.
-        summing_s: Time so far in sums, with the wait for the slowest process [s]. None where the host does not wait
-            for a sum: alone, and on CUDA.
+        summing_s: Total time in sums, including the wait for the slowest process [s]; None if the host never waits:
+            in a single process, and on CUDA.
     """
 
     rank: int = 0
@@ -26,31 +24,31 @@ class Collective:
     summing_s: float | None = None
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the sums over all processes of floating-point tensors of one type; they may share their memory."""
+        """Return the sums over all processes of floating-point tensors of one dtype; results may share memory."""
         return list(tensors)
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the means over all processes."""
+        """Return the means over all processes."""
         return self.sum(tensors) if self.size == 1 else [total / self.size for total in self.sum(tensors)]
 
     def launches_apart(self, launch_between: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
-        """Takes no sum in the block: hands over a function that takes it, between two recordings of a CUDA graph."""
+        """Defer sums in the block: pass a function that launches them, to be called between two CUDA graph captures."""
         return nullcontext()
 
     def share(self, value: Any) -> Any:
-        """Returns the value of the first process, plain data; waits for it on the host."""
+        """Return the first process's plain data; blocks the host."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all processes in the first one, in order; an empty list in the others."""
+        """Return the values of all processes, by rank, in the first one; an empty list in the others."""
         return [value]
 
     def run_dir(self, path: str | None) -> str:
-        """Returns the run folder, which the first process has opened; processes that are restarted continue it."""
+        """Return the run folder of the first process; restarted processes continue it."""
         return self.share(path)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Returns of each flag whether a process has it set; waits for all of them on the host."""
+        """Return for each flag whether any process has it set; blocks the host."""
         return flags
 
 

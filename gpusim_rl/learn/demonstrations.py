@@ -1,4 +1,4 @@
-"""Demonstrations: episodes in a file, which a script or another policy has made. `tools/collect.py` writes them."""
+"""Demonstration files: recorded episodes, written by `tools/collect.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpusim_rl.learn.replay import Replay, Trajectory
 from gpusim_rl.spaces import MultiDiscrete
 
 FLAGS = ("terminated", "truncated", "diverged")
-"""Ends of an episode, as a `Transition` has them."""
+"""Causes of an episode's end, as in `Transition`."""
 AGAIN = "Try python tools/collect.py, which makes one"
 
 Array = NDArray[Any]
@@ -29,42 +29,41 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """Whole episodes, one after the other, and what they are of. An entry of a mapping is `<field>/<group>` in a file.
+    """Successive whole episodes and their description; mapping entries are `<field>/<group>` in a file.
 
     Raises:
-        ConfigError: Arrays do not fit each other, or a number is not finite.
+        ConfigError: Array shapes disagree, or a number is not finite.
     """
 
     task: str
-    """Name of the task's class."""
+    """Class name of the task."""
     commit: str
-    """Commit of the code that recorded them; empty where it is not known."""
+    """Commit of the recording code; empty if unknown."""
     dt: float
     """Control step [s]."""
     episode_length: int
     """Time limit [control steps]."""
     num_envs: int
-    """Envs that recorded them."""
     executed: bool
-    """Whether all actions were executed; else some are what a script would have done where a policy acted."""
+    """Whether all actions were executed; else some are labels for states that a policy visited."""
     obs: Mapping[str, Array]
     """Raw observations before each control step by group, [steps, size]."""
     final_obs: Mapping[str, Array]
     """Observations at the end of each episode by group, [episodes, size]."""
     obs_names: Mapping[str, Array]
-    """Names of their numbers by group, [size]."""
+    """Column names of the observations by group, [size]."""
     action: Array
-    """Actions as the envs take them, [steps, actions]; whole numbers where they are choices."""
+    """Actions as the envs take them, [steps, actions]; integers if they are choices."""
     action_names: Array
-    """Names of their numbers, [actions]."""
+    """Column names of the actions, [actions]."""
     reward: Array
     """[steps]."""
     terminated: Array
-    """Whether the task's rules ended the episode with this step, [steps]."""
+    """The task ended the episode with this step, [steps]."""
     truncated: Array
-    """Whether the time limit did, or the end of the recording, [steps]."""
+    """The time limit or the end of the recording did, [steps]."""
     diverged: Array
-    """Whether the simulation failed in this step, [steps]."""
+    """The simulation failed in this step, [steps]."""
 
     def __post_init__(self) -> None:
         steps = len(self.reward)
@@ -92,7 +91,6 @@ class Demonstrations:
                 raise ConfigError(f"{name} has a number that is not finite: {where}")
 
     def _named(self, name: str, group: str | None = None) -> Array:
-        """Returns an array of a stranger's."""
         array = getattr(self, name) if group is None else getattr(self, name).get(group)
         if not isinstance(array, np.ndarray):
             raise ConfigError(f"{name}{f'/{group}' if group else ''} is missing")
@@ -110,11 +108,11 @@ class Demonstrations:
 
 
 def save(path: Path, shown: Demonstrations) -> None:
-    """Writes a file.
+    """Write a file.
 
     Raises:
         OSError: The file cannot be written.
-        ConfigError: It would be larger than `read` allows.
+        ConfigError: It would exceed the size that `read` accepts.
     """
     entries = _by_entry(shown)
     size = sum(value.nbytes for value in entries.values() if isinstance(value, np.ndarray))
@@ -126,10 +124,10 @@ def save(path: Path, shown: Demonstrations) -> None:
 
 
 def concatenate(first: Demonstrations, then: Demonstrations) -> Demonstrations:
-    """Returns the episodes of both; commit, time limit and number of envs are those of the second ones.
+    """Join the episodes of both; commit, time limit and number of envs are the second's.
 
     Raises:
-        ConfigError: Their tasks, control steps, or names of numbers differ.
+        ConfigError: Tasks, control steps or names differ.
     """
     one, two = _by_entry(first), _by_entry(then)
     same = [name for name in two if name in ("task", "dt") or name.startswith(("obs_names/", "action_names"))]
@@ -142,7 +140,6 @@ def concatenate(first: Demonstrations, then: Demonstrations) -> Demonstrations:
 
 
 def _by_entry(shown: Demonstrations) -> dict[str, Any]:
-    """Returns the entries of a file."""
     entries = {}
     for field in fields(shown):
         value = getattr(shown, field.name)
@@ -163,10 +160,10 @@ def _by_field(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> tuple[Demonstrations, str]:
-    """Reads a file as data; returns its digest too.
+    """Read a file as data; return its digest too.
 
     Raises:
-        ConfigError: The file is not there, is of something else, or does not fit itself.
+        ConfigError: The file is missing, of another kind, or inconsistent.
     """
     found, digest = npz_file.load(path, DEMONSTRATIONS_BYTES)
     if any(name.endswith("/data.pkl") for name in found):
@@ -190,10 +187,10 @@ def read(path: Path) -> tuple[Demonstrations, str]:
 
 
 def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstrations, str]:
-    """Reads demonstrations for the environments of a training, with these observation groups; returns a digest too.
+    """Read demonstrations and require them to fit the envs; return the digest too.
 
     Raises:
-        ConfigError: The file is none that `read` accepts, or it does not fit the environments.
+        ConfigError: `read` rejects the file, or it does not fit.
     """
     shown, digest = read(Path(file))
     check_fits(shown, file, env, groups)
@@ -201,7 +198,7 @@ def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstratio
 
 
 def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collection[str]) -> None:
-    """Raises ConfigError where demonstrations of a file are not of these envs, with these observation groups."""
+    """Raise ConfigError unless demonstrations fit the envs in these observation groups."""
     if env.task and shown.task != env.task:
         raise ConfigError(f"{file} is of task {shown.task}, and this is {env.task}")
     if env.task and not math.isclose(shown.dt, env.dt, rel_tol=1e-6):
@@ -227,7 +224,7 @@ def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collectio
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:
-    """Returns numbers of a file on a device: float32, or int64 for choices."""
+    """Return an array of a file on a device: float32, or int64 for choices."""
     return torch.as_tensor(
         np.ascontiguousarray(array, np.int64 if array.dtype.kind == "i" else np.float32), device=device
     )
@@ -236,10 +233,10 @@ def tensor(array: Array, device: torch.device) -> Tensor:
 def make_replay(
     shown: Demonstrations, env: EnvSpec, groups: Collection[str], *, n_step: int, gamma: float, device: torch.device
 ) -> Replay:
-    """Makes a `Replay` of demonstrations: that of one env, which lived through one episode after the other.
+    """Build a `Replay` of demonstrations, as of one env with successive episodes.
 
     Raises:
-        ConfigError: They are too few, or they were not executed.
+        ConfigError: They are too few, or not all executed.
     """
     if not shown.executed:
         raise ConfigError("a policy acted there, so that rewards are not those of the actions (--actor). Try algo=bc")

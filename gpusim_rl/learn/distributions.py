@@ -1,4 +1,4 @@
-"""Distributions of actions, and the last layers of a policy that return them, by the action space."""
+"""Action distributions, and the policy heads that return them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 _LOG_2PI = math.log(2.0 * math.pi)
 
 squared_distance = partial(functional.mse_loss, reduction="none")
-"""(a - b)^2 of tensors of one shape, element by element: an operation forward and one backward."""
+"""Element-wise (a - b)^2 of tensors of one shape; one operation forward, one backward."""
 
 
 @dataclass(slots=True)
 class DiagonalGaussian:
-    """A Gaussian over continuous actions, independent in each of them. Actions are not clipped."""
+    """Gaussian over unclipped continuous actions, independent per action."""
 
     mean: Float[Tensor, "*batch actions"]
     log_std: Float[Tensor, "*#batch actions"]
-    """One row [actions] where it does not depend on the state."""
+    """One row [actions] if state-independent."""
     _terms: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, index: int | slice) -> DiagonalGaussian:
@@ -35,7 +35,7 @@ class DiagonalGaussian:
         return DiagonalGaussian(self.mean[index], self.log_std if self.log_std.ndim == 1 else self.log_std[index])
 
     def per_sample(self) -> DiagonalGaussian:
-        """Returns the same distribution with a log-std for each sample."""
+        """Expand the log-std to each sample."""
         return DiagonalGaussian(self.mean, self.log_std.expand_as(self.mean), self._terms)
 
     @property
@@ -44,11 +44,11 @@ class DiagonalGaussian:
         return self.mean
 
     def sample(self, noise: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch actions"]:
-        """Returns an action for standard normal noise."""
+        """Return an action for standard normal noise."""
         return torch.addcmul(self.mean, torch.exp(self.log_std), noise)
 
     def log_prob(self, action: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
-        """Returns the log-density of an action, summed over its components."""
+        """Return the log-density of an action."""
         # -(action - mean)^2 / (2 std^2) - log std - log(2 pi) / 2, summed over the actions
         precision, log_volume = self._shared_terms()
         squares = squared_distance(self.mean.expand_as(action), action) * precision
@@ -56,18 +56,18 @@ class DiagonalGaussian:
         return torch.add(at_mean, squares.sum(dim=-1), alpha=-0.5)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """Returns the entropy [nat]; without batch where the log-std does not depend on the state."""
+        """Return the entropy [nat]; without batch if the log-std is state-independent."""
         return self._shared_terms()[1] + 0.5 * (1.0 + _LOG_2PI) * self.mean.shape[-1]
 
     def _shared_terms(self) -> tuple[Tensor, Tensor]:
-        """Returns 1 / std^2, and the sum of the log-std over the actions; computed once, as launches cost on CUDA."""
+        """Return 1 / std^2 and the sum of log-stds, cached to save CUDA launches."""
         learned = torch.is_grad_enabled() and self.log_std.requires_grad
         if self._terms is None or (learned and not self._terms[0].requires_grad):
             self._terms = torch.exp(-2.0 * self.log_std), self.log_std.sum(dim=-1)
         return self._terms
 
     def kl_from(self, old: DiagonalGaussian) -> Float[Tensor, "*batch"]:
-        """Returns KL(old || self) [nat]."""
+        """Return KL(old || self) [nat]."""
         # log(std / std_old) + (std_old^2 + (mean_old - mean)^2) / (2 std^2) - 1 / 2, summed over the actions
         # exp(2 dlog) - 1 - 2 dlog by expm1: exactly 0 where the two are equal
         log_ratio = self.log_std - old.log_std
@@ -76,41 +76,41 @@ class DiagonalGaussian:
         return torch.addcmul(excess, squares, self._shared_terms()[0], value=0.5).sum(dim=-1)
 
     def excess(self, bound: float) -> Float[Tensor, "*batch"]:
-        """Returns the squared distance of the mean from [-bound, bound], summed over the components."""
+        """Return the squared distance of the mean from [-bound, bound], summed over actions."""
         inside = self.mean.detach().clamp(-bound, bound)  # which moves with the mean only where the distance is 0
         return squared_distance(self.mean, inside).sum(dim=-1)
 
     def stats(self) -> dict[str, Tensor]:
-        """Returns numbers for the log: the mean standard deviation."""
+        """Return metrics: the mean standard deviation."""
         return {"policy/std": self.log_std.exp().mean()}
 
     @property
     def parameters(self) -> tuple[Float[Tensor, "*batch actions"], ...]:
-        """Mean and log-std of each sample: what `stored` takes side by side."""
+        """Mean and log-std of each sample, which `stored` takes concatenated."""
         return self.mean, self.log_std.expand_as(self.mean)
 
     @classmethod
     def stored(cls, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
-        """Returns the distribution whose `parameters` these are, side by side."""
+        """Build a distribution from its concatenated `parameters`."""
         mean, log_std = parameters.chunk(2, dim=-1)
         return cls(mean, log_std)
 
 
 @dataclass(slots=True)
 class Categorical:
-    """One choice or several, independent of each other."""
+    """One or several independent choices."""
 
     logits: Float[Tensor, "*batch parameters"]
-    """Logits of the options of all choices, side by side; not normalised."""
+    """Concatenated, unnormalised logits of all choices."""
     counts: tuple[int, ...]
-    """Options of each choice."""
+    """Number of options of each choice."""
 
     def __getitem__(self, index: int | slice) -> Categorical:
         """Return a row, or rows, of the first dimension."""
         return Categorical(self.logits[index], self.counts)
 
     def per_sample(self) -> Categorical:
-        """Returns itself: logits depend on the state always."""
+        """Return itself: logits always depend on the state."""
         return self
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -128,35 +128,35 @@ class Categorical:
         return self._largest(self.logits)
 
     def sample(self, noise: Float[Tensor, "*batch parameters"]) -> Int[Tensor, "*batch actions"]:
-        """Returns an action for standard Gumbel noise (the Gumbel-max trick, Maddison et al. 2014, arXiv 1411.0030)."""
+        """Return an action for standard Gumbel noise (the Gumbel-max trick, Maddison et al. 2014, arXiv 1411.0030)."""
         return self._largest(self.logits + noise)
 
     def log_prob(self, action: Shaped[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
-        """Returns the log-probability of indices of any type, summed over the choices."""
+        """Return the log-probability of indices of any dtype, summed over the choices."""
         index = action.long()
         parts = [part.gather(-1, index[..., k, None]) for k, part in enumerate(self._log_probs())]
         return torch.cat(parts, dim=-1).sum(dim=-1)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """Returns the entropy [nat]."""
+        """Return the entropy [nat]."""
         return -torch.cat([part.exp() * part for part in self._log_probs()], dim=-1).sum(dim=-1)
 
     def kl_from(self, old: Categorical) -> Float[Tensor, "*batch"]:
-        """Returns KL(old || self) [nat]."""
+        """Return KL(old || self) [nat]."""
         pairs = zip(old._log_probs(), self._log_probs(), strict=True)
         return torch.cat([before.exp() * (before - now) for before, now in pairs], dim=-1).sum(dim=-1)
 
     def excess(self, bound: float) -> Float[Tensor, "*batch"]:
-        """Returns zero: indices have no bounds."""
+        """Return zeros: indices have no bounds."""
         return torch.zeros_like(self.logits[..., 0])
 
     def stats(self) -> dict[str, Tensor]:
-        """Returns no numbers: the entropy is logged anyway."""
+        """Return no metrics: the entropy is logged anyway."""
         return {}
 
     @property
     def parameters(self) -> tuple[Float[Tensor, "*batch parameters"]]:
-        """Logits, as `CategoricalHead.stored` takes them."""
+        """Logits, which `CategoricalHead.stored` takes."""
         return (self.logits,)
 
 
@@ -164,12 +164,7 @@ Distribution = DiagonalGaussian | Categorical
 
 
 class GaussianHead(nn.Module):
-    """The last layer of a policy over continuous actions.
-
-    Attributes:
-        num_parameters: Numbers that describe one distribution (see `DiagonalGaussian.parameters`).
-        num_noise: Standard normal numbers that one sample takes.
-    """
+    """Last layer of a policy over continuous actions."""
 
     def __init__(self, size: int, space: Box, cfg: NetworkConfig) -> None:
         super().__init__()
@@ -191,34 +186,29 @@ class GaussianHead(nn.Module):
             self.log_std = nn.Parameter(torch.full((space.size,), float(cfg.log_std_init)))
 
     def forward(self, features: Float[Tensor, "*batch size"]) -> DiagonalGaussian:
-        """Returns the distribution for each row of features."""
+        """Return the distribution for each row of features."""
         if self.log_std_of_state is not None:
             return DiagonalGaussian(self.mean(features), self.log_std_of_state(features).clamp(*self.range))
         assert self.log_std is not None
         return DiagonalGaussian(self.mean(features), self.log_std)
 
     def stored(self, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
-        """Returns the distribution whose `parameters` these are."""
+        """Build a distribution from its `parameters`."""
         return DiagonalGaussian.stored(parameters)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fills [..., num_noise] with what `DiagonalGaussian.sample` takes."""
+        """Fill [..., num_noise] with noise for `DiagonalGaussian.sample`."""
         return noise.normal_(generator=generator)
 
     @torch.no_grad()
     def clamp_(self) -> None:
-        """Puts the log-std parameter back into its range, after a step of the optimiser."""
+        """Clamp the log-std parameter to its range, after an optimiser step."""
         if self.log_std is not None:
             self.log_std.clamp_(*self.range)
 
 
 class CategoricalHead(nn.Module):
-    """The last layer of a policy over discrete actions.
-
-    Attributes:
-        num_parameters: Numbers that describe one distribution: a logit for each option.
-        num_noise: Standard Gumbel numbers that one sample takes.
-    """
+    """Last layer of a policy over discrete actions."""
 
     def __init__(self, size: int, space: MultiDiscrete) -> None:
         super().__init__()
@@ -230,23 +220,23 @@ class CategoricalHead(nn.Module):
             self.logits.bias.zero_()
 
     def forward(self, features: Float[Tensor, "*batch size"]) -> Categorical:
-        """Returns the distribution for each row of features."""
+        """Return the distribution for each row of features."""
         return Categorical(self.logits(features), self.counts)
 
     def stored(self, parameters: Float[Tensor, "*batch parameters"]) -> Categorical:
-        """Returns the distribution whose `parameters` these are."""
+        """Build a distribution from its `parameters`."""
         return Categorical(parameters, self.counts)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fills [..., num_noise] with what `Categorical.sample` takes."""
+        """Fill [..., num_noise] with noise for `Categorical.sample`."""
         return noise.uniform_(generator=generator).log_().neg_().log_().neg_()
 
     def clamp_(self) -> None:
-        """Does nothing: logits have no range."""
+        """Do nothing: logits have no range."""
 
 
 def make_head(size: int, space: ActionSpace, cfg: NetworkConfig) -> GaussianHead | CategoricalHead:
-    """Makes the last layer of a policy for an action space, behind so many features."""
+    """Build the last layer for an action space."""
     if isinstance(space, MultiDiscrete):
         return CategoricalHead(size, space)
     return GaussianHead(size, space, cfg)

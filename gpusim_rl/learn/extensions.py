@@ -1,4 +1,4 @@
-"""Extensions of PPO: objects that add to its rewards and losses. Symmetry, RND, teacher and style are such objects."""
+"""Extensions of PPO that add to rewards and losses."""
 
 from __future__ import annotations
 
@@ -17,68 +17,57 @@ from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.load_class import load_class
 
 Evaluated: TypeAlias = tuple[dict[str, Tensor], EvaluatedActions]
-"""Losses of each sample by name, [time, batch], and the current policy's view of its action."""
+"""Losses of each sample by name, [time, batch], and its action under the current policy."""
 Evaluate: TypeAlias = Callable[[Minibatch], Evaluated]
 
 
 class Extension:
-    """Base of extensions: four calls that do nothing unless overridden, and a state.
+    """Base class of extensions: four hooks that do nothing by default, and a state.
 
-    A class of your own is named by `ppo.extensions.<name>._target_` and made as `Class(env, device=..., **settings)`
-    with the other settings of that entry. All four calls follow the rules of the hot path (docs/architecture.md): no
-    value of a tensor is read on the host, and memory is made in `__init__`.
+    `ppo.extensions.<name>._target_` names a class, which is built as `Class(env, device=..., **settings)` with the
+    other settings of that entry. Hooks obey the rules of the hot path (docs/architecture.md).
 
     Attributes:
-        weights: Weight in PPO's loss of each loss that `losses` adds, by name: a number, or a 0-dim tensor of the
-            device that may change in place. With weight 0 a loss is only logged.
+        weights: Weight of each loss that `losses` adds, by name: a number, or a 0-dim device tensor that may change in
+            place. Weight 0 only logs the loss.
     """
 
     groups: ClassVar[tuple[str, ...]] = ()
-    """Observation groups of numbers that only the extension sees, not the networks."""
+    """Numeric observation groups that are hidden from the networks."""
     weights: Mapping[str, float | Tensor] = {}
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
-        """Take up step t of the rollout: the observations that were acted on, and the result."""
+        """Record step t of the rollout: the observations acted on, and the result."""
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
-        """Return the rewards to learn from, [T, N]; may add inputs for `losses`, [T, N, ...] each.
+        """Return the rewards to learn from, [T, N], given those so far; the rollout has the task's.
 
-        Args:
-            rollout: The rollout, with the task's own rewards.
-            reward: Rewards to learn from so far.
-            inputs: Normalised observations by group, to which entries may be added.
-            policy: Policy that acted.
+        `inputs`, normalised observations by group, may be extended for `losses`, [T, N, ...] each.
         """
         return reward
 
     def losses(self, evaluate: Evaluate, minibatch: Minibatch) -> Evaluated:
-        """Return the losses of each sample: those of `evaluate(minibatch)`, and the extension's own.
-
-        It may evaluate other samples than those of the minibatch, such as their mirror images.
-        """
+        """Return the losses of each sample: those of `evaluate(minibatch)` and the extension's own."""
         return evaluate(minibatch)
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> Mapping[str, Tensor]:
-        """Learn beside the policy, after each of its steps.
+        """Train own networks after each optimiser step; return 0-dim metrics, averaged over minibatches.
 
         Args:
             index: Sequences of the minibatch, in the order of `minibatch.by_sequence`.
             weight: Weight of their samples in means, [time, batch].
-            last: True for the last minibatch of the update.
-
-        Returns:
-            Numbers for the log, 0-dim; their means over the minibatches are logged.
+            last: Whether this is the last minibatch of the update.
         """
         return {}
 
     def describe(self) -> dict[str, str]:
-        """Return lines for the banner, by label."""
+        """Return banner lines by label."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs: tensors, numbers, strings, lists and dicts.
+        """Return the state for a resume: tensors, numbers, strings, lists and dicts.
 
-        The entry `episodes`, if there is one, is None when it is restored into envs that begin new episodes.
+        An entry `episodes` is None when it is restored into envs that begin new episodes.
         """
         return {}
 
@@ -87,7 +76,7 @@ class Extension:
 
 
 def extension_class(key: str, settings: Mapping[str, Any]) -> type[Extension]:
-    """Import the class that an entry of `ppo.extensions` names; `key` is where the entry stands.
+    """Import the class of the `ppo.extensions` entry `key`.
 
     Raises:
         ConfigError: There is no such class, or it is no Extension.
@@ -98,10 +87,10 @@ def extension_class(key: str, settings: Mapping[str, Any]) -> type[Extension]:
 
 
 def make_extension(key: str, settings: Mapping[str, Any], env: EnvSpec, device: torch.device) -> Extension:
-    """Make the extension of an entry of `ppo.extensions`.
+    """Build the extension of the `ppo.extensions` entry `key`.
 
     Raises:
-        ConfigError: Its class does not take the settings.
+        ConfigError: Its class does not accept the settings.
     """
     cls = extension_class(key, settings)
     rest = {name: value for name, value in settings.items() if name != "_target_"}

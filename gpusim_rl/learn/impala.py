@@ -1,4 +1,4 @@
-"""IMPALA: an actor-critic that learns from rollouts of older policies by V-trace, without a host sync."""
+"""IMPALA: actor-critic with V-trace off-policy correction, without host syncs."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ def vtrace(
     clip: float = 1.0,
     advantage_clip: float | None = 1.0,
 ) -> tuple[Float[Tensor, "time envs"], Float[Tensor, "time envs"]]:
-    """Computes V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1), exact where an episode is truncated.
+    """Compute V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1), exact at truncations.
 
-    A truncated episode goes on in V(final_obs), in the advantage too: the next target is of another episode there.
+    Truncated episodes bootstrap with V(final_obs) in the advantage too: the next target is another episode's. The
+    tensors from `reward` to `valid` are those of `gae`.
 
     Args:
-        log_ratio: Logarithm of pi(a_t|s_t) / mu(a_t|s_t), of the policy that learns and the one that acted.
-        reward: Reward of step t; it and the tensors behind it are those of `gae`.
-        value: V(s_t), of the critic that learns.
-        next_value: V of the observation after step t.
-        terminated: Whether the episode ended by the task's rules.
-        done: Whether the episode ended for any reason.
-        valid: Whether the sample counts.
-        gamma: Discount per step, one for all or one for each sample.
-        lam: Weight of longer returns; the paper has 1.
-        clip: Largest weight of a sample in the target, rho-bar of the paper. Its c-bar is 1.
-        advantage_clip: Largest weight of a sample in the advantage; None where it has none, because the loss has it.
+        log_ratio: log(pi(a_t|s_t) / mu(a_t|s_t)) of the learning policy pi and the acting policy mu.
+        reward: Reward of step t.
+        value: V(s_t) of the learning critic.
+        next_value: V after step t.
+        terminated: See `gae`.
+        done: See `gae`.
+        valid: See `gae`.
+        gamma: Discount per step, global or per sample.
+        lam: Weight of longer returns; 1 in the paper.
+        clip: Clip of the ratio in the target, the paper's rho-bar; its c-bar is 1.
+        advantage_clip: Clip of the ratio in the advantage; None if the loss contains the ratio.
 
     Returns:
-        Advantages, weighted by the clipped ratio, and targets of the critic.
+        Advantages, weighted by the clipped ratio, and critic targets.
     """
     ignored = ~valid
     ratio = log_ratio.exp()
@@ -69,16 +70,12 @@ def vtrace(
 class Impala(OnPolicy):
     """Actor-critic with V-trace (Espeholt et al. 2018, arXiv 1802.01561).
 
-    With actors (`actors=process`, `actors=ray`) rollouts are of a policy that is some updates old. Without them the age
-    is made: a rollout of env n is learned from after n (delay + 1) // num_envs further rollouts. So a batch has samples
-    of every age up to `delay`, as that of many actors has. It shows what a task loses by it. With `delay=0` this is A2C
-    with V-trace.
+    With actors (`actors=process`, `actors=ray`) rollouts are some updates old. Without, `delay` simulates the age: env
+    n's rollout is used after n (delay + 1) // num_envs further ones. `delay=0` is A2C with V-trace. Samples older than
+    `max_policy_lag` updates don't count.
 
-    Each rollout has a version: the updates before it was begun. Samples older than `max_policy_lag` updates do not
-    count.
-
-    With `loss=clipped` the policy's loss is PPO's, on the advantages of V-trace: the ratio to the policy that acted is
-    kept within 1 +- `ratio_clip` (as in APPO, Luo et al. 2020, arXiv 1912.00167, without its target network).
+    `loss=clipped` is PPO's policy loss on V-trace advantages: the ratio to the acting policy is kept within 1 +-
+    `ratio_clip` (as in APPO, Luo et al. 2020, arXiv 1912.00167, without target network).
     """
 
     Config = ImpalaConfig
@@ -95,11 +92,11 @@ class Impala(OnPolicy):
         self._log_ratio = torch.zeros_like(self.rollout.reward)
 
     def drop_ring(self) -> None:
-        """Makes the algorithm learn from each rollout at once."""
+        """Use each rollout at once."""
         self._ages, self._ring, self._versions = 0, [], self._versions[:0].clone()
 
     def update(self) -> dict[str, Tensor]:
-        """Keeps the rollout, and learns from those that are due; with actors, learns from what they have sent."""
+        """Store the rollout and learn from those that are due; with actors, from the received ones."""
         if not self._ages:
             return super().update()
         lag, limit = self._exchange(), float(self.cfg.max_policy_lag)
@@ -114,7 +111,7 @@ class Impala(OnPolicy):
 
     @torch.no_grad()
     def _exchange(self) -> Tensor:
-        """Puts the rollout into the ring, and takes one for each env from it; returns their ages [updates], [N]."""
+        """Store the rollout in the ring and load one per env; return their ages [updates], [N]."""
         newest = self.steps.iteration.long() % self._ages
         self._versions.index_copy_(0, newest[None], self.steps.iteration[None])
         due = (newest - self._delay) % self._ages
@@ -125,7 +122,7 @@ class Impala(OnPolicy):
 
     @torch.no_grad()
     def prepare(self, reward: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Sequences, dict[str, Tensor]]:
-        """Evaluate the samples with the current networks, then continue as for every rollout."""
+        """Evaluate the samples with the current networks first."""
         rollout, policy = self.rollout, self.policy
         batch = Sequences.of(rollout, policy.normalize(rollout.obs), rollout.action)
         now = policy.evaluate(batch.inputs, batch.packed, batch.hidden, batch.is_first)
@@ -148,12 +145,10 @@ class Impala(OnPolicy):
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what all on-policy algorithms have, and the rollouts in the ring."""
         ring = [memory[self._versions > -torch.inf] for memory in self._ring]
         return {**super().state_dict(), "ring": ring, "versions": self._versions.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
         super().load_state_dict(state)
         if not self._ages or len(state["versions"]) != self._ages:  # actors need no ring; after them it is empty
             return

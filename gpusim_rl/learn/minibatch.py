@@ -1,4 +1,4 @@
-"""A rollout arranged for training: its samples packed side by side, in sequences that minibatches are made of."""
+"""Rollouts arranged for training: packed samples in sequences, and minibatches of them."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from gpusim_rl.learn.rollout import Rollout
 
 
 def fit_sequence_length(horizon: int, wanted: int) -> int:
-    """Returns the largest divisor of the horizon that is not longer than wanted."""
+    """Return the largest divisor of `horizon` up to `wanted`."""
     return max(d for d in range(1, min(horizon, wanted) + 1) if horizon % d == 0)
 
 
 def fit_minibatches(sequences: int, wanted: float) -> int:
-    """Returns the number of equal minibatches: the divisor of the number of sequences nearest to `wanted`."""
+    """Return the divisor of `sequences` nearest to `wanted`."""
     divisors = [d for low in range(1, int(sequences**0.5) + 1) if sequences % low == 0 for d in (low, sequences // low)]
     return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
 def by_sequence(x: Shaped[Tensor, "time envs ..."], length: int) -> Shaped[Tensor, "length sequences ..."]:
-    """Reshapes [T, N, ...] to [L, T / L * N, ...]: `length` = L consecutive steps of one env stay together."""
+    """Reshape [T, N, ...] to [L, T / L * N, ...], with L = `length` successive steps of an env as a sequence."""
     return x.unflatten(0, (-1, length)).transpose(0, 1).flatten(1, 2)
 
 
 def by_step(x: Shaped[Tensor, "length sequences ..."], num_envs: int) -> Shaped[Tensor, "time envs ..."]:
-    """Undoes `by_sequence`."""
+    """Invert `by_sequence`."""
     return x.unflatten(1, (-1, num_envs)).transpose(0, 1).flatten(0, 1)
 
 
 @dataclass(slots=True)
 class Samples:
-    """The record of samples that the loss needs, beside the inputs of the networks."""
+    """Recorded samples for the loss, without network inputs."""
 
     action: Tensor
-    """Actions, [*batch, actions]."""
+    """[*batch, actions]."""
     distribution: Tensor
-    """Parameters of the distribution that the action was drawn from, [*batch, parameters]."""
+    """Parameters of the acting distribution, [*batch, parameters]."""
     log_prob: Tensor
     cost: Tensor
-    """Minus the advantage."""
+    """Negative advantage."""
     least_cost: Tensor
-    """Lower bound of the policy's loss, where that is clipped."""
+    """Lower bound of a clipped policy loss."""
     value_low: Tensor
-    """Range of the value prediction, where that is clipped, at the scale of the network."""
+    """Range of a clipped value prediction, at the scale of the network."""
     value_high: Tensor
     target: Tensor
     """Return, at the scale of the network."""
     weight: Tensor
-    """Weight in sums over a batch: 0.0 where the sample does not count, else 1.0; 1 / their number for means."""
+    """Weight in sums over a batch: 0 for invalid samples, else 1, or 1 / their number for means."""
 
     @classmethod
     def of(
@@ -69,41 +69,36 @@ class Samples:
         valid: Tensor,
         clip: float,
     ) -> Samples:
-        """Computes once what every pass over the samples needs: from the advantage, the old value and the return.
-
-        `valid` is 1.0 where the sample counts, else 0.0; `clip` is the largest distance of the clipped ratio from 1,
-        and of the clipped value from the old one.
-        """
+        """Precompute what every pass needs; `valid` is 1.0 or 0.0, `clip` the range of ratio and value."""
         cost = -advantage
         least = torch.add(cost, cost.abs(), alpha=-clip)
         return cls(action, distribution, log_prob, cost, least, value - clip, value + clip, target, valid)
 
     def pack(self) -> Tensor:
-        """Returns all of it side by side, [*batch, columns], so that a minibatch is one gather."""
+        """Pack into [*batch, columns], so that a minibatch is one gather."""
         costs, values = (self.cost, self.least_cost), (self.value_low, self.value_high)
         scalars = torch.stack([self.log_prob, *costs, *values, self.target, self.weight], dim=-1)
         return torch.cat([self.action, self.distribution, scalars], dim=-1)
 
     @classmethod
     def unpack(cls, packed: Tensor, num_actions: int, num_parameters: int) -> Samples:
-        """Undoes `pack`."""
+        """Invert `pack`."""
         action, distribution, scalars = packed.split([num_actions, num_parameters, 7], dim=-1)
         return cls(action, distribution, *scalars.unbind(-1))
 
     @staticmethod
     def weight_of(packed: Tensor) -> Tensor:
-        """Returns `weight` of packed samples, a view, without unpacking the rest."""
+        """Return a view of the `weight` of packed samples."""
         return packed[..., -1]
 
 
 @dataclass(slots=True)
 class Minibatch:
-    """Samples of a minibatch, or of a chunk of it, as losses see them: [time, batch, ...]."""
+    """Minibatch, or a chunk of one, as losses see it: [time, batch, ...]."""
 
     old: Samples
-    """The record of the rollout."""
     inputs: dict[str, Tensor]
-    """Normalised observations by group, and what extensions have added."""
+    """Normalised observations by group, and inputs added by extensions."""
     hidden: Hidden = ()
     """Recurrent state before each sequence, [layers, batch, size]."""
     is_first: Tensor | None = None
@@ -113,17 +108,9 @@ class Minibatch:
 def shuffle(
     weight: Tensor, valid: Tensor, minibatches: int, generator: torch.Generator, collective: Collective
 ) -> tuple[Tensor, ...]:
-    """Draw the minibatches of an epoch, and write into `weight` each sample's share of the mean over its minibatch.
+    """Draw the sequence indices of an epoch's minibatches; set `weight` to each sample's share of its minibatch mean.
 
-    Args:
-        weight: Weights of the samples, [steps, sequences].
-        valid: 1 for each sample that counts, else 0, [steps, sequences].
-        minibatches: Number of minibatches, which divides the number of sequences.
-        generator: Random generator.
-        collective: Processes whose minibatches belong together.
-
-    Returns:
-        Indices of the sequences of each minibatch.
+    `weight` and `valid` (1 or 0) are [steps, sequences]; `minibatches` divides the number of sequences.
     """
     size = weight.shape[1] // minibatches
     order = torch.randperm(weight.shape[1], generator=generator, device=weight.device)
@@ -135,22 +122,20 @@ def shuffle(
 
 @dataclass(slots=True)
 class Sequences:
-    """A rollout arranged for training: [steps per sequence, sequences, ...]; feed-forward policies have one step."""
+    """Rollout arranged for training, [steps per sequence, sequences, ...]; one step if feed-forward."""
 
     inputs: dict[str, Tensor]
-    """Normalised observations."""
     packed: Tensor
-    """Result of `Samples.pack`."""
+    """Output of `Samples.pack`."""
     hidden: Hidden
     """Recurrent state before each sequence, [layers, sequences, size]."""
     is_first: Tensor | None
-    """Whether an episode begins at the step; None for feed-forward policies."""
 
     @classmethod
     def of(
         cls, rollout: Rollout, inputs: Mapping[str, Tensor], packed: Shaped[Tensor, "time envs columns"]
     ) -> Sequences:
-        """Arranges a rollout: its normalised observations, [T, N, size] each, and its packed samples."""
+        """Arrange a rollout, its network inputs and its packed samples."""
         length = rollout.sequence_length
         return cls(
             {group: by_sequence(value, length) for group, value in inputs.items()},
@@ -160,7 +145,7 @@ class Sequences:
         )
 
     def select(self, index: Tensor) -> Sequences:
-        """Returns the sequences of a minibatch."""
+        """Return the sequences of a minibatch."""
         return Sequences(
             {group: value.index_select(1, index) for group, value in self.inputs.items()},
             self.packed.index_select(1, index),

@@ -1,4 +1,4 @@
-"""Running normalisation with float64 statistics that live on the device."""
+"""Running normalisation with float64 statistics on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusim_rl.learn.collective import ALONE, Collective
 def moments(
     x: Float[Tensor, "rows time envs"], valid: Float[Tensor, "time envs"], collective: Collective = ALONE
 ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """Returns mean and variance of each row over the samples of all processes where `valid` is 1.0, else 0.0."""
+    """Return mean and variance of each row over the valid samples (1.0, else 0.0) of all processes."""
     [number] = collective.sum([valid.sum()])
     weight = valid / number.clamp(min=1.0)
     [mean] = collective.sum([(x * weight).sum(dim=(1, 2))])
@@ -23,15 +23,14 @@ def moments(
 
 
 class RunningNormalizer(nn.Module):
-    """Normalises features by the mean and variance of everything seen, merged batch by batch.
+    """Normalises features by the running mean and variance of all batches.
 
-    Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), whose result does not
-    depend on how the data was cut into batches. Sums are float64, around the batch's mean: an offset of 1e6 costs no
-    digits.
+    Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), independent of their size.
+    Sums are float64, around the batch mean: an offset of 1e6 costs no digits.
 
     Args:
         size: Number of features.
-        clip: Limit of normalised values; None for no limit.
+        clip: Limit of normalised values, or None.
         eps: Term added to the variance.
     """
 
@@ -40,7 +39,7 @@ class RunningNormalizer(nn.Module):
     count: Tensor
     _mean: Tensor
     scale: Tensor
-    """Standard deviation, float32 [size]; not saved, as it follows from `var`."""
+    """Standard deviation, float32 [size]; not saved, as `var` determines it."""
     _inverse_scale: Tensor
 
     def __init__(self, size: int, *, clip: float | None = None, eps: float = 1e-5) -> None:
@@ -57,12 +56,12 @@ class RunningNormalizer(nn.Module):
         self.register_load_state_dict_post_hook(_reloaded)
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        """Normalises; float32 in, float32 out."""
+        """Normalise float32 to float32."""
         y = (x - self._mean).mul_(self._inverse_scale)
         return y if self.clip is None else y.clamp_(-self.clip, self.clip)
 
     def inverse(self, y: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        """Undoes the normalisation (of values that were not clamped)."""
+        """Undo the normalisation, except for clipping."""
         return torch.addcmul(self._mean, y, self.scale)
 
     @torch.no_grad()
@@ -72,7 +71,7 @@ class RunningNormalizer(nn.Module):
         where: Bool[Tensor, " batch"] | None = None,
         collective: Collective = ALONE,
     ) -> None:
-        """Merges the batches of all processes as one; rows outside of the mask may hold anything."""
+        """Merge the batches of all processes; rows outside of the mask may hold anything."""
         if where is None:
             count = torch.full_like(self.count, float(x.shape[0]))
             data = x.to(torch.float64, copy=True)
@@ -104,10 +103,10 @@ class RunningNormalizer(nn.Module):
 
 
 class DifferenceNormalizer(RunningNormalizer):
-    """Scales features by the mean of their absolute values so far; zeros stay zeros."""
+    """Divides features by their running mean absolute value; zeros stay zeros."""
 
     def update(self, x: Tensor, where: Tensor | None = None, collective: Collective = ALONE) -> None:
-        """Merge the batches of all processes as one; see `RunningNormalizer`."""
+        """Merge the batches of all processes."""
         super().update(x.abs(), where, collective)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Actor-critic algorithms that learn from a rollout of their own policy: advantages, one gradient step, resume."""
+"""On-policy actor-critic algorithms: advantages, gradient steps, resume."""
 
 from __future__ import annotations
 
@@ -34,37 +34,33 @@ SOFT_BOUND = 1.1
 
 
 class OnPolicy(Algorithm):
-    """Collects a rollout with the current policy, learns from it, and forgets it. BC and distillation learn so too.
+    """Base of algorithms that learn from a rollout of their newest policy, including BC and distillation.
 
     The loss is a mean over the valid samples of a batch:
 
         policy + 0.5 value_coef * value + bounds_coef * bounds - entropy_coef * entropy
 
-    Here the loss of the policy is -log pi(a|s) A, and an iteration is one step of the optimiser on the whole rollout. A
-    subclass defines A, or learns more from a rollout.
+    By default the policy loss is -log pi(a|s) A, and an iteration is one optimiser step on the whole rollout.
 
-    The learning rate is a device tensor that the schedule changes in place. Observation statistics are updated after
-    the optimisation, so that the policy that learns is the one that acted. Return statistics are updated before it
-    (they do not touch the policy), so that the critic's targets have unit scale from the first iteration on.
+    The learning rate is a device tensor. Observation statistics are updated after the optimisation, so that the policy
+    that learns is the one that acted; return statistics before it, so that critic targets always have unit scale.
 
-    In a data-parallel run each process has envs, a rollout and minibatches of its own. Sums over samples (gradients,
-    statistics, the moments of advantages) are taken over all processes. So all keep the same weights.
-
-    A step whose gradient is not finite changes nothing, and is counted on the device.
+    Data-parallel processes have their own envs, rollouts and minibatches; sums over samples (gradients, statistics,
+    moments of advantages) cover all processes. A step with a non-finite gradient is skipped and counted.
 
     Attributes:
         exploration: Samples and records actions.
         rollout: Record of the current iteration.
-        steps: Steps of the optimiser.
-        losses: Names of the statistics of a step, in the order in which its chunks are added up.
-        num_sequences: Sequences that the rollout is cut into; those of feed-forward policies are single samples.
-        num_minibatches: Minibatches that the sequences are shared out to, one for each step of the optimiser.
+        steps: Optimiser steps.
+        losses: Names of a step's statistics, in the order in which chunks are summed.
+        num_sequences: Sequences of the rollout; single samples for feed-forward policies.
+        num_minibatches: Minibatches per epoch.
     """
 
     cfg: Any
-    """An `OnPolicyConfig`, or a `SupervisedConfig` where a subclass has losses of its own."""
+    """An `OnPolicyConfig`, or a `SupervisedConfig` in subclasses with other losses."""
     clip: float = 0.0
-    """Largest distance of the ratio from 1, and of the value from the old one, where a subclass clips its losses."""
+    """Clip range of ratio and value, for subclasses that clip."""
     policy: ActorCritic
 
     def __init__(
@@ -95,17 +91,17 @@ class OnPolicy(Algorithm):
 
     @classmethod
     def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
-        """Make the networks."""
+        """Build the networks."""
         return ActorCritic(cfg, env, context.section).to(device)
 
     def loss_weights(self) -> dict[str, float]:
-        """Return the weight of each statistic of a step in the loss; 0 for those that are only logged."""
+        """Return the weight of each statistic in the loss; 0 for logging only."""
         cfg = self.cfg
         weights = {"loss/policy": 1.0, "loss/value": 0.5 * cfg.value_coef}
         return {**weights, "loss/bounds": cfg.bounds_coef, "policy/entropy": -cfg.entropy_coef}
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Set the statistics of a step, and their weights in the loss."""
+        """Set the statistics of a step and their loss weights."""
         self.losses = tuple(weights)
         self._coefficients = torch.tensor([*weights.values()], device=self.device)
         self._logged = {name for name in self.losses[2:] if not weights[name]}  # which need no gradient
@@ -131,11 +127,7 @@ class OnPolicy(Algorithm):
     # Learning
 
     def update(self) -> dict[str, Tensor]:
-        """Learn from the rollout by one step of the optimiser.
-
-        Returns:
-            Numbers for the log, as 0-dim device tensors.
-        """
+        """Learn from the rollout in one optimiser step; return metrics."""
         self.steps.anneal(self.max_iterations)
         batch, stats = self.prepare(self.rollout.reward * self.cfg.reward_scale, self.policy.inputs(self.rollout.obs))
         weight = Samples.weight_of(batch.packed)
@@ -145,15 +137,7 @@ class OnPolicy(Algorithm):
 
     @torch.no_grad()
     def prepare(self, reward: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Sequences, dict[str, Tensor]]:
-        """Arrange the rollout for training, with advantages and targets.
-
-        Args:
-            reward: Rewards to learn from, [T, N].
-            inputs: Inputs of the loss, [T, N, ...] each.
-
-        Returns:
-            The samples, and numbers for the log.
-        """
+        """Return the training sequences for rewards and loss inputs, [T, N, ...] each, and metrics."""
         policy, cfg, rollout = self.policy, self.cfg, self.rollout
         counts, valid = rollout.valid, rollout.valid.float()
         value, next_value = (policy.denormalize_value(x) for x in (rollout.value, self._next_value()))
@@ -185,7 +169,7 @@ class OnPolicy(Algorithm):
         return Sequences.of(rollout, inputs, samples.pack()), stats
 
     def _next_value(self) -> Tensor:
-        """Return V of the observation after each step, as the network gives it, [T, N]."""
+        """Return V after each step at the scale of the network, [T, N]."""
         rollout = self.rollout
         later_obs = {group: x.flatten(0, 1) for group, x in rollout.later_obs.items()}  # one batch
         hidden = tuple(state.transpose(0, 1).flatten(1, 2) for state in rollout.later_hidden)
@@ -193,21 +177,19 @@ class OnPolicy(Algorithm):
         return rollout.next_values(last_value, torch.stack(final_values))
 
     def advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
-        """Return advantages and targets of the critic, [T, N]; takes the tensors that `gae` takes."""
+        """Return advantages and critic targets, [T, N]; takes the tensors of `gae`."""
         return gae(*rollout, gamma=self.cfg.gamma, gae_lambda=self.cfg.gae_lambda)
 
     def step(self, batch: Sequences, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Make a step of the optimiser on a minibatch; return its `losses` and the norm of the gradient."""
+        """Take an optimiser step on a minibatch; return its `losses` and gradient norm."""
         losses, norm, skip = self.steps.gradient(self._loss, batch, index, self._coefficients)
         self.steps.make(norm, skip)
         return losses, norm
 
     def end_update(self, steps: list[tuple[Tensor, Tensor]], *, observed: bool = True) -> dict[str, Tensor]:
-        """Count the iteration; return numbers for the log.
+        """Count the iteration and return metrics, given losses and gradient norm of each step.
 
-        Args:
-            steps: Losses and norm of the gradient of each step.
-            observed: True to take the observations of the rollout into the statistics.
+        `observed` adds the rollout to the observation statistics.
         """
         means, stats = self.steps.summarize(steps)
         for group, norm in self.policy.obs_norm.items() if observed else ():
@@ -217,7 +199,7 @@ class OnPolicy(Algorithm):
         return stats | self.policy.head.stored(self.rollout.distribution).stats()
 
     def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
-        """Return the `losses` of a chunk of sequences, each a weighted sum over its samples."""
+        """Return the `losses` of a chunk of sequences, each a weighted sum over samples."""
         old = Samples.unpack(packed, self.rollout.action.shape[-1], self.policy.head.num_parameters)
         terms = self.evaluate(Minibatch(old, inputs, hidden, is_first))[0]
         if not torch.compiler.is_compiling():
@@ -226,13 +208,13 @@ class OnPolicy(Algorithm):
         return (torch.stack(rows) * old.weight).flatten(1).sum(dim=1)
 
     def evaluate(self, minibatch: Minibatch) -> tuple[dict[str, Tensor], EvaluatedActions]:
-        """Return the `losses` of each sample by name, and the current policy's view of its action."""
+        """Return the `losses` of each sample by name, and its action under the current policy."""
         old = minibatch.old
         now = self.policy.evaluate(minibatch.inputs, old.action, minibatch.hidden, minibatch.is_first)
         return self.sample_losses(old, now), now
 
     def sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
-        """Return the `losses` of each sample by name, from the rollout and from the current policy."""
+        """Return the `losses` of each sample by name."""
         return {
             "loss/policy": old.cost * now.log_prob,
             "loss/value": squared_distance(now.value, old.target),
@@ -250,19 +232,18 @@ class OnPolicy(Algorithm):
         return "one step"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return optimiser, learning rate, counters, random generators; recurrent states and noise of the episodes."""
+        """Return optimiser, counters, random generators, and state of the episodes."""
         state = self.steps.state_dict() | self.exploration.state_dict()
         return state | {"shuffle_generator": self._shuffle_generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`. Another `learning_rate` or `schedule` in the settings starts the schedule again."""
+        """Restore `state_dict`; a changed `learning_rate` or `schedule` restarts the schedule."""
         self.steps.load_state_dict(state)
         self.exploration.load_state_dict(state)
         restore_generator(self._shuffle_generator, state["shuffle_generator"])
 
 
 def _check(terms: Mapping[str, Tensor], losses: Sequence[str], shape: torch.Size, section: str) -> None:
-    """Raise ConfigError for a loss without a weight, a weight without a loss, or a loss of another shape."""
     for name in sorted(terms.keys() ^ {*losses}):
         lacks = "a loss without a weight" if name in terms else "a weight without a loss"
         raise ConfigError(f"algo={section}: {name!r} is {lacks}. Try the same names in `weights` and `losses`")

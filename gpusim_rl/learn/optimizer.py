@@ -1,4 +1,4 @@
-"""AdamW whose step is decided on the device."""
+"""AdamW with device-side step skipping."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from torch.optim.optimizer import _global_optimizer_post_hooks  # type: ignore[r
 from gpusim_rl.errors import ConfigError, warn
 
 _KERNELS: Any = torch
-"""Operations on lists of tensors, which torch's own optimisers are made of; it exports no names of them."""
+"""Multi-tensor operations of torch's own optimisers, which torch does not export by name."""
 
 
 class MaskedAdamW(torch.optim.AdamW):
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) that leaves out steps by a tensor on the device.
-
-    Without weight decay it is Adam. Its state never moves: a CUDA graph knows where it is.
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) that skips steps by a device tensor; its state never moves.
 
     Args:
-        parameters: Parameters that a step changes, except frozen ones (`requires_grad=False`).
-        learning_rate: Learning rate; a tensor [] on the device where it changes during a training.
-        weight_decay: Decoupled weight decay: share of a weight that a step takes away, per learning rate.
-        max_norm: Largest norm of the gradient; None for no limit.
+        parameters: Parameters; frozen ones (`requires_grad=False`) are left out.
+        learning_rate: Learning rate; a 0-dim device tensor if it changes during training.
+        weight_decay: Decoupled weight decay, per learning rate.
+        max_norm: Maximum gradient norm, or None.
         eps: Term added to the denominator.
 
     Raises:
@@ -61,15 +59,11 @@ class MaskedAdamW(torch.optim.AdamW):
         self._lists: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # on the CPU: moments, one count of steps
 
     def gradients(self, loss: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the gradients of a loss, or of the weighted sum of losses; zeros for parameters without effect."""
+        """Return the gradients of a loss, or of a weighted sum of losses; zeros for unused parameters."""
         return torch.autograd.grad(loss, self.parameters, weight, materialize_grads=True)
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Takes the gradients for the next step, in the order of the parameters.
-
-        Returns:
-            Norm of the gradient before it is limited, and whether it is not finite, bool [].
-        """
+        """Set the gradients of the next step; return their norm before clipping, and whether it is non-finite."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             # The fused step pairs what lies in memory in the same order, and looks at no strides.
             same = gradient.stride() == parameter.stride()
@@ -78,7 +72,7 @@ class MaskedAdamW(torch.optim.AdamW):
         return norm, ~(norm < torch.inf)
 
     def masked_step(self, norm: Tensor, hold: Tensor) -> None:
-        """Makes a step by the gradients that were set, of this norm; changes nothing where `hold`, bool []."""
+        """Step with the gradients set before, of this norm; change nothing where `hold`, bool []."""
         # The fused step reads both on the device: it divides the gradient by one (which clips its norm), and changes
         # nothing where the other is 1. torch.amp does so too.
         relative = norm if self._max_norm in (None, 1.0) else norm / self._max_norm
@@ -94,7 +88,7 @@ class MaskedAdamW(torch.optim.AdamW):
             hook(self, (), {})
 
     def _state_on_cpu(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Returns the moments of all parameters, and one count of steps; makes them where nothing was restored."""
+        """Return the moments of all parameters and their common step count; create what was not restored."""
         states = [self.state[parameter] for parameter in self.parameters]
         count = next((state["step"] for state in states if state), torch.zeros(()))
         for parameter, state in zip(self.parameters, states, strict=True):
@@ -106,7 +100,7 @@ class MaskedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def _step_on_cpu(self, means: list[Tensor], squares: list[Tensor], count: Tensor) -> None:
-        """Makes a step by the same three operations, without what torch does around them each time."""
+        """Step with the kernel of `AdamW`, without torch's per-call overhead."""
         group = self.param_groups[0]
         count += 1
         _KERNELS._fused_adamw_(
@@ -129,14 +123,14 @@ class MaskedAdamW(torch.optim.AdamW):
         count -= self.found_inf
 
     def moments(self) -> list[dict[str, Tensor]]:
-        """Returns the state of each parameter; empty before the first step."""
+        """Return the state of each parameter; empty before the first step."""
         return [
             {name: value.clone() for name, value in self.state[p].items()} if p in self.state else {}
             for p in self.parameters
         ]
 
     def load_moments(self, saved: Sequence[dict[str, Any]]) -> None:
-        """Restore `moments`, in place; those of other parameters begin again."""
+        """Restore `moments` in place; start from scratch if the parameters changed."""
         shapes = [moments["exp_avg"].shape if moments else None for moments in saved]
         if len(saved) != len(self.parameters) or any(
             shape not in (None, parameter.shape) for parameter, shape in zip(self.parameters, shapes, strict=True)

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) without a host sync."""
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) without host syncs."""
 
 from __future__ import annotations
 
@@ -30,32 +30,27 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "symmetry": Symmetry,
     "teacher": Teacher,
 }
-"""Extensions with a section in PPO's settings. Rewards and losses pass through them in this order."""
+"""Built-in extensions, in the order in which rewards and losses pass through them."""
 
 
 def clipped_loss(old: Samples, ratio: Tensor) -> Tensor:
-    """Returns the loss of the policy, max(-A r, -A clip(r, 1 - c, 1 + c)), of each sample.
-
-    Args:
-        old: Samples; they know their advantage A and the largest distance c of the clipped ratio from 1.
-        ratio: Ratio r of the probabilities of the action now and when it was chosen.
-    """
+    """Return the policy loss max(-A r, -A clip(r, 1 - c, 1 + c)) of each sample, for the probability ratio r."""
     # With fewer kernels: max(-A r, -A - |A| c). The second term is -A (1 + c) for A > 0 and -A (1 - c) for A < 0: the
     # clipped term where that is the larger one, and below -A r everywhere else.
     return _at_least(old.cost * ratio, old.least_cost)
 
 
 def _at_least(x: Tensor, low: Tensor) -> Tensor:
-    """Returns max(x, low); the gradient goes to x where that is larger. It takes one kernel, that of clamp three."""
+    """Return max(x, low) with the gradient of x where x > low; one kernel instead of clamp's three."""
     larger = torch.ge(x.detach(), low, out=torch.empty_like(low))
     return torch.lerp(low, x, larger)
 
 
 class AdaptiveRate:
-    """Moves a learning rate within [low, high] so that the policy's KL divergence [nat] stays near the threshold.
+    """Adapts a learning rate within [low, high] to keep the policy's KL divergence [nat] near the threshold.
 
-    rl_games' rule: a KL above twice the threshold divides the rate by 1.5, one below half of it multiplies by 1.5. A KL
-    of exactly 0 (no sample of the minibatch was valid), or one that is NaN, changes nothing.
+    rl_games' rule: divide by 1.5 above twice the threshold, multiply by 1.5 below half of it. A KL of exactly 0 (no
+    valid sample) or NaN changes nothing.
     """
 
     def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:
@@ -66,15 +61,12 @@ class AdaptiveRate:
         self._factors = torch.tensor([1.0, 1.5, 1.0, 1.0 / 1.5, 1.0], device=device)
 
     def adapt(self, rate: Tensor, kl: Tensor) -> None:
-        """Changes the rate in place."""
+        """Adapt the rate in place."""
         rate.mul_(self._factors.take(torch.bucketize(kl, self._ends))).clamp_(*self._limits)
 
 
 class PPO(OnPolicy):
-    """Proximal policy optimisation: `epochs` passes over a rollout in minibatches, the policy kept near the old one.
-
-    In the first minibatch the ratio is 1 and the KL 0. What is added to rewards and losses are `extensions`; AMP is PPO
-    with one of them, `style`.
+    """PPO: `epochs` passes over a rollout in minibatches; AMP is PPO with the extension `style`.
 
     Attributes:
         extensions: Extensions by name, in the order in which rewards and losses pass through them.
@@ -132,17 +124,11 @@ class PPO(OnPolicy):
         return fit_minibatches(self.num_sequences, samples / self.cfg.minibatch_size)
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Write the step into the rollout, and show it to the extensions."""
         for extension in self.extensions.values():
             extension.record(self.exploration.step, self.exploration.acted_on, step)
         super().record(action, step)
 
     def update(self) -> dict[str, Tensor]:
-        """Learn from the rollout. The loss of a minibatch is `sample_losses`, weighted by `loss_weights`.
-
-        Returns:
-            Numbers for the log, as 0-dim device tensors.
-        """
         cfg, rollout, extensions = self.cfg, self.rollout, self.extensions.values()
         of_kl = self.losses.index("policy/kl")
         self.steps.anneal(self.max_iterations)
@@ -204,7 +190,6 @@ class PPO(OnPolicy):
             self._adaptive_rate.adapt(self.steps.learning_rate, kl)
 
     def describe(self) -> dict[str, str]:
-        """Return network, batch and what the extensions add."""
         added = [extension.describe() for extension in self.extensions.values()]
         return {**super().describe(), **{label: text for lines in added for label, text in lines.items()}}
 
@@ -214,12 +199,11 @@ class PPO(OnPolicy):
         return f"{number} minibatch{'es' if number > 1 else ''} of {size}, {self.cfg.epochs} epochs"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what all on-policy algorithms have, and the states of the extensions."""
         states = {name: extension.state_dict() for name, extension in self.extensions.items()}
         return super().state_dict() | ({"extensions": states} if states else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; an extension that the run did not have before starts from scratch."""
+        """Restore `state_dict`; an extension new to the run starts from scratch."""
         super().load_state_dict(state)
         episodes = state["episodes"]
         # An older run keeps the states elsewhere; the schedule of a teacher counts the steps before the teacher too.
@@ -232,7 +216,7 @@ class PPO(OnPolicy):
 
 
 def _means(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the means of the numbers that all minibatches have, and those that only the last one has."""
+    """Average the metrics that all minibatches have; keep those of the last one."""
     names = [*rows[0]]
     means = torch.stack([torch.stack([row[name] for name in names]) for row in rows]).mean(dim=0) if names else ()
     return {**rows[-1], **dict(zip(names, means, strict=True))}

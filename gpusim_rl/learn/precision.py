@@ -1,4 +1,4 @@
-"""The choice of the precision in which networks run."""
+"""Choice of the networks' precision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def choose_precision(precision: str, device: torch.device) -> tuple[bool, str]:
-    """Returns whether to run networks in bfloat16, and why."""
+    """Return whether to run networks in bfloat16, and the reason."""
     if precision != "auto":
         return precision == "bf16", "as configured"
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""REINFORCE without a host sync."""
+"""REINFORCE without host syncs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from gpusim_rl.settings.schema import ReinforceConfig
 
 
 class Reinforce(OnPolicy):
-    """REINFORCE with a baseline (Williams 1992; Sutton and Barto 2018, section 13.4).
+    """REINFORCE with baseline (Williams 1992; Sutton and Barto 2018, section 13.4).
 
-    The loss of the policy is -log pi(a|s) (G - V(s)). G is the discounted return from the step on. It ends with the
-    episode if that is terminated. Where the time limit or the end of the rollout cut it off, the rest of it is
-    V of the last observation: an episode longer than `horizon` needs no memory of its own. The discount of the step
-    itself, gamma^t, is left out, as everyone does.
+    The policy loss is -log pi(a|s) (G - V(s)) with the discounted return G, bootstrapped with V where the time limit or
+    the end of the rollout cut the episode off, so that episodes may exceed `horizon`. The factor gamma^t is left out,
+    as is usual.
     """
 
     Config = ReinforceConfig

@@ -1,4 +1,4 @@
-"""Algorithms that learn from actors: one acts in each actor, and another one learns from their rollouts."""
+"""Learning from actors: one algorithm acts in each actor, another learns from their rollouts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpusim_rl.learn.networks import SampledActions
 from gpusim_rl.learn.off_policy import OffPolicy
 
 TRANSITIONS = "transitions"
-"""Name of the number of the learner's transitions, beside the weights that an actor takes over."""
+"""Entry of an acting state with the learner's transition count."""
 
 
 class Remote(ABC):
-    """The part of an algorithm that actors and their learner need besides."""
+    """Additional interface of an algorithm with actors."""
 
     max_policy_lag: float = float("inf")
-    """Largest number of updates between acting and learning: older rollouts are dropped."""
+    """Maximum number of updates between acting and learning."""
 
     def __init__(self, algorithm: Any) -> None:
         self.algorithm = algorithm
@@ -32,39 +32,39 @@ class Remote(ABC):
     # In an actor
 
     def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over the `acting_state` of the learner, in place."""
+        """Load the learner's `acting_state` in place."""
         self.algorithm.policy.load_state_dict(state)
 
     @staticmethod
     @abstractmethod
     def act_together(remotes: Sequence[Any], obs: Sequence[Observation]) -> list[Tensor]:
-        """Returns actions of each of several algorithms with one policy, by one call of it, for their observations."""
+        """Return the actions of several algorithms with one policy, in one call of it."""
 
     @abstractmethod
     def recording(self) -> list[tuple[Tensor, int]]:
-        """Returns the tensors of the rollout, which an actor sends, and the dimension of the envs in each."""
+        """Return the rollout tensors that an actor sends, each with its env dimension."""
 
     def begin_episodes(self) -> None:
-        """Begins new episodes in all envs of the actor."""
+        """Begin new episodes in all envs of the actor."""
         getattr(self.algorithm, "exploration", self.algorithm).begin_episodes()
 
     # In the learner
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Returns what `act` depends on in all actors, by name: weights, and the progress of exploration."""
+        """Return what `act` depends on in all actors: weights and exploration progress."""
         return self.algorithm.policy.state_dict()
 
     def receive(self, envs: slice, recording: Sequence[Tensor]) -> None:
-        """Takes over the tensors of an actor's `recording`, for these envs of the learner."""
+        """Copy an actor's `recording` into these envs of the learner."""
         for (memory, dim), sent in zip(self.recording(), recording, strict=True):
             memory.narrow(dim, envs.start, envs.stop - envs.start).copy_(sent, non_blocking=True)
 
     def end_receiving(self) -> None:  # noqa: B027 (optional)
-        """Ends the reception, when there is a rollout for each env."""
+        """Finish when each env has a rollout."""
 
 
 class RemoteImpala(Remote):
-    """IMPALA: actors send the memory of its rollout."""
+    """IMPALA: actors send their rollout memory."""
 
     algorithm: Impala
 
@@ -75,7 +75,7 @@ class RemoteImpala(Remote):
 
     @staticmethod
     def act_together(remotes: Sequence[RemoteImpala], obs: Sequence[Observation]) -> list[Tensor]:
-        """Samples the actions of one batch of all."""
+        """Sample all actions in one batch."""
         algorithms = [remote.algorithm for remote in remotes]
         explorations = [algorithm.exploration for algorithm in algorithms]
         sizes = [len(exploration.is_first) for exploration in explorations]
@@ -93,15 +93,15 @@ class RemoteImpala(Remote):
         return list(actions)
 
     def recording(self) -> list[tuple[Tensor, int]]:
-        """Returns the memory of the rollout."""
+        """Return the rollout memory."""
         return self.algorithm.rollout.memory()
 
 
 class RemoteOffPolicy(Remote):
-    """Off-policy algorithms: actors send the steps of a rollout, and the learner stores them as if it had made them.
+    """Off-policy algorithms: actors send steps, and the learner stores them as its own.
 
-    The learner's `EnvSpec.max_episode_length` is at most the horizon: each rollout ends as by a time limit, because the
-    next one in its place is of another actor.
+    The learner's `EnvSpec.max_episode_length` is at most the horizon: rollouts of different actors follow each other,
+    so each ends as by a time limit.
     """
 
     algorithm: OffPolicy
@@ -114,7 +114,7 @@ class RemoteOffPolicy(Remote):
         self._rollout = algorithm.memory
 
     def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over weights, and the number of transitions."""
+        """Load weights and transition count."""
         algorithm = self.algorithm
         algorithm.policy.load_state_dict({k: x for k, x in state.items() if k != TRANSITIONS}, strict=False)
         algorithm.steps.copy_(state[TRANSITIONS] // algorithm.num_envs)  # with out= CUDA takes none of the host
@@ -122,7 +122,7 @@ class RemoteOffPolicy(Remote):
     @staticmethod
     @torch.no_grad()
     def act_together(remotes: Sequence[RemoteOffPolicy], obs: Sequence[Observation]) -> list[Tensor]:
-        """Chooses the actions of each by the outputs for one batch of all."""
+        """Choose actions from the outputs for one joint batch."""
         algorithms = [remote.algorithm for remote in remotes]
         outputs = algorithms[0].outputs({group: torch.cat([groups[group] for groups in obs]) for group in obs[0]})
         for algorithm, groups in zip(algorithms, obs, strict=True):
@@ -131,18 +131,18 @@ class RemoteOffPolicy(Remote):
         return [algorithm.choose(rows) for algorithm, rows in zip(algorithms, split, strict=True)]
 
     def recording(self) -> list[tuple[Tensor, int]]:
-        """Returns the steps of the rollout."""
+        """Return the steps of the rollout."""
         return [(tensor, 1) for tensor in tree_leaves(self._rollout)]
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Returns the networks that act, and the number of transitions."""
+        """Return acting networks and transition count."""
         algorithm = self.algorithm
         unused = ("target_", "critic.") if algorithm.policy.actor is not None else ("target_",)
         acting = {name: x for name, x in algorithm.policy.state_dict().items() if not name.startswith(unused)}
         return {**acting, TRANSITIONS: algorithm.steps * algorithm.num_envs}
 
     def end_receiving(self) -> None:
-        """Stores the rollouts."""
+        """Store the rollouts."""
         rollout, last = self._rollout, self.algorithm.horizon - 1
         # What follows the last step is its `final_obs`: the next one in the place of an env is of another episode.
         rollout.truncated[last].logical_or_(~(rollout.terminated[last] | rollout.diverged[last]))
@@ -151,16 +151,16 @@ class RemoteOffPolicy(Remote):
 
 
 REMOTES: dict[type[Algorithm], type[Remote]] = {Impala: RemoteImpala, OffPolicy: RemoteOffPolicy}
-"""Algorithms that can learn from rollouts of an older policy, and what their actors need."""
+"""Algorithms that can learn from actors."""
 
 
 def remote_class(algorithm_class: type[Algorithm]) -> type[Remote] | None:
-    """Returns the class for an algorithm; None where it learns only from rollouts of its newest policy."""
+    """Return the `Remote` class of an algorithm; None if it learns only from its newest policy."""
     return next((remote for cls, remote in REMOTES.items() if issubclass(algorithm_class, cls)), None)
 
 
 def remote_of(algorithm: Algorithm) -> Remote:
-    """Makes the `Remote` of an algorithm that can learn from actors."""
+    """Build the `Remote` of an algorithm that supports actors."""
     cls = remote_class(type(algorithm))
     assert cls is not None
     return cls(algorithm)

@@ -1,4 +1,4 @@
-"""Random network distillation: a reward for states that are new (Burda et al. 2018, arXiv 1810.12894)."""
+"""Random network distillation: an intrinsic reward for novel states (Burda et al. 2018, arXiv 1810.12894)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.schema import PPOConfig
 
 DISCOUNT = 0.99
-"""Discount per step of the sums of rewards by whose deviation rewards are divided, with `normalize`."""
+"""Discount per step of the reward sums whose deviation scales rewards, with `normalize`."""
 
 
 class RandomDistillation(Extension):
-    """Rewards states whose features a predictor does not know yet: features of a network with random, fixed weights.
+    """Rewards the error of a predictor of a random, fixed network's features.
 
-    The reward of a step is the distance of the predictor's features from the true ones, of the observation to act on
-    next: where an episode ended, of the next one. It is multiplied by the weight and the control step [s].
+    The features are of the observation after the step (the new episode's where one ended). The reward is the distance
+    times weight and control step [s].
 
     Raises:
         ConfigError: There is no such observation group.
@@ -63,7 +63,7 @@ class RandomDistillation(Extension):
         return torch.cat([rollout.obs[group][1:], rollout.last_obs[group][None]])
 
     def weights_of_steps(self) -> Float[Tensor, " time"]:
-        """Returns the weight of each step of the rollout [1/s], by the schedule."""
+        """Return the scheduled weight of each step of the rollout [1/s]."""
         cfg, now = self._cfg, self.steps + self._time
         share = {
             "constant": torch.zeros_like(now),
@@ -73,7 +73,7 @@ class RandomDistillation(Extension):
         return cfg.weight + (cfg.final_weight - cfg.weight) * share.float()
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
-        """Add the rewards of new states; `after_minibatch` learns from these states then."""
+        """Add the intrinsic rewards; `after_minibatch` then learns from the same states."""
         self._rollout, states = rollout, self.seen(self._next(rollout, self.group))
         self._states = by_sequence(states, rollout.sequence_length)
         distance = torch.linalg.vector_norm(self.predictor(states) - self.target(states), dim=-1)
@@ -87,7 +87,7 @@ class RandomDistillation(Extension):
         return reward + new * self._reward_scale
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> dict[str, Tensor]:
-        """Make a step of the predictor on the states of a minibatch; after the last one update their statistics."""
+        """Train the predictor on the states of a minibatch; after the last one update their statistics."""
         assert self._states is not None and self._rollout is not None, "begin_update() comes first"
         states = self._states.index_select(1, index)
         error = squared_distance(self.predictor(states), self.target(states)).mean(dim=-1)
@@ -102,19 +102,19 @@ class RandomDistillation(Extension):
         return {"loss/rnd": loss, "rnd/reward": self.mean.clone()}
 
     def describe(self) -> dict[str, str]:
-        """Returns what is rewarded."""
+        """Return group, weight and schedule."""
         cfg = self._cfg
         course = "" if cfg.schedule == "constant" else f", {cfg.schedule} to {cfg.final_weight:g} at step {cfg.end}"
         return {"rnd": f"new states of {self.group}, weight {cfg.weight:g}/s{course}"}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns networks, optimiser, statistics and counters."""
+        """Return networks, optimiser, statistics and counters."""
         modules = {name: getattr(self, name).state_dict() for name in ("target", "predictor", "seen", "sums")}
         numbers = {name: getattr(self, name).clone() for name in ("steps", "discounted")}
         return {**modules, **numbers, "optimizer": self.optimizer.moments()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; with networks of another size all states are new."""
+        """Restore `state_dict`; if network sizes changed, start from scratch."""
         before, now = ({k: x.shape for k, x in net.items()} for net in (state["target"], self.target.state_dict()))
         if before != now:
             warn("the networks of rnd have other sizes now: all states are new")

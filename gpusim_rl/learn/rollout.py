@@ -1,4 +1,4 @@
-"""The rollout of an iteration, in preallocated memory, and generalised advantage estimation."""
+"""Rollout memory and generalised advantage estimation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Float[Tensor, "time envs"], Float[Tensor, "time envs"]]:
-    """Computes generalised advantages (Schulman et al. 2016, arXiv 1506.02438, equation 16).
+    """Compute generalised advantages (Schulman et al. 2016, arXiv 1506.02438, equation 16).
 
     Args:
         reward: Reward of step t.
         value: V(s_t).
-        next_value: V of the observation after step t, before any reset: V(final_obs) where an episode was truncated.
-        terminated: Whether the episode ended by the task's rules in step t: what follows is worth 0.
-        done: Whether the episode ended in step t for any reason: nothing of the next episode leaks into it.
-        valid: Whether the sample counts; else its advantage is 0, and the trajectory before it ends there.
+        next_value: V after step t, before any reset: V(final_obs) where truncated.
+        terminated: The task ended the episode in step t: no bootstrap.
+        done: The episode ended in step t.
+        valid: Valid samples; elsewhere the advantage is 0 and the trajectory before ends.
         gamma: Discount per step.
         gae_lambda: Weight of longer returns.
 
@@ -47,16 +47,13 @@ def gae(
 
 
 class Rollout:
-    """T steps of N environments, time-major.
+    """T steps of N envs, time-major, in preallocated memory.
 
-    V(final_obs) is needed only where the time limit ended an episode. In `max_episode_length` successive steps that
-    happens to an environment at most once. So those observations are kept in a slot for each so many steps. They are
-    valued in one batch at the end: exact, without a second forward pass in every step, without an index list. A slot
-    that is not in use holds zeros.
+    The time limit ends an env's episode at most once in `max_episode_length` steps. One slot per that many steps holds
+    `final_obs` of such ends, else zeros, all valued in one batch at the end: no forward pass per step, no index list.
 
-    Of images, those that are valued are kept only with `valued_images`: a critic of numbers needs none.
-
-    The recurrent state is kept before each training sequence of `sequence_length` steps, which divides T.
+    Only with `valued_images` these include images, as a numeric critic needs none. Recurrent state is kept before each
+    sequence of `sequence_length` steps, which divides T.
     """
 
     def __init__(
@@ -87,7 +84,7 @@ class Rollout:
         self._masks = empty(time, 4, envs, dtype=torch.bool)
         self._begins = empty(envs, dtype=torch.bool)  # an episode, with the first step
         self.hidden = tuple(empty(time // sequence_length, *h.shape, dtype=h.dtype) for h in initial_hidden)
-        """Recurrent state before the first step of each sequence, [sequences, layers, N, size]."""
+        """Recurrent state before each sequence, [sequences, layers, N, size]."""
 
         later = 1 + self.slots
         self.later_obs = {group: empty(later, envs, size) for group, size in env.obs_sizes.items()}
@@ -109,14 +106,14 @@ class Rollout:
         self.final_hidden = tuple(later[1:] for later in self.later_hidden)
 
     def memory(self) -> list[tuple[Tensor, int]]:
-        """Returns all tensors, and the dimension of the environments in each."""
+        """Return all tensors, each with its env dimension."""
         stored = [(x, 1) for x in (*self.obs.values(), self._drawn, *self.later_obs.values())]
         hidden = [(x, 2) for x in (*self.hidden, *self.later_hidden)]
         return [*stored, *hidden, (self._numbers, 2), (self._masks, 2), (self._begins, 0)]
 
     @property
     def valid(self) -> Bool[Tensor, "time envs"]:
-        """Whether the sample counts: the environment did not diverge."""
+        """Whether the sample counts: the env did not diverge."""
         return ~self.diverged
 
     @property
@@ -128,15 +125,9 @@ class Rollout:
     def write(
         self, t: int, obs: Observation, hidden: Hidden, is_first: Tensor, sample: SampledActions, step: Transition
     ) -> None:
-        """Stores step t; step 0 begins a new rollout.
+        """Store step t in [0, T), with observations and recurrent state before it; step 0 begins a new rollout.
 
-        Args:
-            t: Number of the step, in [0, T).
-            obs: Observations that were acted on.
-            hidden: Recurrent state before the step; that after it is `sample.hidden`.
-            is_first: Whether an episode begins at step 0; `step.done` tells it of the next ones.
-            sample: Actions.
-            step: Result of the actions.
+        `is_first` says whether an episode begins at step 0; later ones follow from `step.done`.
         """
         if t == 0:
             self._begins.copy_(is_first)
@@ -162,7 +153,7 @@ class Rollout:
                 buffer.copy_(state.masked_fill(step.done[None, :, None], 0.0))
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Returns observations and rewards of the last control steps, and observations after them."""
+        """Return observations and rewards of the last steps, and the observations after them."""
         obs = {group: x[-steps:] for group, x in self.obs.items() if x.is_floating_point()}
         later = [
             RecordedTensor("an observation after the last step", x, ("", "env", "column"), group)
@@ -172,7 +163,7 @@ class Rollout:
         return [*recorded_steps(obs, self.reward[-steps:]), *later]
 
     def next_values(self, last_value: Tensor, final_values: Float[Tensor, "slots envs"]) -> Float[Tensor, "time envs"]:
-        """Returns V of the observation after each step, before any reset, from V of `last_obs` and `final_obs`."""
+        """Return V of the observation after each step, before any reset, from V of `last_obs` and `final_obs`."""
         next_value = torch.cat([self.value[1:], last_value[None]])
         of_steps = final_values.repeat_interleave(self._steps_per_slot, dim=0)[: self.horizon]
         return torch.where(self.truncated, of_steps, next_value)

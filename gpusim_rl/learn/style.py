@@ -1,7 +1,7 @@
-"""Adversarial motion priors: a discriminator rewards moving as a reference does (Peng et al. 2021, arXiv 2104.02180).
+"""Adversarial motion priors: a discriminator rewards reference-like motion (Peng et al. 2021, arXiv 2104.02180).
 
-The task observes two groups of numbers beside its own: `style`, features of how the agent has just moved, and
-`reference`, the same features of a place of a reference motion that is drawn anew in every control step.
+The task observes two more groups: `style`, features of the agent's last motion, and `reference`, those of a random
+place of a reference motion.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from gpusim_rl.machine.compiled import Compiled
 from gpusim_rl.settings.schema import AMPConfig, DiscriminatorConfig
 
 STYLE, REFERENCE = "style", "reference"
-"""Groups with features of the agent and of the reference."""
+"""Feature groups of agent and reference."""
 LEAST_DOUBT = 1e-4
-"""Least 1 - sigmoid(D) in the logistic reward, which is bounded by that."""
+"""Lower bound of 1 - sigmoid(D) in the logistic reward."""
 SLOPES = {
     "relu": lambda h: (h > 0.0).float(),
     "elu": lambda h: h.clamp(max=0.0) + 1.0,
     "tanh": lambda h: 1.0 - h.square(),
 }
-"""Derivatives of the activations, from their values h."""
+"""Derivatives of the activations as functions of their outputs h."""
 
 
 class Discriminator(nn.Module):
-    """Scores features: high where they could be of the reference, low where they could not.
+    """Scores normalised features: high for reference-like ones.
 
     Args:
         size: Number of features.
         cfg: Settings.
-        clip: Limit of normalised features [standard deviations].
+        clip: Limit of features [standard deviations].
         difference: Whether features are differences from the reference, whose zeros normalisation keeps.
     """
 
@@ -64,29 +64,28 @@ class Discriminator(nn.Module):
         self.weights = [layer.weight for layer in (*self.layers, self.out) if isinstance(layer, nn.Linear)]
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch"]:
-        """Returns scores D of normalised features."""
+        """Return scores D of normalised features."""
         return self.out(self.layers(x))[..., 0]
 
     def reward(self, score: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Returns the reward for a score.
+        """Return the reward of a score.
 
-        Logistic -log(max(1 - sigmoid(D), 1e-4)); of least squares max(0, 1 - (D - 1)^2 / 4), equation 7.
+        Logistic: -log(max(1 - sigmoid(D), 1e-4)). Least squares: max(0, 1 - (D - 1)^2 / 4), equation 7.
         """
         if self._logistic:
             return functional.softplus(score).clamp(max=-math.log(LEAST_DOUBT))
         return (1.0 - 0.25 * (score - 1.0).square()).clamp(min=0.0)
 
     def error(self, score: Float[Tensor, " batch"], target: float) -> Float[Tensor, " batch"]:
-        """Returns the loss of scores whose sign should be that of the target, 1 or -1."""
+        """Return the loss of scores for target 1 or -1."""
         return functional.softplus(-target * score) if self._logistic else (score - target).square()
 
     def with_gradient(
         self, x: Float[Tensor, "batch size"], since: int
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "rest size"]]:
-        """Returns scores, and of the rows from `since` on their gradients with respect to the features.
+        """Return scores, and feature gradients of the rows from `since` on.
 
-        The gradient is the chain rule, written down. So that of its norm is a plain backward pass, which torch.compile
-        can take, and no second derivative of every kernel.
+        The chain rule is written out: no kernel needs a second derivative, and torch.compile works.
         """
         values = []
         for layer in self.layers:
@@ -100,18 +99,13 @@ class Discriminator(nn.Module):
 
 
 class FeatureReplay(nn.Module):
-    """Features of earlier rollouts, in a ring of fixed memory: the newest rows replace the oldest.
-
-    Args:
-        capacity: Number of rows.
-        size: Number of features.
-    """
+    """Ring buffer of features of earlier rollouts."""
 
     rows: Tensor
     valid: Tensor
     """Whether a row counts: its env had not diverged."""
     filled: Tensor
-    """Rows that have been written, int64 []."""
+    """Rows written so far, int64 []."""
     _place: Tensor
 
     def __init__(self, capacity: int, size: int) -> None:
@@ -122,7 +116,7 @@ class FeatureReplay(nn.Module):
         self.register_buffer("_place", torch.zeros((), dtype=torch.int64))
 
     def store(self, rows: Float[Tensor, "new size"], valid: Bool[Tensor, " new"]) -> None:
-        """Writes rows, no more than the ring has."""
+        """Write at most `capacity` rows."""
         number, capacity = len(rows), len(self.rows)
         places = (self._place + torch.arange(number, device=rows.device)).remainder_(capacity)
         self.rows.index_copy_(0, places, rows)
@@ -131,57 +125,52 @@ class FeatureReplay(nn.Module):
         self.filled.add_(number).clamp_(max=capacity)
 
     def draw(self, unit: Float[Tensor, " batch"]) -> tuple[Float[Tensor, "batch size"], Bool[Tensor, " batch"]]:
-        """Returns the rows for numbers drawn uniformly from [0, 1), and whether each of them counts."""
+        """Return rows for uniform numbers in [0, 1), and their validity."""
         places = torch.minimum((unit * self.filled).long(), self.filled - 1)
         return self.rows.index_select(0, places), self.valid.index_select(0, places)
 
     def contents(self) -> dict[str, Tensor]:
-        """Returns a copy of the state, without rows that were never written. Reads their number."""
+        """Return a copy of the state without unwritten rows."""
         number = int(self.filled)
         state = {"rows": self.rows[:number], "valid": self.valid[:number], "filled": self.filled, "_place": self._place}
         return {name: x.clone() for name, x in state.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restores `contents` in place."""
+        """Restore `contents` in place."""
         for name, x in self.named_buffers():
             (x[: len(state[name])] if x.ndim else x).copy_(state[name])
 
 
 class StyleRecord:
-    """Features of agent and reference in the control steps of a rollout, [T, N, size] each.
-
-    Attributes:
-        groups: Features by observation group; without the reference where that is zero.
-    """
+    """Features of agent and reference in a rollout, [T, N, size] each."""
 
     def __init__(self, horizon: int, num_envs: int, sizes: dict[str, int], device: torch.device) -> None:
         self.groups = {name: torch.zeros(horizon, num_envs, size, device=device) for name, size in sizes.items()}
 
     def write(self, t: int, step: Transition) -> None:
-        """Stores step t: of the agent what came of its action, also where that ended the episode."""
+        """Store step t, with the agent's features before any reset."""
         for name, memory in self.groups.items():
             memory[t].copy_((step.final_obs if name == STYLE else step.obs)[name])
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Returns the features of the last control steps."""
+        """Return the features of the last control steps."""
         axes = "step", "env", "column"
         return [RecordedTensor("an observation", x[-steps:], axes, name) for name, x in self.groups.items()]
 
 
 class Style(Extension):
-    """Reward for style, which a discriminator learns beside the policy.
+    """Style reward from a discriminator trained next to the policy.
 
-        reward = task_weight * reward of the task + style_weight * reward(D(style))
+        reward = task_weight * task reward + style_weight * reward(D(style))
 
-    After each minibatch of PPO the discriminator makes a step of its own: it learns to tell features of the reference
-    from the agent's, half of them of this rollout and half of a replay memory. Its loss is
+    After each minibatch of PPO the discriminator takes a step; half of the agent's features are of this rollout, half
+    of a replay memory. Its loss is
 
         (E[error(D(agent), -1)] + E[error(D(reference), 1)]) / 2 + gradient_penalty * E[|dD/dx|^2]
             + logit_decay * |last weights|^2 + weight_decay * |weights|^2
 
-    With `difference` the features are the difference from a reference at the same time, divided by its mean absolute
-    value; zeros are the only example of the reference, and the penalty is on the agent's samples (ADD, Zhang et al.
-    2025, arXiv 2505.04961).
+    With `difference` the features are differences from a synchronous reference, divided by their mean absolute value;
+    the reference is zeros, and the penalty is on the agent's samples (ADD, Zhang et al. 2025, arXiv 2505.04961).
 
     Raises:
         ConfigError: The task does not observe the groups.
@@ -216,7 +205,7 @@ class Style(Extension):
         self.features.write(t, step)
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
-        """Keep some features in the replay memory; weigh the task's rewards and add those for style."""
+        """Add features to the replay memory; mix task and style rewards."""
         cfg, it, style = self.cfg, self.discriminator, self.features.groups[STYLE]
         self._valid.copy_(rollout.valid.flatten())
         kept = self._random_rows(self._kept)
@@ -228,7 +217,7 @@ class Style(Extension):
         return cfg.task_weight * reward + (cfg.style_weight * cfg.reward_scale) * rewards
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> dict[str, Tensor]:
-        """Make a step of the discriminator; after the last one update the statistics of features."""
+        """Train the discriminator; after the last minibatch update the feature statistics."""
         loss, penalty, of_agent, of_reference = self._learn().unbind()
         numbers = {
             "loss/discriminator": loss,
@@ -249,7 +238,7 @@ class Style(Extension):
         return torch.randint(self._samples, (number,), generator=self._draws, device=self.device)
 
     def _learn(self) -> Tensor:
-        """Make a step of the discriminator; return its loss, penalty and accuracies."""
+        """Take a step of the discriminator; return its loss, penalty and accuracies."""
         it, number = self.discriminator, self.cfg.discriminator.batch_size
         new, of_reference = self._random_rows(2 * number).split(number)
         unit = torch.rand(number, generator=self._draws, device=self.device)
@@ -268,12 +257,9 @@ class Style(Extension):
         return numbers
 
     def _discriminator_loss(self, x: Tensor, weight: Tensor, weight_of_reference: float) -> Tensor:
-        """Returns loss, mean square of the gradient, and the accuracies on agent and reference: this process's share.
+        """Return this process's share of loss, mean squared gradient, and accuracies on agent and reference.
 
-        Args:
-            x: Normalised features, the agent's before those of the reference, [batch, size].
-            weight: Weights of the agent's samples in means.
-            weight_of_reference: Weight of a sample of the reference.
+        `x` has normalised features [batch, size], the agent's first; the weights are those of samples in means.
         """
         it, cfg, agents = self.discriminator, self.cfg.discriminator, len(weight)
         penalized = cfg.penalized
@@ -295,7 +281,7 @@ class Style(Extension):
         return torch.stack([loss, penalty, agent_rejected, reference_accepted])
 
     def describe(self) -> dict[str, str]:
-        """Return what tells styles apart."""
+        """Return features, network and weights."""
         cfg = self.cfg
         layers = f"{'x'.join(map(str, cfg.discriminator.hidden))} {cfg.discriminator.activation}"
         features = "differences" if cfg.difference else "features"
@@ -304,7 +290,7 @@ class Style(Extension):
         return {"style": f"{text}, of the task {cfg.task_weight:g}"}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return discriminator, its optimiser, replay memory and random generator."""
+        """Return discriminator, optimiser, replay memory and random generator."""
         modules = {"discriminator": self.discriminator.state_dict(), "replay": self.replay.contents()}
         return {**modules, "optimizer": self.optimizer.moments(), "generator": self._draws.get_state()}
 
@@ -317,7 +303,6 @@ class Style(Extension):
 
 
 def _check_groups(sizes: Mapping[str, int], groups: tuple[str, ...], name: str) -> None:
-    """Raises ConfigError where the task does not observe the groups, or where they differ in size."""
     for group in groups:
         if group not in sizes:
             problem = f"the task has no observation group {group!r}, only {', '.join(sizes)}"

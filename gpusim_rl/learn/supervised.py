@@ -1,4 +1,4 @@
-"""Supervised policies: behaviour cloning of demonstrations, and distillation of a trained policy."""
+"""Supervised learning: behaviour cloning and policy distillation."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from gpusim_rl.learn.teacher import IMITATION, LABEL, Labels
 from gpusim_rl.settings.schema import BCConfig, DistillConfig
 
 MOST_HELD_OUT = 8192
-"""Held-out control steps of which the loss is computed; of more of them, as many at equal distances."""
+"""Maximum held-out control steps in the validation loss; of more, an evenly spaced subset."""
 DISTANCES = {"mse": functional.mse_loss, "huber": functional.huber_loss}
 
 
 def _seen(env: EnvSpec) -> EnvSpec:
-    """Return the envs with the groups that a student sees: without those of a critic or a teacher."""
     return dataclasses.replace(env, obs_sizes={"policy": env.obs_sizes["policy"]})
 
 
 def _make_student(cls: type, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
-    """Make the networks; values are not learned, and the noise only where the loss depends on it."""
+    """Build networks without trainable values, and with trainable noise only if the loss depends on it."""
     policy = ActorCritic(cfg, _seen(env), context.section).to(device)
     fixed = ("value_head",) if cfg.loss == "nll" else ("value_head", "head.log_std")
     for name, parameter in policy.named_parameters():
@@ -43,14 +42,14 @@ def _make_student(cls: type, cfg: Any, env: EnvSpec, context: LearnerContext, de
 
 
 class BC(OnPolicy):
-    """Behaviour cloning: learns from a file alone (Pomerleau 1988; Bain and Sammut 1995).
+    """Behaviour cloning of demonstrations (Pomerleau 1988; Bain and Sammut 1995).
 
-    The envs show what the policy is worth: an iteration begins with a rollout. Observations are normalised by the
-    statistics of the demonstrations. Whole episodes are held out, at equal distances in the file.
+    The rollout only measures the policy. Demonstrations set the observation statistics. Evenly spaced whole episodes
+    are held out.
 
     Attributes:
-        seen: Demonstrations that are learned from: raw observations and actions, [1, steps, size] each.
-        held_out: Those that are not; None without.
+        seen: Raw observations and actions to learn from, [1, steps, size] each.
+        held_out: Held-out ones, or None.
     """
 
     Config = BCConfig
@@ -67,15 +66,13 @@ class BC(OnPolicy):
     make_policy = classmethod(_make_student)  # type: ignore[reportAssignmentType]
 
     def loss_weights(self) -> dict[str, float]:
-        """Return the weight of the only loss."""
         return {IMITATION: 1.0}
 
     def fit_minibatches(self, samples: int) -> int:
-        """Return the number of batches of an iteration."""
         return self.cfg.gradient_steps
 
     def _load(self, env: EnvSpec) -> tuple[Sequences, Sequences | None, str]:
-        """Read the file, set the statistics of observations by it, and split it; return its digest too."""
+        """Read and split the file, set the observation statistics; return its digest too."""
         key, file = f"{self._section}.demonstrations.file", self.cfg.demonstrations.file
         if file is None:
             problem = "is not given, and a resume needs it again: expected a file that tools/collect.py has written"
@@ -105,7 +102,6 @@ class BC(OnPolicy):
         return Sequences({"policy": obs}, action, (), None)
 
     def update(self) -> dict[str, Tensor]:
-        """Learn from demonstrations; return numbers for the log."""
         self.steps.anneal(self.max_iterations)
         rollout = self.rollout
         stats = {"check/obs": rollout.obs["policy"].sum(), "check/reward": rollout.reward.sum()}
@@ -118,7 +114,6 @@ class BC(OnPolicy):
         return stats | self.end_update(steps, observed=False)
 
     def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
-        """Return the loss of demonstrations."""
         samples = self.cfg.batch_size * self.collective.size
         return self.errors(inputs, packed).sum()[None] / samples
 
@@ -133,27 +128,21 @@ class BC(OnPolicy):
         return f"{self.num_minibatches} x {self.cfg.batch_size} of {self.seen.packed.shape[1]} demonstrated steps"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return that of its base, and which demonstrations they are."""
         return super().state_dict() | {"demonstrations": self._digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; the statistics of observations are those of the checkpoint."""
         super().load_state_dict(state)
         if state["demonstrations"] != self._digest:
             warn("the demonstrations are not those that the training had before")
 
 
 class Distill(OnPolicy):
-    """Policy distillation: learns a teacher's mean actions in the states that the student comes to.
+    """Policy distillation: regression of a teacher's mean actions in the student's states.
 
-    The student acts and explores; the teacher only says what it would do (DAgger, Ross et al. 2011, arXiv 1011.0686,
-    with beta = 0; Rusu et al. 2016, arXiv 1511.06295). The loss is the distance of the student's mean from the
-    teacher's. A recurrent state is followed back over `sequence_length` control steps. Each step of the optimiser takes
-    as many samples as so many steps of all envs have, of all times of the rollout: at one time all envs may need the
-    same, and a student would learn nothing else.
-
-    Attributes:
-        labels: Actions of the teacher.
+    The student acts, the teacher labels (DAgger, Ross et al. 2011, arXiv 1011.0686, with beta = 0; Rusu et al. 2016,
+    arXiv 1511.06295). Recurrent state is backpropagated through `sequence_length` control steps. An optimiser step
+    takes as many samples as that many steps of all envs, but from all times of the rollout: at one time all envs may
+    need the same action.
     """
 
     Config = DistillConfig
@@ -170,20 +159,16 @@ class Distill(OnPolicy):
     make_policy = classmethod(_make_student)  # type: ignore[reportAssignmentType]
 
     def loss_weights(self) -> dict[str, float]:
-        """Return the weight of the only loss."""
         return {IMITATION: 1.0}
 
     def fit_minibatches(self, samples: int) -> int:
-        """Return the number of minibatches of a rollout."""
         return self.horizon // fit_sequence_length(self.horizon, self.cfg.sequence_length)
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Write the step into the rollout, and what the teacher would have done."""
         self.labels.record(self.exploration.step, self.exploration.acted_on, step.done)
         super().record(action, step)
 
     def update(self) -> dict[str, Tensor]:
-        """Learn from the teacher's actions; return numbers for the log."""
         self.steps.anneal(self.max_iterations)
         rollout = self.rollout
         inputs = {**self.policy.inputs(rollout.obs), LABEL: self.labels.actions}
@@ -198,7 +183,6 @@ class Distill(OnPolicy):
         return {"check/obs": rollout.obs["policy"].sum(), **self.end_update(steps)}
 
     def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
-        """Return the distance of mean actions from the teacher's."""
         mean = self.policy(inputs, hidden, is_first)[0].mode
         distance = DISTANCES[self.cfg.loss](mean, inputs[LABEL], reduction="none").mean(dim=-1)
         return (distance[None] * packed[..., 0]).flatten(1).sum(dim=1)
@@ -209,16 +193,13 @@ class Distill(OnPolicy):
         return f"in {self.num_minibatches} x {text} control steps, {self.cfg.epochs} epochs"
 
     def describe(self) -> dict[str, str]:
-        """Return network, batch and teacher."""
         return super().describe() | {"teacher": f"{self.cfg.teacher}, observes {self.labels.group}"}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return that of its base, and the teacher's unfinished episodes."""
         state = super().state_dict()
         state["episodes"]["teacher"] = self.labels.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`."""
         super().load_state_dict(state)
         self.labels.load_state_dict((state["episodes"] or {}).get("teacher"))

@@ -1,4 +1,4 @@
-"""Left-right symmetry: PPO learns from the mirror images of its samples too, or that its actions should mirror."""
+"""Left-right symmetry for PPO: mirrored samples and a mirror loss."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from gpusim_rl.spaces import SignedPermutation
 
 SYMMETRY_LOSS = "loss/symmetry"
 IMAGE = "image of "
-"""Beginning of the name of an input that is a mirror image."""
+"""Prefix of mirrored inputs."""
 AUGMENTED = ("loss/policy", "loss/value", "loss/bounds")
-"""Losses whose mean is taken over the samples and their mirror images; entropy and KL are of the samples alone."""
+"""Losses averaged over samples and their mirror images; entropy and KL use the samples alone."""
 
 
 class Symmetry(Extension):
-    """Adds mirror images to the minibatches of PPO (Mittal et al. 2024, arXiv 2403.04359).
+    """Adds mirror images to PPO's minibatches (Mittal et al. 2024, arXiv 2403.04359).
 
-    The mirror image of a sample has the advantage, the value, the target and the old log-probability of the sample. It
-    is made of raw observations, and normalised then by the statistics of those that were seen.
+    A mirror image shares advantage, value, target and old log-probability with its sample. Its raw observations are
+    mirrored, then normalised by the statistics of the originals.
 
     Args:
-        maps: Mirror images of the observation groups and of `actions`, by name.
-        asymmetry: Distance of the robot from its own mirror image.
+        maps: Mirror maps of the observation groups and of `actions`.
+        asymmetry: Distance of the robot from its mirror image.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Symmetry(Extension):
 
     @classmethod
     def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Symmetry:
-        """Return the symmetry of a training.
+        """Build the symmetry of a training.
 
         Raises:
-            ConfigError: The policy is recurrent, or the task has no mirror image.
+            ConfigError: The policy has a memory, or the task has no mirror image.
         """
         key = f"{context.section}.symmetry"
         off = f"Try {key}.augment=false {key}.mirror_loss=0"
@@ -66,10 +66,7 @@ class Symmetry(Extension):
             raise ConfigError(f"{key}: {error}. {off}") from None
 
     def image(self, name: str, values: Tensor) -> Tensor:
-        """Returns the mirror image of raw observations of a group, or of `actions`, [*batch, size].
-
-        Of images, uint8 [*batch, height, width, channels], left and right change places.
-        """
+        """Mirror raw observations of a group, `actions`, or images, uint8 [*batch, height, width, channels]."""
         if values.dtype == torch.uint8:
             return values.flip(-2)
         index, signs, terms = self._maps[name]
@@ -77,13 +74,13 @@ class Symmetry(Extension):
         return image if terms is None else image + values @ terms
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
-        """Add the normalised mirror images of the observations to the inputs."""
+        """Add the normalised mirror images to the inputs."""
         images = policy.normalize({group: self.image(group, rollout.obs[group]) for group in policy.groups})
         inputs |= {f"{IMAGE}{group}": image.to(inputs[group].dtype) for group, image in images.items()}
         return reward
 
     def losses(self, evaluate: Evaluate, minibatch: Minibatch) -> Evaluated:
-        """Evaluate samples [1, batch] and their mirror images as one batch [2, batch]; images share all but actions."""
+        """Evaluate samples [1, batch] and their mirror images as one batch [2, batch]."""
         old, inputs = minibatch.old, minibatch.inputs
         twice = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
         both = {name: value.expand(2, *value.shape[1:]) for name, value in twice.items()}
@@ -100,7 +97,7 @@ class Symmetry(Extension):
         return folded, EvaluatedActions(now.log_prob[:1], now.entropy[:1], first, now.value[:1])
 
     def describe(self) -> dict[str, str]:
-        """Returns what is done, and how symmetric the robot is."""
+        """Return mode and asymmetry."""
         does = ["samples and their mirror images"] * self._cfg.augment
         does += [f"mirror loss {self._cfg.mirror_loss:g}"] * (self._cfg.mirror_loss > 0.0)
         return {"symmetry": f"{', '.join(does)}; the robot differs from its image by {100 * self._asymmetry:.2g} %"}

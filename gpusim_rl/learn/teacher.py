@@ -1,4 +1,4 @@
-"""A policy of another run: a teacher, whose actions are imitated, or what a training begins with."""
+"""Policies of other runs: teachers to imitate, and warm starts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from gpusim_rl.settings.schema import PPOConfig
 from gpusim_rl.spaces import Box
 
 GROUP = "teacher"
-"""Group that a teacher observes, where the envs have it; else it is `policy`."""
+"""Group that a teacher observes, if the envs have it; else `policy`."""
 NETWORK = ("_target_", "hidden", "activation", "state_dependent_std", "rnn", "rnn_size", "rnn_layers")
-"""Settings of the network that an actor follows from."""
+"""Network settings that determine the actor."""
 LABEL = "label"
-"""Name of the input with a teacher's actions."""
+"""Input with the teacher's actions."""
 IMITATION = "loss/imitation"
-"""Name of the loss that compares the mean actions of student and teacher."""
+"""Loss between the mean actions of student and teacher."""
 
 
 def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str) -> TrainedPolicy:
-    """Loads the policy of a run, which observes this group of the envs."""
     assert context.load_policy is not None, "no policies of other runs can be loaded here"
     found = context.load_policy(name)
     theirs, ours = found.obs_sizes["policy"], env.obs_sizes.get(group)
@@ -44,24 +43,15 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
 
 
 class Labels:
-    """Actions of a trained policy in the envs of a student, one for each step of a rollout.
-
-    It observes the group `teacher`, where there is one, else `policy`. Its actions are its most likely ones, within
-    the limit that the envs clamp them to.
-
-    Args:
-        env: Environments.
-        context: Function that loads its policy, and section of the settings.
-        setting: Setting of the section that names its run, for messages.
-        name: Run folder, checkpoint or task.
+    """Most likely actions of a teacher in the student's envs, clamped to the action limit.
 
     Attributes:
-        group: Group that it observes.
-        actions: Its actions in the rollout, [T, N, actions].
-        hidden: Its recurrent state.
+        group: Observed group.
+        actions: Actions in the rollout, [T, N, actions].
+        hidden: Recurrent state of the teacher.
 
     Raises:
-        ConfigError: There is no such run, it is not to be trusted, or it does not fit the envs.
+        ConfigError: There is no such run, it is not trusted, or it does not fit the envs.
     """
 
     def __init__(
@@ -83,23 +73,23 @@ class Labels:
 
     @torch.no_grad()
     def record(self, t: int, obs: Observation, done: Tensor) -> None:
-        """Store the actions for what the student acted on in step t, and forget the episodes that are done."""
+        """Store the teacher's actions for step t; reset its state where episodes are done."""
         action, hidden = self._policy.act_without_critic({"policy": obs[self.group]}, self.hidden)
         self.actions[t].copy_(action if self._limit is None else action.clamp(-self._limit, self._limit))
         for state, new in zip(self.hidden, hidden, strict=True):
             state.copy_(new.masked_fill(done[None, :, None], 0.0))
 
     def begin_episodes(self) -> None:
-        """Forget all episodes."""
+        """Reset the recurrent state."""
         for state in self.hidden:
             state.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which policy it is, and its recurrent state."""
+        """Return digest and recurrent state of the teacher."""
         return {"digest": self._digest, "hidden": [state.clone() for state in self.hidden]}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore `state_dict`; another teacher than before, or None, begins new episodes."""
+        """Restore `state_dict`; a different teacher, or None, begins new episodes."""
         if state is None or state["digest"] != self._digest:
             if state is not None:
                 warn("the teacher is not the one that the training had before")
@@ -110,11 +100,7 @@ class Labels:
 
 
 class Teacher(Extension):
-    """Loss that draws the student's mean actions to a teacher's, in addition to the rewards.
-
-    Attributes:
-        labels: Actions of the teacher.
-    """
+    """Loss that pulls the student's mean actions towards a teacher's."""
 
     groups = (GROUP,)
 
@@ -127,11 +113,11 @@ class Teacher(Extension):
         self.weights = {IMITATION: self._weight if settings.end else settings.weight}
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
-        """Ask the teacher what it would do."""
+        """Store the teacher's actions."""
         self.labels.record(t, obs, step.done)
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
-        """Add the teacher's actions to the inputs, and set the weight of the schedule."""
+        """Add the teacher's actions to the inputs and set the scheduled weight."""
         inputs[LABEL], cfg = self.labels.actions, self._cfg
         if cfg.end:
             left = ((cfg.end - self._steps) / max(1, cfg.end - cfg.begin)).clamp(0.0, 1.0)
@@ -140,19 +126,19 @@ class Teacher(Extension):
         return reward
 
     def losses(self, evaluate: Evaluate, minibatch: Minibatch) -> Evaluated:
-        """Add the squared distance between the mean actions."""
+        """Add the squared distance between mean actions."""
         terms, now = evaluate(minibatch)
         distance = squared_distance(now.distribution.mode, minibatch.inputs[LABEL])
         return {**terms, IMITATION: distance.mean(dim=-1)}, now
 
     def describe(self) -> dict[str, str]:
-        """Return the teacher and its weight."""
+        """Return teacher and weight."""
         cfg = self._cfg
         course = f", 0 from step {cfg.end} on" if cfg.end else ""
         return {"teacher": f"{cfg.run}, observes {self.labels.group}, weight {cfg.weight:g}{course}"}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the progress of the schedule, and the teacher's unfinished episodes."""
+        """Return schedule progress, and the teacher's unfinished episodes."""
         return {"steps": self._steps.clone(), "episodes": self.labels.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -162,21 +148,14 @@ class Teacher(Extension):
 
 
 TAKEN = "actor.", "head.", "encoder.", "obs_norm.policy."
-"""Parts of a policy that act."""
+"""Prefixes of a policy's acting parameters."""
 
 
 def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerContext, name: str) -> None:
-    """Takes over the actor of another run, and the statistics of what it observes; critic and values stay new.
-
-    Args:
-        policy: Policy of a new training.
-        settings: Settings of its algorithm.
-        env: Environments.
-        context: Function that loads the policy, and section of the settings.
-        name: Run folder, checkpoint or task.
+    """Copy actor and observation statistics of the run, checkpoint or task `name`; the critic stays new.
 
     Raises:
-        ConfigError: There is no such run, it is not to be trusted, or its policy is another one.
+        ConfigError: There is no such run, it is not trusted, or its policy does not match.
     """
     found = _load(env, context, "start_from", name, "policy")
     if not (isinstance(policy, ActorCritic) and isinstance(found.policy, ActorCritic)):
