@@ -49,7 +49,7 @@ class Chunks:
     def sum(self, function: Callable[[Tensor], Sequence[Tensor]], index: Tensor) -> list[Tensor]:
         """Add up the results of `function` over the chunks of `index`, tensor by tensor."""
         parts = index.split(self._size) if self._size is not None else (index,)
-        # A dispatch mode, such as one that counts operations, sees its own thread only.
+        # A dispatch mode, such as an operation counter, sees only its own thread.
         if len(parts) == 1 or _get_current_dispatch_mode() is not None:
             results = map(function, parts)
         elif self._cold:
@@ -63,12 +63,7 @@ class Chunks:
 
     def _workers(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            workers = most_workers()
-            # The number is each thread's own: threads that exist keep theirs.
-            self._pool = ThreadPoolExecutor(
-                workers,
-                "chunk",
-                initializer=torch.set_num_threads,
-                initargs=(max(1, torch.get_num_threads() // MOST_WORKERS),),
-            )
+            inner = max(1, torch.get_num_threads() // MOST_WORKERS)
+            # torch's thread count is per thread: set it in each worker.
+            self._pool = ThreadPoolExecutor(most_workers(), "chunk", torch.set_num_threads, (inner,))
         return self._pool

@@ -20,9 +20,8 @@ from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.replay import Replay, Trajectory
 from gpusim_rl.spaces import MultiDiscrete
 
-FLAGS = ("terminated", "truncated", "diverged")
-"""Causes of an episode's end, as in `Transition`."""
-AGAIN = "Try python tools/collect.py, which makes one"
+FLAGS = ("terminated", "truncated", "diverged")  # causes of an episode's end, as in `Transition`
+RECORD = "Try python tools/collect.py"
 
 Array = NDArray[Any]
 
@@ -35,66 +34,47 @@ class Demonstrations:
         ConfigError: Array shapes disagree, or a number is not finite.
     """
 
-    task: str
-    """Class name of the task."""
-    commit: str
-    """Commit of the recording code; empty if unknown."""
-    dt: float
-    """Control step [s]."""
-    episode_length: int
-    """Time limit [control steps]."""
+    task: str  # class name
+    commit: str  # of the recording code; empty if unknown
+    dt: float  # control step [s]
+    episode_length: int  # time limit [control steps]
     num_envs: int
-    executed: bool
-    """Whether all actions were executed; else some are labels for states that a policy visited."""
-    obs: Mapping[str, Array]
-    """Raw observations before each control step by group, [steps, size]."""
-    final_obs: Mapping[str, Array]
-    """Observations at the end of each episode by group, [episodes, size]."""
-    obs_names: Mapping[str, Array]
-    """Column names of the observations by group, [size]."""
-    action: Array
-    """Actions as the envs take them, [steps, actions]; integers if they are choices."""
-    action_names: Array
-    """Column names of the actions, [actions]."""
-    reward: Array
-    """[steps]."""
-    terminated: Array
-    """The task ended the episode with this step, [steps]."""
-    truncated: Array
-    """The time limit or the end of the recording did, [steps]."""
-    diverged: Array
-    """The simulation failed in this step, [steps]."""
+    executed: bool  # False if some actions are labels for states that a policy visited
+    obs: Mapping[str, Array]  # raw, before each control step, [steps, size]
+    final_obs: Mapping[str, Array]  # at the end of each episode, [episodes, size]
+    obs_names: Mapping[str, Array]  # names of the columns, [size]
+    action: Array  # as the envs take it, [steps, actions]; integers if discrete
+    action_names: Array  # names of the columns, [actions]
+    reward: Array  # [steps]
+    terminated: Array  # ended by the task with this step, [steps]
+    truncated: Array  # ended by the time limit or the end of the recording, [steps]
+    diverged: Array  # the simulation failed in this step, [steps]
 
     def __post_init__(self) -> None:
         steps = len(self.reward)
         if not (steps and self.ends[-1]):
-            raise ConfigError(f"{steps} control steps do not end with the end of an episode")
+            raise ConfigError(f"the last of {steps} control steps does not end an episode")
         if not 0.0 < self.dt < math.inf:
-            raise ConfigError(f"dt is {self.dt:g} s, expected a control step of more than 0 s")
-        shapes: dict[str, tuple[Array, tuple[int, ...]]]
-        shapes = {name: (self._named(name), (steps,)) for name in ("reward", *FLAGS)}
-        shapes["action"] = self.action, (steps, len(self.action_names))
+            raise ConfigError(key="dt", expected="a control step above 0 [s]", got=self.dt)
+        arrays: dict[str, tuple[Any, tuple[int, ...]]] = {name: (getattr(self, name), (steps,)) for name in FLAGS}
+        arrays |= {"reward": (self.reward, (steps,)), "action": (self.action, (steps, len(self.action_names)))}
         for group, names in self.obs_names.items():
-            shapes[f"obs/{group}"] = self._named("obs", group), (steps, len(names))
-            shapes[f"final_obs/{group}"] = self._named("final_obs", group), (self.episodes, len(names))
-        for name, (array, shape) in shapes.items():
+            arrays[f"obs/{group}"] = self.obs.get(group), (steps, len(names))
+            arrays[f"final_obs/{group}"] = self.final_obs.get(group), (self.episodes, len(names))
+        for name, (array, shape) in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise ConfigError("no such array", key=name)
             if array.shape != shape:
-                raise ConfigError(f"{name} is {list(array.shape)}, expected {list(shape)}")
+                raise ConfigError(key=name, expected=f"shape {shape}", got=array.shape)
             if array.dtype.kind not in ("b" if name in FLAGS else "fi"):
-                raise ConfigError(f"{name} has values of type {array.dtype}")
+                raise ConfigError(key=name, expected="bool" if name in FLAGS else "numbers", got=str(array.dtype))
             bad = np.argwhere(~np.isfinite(array))
             if len(bad):
                 row, *column = bad[0].tolist()
                 names = self.action_names if name == "action" else self.obs_names.get(name.partition("/")[2], ())
                 where = f"{'episode' if name.startswith('final_obs') else 'control step'} {row}"
                 where += f", {names[column[0]]}" if column else ""
-                raise ConfigError(f"{name} has a number that is not finite: {where}")
-
-    def _named(self, name: str, group: str | None = None) -> Array:
-        array = getattr(self, name) if group is None else getattr(self, name).get(group)
-        if not isinstance(array, np.ndarray):
-            raise ConfigError(f"{name}{f'/{group}' if group else ''} is missing")
-        return array
+                raise ConfigError(f"not finite in {where}", key=name)
 
     @property
     def ends(self) -> Array:
@@ -117,9 +97,8 @@ def save(path: Path, shown: Demonstrations) -> None:
     entries = _by_entry(shown)
     size = sum(value.nbytes for value in entries.values() if isinstance(value, np.ndarray))
     if size > DEMONSTRATIONS_BYTES:
-        raise ConfigError(
-            f"{path} would have {size / 1e9:.1f} GB, {DEMONSTRATIONS_BYTES / 1e9:.1f} GB at most. Try fewer episodes"
-        )
+        problem = f"{size / 1e9:.1f} GB exceed the limit of {DEMONSTRATIONS_BYTES / 1e9:.1f} GB"
+        raise ConfigError(problem, hint="Try fewer episodes")
     npz_file.save(path, entries)
 
 
@@ -133,7 +112,7 @@ def concatenate(first: Demonstrations, then: Demonstrations) -> Demonstrations:
     same = [name for name in two if name in ("task", "dt") or name.startswith(("obs_names/", "action_names"))]
     differ = one.keys() ^ two.keys() or [name for name in same if not np.array_equal(one[name], two[name])]
     if differ:
-        raise ConfigError(f"its {', '.join(sorted(differ))} is not that of the new episodes")
+        raise ConfigError(f"{', '.join(sorted(differ))} differ between old and new episodes")
     rows = [name for name, value in two.items() if isinstance(value, np.ndarray) and name not in same]
     both = {name: np.concatenate([one[name], two[name]]) for name in rows}
     return Demonstrations(**_by_field({**two, **both, "executed": first.executed and then.executed}))
@@ -165,25 +144,21 @@ def read(path: Path) -> tuple[Demonstrations, str]:
     Raises:
         ConfigError: The file is missing, of another kind, or inconsistent.
     """
-    found, digest = npz_file.load(path, DEMONSTRATIONS_BYTES)
-    if any(name.endswith("/data.pkl") for name in found):
-        raise ConfigError(f"{path} is a checkpoint, or demonstrations of an older version. {AGAIN} anew")
-    values = _by_field(found)
-    values.setdefault("executed", np.array(True))  # older files have no entry: all were
-    missing = [field.name for field in fields(Demonstrations) if field.name not in values]
-    if missing:
-        raise ConfigError(f"{path} holds no demonstrations: {missing[0]} is missing. {AGAIN}")
+    arrays, digest = npz_file.load(path, DEMONSTRATIONS_BYTES)
+    if any(name.endswith("/data.pkl") for name in arrays):
+        raise ConfigError("this is a checkpoint, or demonstrations of an older version", key=str(path), hint=RECORD)
+    values = _by_field(arrays)
+    values.setdefault("executed", np.array(True))  # missing in older files
     try:
         kinds = {"task": str, "commit": str, "dt": float, "episode_length": int, "num_envs": int, "executed": bool}
-        for name, kind in kinds.items():
-            values[name] = kind(values[name].item())
-        if any(values[flag].dtype != bool for flag in FLAGS) or not len({len(values[flag]) for flag in FLAGS}) == 1:
-            raise ConfigError(f"{', '.join(FLAGS)} are not flags of the same control steps")
+        values |= {name: kind(values[name].item()) for name, kind in kinds.items()}
+        if any(values[flag].dtype != bool for flag in FLAGS) or len({len(values[flag]) for flag in FLAGS}) > 1:
+            raise ConfigError(key=", ".join(FLAGS), expected="flags of the same control steps")
         return Demonstrations(**{field.name: values[field.name] for field in fields(Demonstrations)}), digest
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise error.within(str(path)) from None
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ConfigError(f"{path} holds no demonstrations: {error}. {AGAIN}") from None
+        raise ConfigError(f"no demonstrations: {error!r}", key=str(path), hint=RECORD) from None
 
 
 def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstrations, str]:
@@ -199,28 +174,25 @@ def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstratio
 
 def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collection[str]) -> None:
     """Raise ConfigError unless demonstrations fit the envs in these observation groups."""
-    if env.task and shown.task != env.task:
-        raise ConfigError(f"{file} is of task {shown.task}, and this is {env.task}")
-    if env.task and not math.isclose(shown.dt, env.dt, rel_tol=1e-6):
-        theirs, ours = f"{shown.dt:.4g} s", f"{env.dt:.4g} s"
-        hint = f"Try task.control_hz={1.0 / shown.dt:.6g}"
-        raise ConfigError(f"{file} has control steps of {theirs}, and the task of {ours}. {hint}")
+
+    def require(what: str, expected: object, got: object, hint: str = "") -> None:
+        if got != expected:
+            raise ConfigError(f"different {what}", key=file, expected=f"{expected}", got=got, hint=hint)
+
+    if env.task:
+        require("task", env.task, shown.task)
+        dt = env.dt if math.isclose(shown.dt, env.dt, rel_tol=1e-6) else shown.dt
+        require("control step [s]", env.dt, dt, f"Try task.control_hz={1.0 / shown.dt:.6g}")
     for group in groups:
-        theirs, ours = len(shown.obs_names.get(group, ())), env.obs_sizes[group]
-        if theirs != ours:
-            raise ConfigError(f"{file} has {theirs} numbers in observation {group!r}, and the task {ours}")
-        for number, name in enumerate(env.obs_names.get(group, ())):
-            if shown.obs_names[group][number] != name:
-                theirs, where = shown.obs_names[group][number], f"number {number} of observation {group!r}"
-                raise ConfigError(f"{file} has {theirs} as {where}, and the task {name}. {AGAIN} anew")
-    theirs, space = len(shown.action_names), env.action_space
-    choices = isinstance(space, MultiDiscrete)
-    if theirs != space.size or (shown.action.dtype.kind == "i") != choices:
-        kinds = {False: "numbers", True: "choices"}
-        theirs_is = f"{theirs} {kinds[shown.action.dtype.kind == 'i']}"
-        raise ConfigError(f"{file} has actions of {theirs_is}, and the task of {space.size} {kinds[choices]}")
+        require(f"size of observation {group!r}", env.obs_sizes[group], len(shown.obs_names.get(group, ())))
+        for i, name in enumerate(env.obs_names.get(group, ())):
+            require(f"column {i} of observation {group!r}", name, str(shown.obs_names[group][i]), RECORD)
+    space, sizes = env.action_space, (len(shown.action_names), env.action_space.size)
+    discrete = (shown.action.dtype.kind == "i", isinstance(space, MultiDiscrete))
+    got, expected = (f"{n} {'choices' if d else 'numbers'}" for n, d in zip(sizes, discrete, strict=True))
+    require("action", expected, got)
     if isinstance(space, MultiDiscrete) and ((shown.action < 0) | (shown.action >= np.array(space.counts))).any():
-        raise ConfigError(f"{file} has an action beyond the options of the task, {list(space.counts)}")
+        raise ConfigError("an action is not among the options", key=file, expected=f"less than {list(space.counts)}")
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:
@@ -239,12 +211,12 @@ def make_replay(
         ConfigError: They are too few, or not all executed.
     """
     if not shown.executed:
-        raise ConfigError("a policy acted there, so that rewards are not those of the actions (--actor). Try algo=bc")
+        raise ConfigError("a policy acted, so the rewards belong to other actions (--actor)", hint="Try algo=bc")
     steps = len(shown.reward)
     if steps <= n_step:
-        raise ConfigError(f"there are {steps} control steps, and n_step={n_step} needs more")
+        raise ConfigError(f"n_step={n_step} needs more than {steps} control steps")
     cut = np.flatnonzero(shown.truncated & ~(shown.terminated | shown.diverged))
-    apart = int(np.diff(cut).min()) if len(cut) > 1 else steps  # final observations have a row for each so many steps
+    apart = int(np.diff(cut).min()) if len(cut) > 1 else steps  # hence one final observation per that many steps
     spec = EnvSpec(1, env.obs_sizes, env.action_space, apart)
     replay = Replay(steps, spec, groups, n_step=n_step, gamma=gamma, storage=torch.float32, device=device)
 

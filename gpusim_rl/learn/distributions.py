@@ -26,8 +26,7 @@ class DiagonalGaussian:
     """Gaussian over unclipped continuous actions, independent per action."""
 
     mean: Float[Tensor, "*batch actions"]
-    log_std: Float[Tensor, "*#batch actions"]
-    """One row [actions] if state-independent."""
+    log_std: Float[Tensor, "*#batch actions"]  # one row [actions] if state-independent
     _terms: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, index: int | slice) -> DiagonalGaussian:
@@ -69,7 +68,7 @@ class DiagonalGaussian:
     def kl_from(self, old: DiagonalGaussian) -> Float[Tensor, "*batch"]:
         """Return KL(old || self) [nat]."""
         # log(std / std_old) + (std_old^2 + (mean_old - mean)^2) / (2 std^2) - 1 / 2, summed over the actions
-        # exp(2 dlog) - 1 - 2 dlog by expm1: exactly 0 where the two are equal
+        # expm1 makes it exactly 0 for equal distributions
         log_ratio = self.log_std - old.log_std
         excess = torch.add(log_ratio, torch.expm1(-2.0 * log_ratio), alpha=0.5)
         squares = squared_distance(self.mean, old.mean)
@@ -77,7 +76,7 @@ class DiagonalGaussian:
 
     def excess(self, bound: float) -> Float[Tensor, "*batch"]:
         """Return the squared distance of the mean from [-bound, bound], summed over actions."""
-        inside = self.mean.detach().clamp(-bound, bound)  # which moves with the mean only where the distance is 0
+        inside = self.mean.detach().clamp(-bound, bound)  # detached: its gradient matters only at distance 0
         return squared_distance(self.mean, inside).sum(dim=-1)
 
     def stats(self) -> dict[str, Tensor]:
@@ -100,10 +99,8 @@ class DiagonalGaussian:
 class Categorical:
     """One or several independent choices."""
 
-    logits: Float[Tensor, "*batch parameters"]
-    """Concatenated, unnormalised logits of all choices."""
-    counts: tuple[int, ...]
-    """Number of options of each choice."""
+    logits: Float[Tensor, "*batch parameters"]  # of all choices, concatenated, unnormalised
+    counts: tuple[int, ...]  # options of each choice
 
     def __getitem__(self, index: int | slice) -> Categorical:
         """Return a row, or rows, of the first dimension."""
@@ -170,7 +167,7 @@ class GaussianHead(nn.Module):
         super().__init__()
         self.num_parameters, self.num_noise = 2 * space.size, space.size
         self.mean = nn.Linear(size, space.size)
-        # A small last layer starts the policy near zero everywhere (Andrychowicz et al. 2021, arXiv 2006.05990).
+        # Small initial actions (Andrychowicz et al. 2021, arXiv 2006.05990)
         with torch.no_grad():
             self.mean.weight.mul_(0.01)
             self.mean.bias.zero_()
@@ -178,7 +175,7 @@ class GaussianHead(nn.Module):
         self.log_std: nn.Parameter | None = None
         self.log_std_of_state: nn.Linear | None = None
         if cfg.state_dependent_std:
-            layer: Any = nn.utils.skip_init(nn.Linear, size, space.size)  # which draws no random number
+            layer: Any = nn.utils.skip_init(nn.Linear, size, space.size)  # draws no random numbers
             nn.init.zeros_(layer.weight)
             nn.init.constant_(layer.bias, cfg.log_std_init)
             self.log_std_of_state = layer
@@ -192,9 +189,7 @@ class GaussianHead(nn.Module):
         assert self.log_std is not None
         return DiagonalGaussian(self.mean(features), self.log_std)
 
-    def stored(self, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
-        """Build a distribution from its `parameters`."""
-        return DiagonalGaussian.stored(parameters)
+    stored = staticmethod(DiagonalGaussian.stored)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Fill [..., num_noise] with noise for `DiagonalGaussian.sample`."""
@@ -215,7 +210,7 @@ class CategoricalHead(nn.Module):
         self.counts = space.counts
         self.num_parameters = self.num_noise = sum(space.counts)
         self.logits = nn.Linear(size, self.num_parameters)
-        with torch.no_grad():  # nearly uniform at first, as a Gaussian starts near zero
+        with torch.no_grad():  # nearly uniform at first
             self.logits.weight.mul_(0.01)
             self.logits.bias.zero_()
 

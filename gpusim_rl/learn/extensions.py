@@ -76,26 +76,18 @@ class Extension:
 
 
 def extension_class(key: str, settings: Mapping[str, Any]) -> type[Extension]:
-    """Import the class of the `ppo.extensions` entry `key`.
-
-    Raises:
-        ConfigError: There is no such class, or it is no Extension.
-    """
+    """Import the class of the `ppo.extensions` entry `key`; raise ConfigError if there is no such Extension."""
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"{key} must be a mapping with _target_, got {settings!r}")
+        raise ConfigError(key=key, expected="a mapping with _target_", got=settings)
     return load_class(settings.get("_target_"), Extension, f"{key}._target_", "my_extensions.Smoothness")
 
 
 def make_extension(key: str, settings: Mapping[str, Any], env: EnvSpec, device: torch.device) -> Extension:
-    """Build the extension of the `ppo.extensions` entry `key`.
-
-    Raises:
-        ConfigError: Its class does not accept the settings.
-    """
+    """Build the extension of the `ppo.extensions` entry `key`; raise ConfigError for settings that it lacks."""
     cls = extension_class(key, settings)
     rest = {name: value for name, value in settings.items() if name != "_target_"}
     try:
         inspect.signature(cls).bind(env, device=device, **rest)
     except TypeError as error:
-        raise ConfigError(f"{key}: {error}. Settings are the arguments of {cls.__name__}.__init__") from None
+        raise ConfigError(f"{error}", key=key, hint=f"Settings are the arguments of {cls.__name__}.__init__") from None
     return cls(env, device=device, **rest)  # type: ignore[call-arg]

@@ -86,7 +86,7 @@ class Impala(OnPolicy):
         super().__init__(cfg, env, context, **rest)
         self.clip, self._ages = cfg.ratio_clip, cfg.delay + 1
         self._ring = [memory.new_zeros(self._ages, *memory.shape) for memory, _ in self.rollout.memory()]
-        self._versions = torch.full((self._ages,), -torch.inf, device=self.device)  # nothing there yet
+        self._versions = torch.full((self._ages,), -torch.inf, device=self.device)  # -inf: empty
         self._envs = torch.arange(env.num_envs, device=self.device)
         self._delay = self._envs * self._ages // env.num_envs
         self._log_ratio = torch.zeros_like(self.rollout.reward)
@@ -133,15 +133,14 @@ class Impala(OnPolicy):
 
     def advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
         cfg = self.cfg
-        # The ratio is in the clipped loss itself.
-        clips = {"clip": cfg.clip, "advantage_clip": None if cfg.loss == "clipped" else cfg.advantage_clip}
-        return vtrace(self._log_ratio, *rollout, gamma=cfg.gamma, lam=cfg.gae_lambda, **clips)
+        limit = None if cfg.loss == "clipped" else cfg.advantage_clip  # the clipped loss has the ratio
+        weights = {"lam": cfg.gae_lambda, "clip": cfg.clip, "advantage_clip": limit}
+        return vtrace(self._log_ratio, *rollout, gamma=cfg.gamma, **weights)
 
     def sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         losses = super().sample_losses(old, now)
         if self.cfg.loss == "clipped":
-            ratio = torch.exp(now.log_prob - old.log_prob)
-            losses["loss/policy"] = clipped_loss(old, ratio)
+            losses["loss/policy"] = clipped_loss(old, torch.exp(now.log_prob - old.log_prob))
         return losses
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,11 +149,11 @@ class Impala(OnPolicy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if not self._ages or len(state["versions"]) != self._ages:  # actors need no ring; after them it is empty
+        if not self._ages or len(state["versions"]) != self._ages:  # runs with actors have no ring
             return
         pairs = list(zip(self._ring, state["ring"], strict=True))
         if any(ring.shape[1:] != saved.shape[1:] for ring, saved in pairs):
-            warn("earlier rollouts have sequences of another length, and are not learned from")
+            warn("sequence lengths changed, dropping earlier rollouts")
             return
         self._versions.copy_(state["versions"])
         filled = self._versions > -torch.inf

@@ -39,22 +39,15 @@ def by_step(x: Shaped[Tensor, "length sequences ..."], num_envs: int) -> Shaped[
 class Samples:
     """Recorded samples for the loss, without network inputs."""
 
-    action: Tensor
-    """[*batch, actions]."""
-    distribution: Tensor
-    """Parameters of the acting distribution, [*batch, parameters]."""
+    action: Tensor  # [*batch, actions]
+    distribution: Tensor  # parameters of the acting distribution, [*batch, parameters]
     log_prob: Tensor
-    cost: Tensor
-    """Negative advantage."""
-    least_cost: Tensor
-    """Lower bound of a clipped policy loss."""
-    value_low: Tensor
-    """Range of a clipped value prediction, at the scale of the network."""
+    cost: Tensor  # negative advantage
+    least_cost: Tensor  # lower bound of a clipped policy loss
+    value_low: Tensor  # range of a clipped value prediction, at the scale of the network
     value_high: Tensor
-    target: Tensor
-    """Return, at the scale of the network."""
-    weight: Tensor
-    """Weight in sums over a batch: 0 for invalid samples, else 1, or 1 / their number for means."""
+    target: Tensor  # return, at the scale of the network
+    weight: Tensor  # in sums over a batch: 0 if invalid, else 1, or 1 / their number for means
 
     @classmethod
     def of(
@@ -97,12 +90,9 @@ class Minibatch:
     """Minibatch, or a chunk of one, as losses see it: [time, batch, ...]."""
 
     old: Samples
-    inputs: dict[str, Tensor]
-    """Normalised observations by group, and inputs added by extensions."""
-    hidden: Hidden = ()
-    """Recurrent state before each sequence, [layers, batch, size]."""
-    is_first: Tensor | None = None
-    """Whether an episode begins at the step; None for feed-forward policies."""
+    inputs: dict[str, Tensor]  # normalised observations by group, and inputs of extensions
+    hidden: Hidden = ()  # recurrent state before each sequence, [layers, batch, size]
+    is_first: Tensor | None = None  # whether an episode begins at the step; None if feed-forward
 
 
 def shuffle(
@@ -125,10 +115,8 @@ class Sequences:
     """Rollout arranged for training, [steps per sequence, sequences, ...]; one step if feed-forward."""
 
     inputs: dict[str, Tensor]
-    packed: Tensor
-    """Output of `Samples.pack`."""
+    packed: Tensor  # output of `Samples.pack`
     hidden: Hidden
-    """Recurrent state before each sequence, [layers, sequences, size]."""
     is_first: Tensor | None
 
     @classmethod

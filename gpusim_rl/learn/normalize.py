@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -49,11 +47,11 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("var", torch.ones(size, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        # float32, for `forward` and `inverse`: they run in every step, and the statistics change once per iteration
+        # float32 copies: `forward` runs in every step, statistics change once per iteration
         for name in ("_mean", "scale", "_inverse_scale"):
             self.register_buffer(name, torch.zeros(size), persistent=False)
-        self._note_change()
-        self.register_load_state_dict_post_hook(_reloaded)
+        self._update_copies()
+        self.register_load_state_dict_post_hook(lambda module, _: module._update_copies())
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         """Normalise float32 to float32."""
@@ -81,22 +79,22 @@ class RunningNormalizer(nn.Module):
         count, total = collective.sum([count, data.sum(dim=0)])
         number = count.clamp(min=1.0)
         mean = total / number
-        # Two passes: neither an offset nor an outlier costs digits. In place: one copy of the batch is enough.
+        # Two passes, as neither offset nor outlier must cost digits; in place, with one copy of the batch
         data.sub_(mean)
         if where is not None:
             data.mul_(where[:, None])
         [squares] = collective.sum([data.square_().sum(dim=0)])
         var = squares / number
         self.count.add_(count)
-        weight = count / self.count.clamp(min=1.0)  # 1 for the first batch: the initial variance weighs nothing
+        weight = count / self.count.clamp(min=1.0)  # 1 for the first batch: drops the initial variance
         delta = mean - self.mean
         # mean += w delta;  var = (1 - w) var + w batch_var + w (1 - w) delta^2
         self.mean.addcmul_(delta, weight)
         self.var.lerp_(var, weight).addcmul_(delta.square_(), weight * (1.0 - weight))
-        self._note_change()
+        self._update_copies()
 
     @torch.no_grad()
-    def _note_change(self) -> None:
+    def _update_copies(self) -> None:
         self._mean.copy_(self.mean)
         self.scale.copy_(torch.sqrt(self.var + self.eps))
         torch.reciprocal(self.scale, out=self._inverse_scale)
@@ -110,10 +108,6 @@ class DifferenceNormalizer(RunningNormalizer):
         super().update(x.abs(), where, collective)
 
     @torch.no_grad()
-    def _note_change(self) -> None:
+    def _update_copies(self) -> None:
         self.scale.copy_(torch.where(self.count > 0.0, self.mean, 1.0).clamp(min=1e-4))
         torch.reciprocal(self.scale, out=self._inverse_scale)
-
-
-def _reloaded(module: RunningNormalizer, _: Any) -> None:
-    module._note_change()

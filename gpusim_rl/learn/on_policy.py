@@ -104,13 +104,11 @@ class OnPolicy(Algorithm):
         """Set the statistics of a step and their loss weights."""
         self.losses = tuple(weights)
         self._coefficients = torch.tensor([*weights.values()], device=self.device)
-        self._logged = {name for name in self.losses[2:] if not weights[name]}  # which need no gradient
+        self._logged = {name for name in self.losses[2:] if not weights[name]}  # no gradient
 
     def fit_minibatches(self, samples: int) -> int:
         """Return the number of minibatches of a rollout of `samples`."""
         return 1
-
-    # Acting
 
     def begin_rollout(self) -> None:
         """Draw the noise of all steps."""
@@ -123,8 +121,6 @@ class OnPolicy(Algorithm):
     def record(self, action: Tensor, step: Transition) -> None:
         """Write the step into the rollout."""
         self.exploration.record(step)
-
-    # Learning
 
     def update(self) -> dict[str, Tensor]:
         """Learn from the rollout in one optimiser step; return metrics."""
@@ -150,7 +146,7 @@ class OnPolicy(Algorithm):
         stats = {
             "value/explained_variance": 1.0 - variance / return_variance.clamp(min=1e-12),
             "value/mean_return": mean_return,
-            # finite sums of finite numbers: a flag that costs one reduction and no read
+            # one reduction, no host read
             "check/obs": torch.stack([x.sum() for x in observed if x.is_floating_point()]).sum(),
             "check/reward": rollout.reward.sum(),
         }
@@ -222,8 +218,6 @@ class OnPolicy(Algorithm):
             "policy/entropy": now.entropy,
         }
 
-    # For the start of a run, and for a resume
-
     def describe(self) -> dict[str, str]:
         """Return network and batch."""
         return self.exploration.describe(self.cfg.network, self._describe_steps())
@@ -245,8 +239,8 @@ class OnPolicy(Algorithm):
 
 def _check(terms: Mapping[str, Tensor], losses: Sequence[str], shape: torch.Size, section: str) -> None:
     for name in sorted(terms.keys() ^ {*losses}):
-        lacks = "a loss without a weight" if name in terms else "a weight without a loss"
-        raise ConfigError(f"algo={section}: {name!r} is {lacks}. Try the same names in `weights` and `losses`")
+        problem = f"{name!r} is {'a loss without a weight' if name in terms else 'a weight without a loss'}"
+        raise ConfigError(problem, key=f"algo={section}", hint="Use the same names in `weights` and `losses`")
     for name, term in terms.items():
         if term.shape != shape:
-            raise ConfigError(f"loss {name!r} has shape {[*term.shape]}, expected [time, batch] = {[*shape]}")
+            raise ConfigError(key=f"loss {name!r}", expected=f"shape [time, batch] = {[*shape]}", got=[*term.shape])

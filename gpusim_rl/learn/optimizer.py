@@ -44,19 +44,14 @@ class MaskedAdamW(torch.optim.AdamW):
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not self.parameters:
-            raise ConfigError("nothing to learn: all parameters are frozen. Try requires_grad_(True) on a layer")
+            raise ConfigError("all parameters are frozen", hint="Try requires_grad_(True) on a layer")
         self._max_norm = max_norm
         kind = self.parameters[0].device.type
-        # fused: one kernel per step; its count is a device tensor, which a CUDA graph needs (capturable)
-        super().__init__(
-            self.parameters,
-            weight_decay=weight_decay,
-            eps=eps,
-            fused=kind in ("cpu", "cuda"),
-            capturable=kind == "cuda",
-        )
-        self.param_groups[0]["lr"] = learning_rate  # whose value the constructor would read
-        self._lists: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # on the CPU: moments, one count of steps
+        # fused: one kernel per step. capturable: step count on the device, for CUDA graphs
+        fused, capturable = kind in ("cpu", "cuda"), kind == "cuda"
+        super().__init__(self.parameters, weight_decay=weight_decay, eps=eps, fused=fused, capturable=capturable)
+        self.param_groups[0]["lr"] = learning_rate  # not via the constructor, which would sync
+        self._lists: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # CPU only: moments and step count
 
     def gradients(self, loss: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the gradients of a loss, or of a weighted sum of losses; zeros for unused parameters."""
@@ -65,7 +60,7 @@ class MaskedAdamW(torch.optim.AdamW):
     def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Set the gradients of the next step; return their norm before clipping, and whether it is non-finite."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            # The fused step pairs what lies in memory in the same order, and looks at no strides.
+            # The fused step pairs elements by memory order, regardless of strides.
             same = gradient.stride() == parameter.stride()
             parameter.grad = gradient if same else torch.empty_like(parameter).copy_(gradient)
         norm = torch.linalg.vector_norm(torch.stack(_KERNELS._foreach_norm([*gradients])))
@@ -73,8 +68,7 @@ class MaskedAdamW(torch.optim.AdamW):
 
     def masked_step(self, norm: Tensor, hold: Tensor) -> None:
         """Step with the gradients set before, of this norm; change nothing where `hold`, bool []."""
-        # The fused step reads both on the device: it divides the gradient by one (which clips its norm), and changes
-        # nothing where the other is 1. torch.amp does so too.
+        # As with torch.amp, the fused step divides gradients by grad_scale (clipping) and skips if found_inf is 1.
         relative = norm if self._max_norm in (None, 1.0) else norm / self._max_norm
         self.grad_scale = None if self._max_norm is None else relative.clamp(min=1.0)
         self.found_inf = hold.float()
@@ -101,41 +95,23 @@ class MaskedAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def _step_on_cpu(self, means: list[Tensor], squares: list[Tensor], count: Tensor) -> None:
         """Step with the kernel of `AdamW`, without torch's per-call overhead."""
-        group = self.param_groups[0]
+        settings = {name: self.param_groups[0][name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+        settings["beta1"], settings["beta2"] = self.param_groups[0]["betas"]
         count += 1
-        _KERNELS._fused_adamw_(
-            self.parameters,
-            [parameter.grad for parameter in self.parameters],
-            means,
-            squares,
-            [],
-            [count] * len(means),
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            grad_scale=self.grad_scale,
-            found_inf=self.found_inf,
-        )
+        lists = self.parameters, [p.grad for p in self.parameters], means, squares, [], [count] * len(means)
+        _KERNELS._fused_adamw_(*lists, **settings, grad_scale=self.grad_scale, found_inf=self.found_inf)
         count -= self.found_inf
 
     def moments(self) -> list[dict[str, Tensor]]:
         """Return the state of each parameter; empty before the first step."""
-        return [
-            {name: value.clone() for name, value in self.state[p].items()} if p in self.state else {}
-            for p in self.parameters
-        ]
+        return [{name: value.clone() for name, value in self.state.get(p, {}).items()} for p in self.parameters]
 
     def load_moments(self, saved: Sequence[dict[str, Any]]) -> None:
         """Restore `moments` in place; start from scratch if the parameters changed."""
-        shapes = [moments["exp_avg"].shape if moments else None for moments in saved]
-        if len(saved) != len(self.parameters) or any(
-            shape not in (None, parameter.shape) for parameter, shape in zip(self.parameters, shapes, strict=True)
-        ):
-            warn("other parameters learn now than before: the optimiser begins again")
+        pairs = zip(saved, self.parameters, strict=False)
+        same = all(not moments or moments["exp_avg"].shape == parameter.shape for moments, parameter in pairs)
+        if len(saved) != len(self.parameters) or not same:
+            warn("trainable parameters changed, resetting the optimiser")
             return
         for parameter, moments in zip(self.parameters, saved, strict=True):
             state = self.state[parameter]

@@ -35,8 +35,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
 
 def clipped_loss(old: Samples, ratio: Tensor) -> Tensor:
     """Return the policy loss max(-A r, -A clip(r, 1 - c, 1 + c)) of each sample, for the probability ratio r."""
-    # With fewer kernels: max(-A r, -A - |A| c). The second term is -A (1 + c) for A > 0 and -A (1 - c) for A < 0: the
-    # clipped term where that is the larger one, and below -A r everywhere else.
+    # Fewer kernels: max(-A r, -A - |A| c), whose second term is the clipped one where it matters, else below -A r.
     return _at_least(old.cost * ratio, old.least_cost)
 
 
@@ -55,7 +54,7 @@ class AdaptiveRate:
 
     def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:
         self._limits = low, high
-        # A table takes fewer operations than comparisons. Each interval includes its upper end; NaN is behind the last.
+        # A lookup needs fewer operations than comparisons. Intervals include their upper end; NaN comes last.
         half = torch.nextafter(torch.tensor(0.5 * threshold), torch.tensor(0.0)).item()
         self._ends = torch.tensor([0.0, half, 2.0 * threshold, torch.inf], device=device)
         self._factors = torch.tensor([1.0, 1.5, 1.0, 1.0 / 1.5, 1.0], device=device)
@@ -86,18 +85,18 @@ class PPO(OnPolicy):
         seed: int,
         max_iterations: int,
     ) -> None:
-        key, own = f"{context.section}.extensions", cfg.extensions
-        if taken := own.keys() & EXTENSIONS.keys():
-            raise ConfigError(f"{key}.{min(taken)}: the name is one of PPO's own extensions. Try another name")
-        classes = EXTENSIONS | {name: extension_class(f"{key}.{name}", settings) for name, settings in own.items()}
+        key, custom = f"{context.section}.extensions", cfg.extensions
+        if clashes := custom.keys() & EXTENSIONS.keys():
+            raise ConfigError("reserved for a built-in extension", key=f"{key}.{min(clashes)}", hint="Try another name")
+        classes = EXTENSIONS | {name: extension_class(f"{key}.{name}", settings) for name, settings in custom.items()}
         used = {"style": isinstance(cfg, AMPConfig), "teacher": cfg.teacher.weight > 0.0}
-        theirs = {group for name, it in classes.items() if used.get(name, True) for group in it.groups}
+        hidden = {group for name, cls in classes.items() if used.get(name, True) for group in cls.groups}
 
-        def seen(*groups: str) -> EnvSpec:  # without the groups that only extensions see, except these
-            sizes = {name: size for name, size in env.obs_sizes.items() if name in groups or name not in theirs}
+        def seen(*groups: str) -> EnvSpec:  # without groups that only extensions see, except these
+            sizes = {name: size for name, size in env.obs_sizes.items() if name in groups or name not in hidden}
             return dataclasses.replace(env, obs_sizes=sizes)
 
-        # Runs of a fixed seed depend on the order in which networks draw weights: a teacher's before the policy's.
+        # The order of weight initialisations determines fixed-seed runs: the teacher's come before the policy's.
         teacher = Teacher(cfg, seen(*Teacher.groups), context, device) if used["teacher"] else None
         super().__init__(cfg, seen(), context, device=device, seed=seed, max_iterations=max_iterations)
         self.clip = cfg.clip
@@ -110,7 +109,7 @@ class PPO(OnPolicy):
             "teacher": teacher,
         }
         self.extensions: dict[str, Extension] = {name: made[name] for name in EXTENSIONS if made[name] is not None}
-        for name, settings in own.items():
+        for name, settings in custom.items():
             self.extensions[name] = make_extension(f"{key}.{name}", settings, seen(*classes[name].groups), device)
         added = {name: w for extension in self.extensions.values() for name, w in extension.weights.items()}
         self.weigh(self.loss_weights() | {name: 1.0 if isinstance(w, Tensor) else w for name, w in added.items()})
@@ -130,44 +129,42 @@ class PPO(OnPolicy):
 
     def update(self) -> dict[str, Tensor]:
         cfg, rollout, extensions = self.cfg, self.rollout, self.extensions.values()
-        of_kl = self.losses.index("policy/kl")
+        kl = self.losses.index("policy/kl")
         self.steps.anneal(self.max_iterations)
         with torch.no_grad():
             reward, inputs = rollout.reward * cfg.reward_scale, self.policy.inputs(rollout.obs)
             for extension in extensions:
                 reward = extension.begin_update(rollout, reward, inputs, self.policy)
-        for place, changed in self._moving.items():
-            self._coefficients[place].copy_(changed)
+        for i, coefficient in self._moving.items():
+            self._coefficients[i].copy_(coefficient)
 
         batch, stats = self.prepare(reward, inputs)  # advantages and targets
-        weight = Samples.weight_of(batch.packed)  # of each sample in the mean over its minibatch
-        valid, steps, numbers = weight.clone(), [], []
+        weight = Samples.weight_of(batch.packed)  # share of each sample in its minibatch mean
+        valid, steps, metrics = weight.clone(), [], []
         for epoch in range(cfg.epochs):
             for index in shuffle(weight, valid, self.num_minibatches, self._shuffle_generator, self.collective):
                 losses, norm, skip = self.steps.gradient(self._loss, batch, index, self._coefficients)  # sample_losses
-                # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
-                if cfg.schedule_per == "minibatch" and steps:
-                    self._adapt(torch.add(losses[of_kl], norm, alpha=0.0))  # NaN where the step is left out
+                if cfg.schedule_per == "minibatch" and steps:  # the first KL is of the policy with itself
+                    self._adapt(torch.add(losses[kl], norm, alpha=0.0))  # NaN if the step is skipped
                 self.steps.make(norm, skip)
                 steps.append((losses, norm))
                 last = len(steps) == cfg.epochs * self.num_minibatches
-                learned = [extension.after_minibatch(index, weight, last) for extension in extensions]
-                numbers.append({name: number for named in learned for name, number in named.items()})
+                trained = [extension.after_minibatch(index, weight, last) for extension in extensions]
+                metrics.append({name: value for row in trained for name, value in row.items()})
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
-                self._adapt(rows_made(steps[-self.num_minibatches :])[0][:, of_kl].mean())
-        return stats | self.end_update(steps) | _means(numbers)
+                self._adapt(rows_made(steps[-self.num_minibatches :])[0][:, kl].mean())
+        return stats | self.end_update(steps) | _means(metrics)
 
     def sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         clip = self.cfg.clip
         ratio = torch.exp(now.log_prob - old.log_prob)
         value_loss = squared_distance(now.value, old.target)
         if self.cfg.value_clip:
-            # value_loss = max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2)
-            # Where the clipped value is the worse one, it is constant: it bounds the error, and has no gradient.
+            # value_loss = max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2), no gradient where clipped
             near = now.value.detach().clamp(old.value_low, old.value_high)
             value_loss = _at_least(value_loss, squared_distance(near, old.target))
         with torch.no_grad():
-            before: Any = self.policy.head.stored(old.distribution)  # of the kind of the one now
+            before: Any = self.policy.head.stored(old.distribution)
             kl = now.distribution.kl_from(before)
             clip_fraction = torch.ne(ratio, ratio.clamp(1.0 - clip, 1.0 + clip), out=torch.empty_like(ratio))
         return {
@@ -206,7 +203,7 @@ class PPO(OnPolicy):
         """Restore `state_dict`; an extension new to the run starts from scratch."""
         super().load_state_dict(state)
         episodes = state["episodes"]
-        # An older run keeps the states elsewhere; the schedule of a teacher counts the steps before the teacher too.
+        # Older runs keep states elsewhere. A teacher's schedule counts the steps before the teacher too.
         teacher = {"steps": state["iteration"] * self.horizon, "episodes": (episodes or {}).get("teacher")}
         older = {name: state[name] for name in ("style", "rnd") if name in state}
         saved = {"teacher": teacher, **older, **state.get("extensions", {})}

@@ -71,7 +71,7 @@ class RemoteImpala(Remote):
     def __init__(self, algorithm: Impala) -> None:
         super().__init__(algorithm)
         self.max_policy_lag = algorithm.cfg.max_policy_lag
-        algorithm.drop_ring()  # with actors the age of a rollout is real
+        algorithm.drop_ring()
 
     @staticmethod
     def act_together(remotes: Sequence[RemoteImpala], obs: Sequence[Observation]) -> list[Tensor]:
@@ -87,8 +87,8 @@ class RemoteImpala(Remote):
         actions, values = sampled.action.split(sizes), sampled.value.split(sizes)
         states = zip(*(x.split(sizes, dim=1) for x in sampled.hidden), strict=True) if hidden else [()] * len(sizes)
         rows = zip(explorations, obs, actions, parameters.split(sizes), values, states, strict=True)
-        for exploration, groups, action, distribution, value, state in rows:
-            exploration.acted_on = groups
+        for exploration, seen, action, distribution, value, state in rows:
+            exploration.acted_on = seen
             exploration.sampled = SampledActions(action, policy.head.stored(distribution), value, state)
         return list(actions)
 
@@ -109,15 +109,15 @@ class RemoteOffPolicy(Remote):
     def __init__(self, algorithm: OffPolicy) -> None:
         super().__init__(algorithm)
         if algorithm.policy.encoder is not None:
-            problem = "learns from images only in the process that steps the envs"
-            raise ConfigError(f"algo={algorithm.section} {problem}. Try actors=none, or algo=impala")
+            problem, hint = "images need actors=none", "Try actors=none, or algo=impala"
+            raise ConfigError(problem, key=f"algo={algorithm.section}", hint=hint)
         self._rollout = algorithm.memory
 
     def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
         """Load weights and transition count."""
         algorithm = self.algorithm
         algorithm.policy.load_state_dict({k: x for k, x in state.items() if k != TRANSITIONS}, strict=False)
-        algorithm.steps.copy_(state[TRANSITIONS] // algorithm.num_envs)  # with out= CUDA takes none of the host
+        algorithm.steps.copy_(state[TRANSITIONS] // algorithm.num_envs)  # out= would reject a host tensor on CUDA
 
     @staticmethod
     @torch.no_grad()
@@ -125,8 +125,8 @@ class RemoteOffPolicy(Remote):
         """Choose actions from the outputs for one joint batch."""
         algorithms = [remote.algorithm for remote in remotes]
         outputs = algorithms[0].outputs({group: torch.cat([groups[group] for groups in obs]) for group in obs[0]})
-        for algorithm, groups in zip(algorithms, obs, strict=True):
-            algorithm.acted_on = groups
+        for algorithm, seen in zip(algorithms, obs, strict=True):
+            algorithm.acted_on = seen
         split = outputs.split([algorithm.num_envs for algorithm in algorithms])
         return [algorithm.choose(rows) for algorithm, rows in zip(algorithms, split, strict=True)]
 
@@ -144,7 +144,7 @@ class RemoteOffPolicy(Remote):
     def end_receiving(self) -> None:
         """Store the rollouts."""
         rollout, last = self._rollout, self.algorithm.horizon - 1
-        # What follows the last step is its `final_obs`: the next one in the place of an env is of another episode.
+        # Bootstrap from `final_obs` of the last step: the env's next rollout is of another episode.
         rollout.truncated[last].logical_or_(~(rollout.terminated[last] | rollout.diverged[last]))
         self.algorithm.store()
         self.algorithm.steps += self.algorithm.horizon

@@ -29,8 +29,7 @@ class RandomDistillation(Extension):
     The features are of the observation after the step (the new episode's where one ended). The reward is the distance
     times weight and control step [s].
 
-    Raises:
-        ConfigError: There is no such observation group.
+    An unknown observation group raises ConfigError.
     """
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> None:
@@ -39,9 +38,9 @@ class RandomDistillation(Extension):
         self._cfg, self._dt, self._collective = rnd, env.dt, context.collective
         self.group = rnd.group or ("critic" if "critic" in env.obs_sizes else "policy")
         if self.group not in sizes:
+            groups = f"an observation group ({', '.join(sizes) or 'none, only images'})"
             hint = did_you_mean(self.group, sizes)
-            groups = ", ".join(sizes) or "none, only images"
-            raise ConfigError(f"{context.section}.rnd.group={self.group}: the groups are {groups}.{hint}")
+            raise ConfigError(key=f"{context.section}.rnd.group", expected=groups, got=self.group, hint=hint)
         size = sizes[self.group]
         with device:
             pair = [nn.Sequential(net := MLP(size, rnd), nn.Linear(net.out_size, rnd.outputs)) for _ in range(2)]
@@ -52,8 +51,8 @@ class RandomDistillation(Extension):
                 net.load_state_dict(context.collective.share({name: x.cpu() for name, x in net.state_dict().items()}))
         self.optimizer = MaskedAdamW([*self.predictor.parameters()], rnd.learning_rate)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the training
-        self.discounted = torch.zeros(env.num_envs, device=device)  # sum of rewards of each env
-        self.mean = torch.zeros((), device=device)  # reward of a step
+        self.discounted = torch.zeros(env.num_envs, device=device)  # reward sum per env
+        self.mean = torch.zeros((), device=device)  # reward per step
         self._time = torch.arange(cfg.horizon, device=device)
         self._states: Tensor | None = None
         self._rollout: Rollout | None = None
@@ -117,7 +116,7 @@ class RandomDistillation(Extension):
         """Restore `state_dict`; if network sizes changed, start from scratch."""
         before, now = ({k: x.shape for k, x in net.items()} for net in (state["target"], self.target.state_dict()))
         if before != now:
-            warn("the networks of rnd have other sizes now: all states are new")
+            warn("rnd: network sizes changed, starting from scratch")
             return
         for name in ("target", "predictor", "seen", "sums"):
             getattr(self, name).load_state_dict(state[name])

@@ -74,36 +74,29 @@ class Rollout:
         self._steps_per_slot = min(env.max_episode_length, horizon)
         self.slots = -(-horizon // self._steps_per_slot)
         self.horizon, self.num_envs, self.sequence_length = horizon, envs, sequence_length
-        uint8 = torch.uint8
+        num_actions, uint8 = env.action_space.size, torch.uint8
         self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
         self.obs |= {group: empty(time, envs, *shape, dtype=uint8) for group, shape in env.images.items()}
-        # What one operation writes lies together; the rest are views of it.
-        self._num_actions = env.action_space.size
-        self._drawn = empty(time, envs, self._num_actions + num_parameters)
+        # One operation writes each of these; the rest are views.
+        self._drawn = empty(time, envs, num_actions + num_parameters)
         self._numbers = empty(time, 2, envs)
         self._masks = empty(time, 4, envs, dtype=torch.bool)
-        self._begins = empty(envs, dtype=torch.bool)  # an episode, with the first step
+        self._begins = empty(envs, dtype=torch.bool)  # an episode begins with the first step
+        # Recurrent state before each sequence, [sequences, layers, N, size]
         self.hidden = tuple(empty(time // sequence_length, *h.shape, dtype=h.dtype) for h in initial_hidden)
-        """Recurrent state before each sequence, [sequences, layers, N, size]."""
-
+        # Observations that are valued but not acted on (`last_obs`, `final_obs`), and recurrent state before each
         later = 1 + self.slots
         self.later_obs = {group: empty(later, envs, size) for group, size in env.obs_sizes.items()}
         if valued_images:
             self.later_obs |= {group: empty(later, envs, *shape, dtype=uint8) for group, shape in env.images.items()}
-        """Observations that are valued, but not acted on: `last_obs` and `final_obs`."""
         self.later_hidden = tuple(empty(later, *h.shape, dtype=h.dtype) for h in initial_hidden)
-        """Recurrent state before each of them, [1 + slots, layers, N, size]."""
-        self._name_views()
-
-    def _name_views(self) -> None:
-        self.action, self.distribution = self._drawn.tensor_split([self._num_actions], dim=-1)
+        self.action, self.distribution = self._drawn.tensor_split([num_actions], dim=-1)
         self.value, self.reward = self._numbers.unbind(1)
         self.terminated, self.truncated, self.diverged, self.done = self._masks.unbind(1)
-        self.last_obs = {group: later[0] for group, later in self.later_obs.items()}
-        """Observation after the last step."""
-        self.final_obs = {group: later[1:] for group, later in self.later_obs.items()}
-        self.last_hidden = tuple(later[0] for later in self.later_hidden)
-        self.final_hidden = tuple(later[1:] for later in self.later_hidden)
+        self.last_obs = {group: x[0] for group, x in self.later_obs.items()}
+        self.final_obs = {group: x[1:] for group, x in self.later_obs.items()}
+        self.last_hidden = tuple(x[0] for x in self.later_hidden)
+        self.final_hidden = tuple(x[1:] for x in self.later_hidden)
 
     def memory(self) -> list[tuple[Tensor, int]]:
         """Return all tensors, each with its env dimension."""
@@ -155,15 +148,12 @@ class Rollout:
     def recorded(self, steps: int) -> list[RecordedTensor]:
         """Return observations and rewards of the last steps, and the observations after them."""
         obs = {group: x[-steps:] for group, x in self.obs.items() if x.is_floating_point()}
-        later = [
-            RecordedTensor("an observation after the last step", x, ("", "env", "column"), group)
-            for group, x in self.later_obs.items()
-            if x.is_floating_point()
-        ]
+        name, axes = "an observation after the last step", ("", "env", "column")
+        later = [RecordedTensor(name, x, axes, g) for g, x in self.later_obs.items() if x.is_floating_point()]
         return [*recorded_steps(obs, self.reward[-steps:]), *later]
 
     def next_values(self, last_value: Tensor, final_values: Float[Tensor, "slots envs"]) -> Float[Tensor, "time envs"]:
         """Return V of the observation after each step, before any reset, from V of `last_obs` and `final_obs`."""
         next_value = torch.cat([self.value[1:], last_value[None]])
-        of_steps = final_values.repeat_interleave(self._steps_per_slot, dim=0)[: self.horizon]
-        return torch.where(self.truncated, of_steps, next_value)
+        final_value = final_values.repeat_interleave(self._steps_per_slot, dim=0)[: self.horizon]
+        return torch.where(self.truncated, final_value, next_value)

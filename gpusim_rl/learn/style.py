@@ -141,23 +141,6 @@ class FeatureReplay(nn.Module):
             (x[: len(state[name])] if x.ndim else x).copy_(state[name])
 
 
-class StyleRecord:
-    """Features of agent and reference in a rollout, [T, N, size] each."""
-
-    def __init__(self, horizon: int, num_envs: int, sizes: dict[str, int], device: torch.device) -> None:
-        self.groups = {name: torch.zeros(horizon, num_envs, size, device=device) for name, size in sizes.items()}
-
-    def write(self, t: int, step: Transition) -> None:
-        """Store step t, with the agent's features before any reset."""
-        for name, memory in self.groups.items():
-            memory[t].copy_((step.final_obs if name == STYLE else step.obs)[name])
-
-    def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Return the features of the last control steps."""
-        axes = "step", "env", "column"
-        return [RecordedTensor("an observation", x[-steps:], axes, name) for name, x in self.groups.items()]
-
-
 class Style(Extension):
     """Style reward from a discriminator trained next to the policy.
 
@@ -172,6 +155,9 @@ class Style(Extension):
     With `difference` the features are differences from a synchronous reference, divided by their mean absolute value;
     the reference is zeros, and the penalty is on the agent's samples (ADD, Zhang et al. 2025, arXiv 2505.04961).
 
+    Attributes:
+        features: Features of the rollout by group, [T, N, size] each; no reference with `difference`.
+
     Raises:
         ConfigError: The task does not observe the groups.
     """
@@ -183,15 +169,15 @@ class Style(Extension):
         _check_groups(env.obs_sizes, groups, context.section)
         self.cfg, self.device, self.collective = cfg, device, context.collective
         size, samples = env.obs_sizes[STYLE], cfg.horizon * env.num_envs
-        self.features = StyleRecord(cfg.horizon, env.num_envs, dict.fromkeys(groups, size), device)
         with device:
+            self.features = {name: torch.zeros(cfg.horizon, env.num_envs, size) for name in groups}
             self.discriminator = Discriminator(size, cfg.discriminator, cfg.clip_obs, cfg.difference)
             self.replay = FeatureReplay(cfg.discriminator.replay, size)
         if context.collective.size > 1:
             state = {name: x.cpu() for name, x in self.discriminator.state_dict().items()}
             self.discriminator.load_state_dict(context.collective.share(state))
-        self._samples, kept = samples, max(1, round(cfg.discriminator.replay_share * samples))
-        self._kept = min(cfg.discriminator.replay, kept)
+        self._samples = samples
+        self._kept = min(cfg.discriminator.replay, max(1, round(cfg.discriminator.replay_share * samples)))
         self._draws = make_generator(device, seed + 3)
         self.optimizer = MaskedAdamW([*self.discriminator.parameters()], cfg.discriminator.learning_rate)
         self._reward = torch.zeros((), device=device)  # mean of the last rollout
@@ -201,12 +187,18 @@ class Style(Extension):
             self._loss = Compiled(self._discriminator_loss, "the loss of the discriminator")
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
-        """Store the features of step t."""
-        self.features.write(t, step)
+        """Store step t, with the agent's features before any reset."""
+        for name, memory in self.features.items():
+            memory[t].copy_((step.final_obs if name == STYLE else step.obs)[name])
+
+    def recorded(self, steps: int) -> list[RecordedTensor]:
+        """Return the features of the last control steps."""
+        axes = "step", "env", "column"
+        return [RecordedTensor("an observation", x[-steps:], axes, name) for name, x in self.features.items()]
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
         """Add features to the replay memory; mix task and style rewards."""
-        cfg, it, style = self.cfg, self.discriminator, self.features.groups[STYLE]
+        cfg, it, style = self.cfg, self.discriminator, self.features[STYLE]
         self._valid.copy_(rollout.valid.flatten())
         kept = self._random_rows(self._kept)
         self.replay.store(style.flatten(0, 1).index_select(0, kept), self._valid.index_select(0, kept))
@@ -218,21 +210,15 @@ class Style(Extension):
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> dict[str, Tensor]:
         """Train the discriminator; after the last minibatch update the feature statistics."""
-        loss, penalty, of_agent, of_reference = self._learn().unbind()
-        numbers = {
-            "loss/discriminator": loss,
-            "amp/gradient_penalty": penalty,
-            "amp/accuracy_agent": of_agent,
-            "amp/accuracy_reference": of_reference,
-        }
+        names = "loss/discriminator", "amp/gradient_penalty", "amp/accuracy_agent", "amp/accuracy_reference"
+        metrics: dict[str, Tensor] = dict(zip(names, self._learn().unbind(), strict=True))
         if not last:
-            return numbers
-        features = [memory.flatten(0, 1) for memory in self.features.groups.values()]
-        # The reference counts where the agent does: of an env that diverged nothing counts.
-        for memory in features:
+            return metrics
+        features = [memory.flatten(0, 1) for memory in self.features.values()]
+        for memory in features:  # the reference of a diverged env is invalid too
             self.discriminator.seen.update(memory, self._valid, self.collective)
         finite = torch.stack([x.sum() for x in features]).sum()
-        return {**numbers, "amp/style_reward": self._reward, "check/style": finite}
+        return {**metrics, "amp/style_reward": self._reward, "check/style": finite}
 
     def _random_rows(self, number: int) -> Tensor:
         return torch.randint(self._samples, (number,), generator=self._draws, device=self.device)
@@ -240,13 +226,13 @@ class Style(Extension):
     def _learn(self) -> Tensor:
         """Take a step of the discriminator; return its loss, penalty and accuracies."""
         it, number = self.discriminator, self.cfg.discriminator.batch_size
-        new, of_reference = self._random_rows(2 * number).split(number)
+        new, reference_rows = self._random_rows(2 * number).split(number)
         unit = torch.rand(number, generator=self._draws, device=self.device)
         old, old_valid = self.replay.draw(unit)
-        features = {name: memory.flatten(0, 1) for name, memory in self.features.groups.items()}
+        features = {name: memory.flatten(0, 1) for name, memory in self.features.items()}
         reference = torch.zeros_like(old)
         if REFERENCE in features:
-            reference = features[REFERENCE].index_select(0, of_reference)
+            reference = features[REFERENCE].index_select(0, reference_rows)
         weight = torch.cat([self._valid.index_select(0, new), old_valid]).float()
         [count] = self.collective.sum([weight.sum()])
         rows = it.seen(torch.cat([features[STYLE].index_select(0, new), old, reference]))
@@ -256,38 +242,36 @@ class Style(Extension):
         self.optimizer.masked_step(*self.optimizer.set_gradients(gradients))
         return numbers
 
-    def _discriminator_loss(self, x: Tensor, weight: Tensor, weight_of_reference: float) -> Tensor:
+    def _discriminator_loss(self, x: Tensor, weight: Tensor, reference_weight: float) -> Tensor:
         """Return this process's share of loss, mean squared gradient, and accuracies on agent and reference.
 
         `x` has normalised features [batch, size], the agent's first; the weights are those of samples in means.
         """
         it, cfg, agents = self.discriminator, self.cfg.discriminator, len(weight)
-        penalized = cfg.penalized
-        if penalized == "auto":
-            penalized = "agent" if self.cfg.difference else "reference"
+        automatic = "agent" if self.cfg.difference else "reference"
+        penalized = automatic if cfg.penalized == "auto" else cfg.penalized
         score, gradient = it.with_gradient(x, since=agents if penalized == "reference" else 0)
         agent, reference = score[:agents], score[agents:]
-        loss = (it.error(agent, -1.0) * weight).sum() + (it.error(reference, 1.0) * weight_of_reference).sum()
+        loss = (it.error(agent, -1.0) * weight).sum() + (it.error(reference, 1.0) * reference_weight).sum()
         squares = gradient.square().sum(dim=1)
-        penalty = squares[-len(reference) :].sum() * weight_of_reference
+        penalty = squares[-len(reference) :].sum() * reference_weight
         if penalized != "reference":
-            of_agent = (squares[:agents] * weight).sum()
-            penalty = of_agent if penalized == "agent" else 0.5 * penalty + 0.5 * of_agent
+            agent_penalty = (squares[:agents] * weight).sum()
+            penalty = agent_penalty if penalized == "agent" else 0.5 * penalty + 0.5 * agent_penalty
         decay = cfg.logit_decay * it.out.weight.square().sum()
         decay = decay + cfg.weight_decay * torch.stack([w.square().sum() for w in it.weights]).sum()
         loss = 0.5 * loss + cfg.gradient_penalty * penalty + decay / self.collective.size
         agent_rejected = ((agent < 0.0) * weight).sum()
-        reference_accepted = (reference > 0.0).float().sum() * weight_of_reference
+        reference_accepted = (reference > 0.0).float().sum() * reference_weight
         return torch.stack([loss, penalty, agent_rejected, reference_accepted])
 
     def describe(self) -> dict[str, str]:
         """Return features, network and weights."""
         cfg = self.cfg
         layers = f"{'x'.join(map(str, cfg.discriminator.hidden))} {cfg.discriminator.activation}"
-        features = "differences" if cfg.difference else "features"
-        size = self.replay.rows.shape[1]
-        text = f"{size} {features}, {layers}, {cfg.discriminator.loss}, weight {cfg.style_weight:g}"
-        return {"style": f"{text}, of the task {cfg.task_weight:g}"}
+        features = f"{self.replay.rows.shape[1]} {'differences' if cfg.difference else 'features'}"
+        weights = f"style weight {cfg.style_weight:g}, task weight {cfg.task_weight:g}"
+        return {"style": f"{features}, {layers}, {cfg.discriminator.loss}, {weights}"}
 
     def state_dict(self) -> dict[str, Any]:
         """Return discriminator, optimiser, replay memory and random generator."""
@@ -306,8 +290,8 @@ def _check_groups(sizes: Mapping[str, int], groups: tuple[str, ...], name: str) 
     for group in groups:
         if group not in sizes:
             problem = f"the task has no observation group {group!r}, only {', '.join(sizes)}"
-            raise ConfigError(f"algo={name}: {problem}. Try task=HumanoidAMP, or docs/algorithms.md#style")
-    found = {group: sizes[group] for group in groups}
-    if len(set(found.values())) > 1:
-        got = " and ".join(f"{size} in {group!r}" for group, size in found.items())
-        raise ConfigError(f"algo={name}: expected as many numbers of the agent as of the reference, got {got}")
+            hint = "Try task=HumanoidAMP, or see docs/algorithms.md#style"
+            raise ConfigError(problem, key=f"algo={name}", hint=hint)
+    if len({sizes[group] for group in groups}) > 1:
+        got = {group: sizes[group] for group in groups}
+        raise ConfigError(key=f"algo={name}", expected="groups of one size", got=got)

@@ -58,7 +58,9 @@ class BC(OnPolicy):
 
     def __init__(self, cfg: BCConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
         if env.images:
-            raise ConfigError("algo=bc learns from demonstrations, which have no images. Try algo=distill")
+            raise ConfigError(
+                "learns from demonstrations, which have no images", key="algo=bc", hint="Try algo=distill"
+            )
         super().__init__(cfg, _seen(env), context, **rest)
         self.seen, self.held_out, self._digest = self._load(env)
         self.steps.chunks = Chunks(self.device, chunk_samples(cfg.batch_size), compiled=context.compile)
@@ -75,30 +77,28 @@ class BC(OnPolicy):
         """Read and split the file, set the observation statistics; return its digest too."""
         key, file = f"{self._section}.demonstrations.file", self.cfg.demonstrations.file
         if file is None:
-            problem = "is not given, and a resume needs it again: expected a file that tools/collect.py has written"
-            raise ConfigError(f"{key} {problem}. Try {key}=<file.npz>")
+            hint = f"Try {key}=<file.npz> of tools/collect.py"
+            raise ConfigError("no demonstrations given, which a resume needs too", key=key, hint=hint)
         try:
             shown, digest = demonstrations.load(file, env, ["policy"])
         except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
+            raise error.within(key) from None
         episode = np.cumsum(shown.ends) - shown.ends  # of each control step
         whole = np.floor(np.arange(shown.episodes + 1) * self.cfg.demonstrations.held_out)
         held = (np.diff(whole) > 0)[episode]
-        learned, held = ~held & ~shown.diverged, held & ~shown.diverged
-        if not learned.any():
-            problem = "all control steps that are not held out diverged. Try more episodes"
-            raise ConfigError(f"{key}: {file} has nothing to learn from: {problem}")
-        held_steps = np.flatnonzero(held)
+        steps, held_steps = (np.flatnonzero(where & ~shown.diverged) for where in (~held, held))
+        if not len(steps):
+            problem = "all control steps that are not held out diverged"
+            raise ConfigError(problem, key=f"{key}={file}", hint="Try more episodes")
         held_steps = held_steps[:: -(-len(held_steps) // MOST_HELD_OUT) or 1]
-        seen = self._part(shown, np.flatnonzero(learned))
+        seen = self._part(shown, steps)
         for norm in self.policy.obs_norm.values():
             norm.update(seen.inputs["policy"][0])  # type: ignore[operator]
         return seen, self._part(shown, held_steps) if len(held_steps) else None, digest
 
     def _part(self, shown: demonstrations.Demonstrations, steps: np.ndarray) -> Sequences:
-        obs, action = (
-            demonstrations.tensor(array[steps], self.device)[None] for array in (shown.obs["policy"], shown.action)
-        )
+        arrays = shown.obs["policy"], shown.action
+        obs, action = (demonstrations.tensor(array[steps], self.device)[None] for array in arrays)
         return Sequences({"policy": obs}, action, (), None)
 
     def update(self) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ class BC(OnPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if state["demonstrations"] != self._digest:
-            warn("the demonstrations are not those that the training had before")
+            warn("the demonstrations differ from those before the resume")
 
 
 class Distill(OnPolicy):
@@ -149,10 +149,8 @@ class Distill(OnPolicy):
 
     cfg: DistillConfig
 
-    def __init__(
-        self, cfg: DistillConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any
-    ) -> None:
-        # Runs of a fixed seed depend on the order in which networks draw weights: the teacher's come first.
+    def __init__(self, cfg: Any, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
+        # The order of weight initialisations determines fixed-seed runs: the teacher's come first.
         self.labels = Labels(env, context, "teacher", cfg.teacher, cfg.horizon, rest["device"])
         super().__init__(cfg, _seen(env), context, **rest)
 
@@ -173,13 +171,11 @@ class Distill(OnPolicy):
         rollout = self.rollout
         inputs = {**self.policy.inputs(rollout.obs), LABEL: self.labels.actions}
         batch = Sequences.of(rollout, inputs, rollout.valid.float()[..., None])
-        weight, count = batch.packed[..., 0], self.num_minibatches
+        weight, steps = batch.packed[..., 0], []
+        draw = self.num_minibatches, self._shuffle_generator, self.collective
         valid = weight.clone()
-        steps = [
-            self.step(batch, index)
-            for _ in range(self.cfg.epochs)
-            for index in shuffle(weight, valid, count, self._shuffle_generator, self.collective)
-        ]
+        for _ in range(self.cfg.epochs):
+            steps += [self.step(batch, index) for index in shuffle(weight, valid, *draw)]
         return {"check/obs": rollout.obs["policy"].sum(), **self.end_update(steps)}
 
     def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:

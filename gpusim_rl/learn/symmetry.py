@@ -51,19 +51,19 @@ class Symmetry(Extension):
             ConfigError: The policy has a memory, or the task has no mirror image.
         """
         key = f"{context.section}.symmetry"
-        off = f"Try {key}.augment=false {key}.mirror_loss=0"
+        problem = None
         if cfg.network.rnn is not None:
-            problem = "the recurrent state of a mirror image is not known"
-            raise ConfigError(f"{key} with {context.section}.network.rnn={cfg.network.rnn}: {problem}. {off}")
-        if env.images and (frames := cfg.network.encoder.frames) > 1:
-            problem = "the older frames of a mirror image are not known"
-            raise ConfigError(f"{key} with {context.section}.network.encoder.frames={frames}: {problem}. {off}")
-        if env.mirrored is None:
-            raise ConfigError(f"{key}: the mirror images of these envs are not known. {off}")
-        try:
-            return cls(cfg.symmetry, *env.mirrored(), device)
-        except TaskError as error:
-            raise ConfigError(f"{key}: {error}. {off}") from None
+            problem = f"the recurrent state of a mirror image is not known (network.rnn={cfg.network.rnn})"
+        elif env.images and (frames := cfg.network.encoder.frames) > 1:
+            problem = f"the older frames of a mirror image are not known (network.encoder.frames={frames})"
+        elif env.mirrored is None:
+            problem = "the mirror images of these envs are not known"
+        else:
+            try:
+                return cls(cfg.symmetry, *env.mirrored(), device)
+            except TaskError as error:
+                problem = str(error)
+        raise ConfigError(problem, key=key, hint=f"Try {key}.augment=false {key}.mirror_loss=0")
 
     def image(self, name: str, values: Tensor) -> Tensor:
         """Mirror raw observations of a group, `actions`, or images, uint8 [*batch, height, width, channels]."""
@@ -82,34 +82,30 @@ class Symmetry(Extension):
     def losses(self, evaluate: Evaluate, minibatch: Minibatch) -> Evaluated:
         """Evaluate samples [1, batch] and their mirror images as one batch [2, batch]."""
         old, inputs = minibatch.old, minibatch.inputs
-        twice = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
-        both = {name: value.expand(2, *value.shape[1:]) for name, value in twice.items()}
+        fields = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
+        both = {name: value.expand(2, *value.shape[1:]) for name, value in fields.items()}
         both["action"] = torch.cat([old.action, self.image("actions", old.action)])
         groups = [name for name in inputs if f"{IMAGE}{name}" in inputs]
         pairs = {group: torch.cat([inputs[group], inputs[f"{IMAGE}{group}"]]) for group in groups}
         terms, now = evaluate(Minibatch(Samples(**both), pairs))
         augmented = AUGMENTED if self._cfg.augment else ()
         folded = {name: x.mean(dim=0, keepdim=True) if name in augmented else x[:1] for name, x in terms.items()}
-        mean, of_image = now.distribution.mode.split(1)
-        wanted = self.image("actions", mean).detach()
-        folded[SYMMETRY_LOSS] = squared_distance(of_image, wanted).mean(dim=-1)
-        first = now.distribution[:1]
-        return folded, EvaluatedActions(now.log_prob[:1], now.entropy[:1], first, now.value[:1])
+        mean, image_mean = now.distribution.mode.split(1)
+        target = self.image("actions", mean).detach()
+        folded[SYMMETRY_LOSS] = squared_distance(image_mean, target).mean(dim=-1)
+        return folded, EvaluatedActions(now.log_prob[:1], now.entropy[:1], now.distribution[:1], now.value[:1])
 
     def describe(self) -> dict[str, str]:
         """Return mode and asymmetry."""
-        does = ["samples and their mirror images"] * self._cfg.augment
-        does += [f"mirror loss {self._cfg.mirror_loss:g}"] * (self._cfg.mirror_loss > 0.0)
-        return {"symmetry": f"{', '.join(does)}; the robot differs from its image by {100 * self._asymmetry:.2g} %"}
+        modes = ["mirrored samples"] * self._cfg.augment
+        modes += [f"mirror loss {self._cfg.mirror_loss:g}"] * (self._cfg.mirror_loss > 0.0)
+        return {"symmetry": f"{', '.join(modes)}; asymmetry of the robot {100 * self._asymmetry:.2g} %"}
 
 
 def _tensors(swap: SignedPermutation, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    sources = torch.tensor(swap.sources, dtype=torch.int64, device=device)
     signs = torch.tensor(swap.signs, dtype=torch.float32, device=device)
-    terms = torch.zeros(len(signs), len(signs)) if swap.terms else None
+    terms = torch.zeros(len(signs), len(signs))
     for row, source, factor in swap.terms:
-        terms[source, row] += factor  # pyright: ignore[reportOptionalSubscript]
-    return (
-        torch.tensor(swap.sources, dtype=torch.int64, device=device),
-        signs,
-        None if terms is None else terms.to(device),
-    )
+        terms[source, row] += factor
+    return sources, signs, terms.to(device) if swap.terms else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,14 +20,11 @@ from gpusim_rl.settings.overrides import text_of
 from gpusim_rl.settings.schema import PPOConfig
 from gpusim_rl.spaces import Box
 
-GROUP = "teacher"
-"""Group that a teacher observes, if the envs have it; else `policy`."""
+GROUP = "teacher"  # group that a teacher observes, if the envs have it; else `policy`
 NETWORK = ("_target_", "hidden", "activation", "state_dependent_std", "rnn", "rnn_size", "rnn_layers")
 """Network settings that determine the actor."""
-LABEL = "label"
-"""Input with the teacher's actions."""
-IMITATION = "loss/imitation"
-"""Loss between the mean actions of student and teacher."""
+LABEL = "label"  # input with the teacher's actions
+IMITATION = "loss/imitation"  # loss between the mean actions of student and teacher
 
 
 def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str) -> TrainedPolicy:
@@ -34,11 +32,12 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
     found = context.load_policy(name)
     theirs, ours = found.obs_sizes["policy"], env.obs_sizes.get(group)
     if ours is None:
-        raise ConfigError(f"{key}={name}: it observes numbers, and these envs have images alone. Try a group {group!r}")
+        problem, hint = "it observes numbers, these envs have only images", f"Try a group {group!r}"
+        raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     if theirs != ours:
-        problem = f"it observes {theirs} numbers, and the group {group!r} of this task has {ours}"
-        advice = "task.observations as in its config.yaml; a part that only a teacher gets has used=false"
-        raise ConfigError(f"{key}={name}: {problem}. Try its task, with {advice}")
+        problem = f"it observes {theirs} numbers, the group {group!r} of this task has {ours}"
+        hint = "Try its task, with task.observations as in its config.yaml; parts for a teacher only have used=false"
+        raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     return found
 
 
@@ -59,12 +58,13 @@ class Labels:
     ) -> None:
         key = f"{context.section}.{setting}"
         if name is None:
-            problem = "is not given, and a resume needs it again: expected the run of a teacher"
-            raise ConfigError(f"{key} {problem}. Try {key}=<run folder or .pt file>")
+            hint = f"Try {key}=<run folder or .pt file>"
+            raise ConfigError("no teacher given, which a resume needs too", key=key, hint=hint)
         if not isinstance(env.action_space, Box):
-            raise ConfigError(f"{key}={name}: the task's actions are choices, and only continuous ones can be imitated")
-        of_images = "policy" if env.obs_sizes["policy"] else "critic"  # the policy observes nothing else
-        self.group = GROUP if GROUP in env.obs_sizes else of_images
+            problem = "the task's actions are discrete, and only continuous ones can be imitated"
+            raise ConfigError(problem, key=f"{key}={name}")
+        student_group = "policy" if env.obs_sizes["policy"] else "critic"  # `policy` may be images alone
+        self.group = GROUP if GROUP in env.obs_sizes else student_group
         found = _load(env, context, key, name, self.group)
         self._policy, self._digest = found.policy, found.digest
         self._limit = env.action_space.limit
@@ -79,24 +79,17 @@ class Labels:
         for state, new in zip(self.hidden, hidden, strict=True):
             state.copy_(new.masked_fill(done[None, :, None], 0.0))
 
-    def begin_episodes(self) -> None:
-        """Reset the recurrent state."""
-        for state in self.hidden:
-            state.zero_()
-
     def state_dict(self) -> dict[str, Any]:
         """Return digest and recurrent state of the teacher."""
         return {"digest": self._digest, "hidden": [state.clone() for state in self.hidden]}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restore `state_dict`; a different teacher, or None, begins new episodes."""
-        if state is None or state["digest"] != self._digest:
-            if state is not None:
-                warn("the teacher is not the one that the training had before")
-            self.begin_episodes()
-            return
-        for hidden, saved in zip(self.hidden, state["hidden"], strict=True):
-            hidden.copy_(saved)
+        if state is not None and state["digest"] != self._digest:
+            warn("the teacher is a different one than before the resume")
+            state = None
+        for i, hidden in enumerate(self.hidden):
+            hidden.copy_(torch.zeros_like(hidden) if state is None else state["hidden"][i])
 
 
 class Teacher(Extension):
@@ -105,12 +98,11 @@ class Teacher(Extension):
     groups = (GROUP,)
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> None:
-        settings = cfg.teacher
-        self._cfg = settings
-        self.labels = Labels(env, context, "teacher.run", settings.run, cfg.horizon, device)
-        self._steps = torch.zeros((), device=device)  # control steps of each env
-        self._weight = torch.tensor(settings.weight, dtype=torch.float32, device=device)
-        self.weights = {IMITATION: self._weight if settings.end else settings.weight}
+        self._cfg, weight = cfg.teacher, cfg.teacher.weight
+        self.labels = Labels(env, context, "teacher.run", cfg.teacher.run, cfg.horizon, device)
+        self._steps = torch.zeros((), device=device)  # control steps per env
+        self._weight = torch.tensor(weight, dtype=torch.float32, device=device)
+        self.weights = {IMITATION: self._weight if cfg.teacher.end else weight}
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
         """Store the teacher's actions."""
@@ -120,8 +112,8 @@ class Teacher(Extension):
         """Add the teacher's actions to the inputs and set the scheduled weight."""
         inputs[LABEL], cfg = self.labels.actions, self._cfg
         if cfg.end:
-            left = ((cfg.end - self._steps) / max(1, cfg.end - cfg.begin)).clamp(0.0, 1.0)
-            self._weight.copy_(cfg.weight * left)
+            share = ((cfg.end - self._steps) / max(1, cfg.end - cfg.begin)).clamp(0.0, 1.0)
+            self._weight.copy_(cfg.weight * share)
         self._steps += rollout.horizon
         return reward
 
@@ -134,8 +126,8 @@ class Teacher(Extension):
     def describe(self) -> dict[str, str]:
         """Return teacher and weight."""
         cfg = self._cfg
-        course = f", 0 from step {cfg.end} on" if cfg.end else ""
-        return {"teacher": f"{cfg.run}, observes {self.labels.group}, weight {cfg.weight:g}{course}"}
+        schedule = f", 0 from step {cfg.end} on" if cfg.end else ""
+        return {"teacher": f"{cfg.run}, observes {self.labels.group}, weight {cfg.weight:g}{schedule}"}
 
     def state_dict(self) -> dict[str, Any]:
         """Return schedule progress, and the teacher's unfinished episodes."""
@@ -147,8 +139,7 @@ class Teacher(Extension):
         self.labels.load_state_dict(state["episodes"])
 
 
-TAKEN = "actor.", "head.", "encoder.", "obs_norm.policy."
-"""Prefixes of a policy's acting parameters."""
+ACTING = "actor.", "head.", "encoder.", "obs_norm.policy."  # prefixes of acting parameters
 
 
 def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerContext, name: str) -> None:
@@ -159,18 +150,14 @@ def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerCont
     """
     found = _load(env, context, "start_from", name, "policy")
     if not (isinstance(policy, ActorCritic) and isinstance(found.policy, ActorCritic)):
-        raise ConfigError(f"start_from={name}: both runs must be of ppo, amp, a2c, reinforce, impala, distill or bc")
-    theirs = found.settings
-    names = NETWORK if theirs.network.rnn is not None else NETWORK[:-2]
-    wanted = {f"network.{key}": (getattr(theirs.network, key), getattr(settings.network, key)) for key in names}
-    if env.images:
-        encoders = theirs.network.encoder, settings.network.encoder
-        names = "_target_", "kind", "frames"
-        wanted |= {f"network.encoder.{key}": tuple(getattr(encoder, key) for encoder in encoders) for key in names}
-    wanted["normalize_obs"] = theirs.normalize_obs, settings.normalize_obs
-    advice = [f"{context.section}.{key}={text_of(value)}" for key, (value, now) in wanted.items() if value != now]
-    if advice:
-        raise ConfigError(f"start_from={name}: its policy is another one. Try {shlex.join(advice)}")
+        problem = "both runs must be of ppo, amp, a2c, reinforce, impala, distill or bc"
+        raise ConfigError(problem, key=f"start_from={name}")
+    theirs, rnn = found.settings, found.settings.network.rnn is not None
+    paths = [f"network.{key}" for key in (NETWORK if rnn else NETWORK[:-2])]
+    paths += [f"network.encoder.{key}" for key in ("_target_", "kind", "frames")] if env.images else []
+    values = [(path, *(attrgetter(path)(run) for run in (theirs, settings))) for path in (*paths, "normalize_obs")]
+    fixes = [f"{context.section}.{path}={text_of(value)}" for path, value, current in values if value != current]
+    if fixes:
+        raise ConfigError("its policy differs", key=f"start_from={name}", hint=f"Try {shlex.join(fixes)}")
     own, saved = policy.state_dict(), found.policy.state_dict()
-    taken = {key: saved[key] for key in own if key.startswith(TAKEN)}
-    policy.load_state_dict({**own, **taken})
+    policy.load_state_dict({key: saved[key] if key.startswith(ACTING) else own[key] for key in own})

@@ -116,7 +116,7 @@ def _when(iterations: range) -> str:
 def _recorded(algorithm: Algorithm) -> list[RecordedTensor]:
     """Records of this iteration in the memories of an algorithm and of its extensions."""
     owners = algorithm, *getattr(algorithm, "extensions", {}).values()
-    memories = {id(x): x for owner in owners for x in attributes(owner).values() if isinstance(x, Recorder)}
+    memories = {id(x): x for it in owners for x in (it, *attributes(it).values()) if isinstance(x, Recorder)}
     return [item for memory in memories.values() for item in memory.recorded(algorithm.horizon)]
 
 

@@ -24,6 +24,7 @@ from gpusim_rl.spaces import Box, MultiDiscrete
 from helpers.demonstrated import shown_in
 from helpers.fakes import RandomEnv
 from helpers.off_policy import ACTOR_CRITICS, OffPolicyLearner, settings_of
+from helpers.raised import raises
 from helpers.training import merged, the_run
 
 GAMMA, CPU = 0.9, torch.device("cpu")
@@ -51,7 +52,7 @@ def test_a_file_holds_what_was_saved(file: Path) -> None:
 def test_no_file_is_written_that_none_can_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demonstrations, "DEMONSTRATIONS_BYTES", 1000)
     before = file.read_bytes()
-    with pytest.raises(ConfigError, match=r"shown\.npz would have .*Try fewer episodes"):
+    with pytest.raises(ConfigError, match="Try fewer episodes"):
         save(file, shown_in(SPEC))
     assert file.read_bytes() == before
 
@@ -194,16 +195,15 @@ def trainer(name: str, folder: Path, file: Path, **more: Any) -> Trainer:
 def test_a_run_is_resumed_with_the_file_and_evaluated_without_it(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = file
-    trainer("sac", tmp_path, copy).train()
+    trainer("sac", tmp_path, file).train()
     run = str(the_run(tmp_path))
-    shown = {"sac": {"demonstrations": {"file": str(copy)}}}  # a path: typed again
+    shown = {"sac": {"demonstrations": {"file": str(file)}}}  # a path: typed again
     make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=5, **shown)).train()
-    assert "the demonstrations are not those" not in capsys.readouterr().err
-    save(copy, shown_in(SPEC, seed=1))
+    assert "warning: the demonstrations" not in capsys.readouterr().err
+    save(file, shown_in(SPEC, seed=1))
     make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=6, **shown)).train()
-    assert "the demonstrations are not those that the training had before" in capsys.readouterr().err
-    copy.unlink()
+    assert "warning: the demonstrations" in capsys.readouterr().err
+    file.unlink()
     assert evaluate_run(prepare("Cartpole", checkpoint=run, test=True))["episodes"] == 8
     with pytest.raises(ConfigError, match=r"sac\.demonstrations\.file: cannot read .*shown\.npz: No such"):
         make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=7, **shown))
@@ -227,21 +227,18 @@ def holed(shape: tuple[int, ...], *place: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("arrays", "line"),
     [
-        ({"reward": holed((80,), 5)}, r"reward has a number that is not finite: control step 5$"),
-        ({"final_obs__policy": holed((10, 4), 6, 1)}, r"final_obs/policy .* not finite: episode 6, cart_vel\[0\]$"),
-        ({"action": holed((80, 1), 79, 0)}, r"action has .* not finite: control step 79, action\[0\]$"),
-        ({"final_obs__policy": np.zeros((9, 4))}, r"final_obs/policy is \[9, 4\], expected \[10, 4\]"),
-        ({"obs__policy": None}, "obs/policy is missing"),
-        ({"reward": np.zeros(7)}, r"is \[80"),
-        ({"truncated": np.zeros(80, bool), "terminated": np.zeros(80, bool)}, "80 control steps do not end with"),
-        ({"truncated": np.zeros(3, bool)}, "are not flags of the same control steps"),
-        ({"reward": np.array(["x"] * 80)}, "changed.npz: reward has values of type <U1$"),
-        ({"task": None}, r"holds no demonstrations: task is missing\. Try python tools/collect\.py"),
-        ({"task": np.array(["a", "b"])}, "holds no demonstrations: "),
-        ({"dt": np.array("fast")}, "holds no demonstrations: could not convert"),
-        ({"dt": np.array(np.nan)}, "dt is nan s, expected a control step of more than 0 s"),
-        ({"task": np.array("Ant")}, "is of task Ant, and this is Cartpole"),
-        ({"reward": np.array([None] * 80, dtype=object)}, "is no npz file: it holds Python objects"),
+        ({"reward": holed((80,), 5)}, r"reward: .* control step 5$"),
+        ({"final_obs__policy": holed((10, 4), 6, 1)}, r"final_obs/policy: .* episode 6, cart_vel\[0\]$"),
+        ({"action": holed((80, 1), 79, 0)}, r"action: .* control step 79, action\[0\]$"),
+        ({"final_obs__policy": np.zeros((9, 4))}, r"final_obs/policy: expected shape \(10, 4\), got \(9, 4\)"),
+        ({"obs__policy": None}, "obs/policy: no such array"),
+        ({"truncated": np.zeros(80, bool), "terminated": np.zeros(80, bool)}, "does not end an episode"),
+        ({"truncated": np.zeros(3, bool)}, "flags of the same control steps"),
+        ({"reward": np.array(["x"] * 80)}, "reward: expected numbers"),
+        ({"task": None}, r"no demonstrations: .*task.*Try python tools/collect\.py"),
+        ({"dt": np.array("fast")}, "no demonstrations: .*could not convert"),
+        ({"dt": np.array(np.nan)}, "dt: expected .* got nan"),
+        ({"reward": np.array([None] * 80, dtype=object)}, "Python objects"),
     ],
 )
 def test_a_bad_array_is_one_line(file: Path, arrays: dict[str, Any], line: str) -> None:
@@ -257,12 +254,12 @@ def test_a_bad_file_is_one_line(file: Path, tmp_path: Path, monkeypatch: pytest.
     text.write_text("demonstrations")
     empty.touch()
     for path, line in {
-        old: "is a checkpoint, or demonstrations of an older version. Try python tools/collect.py",
-        pickled: "is no npz file",
-        text: "is no npz file",
-        empty: "is no npz file: it is empty",
-        tmp_path / "none.npz": "cannot read .*none.npz: No such file",
-        tmp_path: "is a folder: expected an npz file$",
+        old: "older version. Try python tools/collect.py",
+        pickled: "npz",
+        text: "npz",
+        empty: "empty",
+        tmp_path / "none.npz": "none.npz: No such file",
+        tmp_path: "folder",
     }.items():
         with pytest.raises(ConfigError, match=line):
             load(str(path), SPEC, ["policy"])
@@ -276,28 +273,23 @@ def test_a_bad_file_is_one_line(file: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_demonstrations_of_other_envs_are_one_line(file: Path) -> None:
-    for spec, line in (
-        (
-            replace(SPEC, dt=0.05),
-            r"has control steps of 0\.01667 s, and the task of 0\.05 s\. Try task\.control_hz=60$",
-        ),
-        (replace(SPEC, obs_sizes={"policy": 5}), "has 4 numbers in observation 'policy', and the task 5"),
-        (
-            replace(SPEC, obs_names={"policy": ["cart_pos[0]", "pole_vel[0]", "pole_angle[0]", "cart_vel[0]"]}),
-            r"has cart_vel\[0\] as number 1 of observation 'policy', and the task pole_vel\[0\]\. Try .* anew$",
-        ),
-        (replace(SPEC, action_space=Box(2)), "has actions of 1 numbers, and the task of 2 numbers"),
-        (replace(SPEC, action_space=MultiDiscrete((3,))), "has actions of 1 numbers, and the task of 1 choices"),
+    names = {"policy": ["cart_pos[0]", "pole_vel[0]", "pole_angle[0]", "cart_vel[0]"]}
+    for spec, expected, got in (
+        (replace(SPEC, task="Ant"), "Ant", "Cartpole"),
+        (replace(SPEC, dt=0.05), "0.05", SPEC.dt),
+        (replace(SPEC, obs_sizes={"policy": 5}), "5", 4),
+        (replace(SPEC, obs_names=names), "pole_vel[0]", "cart_vel[0]"),
+        (replace(SPEC, action_space=Box(2)), "2 numbers", "1 numbers"),
+        (replace(SPEC, action_space=MultiDiscrete((3,))), "1 choices", "1 numbers"),
     ):
-        with pytest.raises(ConfigError, match=line):
+        with raises(ConfigError, key=str(file), expected=expected, got=got):
             load(str(file), spec, ["policy"])
-    with pytest.raises(ConfigError, match="has 0 numbers in observation 'critic', and the task 2"):
+    with raises(ConfigError, key=str(file), expected="2", got=0):
         load(str(file), replace(SPEC, obs_sizes={"policy": 4, "critic": 2}), ["policy", "critic"])
-    choices = replace(SPEC, action_space=MultiDiscrete((3,)))
     save(file, shown_in(replace(SPEC, action_space=MultiDiscrete((5,)))))
-    with pytest.raises(ConfigError, match=r"an action beyond the options of the task, \[3\]"):
-        load(str(file), choices, ["policy"])
-    with pytest.raises(ConfigError, match="80 control steps, and n_step=80 needs more"):
+    with raises(ConfigError, key=str(file), expected="less than [3]"):
+        load(str(file), replace(SPEC, action_space=MultiDiscrete((3,))), ["policy"])
+    with pytest.raises(ConfigError, match="n_step=80"):
         make_replay(read(file)[0], SPEC, ["policy"], n_step=80, gamma=GAMMA, device=CPU)
-    with pytest.raises(ConfigError, match=r"needs transitions drawn uniformly\. Try replay\.alpha=0"):
+    with pytest.raises(ConfigError, match=r"replay\.alpha=0"):
         learner("sac", file, replay={"alpha": 0.5})

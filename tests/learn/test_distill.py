@@ -25,6 +25,7 @@ from gpusim_rl.testing.conformance import merged
 from helpers.composed import algorithm_defaults
 from helpers.fakes import Env, Outcome, RandomEnv
 from helpers.on_policy import collect
+from helpers.raised import raises
 from helpers.training import SMALL_PPO, the_run
 
 SMALL: dict[str, Any] = {
@@ -78,7 +79,7 @@ def test_a_student_that_is_equal_to_its_teacher_has_no_loss(rnn: str | None) -> 
     assert float(it.update()["loss/imitation"]) > 1e-3
     it.policy.load_state_dict(teacher.state_dict())
     it.exploration.begin_episodes()
-    it.labels.begin_episodes()  # type: ignore[union-attr]
+    it.labels.load_state_dict(None)  # type: ignore[union-attr]
     collect(it, env)
     stats = it.update()
     assert float(stats["loss/imitation"]) < 1e-12 and float(stats["policy/grad_norm"]) < 1e-5
@@ -221,16 +222,16 @@ def test_a_run_is_resumed_if_the_teacher_is_named_again(teacher: str, tmp_path: 
     assert first.env.obs_sizes == {"policy": 2, "teacher": 4}
     first.train()
     folder = str(the_run(tmp_path / "b"))
-    with pytest.raises(ConfigError, match=r"^distill\.teacher is not given, .*Try distill\.teacher=<run folder"):
+    with raises(ConfigError, key="distill.teacher"):
         make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
     assert f"distill.teacher={teacher}" in capsys.readouterr().err
     make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4, distill={"teacher": teacher})).train()
-    assert "the teacher is not the one" not in capsys.readouterr().err
+    assert "warning: the teacher" not in capsys.readouterr().err
     assert evaluate_run(prepare("Cartpole", checkpoint=folder, test=True))["episodes"] == 8
     run(tmp_path / "c", "ppo").train()
     other = {"teacher": str(the_run(tmp_path / "c"))}
     make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=5, distill=other))
-    assert "the teacher is not the one that the training had before" in capsys.readouterr().err
+    assert "warning: the teacher" in capsys.readouterr().err
 
 
 def test_ppo_goes_on_from_a_student(teacher: str, tmp_path: Path) -> None:
@@ -245,9 +246,9 @@ def test_ppo_goes_on_from_a_student(teacher: str, tmp_path: Path) -> None:
     make_trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path / "b")), max_iterations=3)).train()
     with pytest.raises(ConfigError, match=r"start_from=.* no effect with checkpoint"):
         run(tmp_path / "c", "ppo", start_from=folder, checkpoint=str(the_run(tmp_path / "b")))
-    with pytest.raises(ConfigError, match=r"start_from=.* both runs must be of ppo, amp, a2c, reinforce, .*"):
+    with pytest.raises(ConfigError, match=r"start_from=.* both runs"):
         make_trainer(prepare("Cartpole", algo="sac", task=LEFT_OUT, num_envs=2, start_from=folder))
-    with pytest.raises(ConfigError, match=r"start_from=.* is another one\. Try '?ppo\.network\.hidden=\[16,16\]"):
+    with pytest.raises(ConfigError, match=r"start_from=.* Try '?ppo\.network\.hidden=\[16,16\]"):
         run(tmp_path / "c", "ppo", task=LEFT_OUT, start_from=folder, ppo={"network": {"hidden": [8]}})
 
 
@@ -256,7 +257,7 @@ def test_ppo_goes_on_from_a_student(teacher: str, tmp_path: Path) -> None:
     [
         ({"distill": {"teacher": "nowhere"}}, r"^no checkpoint 'nowhere': expected a run folder"),
         ({"task": {"observations": {"cart_pos": {"history": 2}}}}, r"it observes 4 numbers, .* 'policy' .* has 5"),
-        ({"task": {"discrete": True}}, r"actions are choices"),
+        ({"task": {"discrete": True}}, r"actions are discrete"),
         ({"distill": {"network": {"separate": True}}}, r"no value function\. Try network\.separate=false"),
     ],
 )

@@ -37,7 +37,7 @@ def test_the_loss_with_all_of_them_can_be_compiled_as_a_whole() -> None:
     [
         (lambda terms: {**terms, "loss/own": terms["loss/value"]}, "'loss/own' is a loss without a weight"),
         (lambda terms: {"loss/value": terms["loss/value"]}, "'loss/.*' is a weight without a loss"),
-        (lambda terms: {**terms, "loss/value": terms["loss/value"][..., None]}, "'loss/value' has shape"),
+        (lambda terms: {**terms, "loss/value": terms["loss/value"][..., None]}, "'loss/value': expected shape"),
     ],
     ids=["no weight", "no loss", "shape"],
 )

@@ -151,17 +151,17 @@ def test_what_cannot_be_is_one_line_with_what_to_set():
     def none() -> Any:
         raise TaskError("'arm' has no mirror image")
 
-    assert "ppo.symmetry with ppo.network.rnn=gru: the recurrent state" in refused({}, rnn="gru")
+    assert "network.rnn=gru" in refused({}, rnn="gru")
     assert "ppo.symmetry: 'arm' has no mirror image. Try" in refused({"mirrored": none})
-    assert "the mirror images of these envs are not known" in refused({})
+    assert "these envs" in refused({})
     sees = {"images": {"camera": (13, 16, 1)}}
-    assert "ppo.symmetry with ppo.network.encoder.frames=3: the older frames" in refused(sees, encoder={"frames": 3})
+    assert "network.encoder.frames=3" in refused(sees, encoder={"frames": 3})
 
 
 def test_a_run_says_what_it_does(tmp_path):
     symmetry = {"ppo": {"symmetry": {"augment": True, "mirror_loss": 0.5}}}
-    said = make_trainer("Anymal", tmp_path, **symmetry).algorithm.describe()["symmetry"]
-    assert said.startswith("samples and their mirror images, mirror loss 0.5; the")
+    line = make_trainer("Anymal", tmp_path, **symmetry).algorithm.describe()["symmetry"]
+    assert line.startswith("mirrored samples, mirror loss 0.5; ")
     assert "symmetry" not in make_trainer("Anymal", tmp_path).algorithm.describe()
 
 

@@ -25,6 +25,7 @@ from gpusim_rl.testing.conformance import merged
 from helpers.composed import algorithm_defaults
 from helpers.fakes import Env, RandomEnv
 from helpers.on_policy import collect, prepared
+from helpers.raised import raises
 from helpers.training import SMALL_PPO, the_run
 
 GUIDED: dict[str, Any] = {"run": "teacher", "weight": 2.0}
@@ -129,7 +130,7 @@ def test_a_run_is_resumed_if_the_teacher_is_named_again(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"task": left_out, "ppo": {"teacher": {"run": teacher, "weight": 1.0, "end": 30}}}
     assert torch.tensor(run(tmp_path / "b", **settings).train()[IMITATION]) > 0.0
     folder = str(the_run(tmp_path / "b"))
-    with pytest.raises(ConfigError, match=r"^ppo\.teacher\.run is not given, .*Try ppo\.teacher\.run="):
+    with raises(ConfigError, key="ppo.teacher.run"):
         make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
     again = {"teacher": {"run": teacher}}
     make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=3, ppo=again)).train()
