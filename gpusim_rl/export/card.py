@@ -88,7 +88,7 @@ def _provenance(player: Player) -> dict[str, Any]:
     """Return the training commit and the exporting versions."""
     assert player.run_dir is not None
     run: dict[str, Any] = {"run": player.run_dir.name}
-    with suppress(OSError, ValueError, KeyError, TypeError):  # env.json is gone or damaged: the card does without
+    with suppress(OSError, ValueError, KeyError, TypeError):  # env.json may be missing or damaged
         git = load_json(player.run_dir / "env.json")["git"]
         run["commit"] = {"sha": str(git["sha"]), "dirty": bool(git["dirty"])}
     environment = describe_environment()
@@ -99,14 +99,14 @@ def _provenance(player: Player) -> dict[str, Any]:
 def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
     card: dict[str, Any] = {"group": "policy", "size": env.obs_sizes["policy"], "clip": limit}
     parts = env.obs_parts.get("policy", ()) if isinstance(env, VecEnv) else ()
-    if parts:  # in their order; a part has `history` frames of `size` numbers, the oldest first, all times `scale`
+    if parts:  # in order; `history` frames of `size` numbers, oldest first, all times `scale`
         keys = ("name", "size", "unit", "scale", "history")
         assert isinstance(env, VecEnv)
         sources = env.task.sources
         card["parts"] = [
             {**{key: getattr(part, key) for key in keys}, "source": sources.get(part.name, "task")} for part in parts
         ]
-    if env.images:  # uint8, the channels last
+    if env.images:  # uint8, channels last
         card["images"] = {group: list(shape) for group, shape in env.images.items()}
     return card
 
@@ -141,17 +141,11 @@ def _action(env: Environment, limit: float | None) -> dict[str, Any]:
 
 
 def _states(model: ExportedPolicy) -> list[dict[str, Any]]:
-    states = model.initial_state(1)
-    return [
-        {
-            "input": name,
-            "output": f"next_{name}",
-            "shape": [len(state), "batch", state.shape[2]],
-            "dtype": str(state.dtype).removeprefix("torch."),
-            "start": 0.0,
-        }
-        for name, state in zip(model.inputs[len(model.inputs) - len(states) :], states, strict=True)
-    ]
+    rows = []
+    for i, state in enumerate(model.initial_state(1)):
+        row = {"input": f"state_{i}", "output": f"next_state_{i}", "shape": [len(state), "batch", state.shape[2]]}
+        rows.append({**row, "dtype": str(state.dtype).removeprefix("torch."), "start": 0.0})
+    return rows
 
 
 def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
@@ -191,7 +185,7 @@ def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
             if model.actuator_biastype[i] != mujoco.mjtBias.mjBIAS_MUSCLE and bias[0] == 0.0:
                 row["gain"] = float(model.actuator_gainprm[i, 0])
                 row |= {"kp": 0.0 - float(bias[1]), "kd": 0.0 - float(bias[2])}
-        if is_dc_motor(model, i):  # a servo of `Scene.add_actuators` whose effort follows a torque-speed line
+        if is_dc_motor(model, i):  # a servo with torque-speed line
             gain = model.actuator_gainprm[i]
             row |= {"kp": float(gain[STIFFNESS]), "kd": float(gain[DAMPING]), "velocity_limit": 1.0 / float(gain[1])}
         if model.actuator_delay[i] > 0.0:

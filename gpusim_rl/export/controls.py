@@ -13,19 +13,19 @@ from torch import Tensor
 from gpusim_rl.env import VecEnv
 from gpusim_rl.view.player import random_action
 
-STEPS = 64  # control steps in which controls are measured, in every env
-TOLERANCE = 1e-5  # largest deviation of a measured control, relative where it is above 1: float32 rounds by 1e-7
+STEPS = 64  # measured control steps per env
+TOLERANCE = 1e-5  # maximum deviation of a control, relative above 1; float32 rounds by 1e-7
 
 
 @dataclass(frozen=True)
 class ControlMap:
     """control[i] = offset[i] + scale[i] * action[source[i]] for each actuator i of the scene."""
 
-    offset: tuple[float, ...]  # control where the action is zero, in the unit of each control
+    offset: tuple[float, ...]  # control at action 0
     scale: tuple[float, ...]  # control per action
-    source: tuple[int, ...]  # column of the action that drives the actuator; 0 where `scale` is 0
+    source: tuple[int, ...]  # action column of the actuator; 0 if `scale` is 0
     samples: int  # measured control steps
-    deviation: float  # largest deviation of a measured control, relative where it is above 1
+    deviation: float  # largest deviation of a control, relative above 1
 
     def names(self, actuators: Sequence[str], num_actions: int) -> list[str] | None:
         """Return the actuator of each action column; None unless each drives exactly one."""
@@ -75,7 +75,7 @@ def fit(actions: np.ndarray, controls: np.ndarray) -> ControlMap | None:
     scale = np.take_along_axis(slopes, source[None], axis=0)[0]
     size = np.maximum(1.0, np.abs(controls).max(axis=0))
     scale = np.where(np.abs(scale) < TOLERANCE * size, 0.0, scale)
-    # To the digits that float32 has of the largest control: 0.5 is 0.5 again, and -0.0 is 0.0.
+    # Round to float32 digits of the largest control: 0.5 stays 0.5, -0.0 becomes 0.0.
     decimals = [7 - math.floor(math.log10(largest)) for largest in size]
     offset, scale = (np.array(list(map(round, values.tolist(), decimals))) + 0.0 for values in (offset, scale))
     deviation = np.abs(offset + scale * actions[:, source] - controls) / np.maximum(1.0, np.abs(controls))

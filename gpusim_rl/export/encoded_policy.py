@@ -46,7 +46,7 @@ class EncodedPolicy(Policy):
         return (torch.zeros(self.older, batch, self.encoder.out_size),) if self.older else ()
 
     def _encoded(self, obs: Observation, hidden: Hidden) -> tuple[Observation, Hidden]:
-        # Not by the encoder's `forward`, which splits a batch: exporters take one of any size.
+        # Not the encoder's `forward`, which splits batches: exporters need a dynamic size.
         networks = self.encoder.networks.items()
         newest = torch.cat([network(scaled(obs[group], torch.float32)) for group, network in networks], dim=1)
         every = torch.cat([*hidden[: 1 if self.older else 0], newest[None]])

@@ -29,9 +29,8 @@ from gpusim_rl.view.player import Player
 
 CARD, ONNX, INT8, TORCHSCRIPT = "policy.json", "policy.onnx", "policy.int8.onnx", "policy.ts"
 NUMPY, RUNTIME = "policy.npz", "policy.py"
-OPTIONAL = INT8, NUMPY, "scene.mjb"  # the last by versions that wrote no XML
-"""Files that not every export has."""
-NUM_ENVS = 16  # envs in which controls are measured
+OPTIONAL = INT8, NUMPY, "scene.mjb"  # not in every export; scene.mjb by older versions
+NUM_ENVS = 16  # envs that measure controls
 SEED = 0
 
 
@@ -64,7 +63,7 @@ def write_all(
         default = player.run_dir / ("export" if order is None else f"export-{order}")
         folder = out or (default if overwrite else free_name(default))
         if out is None and folder != default:
-            warn(f"{default} is an older export, which stays; --overwrite replaces it. The new one is {folder.name}")
+            warn(f"{default} exists, writing {folder.name} next to it; --overwrite replaces it")
         temporary = temporary_name(folder)
         try:
             temporary.mkdir()
@@ -72,14 +71,14 @@ def write_all(
             if not folder.exists():
                 temporary.rename(folder)
             else:
-                for name in OPTIONAL:  # of an older export
+                for name in OPTIONAL:  # leftovers of an older export
                     (folder / name).unlink(missing_ok=True)
                 for file in sorted(temporary.iterdir()):
                     if file.is_dir():
                         shutil.rmtree(folder / file.name, ignore_errors=True)
                     file.replace(folder / file.name)
         except OSError as error:
-            raise ConfigError(f"--out {folder}: cannot write there: {error.strerror or error}") from None
+            raise ConfigError(f"cannot write: {error.strerror or error}", key=f"--out {folder}") from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder, card
@@ -96,14 +95,13 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
     start = {}
     if isinstance(env, VecEnv):
         sim: Any = env.sim
-        start = {"start": {"qpos": sim.qpos[0].tolist(), "qvel": sim.qvel[0].tolist()}}  # one of those the task draws
+        start = {"start": {"qpos": sim.qpos[0].tolist(), "qvel": sim.qvel[0].tolist()}}  # random start of the task
         control, clip_observations = measure(env, SEED), env.cfg.clip_observations
         clip_actions = None if isinstance(env.action_space, MultiDiscrete) else env.cfg.clip_actions
     order = None if vendor is None else joint_order(vendor, env, control)
     if order is not None and control is not None:
         control = order.control(control)
-    images = env.images
-    model = ExportedPolicy(policy.to("cpu"), clip_observations, clip_actions, control, order, images).eval()
+    model = ExportedPolicy(policy.to("cpu"), clip_observations, clip_actions, control, order, env.images).eval()
     size = env.obs_sizes["policy"]
     write_onnx(model, size, folder / ONNX)
     write_torchscript(model, size, folder / TORCHSCRIPT)
@@ -143,8 +141,8 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
             if kind != "int8":
                 parity.require(result, file)
             elif not parity.usable_int8(result, isinstance(player.env.action_space, MultiDiscrete)):
-                refused = f"of {result.max_error:.2g}, and {result.others} of {result.observations} actions are others"
-                warn(f"{file} is not written: with 8-bit weights the largest error is {refused}")
+                counts = f"{result.others} of {result.observations} actions differ"
+                warn(f"skipping {file}: error of 8-bit weights up to {result.max_error:.2g}, {counts}")
                 errors[kind]["refused"] = True
                 (folder / file).unlink()
                 continue

@@ -51,31 +51,32 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
         ConfigError: The vendor has no robot with these joints, actions are not one per joint, or the task does not
             declare the sources of its observation.
     """
+    key, hint = f"--order {vendor}", "Leave it out"
     if not isinstance(env, VecEnv):
-        raise ConfigError(f"--order {vendor}: the joints of another library's envs are not known; leave it out")
+        raise ConfigError("unknown joints: these are envs of another library", key=key, hint=hint)
     model, sources = env.sim.scene.model, env.task.sources
     joints = [j for j in range(model.njnt) if model.jnt_type[j] in (_HINGE, _SLIDE)]
     names = [model.joint(j).name.rpartition("/")[2].removesuffix("_joint") for j in joints]
     known = max(ORDERS[vendor], key=lambda order: len(set(order) & set(names)))
     if sorted(known) != sorted(names):
         unknown, lacking = ([n for n in one if n not in two] for one, two in ((names, known), (known, names)))
-        what = f"it has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
-        raise ConfigError(f"--order {vendor}: {what}; leave it out, and find joints by their names on the card")
+        problem = f"it has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
+        raise ConfigError(problem, key=key, hint=f"{hint} and find joints by name on the card")
     on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
     driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for _, a in control_names(model)]
     parts = env.obs_parts.get("policy", ())
     if unknown := [part.name for part in parts if part.name not in sources] or not parts:
-        raise ConfigError(f"--order {vendor}: the task does not say in `sources` where {unknown} of its parts are from")
+        raise ConfigError(f"the task does not declare the `sources` of {unknown}", key=key)
     columns = () if control is None else control.source
     if control is None or sorted(driven) != joints or sorted(columns) != [*range(len(joints))]:
-        raise ConfigError(f"--order {vendor} needs a task whose actions are of one joint each; leave it out")
+        raise ConfigError("the task's actions are not one per joint", key=key, hint=hint)
     order = [names.index(name) for name in known]
     actuators = [driven.index(joints[i]) for i in order]
     actions = [columns[a] for a in actuators]
     obs = list[int]()
     for part in parts:
-        of_joints = sources[part.name].startswith(("joint positions", "joint velocities"))
-        frame = order if of_joints else actions if sources[part.name] == "last action" else range(part.size)
+        per_joint = sources[part.name].startswith(("joint positions", "joint velocities"))
+        frame = order if per_joint else actions if sources[part.name] == "last action" else range(part.size)
         for _ in range(part.history):
             first = len(obs)
             obs += [first + i for i in frame]

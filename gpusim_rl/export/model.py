@@ -57,10 +57,8 @@ class ExportedPolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.policy, self.images = policy, dict(images)
-        self.clip_observations = clip_observations
-        self.clip_actions = clip_actions
-        self.has_control = control is not None
-        self.has_order = order is not None
+        self.clip_observations, self.clip_actions = clip_observations, clip_actions
+        self.has_control, self.has_order = control is not None, order is not None
         if order is not None:
             self.register_buffer("obs_order", torch.tensor(order.obs))
             self.register_buffer("obs_place", torch.tensor(order.obs).argsort())
@@ -124,25 +122,17 @@ def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
     others = tuple({1 if name.startswith("state_") else 0: batch} for name in model.inputs[1:])
     shapes = ({0: batch}, others) if others else ({0: batch},)
     with _quiet(), _one_line("ONNX"):
-        program = torch.onnx.export(
-            model,
-            inputs,
-            dynamo=True,
-            verbose=False,
-            input_names=model.inputs,
-            output_names=model.outputs,
-            dynamic_shapes=shapes,
-        )
+        names: dict[str, Any] = {"input_names": model.inputs, "output_names": model.outputs}
+        program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes, **names)
         assert program is not None
         program.save(str(file), external_data=False)
 
 
 def write_torchscript(model: ExportedPolicy, size: int, file: Path) -> None:
     """Write TorchScript; see `write_onnx`."""
-    inputs = model.example(size)
     content = io.BytesIO()
     with _quiet(), _one_line("TorchScript"):
-        torch.jit.save(torch.jit.freeze(torch.jit.trace(model, inputs, check_trace=False)), content)
+        torch.jit.save(torch.jit.freeze(torch.jit.trace(model, model.example(size), check_trace=False)), content)
     file.write_bytes(content.getvalue())
 
 
@@ -157,15 +147,10 @@ def write_int8(file: Path, quantized: Path) -> None:
 def write_numpy(file: Path, arrays: Path) -> bool:
     """Write an ONNX file as arrays and a list of operations; return False if `policy.py` lacks one."""
     graph = onnx.load(file).graph
-    nodes = [
-        [
-            node.op_type,
-            list(node.input),
-            *node.output,
-            {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute},
-        ]
-        for node in graph.node
-    ]
+    nodes: list[list[Any]] = []
+    for node in graph.node:
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        nodes.append([node.op_type, list(node.input), *node.output, attributes])
     if not all(len(node) == 4 and node[0] in OPERATIONS for node in nodes):
         return False
     values: dict[str, Any] = {item.name: onnx.numpy_helper.to_array(item) for item in graph.initializer}
@@ -194,7 +179,7 @@ def _one_line(form: str) -> Iterator[None]:
         yield
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # the exporters have no class of their own for all of theirs
+    except Exception as error:  # the exporters have no common error class
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         reason = describe(cause).partition("\n")[0]
         raise ConfigError(f"{form} cannot hold this policy: {reason}") from error

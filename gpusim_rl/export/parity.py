@@ -18,19 +18,16 @@ from gpusim_rl.export.policy import plain_function
 from gpusim_rl.learn.algorithm import Policy
 
 OBSERVATIONS = 10_000
-OBSERVATIONS_OF_IMAGES = 500  # the same, where a policy sees images
-ROUNDING_OF_IMAGES = 5e-5
-"""Change of an output, in units of `TOLERANCE`, that rounding explains in an image policy."""
-STEPS = 10  # length of an episode, over which a recurrent state is carried [control steps]
-TOLERANCE = 1e-5
-"""Maximum error of ONNX and TorchScript, relative for magnitudes (or control scales) above 1."""
-INT8_TOLERANCE = 0.1
-"""Error of 8-bit weights that counts as a different action: a twentieth of the range [-1, 1]."""
-INT8_LARGEST = 0.5  # largest error of 8-bit weights; of discrete actions the share below counts alone
-INT8_SHARE = 0.01  # share of the observations in which an action may be another one
-JUMP = 1e-3  # smallest error that may be another choice, of an option or a bin
-BORDER = 1e-3  # share of the observations that may be at the border between two choices
-CALLS = 1000
+IMAGE_OBSERVATIONS = 500  # the same for image policies
+IMAGE_ROUNDING = 5e-5  # output change that rounding explains in image policies
+STEPS = 10  # episode length, over which recurrent state is carried [control steps]
+TOLERANCE = 1e-5  # maximum error of ONNX and TorchScript, relative for magnitudes (or control scales) above 1
+INT8_TOLERANCE = 0.1  # 8-bit error that counts as a different action: a twentieth of the range [-1, 1]
+INT8_LARGEST = 0.5  # maximum 8-bit error of continuous actions
+INT8_SHARE = 0.01  # maximum share of observations with a different 8-bit action
+JUMP = 1e-3  # minimum error that may be a different choice (option or bin)
+BORDER = 1e-3  # maximum share of observations at the border of two choices
+CALLS = 1000  # timed calls
 
 Arrays = tuple[np.ndarray, ...]
 Units = Sequence[np.ndarray | float]
@@ -42,12 +39,11 @@ Function = Callable[..., Arrays]
 class Parity:
     """Errors of a file."""
 
-    max_error: float  # largest error of all outputs, relative as `TOLERANCE` says
-    borders: int  # observations that are left out of it: the policy changes its choice within their rounding
+    max_error: float  # of all outputs, relative as for `TOLERANCE`, without borders
+    borders: int  # observations whose rounding changes the policy's choice
     observations: int
     others: int  # observations with an error above `INT8_TOLERANCE`
-    rounding: float
-    """Largest change of the policy's outputs between neighbouring float32 observations, in the unit of `max_error`."""
+    rounding: float  # largest change of the policy's outputs between neighbouring float32 observations
 
     @property
     def allowed(self) -> float:
@@ -82,8 +78,7 @@ def numpy_function(file: Path) -> Function:
     return lambda obs: tuple(map(np.asarray, run({"obs": obs})))
 
 
-READ = {"torchscript": torchscript_function, "numpy": numpy_function}
-"""Loaders by kind of file; the others are ONNX."""
+READ = {"torchscript": torchscript_function, "numpy": numpy_function}  # others are ONNX
 
 
 def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Function:
@@ -117,7 +112,7 @@ def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Funct
 
 def random_inputs(model: ExportedPolicy, size: int, seed: int) -> Arrays:
     """Return random observations [n, size] and random images, [n, height, width, channels] each."""
-    count, random = OBSERVATIONS_OF_IMAGES if model.images else OBSERVATIONS, np.random.default_rng(seed)
+    count, random = IMAGE_OBSERVATIONS if model.images else OBSERVATIONS, np.random.default_rng(seed)
     obs = random_observations(model.policy, size, seed)[:count]
     if model.has_order:
         obs = obs[:, model.obs_order.numpy()]
@@ -129,15 +124,15 @@ def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
 
     Extremes: up to 100 deviations away, a single column off, all scaled by up to 1e6, or zeros.
     """
-    if size == 0:  # the policy sees images alone
+    if size == 0:  # images only
         return np.zeros((OBSERVATIONS, 0), np.float32)
     random = np.random.default_rng(seed)
     norms, mean, scale = getattr(policy, "obs_norm", {}), np.zeros(size), np.ones(size)
     if "policy" in norms:
-        mean, scale = norms["policy"].mean.numpy(), norms["policy"].scale.double().numpy()
-        mean, scale = mean[:size], scale[:size]  # features of a frozen encoder come behind
+        norm = norms["policy"]
+        mean, scale = norm.mean.numpy()[:size], norm.scale.double().numpy()[:size]  # without encoder features
     z = 3.0 * random.standard_normal((OBSERVATIONS, size))
-    number = OBSERVATIONS // 20  # of each of four extreme kinds
+    number = OBSERVATIONS // 20  # per extreme kind
     far, alone, huge, _ = np.split(z[: 4 * number], 4)
     far[:] = random.uniform(-100.0, 100.0, far.shape)
     alone[np.arange(number), random.integers(size, size=number)] *= 1e3
@@ -169,7 +164,7 @@ def compare(exact: Function, other: Function, inputs: Arrays, state: Arrays, uni
     count, images = len(inputs[0]), len(inputs) > 1
     episodes = zip(*(values.reshape(STEPS, count // STEPS, *values.shape[1:]) for values in inputs), strict=True)
     exact_state = other_state = tuple(np.repeat(layers, count // STEPS, axis=1) for layers in state)
-    worst, rounding, borders, others = 0.0, ROUNDING_OF_IMAGES if images else 0.0, 0, 0
+    worst, rounding, borders, others = 0.0, IMAGE_ROUNDING if images else 0.0, 0, 0
     random = np.random.default_rng(0)
     for seen in episodes:
         expected, got = exact(*seen, *exact_state), other(*seen, *other_state)
@@ -194,7 +189,7 @@ def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
     errors = []
     for a, b, unit in zip(expected, got, units, strict=True):
         error = np.abs(a.astype(np.float64) - b) / np.maximum(unit, np.abs(a))
-        error = np.moveaxis(error, 1, 0) if error.ndim == 3 else error  # a state's batch is its second axis
+        error = np.moveaxis(error, 1, 0) if error.ndim == 3 else error  # [layers, batch, units] of states
         errors.append(error.reshape(len(error), -1).max(axis=1))
     return np.max(errors, axis=0)
 
@@ -221,11 +216,9 @@ def usable_int8(parity: Parity, discrete: bool) -> bool:
 def require(parity: Parity, name: str) -> None:
     """Raise ConfigError if a file's error is too large, or too many choices differ."""
     if not parity.max_error <= parity.allowed or parity.borders > BORDER * parity.observations:
-        raise ConfigError(
-            f"{name} differs from the policy by {parity.max_error:.2g} (expected at most {parity.allowed:.2g}), and in"
-            f" {parity.borders} of {parity.observations:,} choices: nothing was written. Try another version of"
-            " onnxruntime or torch"
-        )
+        problem = f"differs from the policy by {parity.max_error:.2g} (expected at most {parity.allowed:.2g}), and in"
+        problem += f" {parity.borders} of {parity.observations:,} choices; nothing was written"
+        raise ConfigError(problem, key=name, hint="Try another version of onnxruntime or torch")
 
 
 def latency_us(function: Function, inputs: Arrays) -> float:

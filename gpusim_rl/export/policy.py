@@ -23,8 +23,8 @@ try:
 except ImportError:
     onnxruntime = None
 
-MAX_BYTES = 1 << 30  # size of a file of an export
-OPERATIONS: dict[str, Callable[..., Any]] = {  # of ONNX, on its inputs and attributes
+MAX_BYTES = 1 << 30  # size limit of a file
+OPERATIONS: dict[str, Callable[..., Any]] = {  # ONNX operations
     "Add": lambda x, y: x + y,
     "Sub": lambda x, y: x - y,
     "Mul": lambda x, y: x * y,
@@ -61,7 +61,7 @@ class DeployedPolicy:
         files = self.card["files"]
         if onnxruntime is not None and not plain:
             options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = options.inter_op_num_threads = 1  # such a small network is slower on more
+            options.intra_op_num_threads = options.inter_op_num_threads = 1  # faster for small networks
             session = onnxruntime.InferenceSession(content(folder, files["onnx"]), options)
             self._run: Callable[[dict[str, Any]], Any] = lambda inputs: session.run(None, inputs)
         elif "numpy" in files:
@@ -121,10 +121,10 @@ class DeployedPolicy:
                 got = "nothing" if value is None else f"{np.size(value)} numbers"
                 raise ValueError(f"observation part {part['name']!r}: expected {part['size']} numbers, got {got}")
             frame = np.asarray(value, np.float32).ravel() * np.float32(part["scale"])
-            if not np.isfinite(frame).all():  # it would stay in the last action and in what the policy remembers
+            if not np.isfinite(frame).all():  # would stay in last action, history and recurrent state
                 raise ValueError(f"observation part {part['name']!r}: expected finite numbers, got {frame.tolist()}")
             frames = self._frames.setdefault(part["name"], [frame] * part["history"])
-            frames[:] = [*frames[1:], frame]  # before an episode's first frame there is that frame
+            frames[:] = [*frames[1:], frame]  # the first frame of an episode fills the history
             joined += frames
         return np.concatenate(joined)
 
@@ -136,7 +136,7 @@ def content(folder: Path, name: str) -> bytes:
     """
     path = folder / name
     if Path(name).name != name or not path.is_file() or path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{path}: expected a file in the folder of the export, of at most {MAX_BYTES} bytes")
+        raise ValueError(f"{path}: expected a file in the export folder, at most {MAX_BYTES} bytes")
     return path.read_bytes()
 
 
@@ -144,7 +144,7 @@ def plain_function(npz: bytes) -> Callable[[dict[str, Any]], list[Any]]:
     """Return the function of a file with an ONNX graph's arrays and operations."""
     with zipfile.ZipFile(io.BytesIO(npz)) as archive:
         if any(entry.compress_type for entry in archive.infolist()):
-            raise ValueError("the arrays of an export are not packed: a few bytes could be gigabytes")
+            raise ValueError("compressed arrays: a few bytes could expand to gigabytes")
     arrays = dict(np.load(io.BytesIO(npz)))
     graph = json.loads(str(arrays.pop("graph")))
 

@@ -16,9 +16,8 @@ from gpusim_rl.sim.actuators import is_dc_motor, whole_steps
 SCENE, ASSETS = "scene.xml", "assets"
 DIGITS, ALL_DIGITS = 6, 17
 """Digits that MuJoCo writes by default, and digits of a double."""
-DC_MOTORS, DELAYS = "3.17", "3.5"
-"""First MuJoCo versions whose MJCF has torque-speed servos, and delays."""
-_FILES = {"mesh": "mesh", "hfield": "hfield", "tex": "texture", "skin": "skin"}  # names in the model, tags in the XML
+DC_MOTORS, DELAYS = "3.17", "3.5"  # first MuJoCo versions whose MJCF has torque-speed servos, and delays
+_FILES = {"mesh": "mesh", "hfield": "hfield", "tex": "texture", "skin": "skin"}  # prefix in the model: tag in the XML
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
 _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
 
@@ -55,9 +54,9 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)
             element.set("file", f"{ASSETS}/{file.name}")
-    for compiler in root.iter("compiler"):  # the files are not there any more
+    for compiler in root.iter("compiler"):  # files have moved
         compiler.attrib = {key: value for key, value in compiler.attrib.items() if key not in _FOLDERS}
-    if needs(model) != DC_MOTORS:  # of others the gains say it, and older versions do not know the word
+    if needs(model) != DC_MOTORS:  # redundant for other actuators, and unknown to older versions
         for element in root.iter("general"):
             element.attrib.pop("input", None)
     ElementTree.indent(root)
@@ -65,7 +64,7 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
     read = mujoco.MjModel.from_xml_path(str(folder / SCENE))
     for field in ("nq", "nv", "nu", "nsensordata", "body_mass", *(f"actuator_{name}" for name in _CONTROLLED)):
         if not np.allclose(getattr(read, field), getattr(model, field), rtol=10.0 ** (3 - digits), atol=1e-12):
-            raise ConfigError(f"{SCENE} is not the scene: MuJoCo {mujoco.__version__} reads another {field} from it")
+            raise ConfigError(f"MuJoCo {mujoco.__version__} reads another {field} from it", key=SCENE)
     return model
 
 
@@ -95,7 +94,7 @@ def _content(spec: mujoco.MjSpec, path: str) -> bytes:
     try:
         content = next(iter(held.values())) if held else Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"export: cannot read {path}, which the scene needs: {error.strerror or error}") from None
+        raise ConfigError(f"cannot read this file of the scene: {error.strerror or error}", key=path) from None
     return content.encode() if isinstance(content, str) else content
 
 

@@ -193,16 +193,6 @@ def test_a_run_is_resumed_if_the_file_is_named_again(file: Path, tmp_path: Path,
         run(tmp_path / "c", file)
 
 
-def test_ppo_goes_on_from_a_clone(file: Path, tmp_path: Path) -> None:
-    it = run(tmp_path / "a", file)
-    it.train()
-    begun = run(tmp_path / "b", file, "ppo", start_from=str(the_run(tmp_path / "a")), seed=2)
-    ours, theirs = (x.algorithm.policy.state_dict() for x in (begun, it))
-    names = {name for name in theirs if not name.startswith("value")}
-    assert {name for name in theirs if torch.equal(ours[name], theirs[name])} == names
-    begun.train()
-
-
 @pytest.mark.slow
 def test_a_clone_of_the_demo_does_as_well(load_tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -119,11 +119,6 @@ def test_every_combination_trains_or_is_refused_in_one_line(label: str) -> None:
     assert all_of(label, table(label)[:: 3 if label == "amp" else 1]) > 10  # AMP has PPO's networks
 
 
-@pytest.mark.parametrize("rnn", ["gru", "lstm"])
-def test_a_recurrent_policy_sees_stacks_of_frames(rnn: str) -> None:
-    assert tried("ppo", ("images and numbers", "continuous", rnn, 3, "", ""))
-
-
 def test_images_of_one_place_are_too_small_for_a_spatial_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     for side, fits in ((12, False), (13, True)):
         monkeypatch.setitem(OBSERVED, "images", ({"policy": 0}, {"camera": (side, side, 2)}))

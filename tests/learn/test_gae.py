@@ -10,19 +10,10 @@ from torch import Tensor
 from gpusim_rl.learn.rollout import gae
 
 
-def reference(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    done: Tensor,
-    valid: Tensor,
-    gamma: float,
-    lam: float,
-) -> np.ndarray:
-    """The definition: a sum over the rest of the episode, for every sample on its own."""
-    r, v, n = (x.double().numpy() for x in (reward, value, next_value))
-    term, end, ok = (x.numpy() for x in (terminated, done, valid))
+def reference(*rollout: Tensor, gamma: float, lam: float) -> np.ndarray:
+    """Definition: a sum over the rest of the episode, per sample."""
+    r, v, n = (x.double().numpy() for x in rollout[:3])
+    term, end, ok = (x.numpy() for x in rollout[3:])
     T, N = r.shape
     advantage = np.zeros((T, N))
     for i in range(N):
@@ -39,48 +30,27 @@ def reference(
     return advantage
 
 
-def patterns(name: str, T: int, N: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    terminated = torch.rand(T, N, generator=generator) < 0.15
-    truncated = (torch.rand(T, N, generator=generator) < 0.15) & ~terminated
-    diverged = (torch.rand(T, N, generator=generator) < 0.1) & ~terminated & ~truncated
-    if name == "no end":
-        terminated, truncated, diverged = (torch.zeros(T, N, dtype=torch.bool) for _ in range(3))
-    if name == "all terminated":
-        terminated, truncated, diverged = ~(terminated & False), truncated & False, diverged & False
-    if name == "all truncated":
-        terminated, truncated, diverged = terminated & False, ~(truncated & False), diverged & False
-    if name == "all diverged":
-        terminated, truncated, diverged = terminated & False, truncated & False, ~(diverged & False)
-    if name == "end at the last step":
-        terminated, truncated, diverged = (m & False for m in (terminated, truncated, diverged))
-        terminated[-1, ::3] = True
-        truncated[-1, 1::3] = True
-        diverged[-1, 2::3] = True
-    return terminated, truncated, diverged
+ENDS = {
+    "random": (0.15, 0.3, 0.4),
+    "no end": (0.0, 0.0, 0.0),
+    "all terminated": (1.0, 1.0, 1.0),
+    "all truncated": (0.0, 1.0, 1.0),
+    "all diverged": (0.0, 0.0, 1.0),
+}
+"""Cumulative probabilities of termination, truncation and divergence."""
 
 
 @pytest.mark.parametrize("T", [1, 2, 16])
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "random",
-        "no end",
-        "all terminated",
-        "all truncated",
-        "all diverged",
-        "end at the last step",
-    ],
-)
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize(("gamma", "lam"), [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0)])
-def test_equals_the_definition(T: int, pattern: str, gamma: float, lam: float) -> None:
+def test_equals_the_definition(T: int, ends: tuple[float, ...], gamma: float, lam: float) -> None:
     generator = torch.Generator().manual_seed(T)
-    N = 12
-    terminated, truncated, diverged = patterns(pattern, T, N, generator)
-    reward, value, next_value = (torch.randn(T, N, generator=generator) for _ in range(3))
-    done, valid = terminated | truncated | diverged, ~diverged
-    args = (reward, value, next_value, terminated, done, valid)
+    reward, value, next_value = torch.randn(3, T, 12, generator=generator)
+    unit = torch.rand(T, 12, generator=generator)
+    terminated, done, diverged = unit < ends[0], unit < ends[2], (unit >= ends[1]) & (unit < ends[2])
+    args = (reward, value, next_value, terminated, done, ~diverged)
     advantage, returns = gae(*args, gamma, lam)
-    expected = reference(*args, gamma, lam)
+    expected = reference(*args, gamma=gamma, lam=lam)
     np.testing.assert_allclose(advantage.numpy(), expected, rtol=1e-5, atol=2e-5)
     np.testing.assert_allclose(returns.numpy(), expected + value.numpy(), rtol=1e-5, atol=2e-5)
     assert (advantage[diverged] == 0).all()

@@ -82,24 +82,6 @@ def test_the_return_of_reinforce_is_summed_to_the_end_of_the_episode() -> None:
     assert counted > 80
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_step_whose_gradient_is_not_finite_changes_nothing(name: str) -> None:
-    env = RandomEnv(8)
-    it = make_on_policy(name, env)
-    collect(it, env)
-    it.update()
-    before = {parameter: value.clone() for parameter, value in it.policy.named_parameters()}
-    collect(it, env)
-    loss = it._loss
-    it._loss = lambda *args: loss(*args) * torch.inf
-    stats = it.update()
-    assert stats["check/learned"] == 0.0 and stats["policy/skipped_minibatches"] == 1.0
-    assert all(value.isfinite() for value in stats.values()), stats
-    for parameter, value in it.policy.named_parameters():
-        if not parameter.startswith("value_head"):  # rescaled with the statistics of the returns
-            assert torch.equal(value, before[parameter]), parameter
-
-
 @pytest.mark.parametrize("name", [*NAMES, "ppo"])
 def test_the_rate_falls_to_zero_where_the_schedule_is_linear(name: str) -> None:
     env = RandomEnv(4)

@@ -31,13 +31,10 @@ def test_vectors_of_rlax(advantage_clip: float, advantages: list[list[float]]) -
     value = columns([[2.1, 1.1, -3.1, 0], [3.1, 0.1, -1.1, 7.4]])
     after = torch.cat([value[1:], torch.tensor([[8.4, -1.2]])])
     nowhere = torch.zeros(4, 2, dtype=torch.bool)
-    reward, gamma = (
-        columns([[-1.3, -1.3, 2.3, 42], [1.3, 5.3, -3.3, -5]]),
-        columns([[0, 0.89, 0.85, 0.99], [0.88, 1, 0.83, 0.95]]),
-    )
-    advantage, target = vtrace(
-        log_ratio, reward, value, after, nowhere, nowhere, ~nowhere, gamma, advantage_clip=advantage_clip
-    )
+    reward = columns([[-1.3, -1.3, 2.3, 42], [1.3, 5.3, -3.3, -5]])
+    gamma = columns([[0, 0.89, 0.85, 0.99], [0.88, 1, 0.83, 0.95]])
+    ends = nowhere, nowhere, ~nowhere
+    advantage, target = vtrace(log_ratio, reward, value, after, *ends, gamma, advantage_clip=advantage_clip)
     torch.testing.assert_close(advantage, columns(advantages), rtol=1e-5, atol=1e-6)
     errors = columns([[-1.615514, -3.497323, 1.867053, 50.316], [1.466243, 3.611640, -8.3369e-5, -13.54]])
     torch.testing.assert_close(target - value, errors, rtol=1e-5, atol=1e-6)

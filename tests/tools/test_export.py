@@ -120,7 +120,7 @@ def quick() -> Iterator[None]:
     """Few calls of each file to measure its time, and few images."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parity, "CALLS", 20)
-        patch.setattr(parity, "OBSERVATIONS_OF_IMAGES", 100)
+        patch.setattr(parity, "IMAGE_OBSERVATIONS", 100)
         yield
 
 
@@ -134,14 +134,18 @@ def ant(runs_folder: Path, load_tool, tmp_path_factory) -> tuple[Path, str]:
     return folder / printed.getvalue().splitlines()[-1], printed.getvalue()
 
 
-@pytest.fixture(scope="module")
-def deploy() -> ModuleType:
-    """The example as a module."""
-    spec = importlib.util.spec_from_file_location("deploy", DEPLOY)
+def loaded(file: Path) -> Any:
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def deploy() -> ModuleType:
+    return loaded(DEPLOY)
 
 
 # -- the command ------------------------------------------------------------------------------
@@ -256,8 +260,8 @@ def test_what_runs_on_the_robot_needs_neither_torch_nor_this_package(file):
         (["empty"], "no checkpoint in empty (it ended before its first one, or has just begun): expected checkpoints/"),
         (["Ant", "--out", "new/x"], "--out new/x: there is no folder new. Try one that is there, or make it first"),
         (["Ant", "--out", "runs"], "--out runs: the folder exists. Try another name, or --overwrite"),
-        (["Ant", "--out", "/proc/x"], "--out /proc/x: cannot write there: No such file or directory"),
-        (["Ant", "--out", "file", "--overwrite"], "--out file: cannot write there: Not a directory"),
+        (["Ant", "--out", "/proc/x"], "--out /proc/x: cannot write: No such file or directory"),
+        (["Ant", "--out", "file", "--overwrite"], "--out file: cannot write: Not a directory"),
     ],
 )
 def test_bad_input_is_one_line(runs_folder, load_tool, tmp_path, monkeypatch, capsys, arguments, line):
@@ -305,7 +309,7 @@ def test_a_second_export_leaves_the_first_one_unless_asked(ant, monkeypatch, cap
     run = ant[0].parent
     monkeypatch.setattr(files, "_write", lambda player, folder, *_: (folder / "policy.onnx").write_text("new"))
     second, _ = files.write_all(str(run), None)
-    assert second.name == "export-2" and "is an older export, which stays" in capsys.readouterr().err
+    assert second.name == "export-2" and "--overwrite" in capsys.readouterr().err
     for name in ("policy.onnx", "policy.int8.onnx", "scene.mjb"):
         (second / name).write_text("old")
     assert files.write_all(str(run), second, overwrite=True)[0] == second
@@ -375,15 +379,7 @@ def test_controls_that_are_a_scale_and_an_offset_are_found():
     assert fit(actions, np.cumsum(actions, axis=0)) is None
 
 
-@pytest.mark.parametrize(
-    ("task", "known"),
-    [
-        ("Cartpole", True),
-        ("BallBalance", False),
-        pytest.param("Quadcopter", False, marks=pytest.mark.slow),
-        pytest.param("FrankaCabinet", False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("task", "known"), [("Cartpole", True), ("BallBalance", False)])
 def test_controls_of_tasks_are_measured(tmp_path, task, known):
     trainer = make_trainer(task, tmp_path, device="cpu")
     found = measure(trainer.env, 0)  # type: ignore[arg-type]
@@ -405,7 +401,7 @@ def test_an_error_is_found_and_nothing_is_left(ant, monkeypatch):
     monkeypatch.setattr(files.parity.Parity, "allowed", -1.0)
     monkeypatch.setattr(files, "write_onnx", lambda model, size, file: shutil.copy(folder / "policy.onnx", file))
     before = sorted(folder.parent.iterdir())
-    with pytest.raises(ConfigError, match=r"policy.onnx differs from the policy by .*: nothing was written"):
+    with pytest.raises(ConfigError, match=r"policy.onnx: .*nothing was written"):
         files.write_all(str(folder.parent), None, int8=False)
     assert sorted(folder.parent.iterdir()) == before
 
@@ -414,21 +410,13 @@ def test_weights_of_8_bits_that_act_differently_are_not_written(ant, tmp_path, m
     monkeypatch.setattr(files.parity, "INT8_LARGEST", 0.0)
     folder, card = files.write_all(str(ant[0].parent), tmp_path / "coarse")
     assert "int8" not in card["files"] and not (folder / files.INT8).exists()
-    assert card["parity"]["files"]["int8"]["refused"] and "policy.int8.onnx is not written" in capsys.readouterr().err
+    assert card["parity"]["files"]["int8"]["refused"] and "skipping policy.int8.onnx" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "others", "discrete", "usable"),
-    [
-        (1.7, 10, False, False),
-        (0.3, 10, False, True),
-        (0.3, 200, False, False),
-        (2.0, 50, True, True),
-        (1.0, 500, True, False),
-    ],
-)
-def test_8_bits_are_usable_where_actions_stay_the_same(error, others, discrete, usable):
-    assert parity.usable_int8(parity.Parity(error, 0, 10_000, others, 0.0), discrete) is usable
+def test_8_bits_are_usable_where_actions_stay_the_same():
+    cases = (1.7, 10, False), (0.3, 10, False), (0.3, 200, False), (2.0, 50, True), (1.0, 500, True)
+    usable = [parity.usable_int8(parity.Parity(error, 0, 10_000, n, 0.0), discrete) for error, n, discrete in cases]
+    assert usable == [False, True, False, True, False]
 
 
 def test_the_card_maps_actions_to_those_of_envs_of_gymnasium():
@@ -479,7 +467,7 @@ def test_a_steep_policy_may_differ_by_what_rounding_does_to_it():
     rounded = parity.compare(steep(0.0), steep(4e-8), (obs,), ())
     assert parity.TOLERANCE < rounded.max_error <= rounded.allowed < 1e-4
     parity.require(rounded, "policy.onnx")
-    with pytest.raises(ConfigError, match=r"policy.onnx differs from the policy by .*expected at most 6.*e-05"):
+    with pytest.raises(ConfigError, match=r"policy.onnx: .*expected at most 6.*e-05"):
         parity.require(parity.compare(steep(0.0), steep(1e-6), (obs,), ()), "policy.onnx")
 
 
@@ -489,7 +477,7 @@ def test_a_nan_is_an_error():
 
     obs = np.zeros((10_000, 1), dtype=np.float32)
     found = parity.compare(function(0.0), function(math.nan), (obs,), ())
-    with pytest.raises(ConfigError, match="differs from the policy by inf"):
+    with pytest.raises(ConfigError, match="by inf"):
         parity.require(found, "policy.onnx")
 
 
@@ -578,16 +566,14 @@ def test_a_vendors_order_of_joints_moves_the_robot_alike(tmp_path, deploy):
 def test_a_vendor_has_an_order_of_its_own_robots_alone(tool_here, ant):
     done = tool_here("export", ant[0].parent, "--order", "unitree", "--out", "none")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not Path("none").exists()
-    assert "--order unitree: it has no joint like ['hip_1', 'ankle_1', 'hip_2']; leave it out" in done.stderr
+    assert "--order unitree: it has no joint like ['hip_1', 'ankle_1', 'hip_2']" in done.stderr
 
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_the_runtime_acts_as_the_policy_does(exported_run, monkeypatch, plain):
     """Named parts with a scale and a history, and the last action, which it remembers."""
     folder = exported_run("Anymal")
-    spec = importlib.util.spec_from_file_location("exported", folder / "policy.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(folder / "policy.py")
     if plain:
         monkeypatch.setattr(module, "onnxruntime", None)
     policy, random = module.DeployedPolicy(), np.random.default_rng(0)
@@ -597,9 +583,8 @@ def test_the_runtime_acts_as_the_policy_does(exported_run, monkeypatch, plain):
             policy.reset()
             last, speeds = np.zeros(12), []
             for _ in range(6):
-                raw = {
-                    part["name"]: random.standard_normal(part["size"]) for part in parts if part["name"] != "actions"
-                }
+                raw = {part["name"]: random.standard_normal(part["size"]) for part in parts}
+                del raw["actions"]
                 speeds = [*(speeds or [raw["joint_vel"]] * 2), raw["joint_vel"]][-3:]
                 rows = {**raw, "actions": last, "joint_vel": np.concatenate(speeds)}
                 obs = np.concatenate([rows[part["name"]] * part["scale"] for part in parts]).clip(-5.0, 5.0)
@@ -616,10 +601,7 @@ def test_the_runtime_acts_as_the_policy_does(exported_run, monkeypatch, plain):
 
 def test_the_runtime_sees_images_and_remembers_frames(tmp_path):
     folder = export_run(tmp_path, "CartpoleCamera")
-    spec = importlib.util.spec_from_file_location("exported", folder / "policy.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    policy, random = module.DeployedPolicy(), np.random.default_rng(0)
+    policy, random = loaded(folder / "policy.py").DeployedPolicy(), np.random.default_rng(0)
     [(name, shape)] = policy.card["observation"]["images"].items()
     with opened(folder.parent) as player:
         for _ in range(2):
