@@ -11,10 +11,9 @@ from gpusim_rl.learn.pretrained import Pretrained
 
 
 class EncodedPolicy(Policy):
-    """Policy with the work of `EncodedEnv` inside: features of the newest frames are appended to the numbers.
+    """`EncodedEnv` as part of a policy: features of the newest frames are appended to the numbers.
 
-    The recurrent state begins with features of older frames, float32 [frames - 1, batch, features], newest last; zeros
-    at the start of an episode.
+    The recurrent state begins with features of older frames, float32 [frames - 1, batch, features], newest last.
     """
 
     def __init__(self, policy: Policy, encoder: Pretrained, frames: int) -> None:

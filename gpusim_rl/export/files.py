@@ -49,9 +49,9 @@ def write_all(
     Args:
         name: Run folder, checkpoint, or task (its latest run).
         out: Output folder; default `export` or `export-<order>` in the run folder, numbered if it exists.
-        overwrite: Whether to replace the files of an existing folder.
+        overwrite: Whether to replace an existing folder's files.
         int8: Whether to write an 8-bit ONNX file too.
-        order: Vendor whose joint order all files use, a key of `ORDERS`; None for the scene's.
+        order: Vendor of the joint order, a key of `ORDERS`; None for the scene's.
         trust: Whether to import classes that the run names.
         config_dir: User's folder with more tasks.
 

@@ -45,12 +45,7 @@ class JointOrder:
 
 
 def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> JointOrder:
-    """Return the order of `vendor`, a key of `ORDERS`, for a task's policy.
-
-    Raises:
-        ConfigError: The vendor has no robot with these joints, actions are not one per joint, or the task does not
-            declare the sources of its observation.
-    """
+    """Return a vendor's order for a task's policy; raise ConfigError if joints, actions or observations don't fit."""
     key, hint = f"--order {vendor}", "Leave it out"
     if not isinstance(env, VecEnv):
         raise ConfigError("unknown joints: these are envs of another library", key=key, hint=hint)

@@ -28,16 +28,7 @@ from gpusim_rl.spaces import ImageShape
 
 
 class ExportedPolicy(nn.Module):
-    """Observation clipping, normaliser, network, most likely action, action clipping, and controls.
-
-    Args:
-        policy: Policy that acts.
-        clip_observations: Limit of raw observations, or None.
-        clip_actions: Limit of actions, or None, as for indices.
-        control: Map from actions to controls, if known.
-        order: Joint order of observations and actions; None for the scene's.
-        images: Shape of each image group.
-    """
+    """Observation clipping, normaliser, network, most likely action, action clipping, joint order and controls."""
 
     offset: Tensor
     scale: Tensor
@@ -70,8 +61,8 @@ class ExportedPolicy(nn.Module):
     def forward(self, obs: Float[Tensor, "batch size"], *others: Tensor) -> tuple[Tensor, ...]:
         """Return action, control if known, and next recurrent state, [layers, batch, units] each.
 
-        `obs` is the raw group `policy`. The others are images, uint8 [batch, height, width, channels], then the
-        recurrent state, zeros at the start of an episode.
+        `obs` is raw. The others are images, uint8 [batch, height, width, channels], then the recurrent state, zeros at
+        the start of an episode.
         """
         images, state = dict(zip(self.images, others, strict=False)), others[len(self.images) :]
         if self.clip_observations is not None:
@@ -113,11 +104,7 @@ class ExportedPolicy(nn.Module):
 
 
 def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
-    """Write a CPU policy as ONNX with a dynamic batch size.
-
-    Raises:
-        ConfigError: ONNX lacks an operation, e.g. of a custom network.
-    """
+    """Write a CPU policy as ONNX with a dynamic batch size; raise ConfigError if ONNX lacks an operation."""
     inputs, batch = model.example(size), torch.export.Dim("batch")
     others = tuple({1 if name.startswith("state_") else 0: batch} for name in model.inputs[1:])
     shapes = ({0: batch}, others) if others else ({0: batch},)

@@ -82,10 +82,7 @@ READ = {"torchscript": torchscript_function, "numpy": numpy_function}  # others 
 
 
 def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Function:
-    """Return the reference function: `Policy.act` with the task's clipping.
-
-    The critic's observations and state are zeros, as they don't affect actions.
-    """
+    """Return the reference: `Policy.act` with the task's clipping, and zeros for the critic."""
     critic_state = model.policy.initial_state(1)[len(model.initial_state(1)) :]
 
     @torch.no_grad()
@@ -120,10 +117,7 @@ def random_inputs(model: ExportedPolicy, size: int, seed: int) -> Arrays:
 
 
 def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
-    """Return observations [`OBSERVATIONS`, size] around the normaliser's mean, a fifth of them extreme.
-
-    Extremes: up to 100 deviations away, a single column off, all scaled by up to 1e6, or zeros.
-    """
+    """Return observations [`OBSERVATIONS`, size] around the normaliser's mean, a fifth of them extreme."""
     if size == 0:  # images only
         return np.zeros((OBSERVATIONS, 0), np.float32)
     random = np.random.default_rng(seed)
@@ -152,14 +146,8 @@ def compare(exact: Function, other: Function, inputs: Arrays, state: Arrays, uni
     """Compare two functions in episodes of `STEPS` control steps; each carries its own state.
 
     A choice (a discrete action, or a bin) can change between neighbouring float32 observations. Such borders are
-    counted, not compared.
-
-    Args:
-        exact: Function of the policy.
-        other: Function of the file.
-        inputs: Observations [n, size] and images [n, ...]; n is a multiple of `STEPS`.
-        state: Initial state, [layers, 1, units] each.
-        units: Result of `error_units`.
+    counted, not compared. `inputs` are observations [n, size] and images [n, ...], `state` the initial state, [layers,
+    1, units].
     """
     count, images = len(inputs[0]), len(inputs) > 1
     episodes = zip(*(values.reshape(STEPS, count // STEPS, *values.shape[1:]) for values in inputs), strict=True)

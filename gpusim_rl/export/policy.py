@@ -46,12 +46,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {  # ONNX operations
 
 
 class DeployedPolicy:
-    """Exported policy with its memory: last action, past frames, recurrent state.
-
-    Args:
-        folder: Folder of the export.
-        plain: Use numpy even if onnxruntime is installed.
-    """
+    """Exported policy with its memory; `plain` uses numpy even if onnxruntime is installed."""
 
     def __init__(self, folder: str | Path = Path(__file__).parent, plain: bool = False) -> None:
         folder = Path(folder)

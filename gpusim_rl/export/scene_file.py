@@ -25,12 +25,7 @@ _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
 def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
     """Write `scene.xml` with all digits, and `assets` with meshes, textures and height fields; return the model.
 
-    Args:
-        spec: Scene; it is compiled, with the delays of `whole_steps`.
-        folder: Output folder.
-
-    Raises:
-        ConfigError: A file of the scene is missing, or the XML does not compile to the same model.
+    The scene is compiled with the delays of `whole_steps`. ConfigError: a file of it is missing, or the XML differs.
     """
     for actuator in spec.actuators:
         if actuator.nsample and not actuator.interp:

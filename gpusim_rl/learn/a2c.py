@@ -9,8 +9,7 @@ from gpusim_rl.settings.schema import A2CConfig
 class A2C(OnPolicy):
     """Synchronous advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783).
 
-    The policy loss -log pi(a|s) A with A of `gae` has the gradient of PPO's first minibatch, where the ratio is 1
-    (Huang et al. 2022, arXiv 2205.09123).
+    Its gradient is that of PPO's first minibatch (Huang et al. 2022, arXiv 2205.09123).
     """
 
     Config = A2CConfig

@@ -1,7 +1,7 @@
 """Interface between trainer and algorithm.
 
-A yaml in cfg/algo, or in a user's folder (`-cd`), registers an algorithm: `algo._target_` names its class. Ours are in
-`settings/schema.py` too, so that their settings are checked before torch is imported.
+A yaml in cfg/algo or a user's folder (`-cd`) registers the class `algo._target_`. Ours are in `settings/schema.py` too,
+which checks their settings before torch is imported.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.spaces import ActionSpace, ImageShape, SignedPermutation
 
 Observation = Mapping[str, Tensor]
-"""Observations by group, [num_envs, size]: `policy`, and `critic` if the task has it; images are uint8 [num_envs,
-height, width, channels].
-"""
+"""Groups [num_envs, size]: `policy`, perhaps `critic`; images are uint8 [num_envs, height, width, channels]."""
 
 Hidden = tuple[Tensor, ...]
 """Recurrent state, [layers, batch, size] each; empty for feed-forward policies."""
@@ -64,9 +62,7 @@ class EnvSpec:
     final_images: bool = False
     """Whether `final_obs` holds images."""
     mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = field(default=None, compare=False)
-    """Function that returns the mirror maps of observation groups and `actions`, and the robot's asymmetry
-    (`gpusim_rl.env.mirrors`); raises TaskError if there are none.
-    """
+    """Function that returns mirror maps by group and the asymmetry (`gpusim_rl.env.mirrors`), or raises TaskError."""
 
 
 class ActorPlace(NamedTuple):
@@ -81,10 +77,10 @@ class LearnerContext:
     """Surroundings of an algorithm.
 
     Attributes:
-        section: Settings section (`algo.name`), for messages.
-        collective: Processes that learn together; sums over samples cover all of them.
+        section: Settings section, for messages.
+        collective: Processes that learn together; sums over samples cover all.
         compile: Whether to compile the update, if supported.
-        load_policy: Loader of another run's policy (teacher, warm start).
+        load_policy: Loader of another run's policy.
         actor: Place of an actor; None in a learner.
     """
 
@@ -170,15 +166,15 @@ class Policy(nn.Module):
         return self.initial_state(batch)
 
     def act_without_critic(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """Return the most likely actions and the next `actor_state`; export traces it.
+        """Return the most likely actions and the next `actor_state`, for export.
 
-        Override it if `act` needs other groups than `policy` and images, or computes more than actions.
+        Override it if `act` needs other groups than `policy` and images.
         """
         return self.act(obs, hidden)
 
 
 class Algorithm(ABC):
-    """Chooses actions and learns from the results; owns its memory (rollout or replay).
+    """Chooses actions and learns from the results; owns its memory.
 
     The trainer repeats: `begin_rollout`; `horizon` times `act`, a control step, `record`; then `before_update` and
     `update`. CUDA graphs capture rollout and update: memory is allocated in `__init__` and written in place, masks
@@ -191,10 +187,6 @@ class Algorithm(ABC):
         device: Device of networks and memory.
         seed: Seed of all random numbers.
         max_iterations: Updates of a whole training, for schedules.
-
-    Attributes:
-        horizon: Control steps per iteration.
-        policy: Trained policy.
     """
 
     Config: ClassVar[type]
@@ -221,27 +213,25 @@ class Algorithm(ABC):
         return cls(cfg, env, context, device=device, seed=0, max_iterations=1).policy
 
     def begin_rollout(self) -> None:  # noqa: B027 (optional)
-        """Do the work that the next `horizon` steps share, such as drawing noise."""
+        """Do work shared by the next `horizon` steps, such as drawing noise."""
 
     @abstractmethod
     def act(self, obs: Observation) -> Tensor:
-        """Return exploratory actions [num_envs, actions] for raw observations, valid until `record` returns."""
+        """Return exploratory actions [num_envs, actions], valid until `record` returns."""
 
     @abstractmethod
     def record(self, action: Tensor, step: Transition) -> None:
         """Copy actions and results into fixed memory; the next step overwrites these tensors."""
 
     def before_update(self) -> None:  # noqa: B027 (optional)
-        """Do the work between rollout and update that no CUDA graph can hold, such as waiting for a thread."""
+        """Do work that no CUDA graph can hold, such as waiting for a thread."""
 
     @abstractmethod
     def update(self) -> dict[str, Tensor]:
-        """Learn from the recorded steps: one iteration.
+        """Learn from the recorded steps; return metrics `<group>/<name>`, 0-dim device tensors.
 
-        Returns:
-            Metrics `<group>/<name>`, 0-dim device tensors. A non-finite `check/` or `loss/` value ends the run;
-            `check/` is not logged. `check/learned` is 0 if no gradient was finite, else 1: after several zeros the last
-            checkpoint is restored, then the run stops.
+        A non-finite `check/` or `loss/` value ends the run; `check/` is not logged. `check/learned` is 0 if no gradient
+        was finite, else 1: after several zeros the last checkpoint is restored, then the run stops.
         """
 
     def describe(self) -> dict[str, str]:
@@ -250,9 +240,9 @@ class Algorithm(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return all state besides the policy that the next iteration depends on: optimiser, random generators.
+        """Return the state besides the policy: tensors, numbers, strings, lists and dicts.
 
-        Tensors, numbers, strings, lists and dicts only. State of unfinished episodes goes into the entry `episodes`.
+        State of unfinished episodes goes into the entry `episodes`.
         """
 
     @abstractmethod
@@ -287,9 +277,5 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
 
 
 def load_algorithm_class(target: Any) -> type[Algorithm]:
-    """Import the `Algorithm` subclass named by `algo._target_`.
-
-    Raises:
-        ConfigError: There is no such class, or it is no Algorithm.
-    """
+    """Import the `Algorithm` subclass named by `algo._target_`; raise ConfigError if there is none."""
     return load_class(target, Algorithm, "algo._target_", "gpusim_rl.learn.ppo.PPO")

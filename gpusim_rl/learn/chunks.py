@@ -17,9 +17,9 @@ CPU_CHUNK = 4096
 
 
 def chunk_samples(minibatch: int) -> int:
-    """Return the chunk size of a minibatch on the CPU: a quarter of it, or a half or all if that would be small.
+    """Return the chunk size: a quarter of a minibatch, or more if that would be small.
 
-    It depends on settings only, not on the machine, so that equal runs have equal bits.
+    Independent of the machine, so that equal runs have equal bits.
     """
     half, quarter = -(-minibatch // 2), -(-minibatch // 4)
     return max(CPU_CHUNK // 4, min(CPU_CHUNK // 2, half), min(CPU_CHUNK, quarter))
@@ -31,14 +31,11 @@ def most_workers() -> int:
 
 
 class Chunks:
-    """Sums a function of indices over chunks of them.
+    """Sums a function of indices over chunks of them; one chunk except on CPUs.
 
-    On the CPU a minibatch-wide operation streams every activation through memory and ends with a thread barrier; chunks
-    per thread stay in the caches (benchmarks/updates/update_chunks.json). Sums are taken in chunk order, independent of
-    thread timing and count. Other devices use one chunk.
-
-    A `compiled` function is compiled in its first calls, per chunk shape and torch thread count: one worker makes these
-    calls.
+    On CPUs minibatch-wide operations stream activations through memory and end with a thread barrier; chunks per thread
+    stay in the caches (benchmarks/updates/update_chunks.json). Sums are in chunk order, independent of thread timing. A
+    `compiled` function is first called, and so compiled, by one worker.
     """
 
     def __init__(self, device: torch.device, size: int, *, compiled: bool = False) -> None:

@@ -13,10 +13,7 @@ class Collective:
     """Single process; `distributed.data_parallel` has several. All must call the same methods in the same order.
 
     Attributes:
-        rank: Index of the process.
-        size: Number of processes.
-        summing_s: Total time in sums, including the wait for the slowest process [s]; None if the host never waits:
-            in a single process, and on CUDA.
+        summing_s: Total time in sums, including waits for other processes [s]; None if the host never waits (CUDA).
     """
 
     rank: int = 0
@@ -32,7 +29,7 @@ class Collective:
         return self.sum(tensors) if self.size == 1 else [total / self.size for total in self.sum(tensors)]
 
     def launches_apart(self, launch_between: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
-        """Defer sums in the block: pass a function that launches them, to be called between two CUDA graph captures."""
+        """Defer sums in the block: pass a function that launches them between two CUDA graph captures."""
         return nullcontext()
 
     def share(self, value: Any) -> Any:

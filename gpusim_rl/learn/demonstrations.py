@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """Successive whole episodes and their description; mapping entries are `<field>/<group>` in a file.
+    """Successive whole episodes; mapping entries are `<field>/<group>` in a file.
 
     Raises:
         ConfigError: Array shapes disagree, or a number is not finite.
@@ -88,12 +88,7 @@ class Demonstrations:
 
 
 def save(path: Path, shown: Demonstrations) -> None:
-    """Write a file.
-
-    Raises:
-        OSError: The file cannot be written.
-        ConfigError: It would exceed the size that `read` accepts.
-    """
+    """Write a file; raise OSError, or ConfigError above the size that `read` accepts."""
     entries = _by_entry(shown)
     size = sum(value.nbytes for value in entries.values() if isinstance(value, np.ndarray))
     if size > DEMONSTRATIONS_BYTES:
@@ -103,11 +98,7 @@ def save(path: Path, shown: Demonstrations) -> None:
 
 
 def concatenate(first: Demonstrations, then: Demonstrations) -> Demonstrations:
-    """Join the episodes of both; commit, time limit and number of envs are the second's.
-
-    Raises:
-        ConfigError: Tasks, control steps or names differ.
-    """
+    """Join episodes of one task, with `then`'s commit, time limit and number of envs, or raise ConfigError."""
     one, two = _by_entry(first), _by_entry(then)
     same = [name for name in two if name in ("task", "dt") or name.startswith(("obs_names/", "action_names"))]
     differ = one.keys() ^ two.keys() or [name for name in same if not np.array_equal(one[name], two[name])]
@@ -139,11 +130,7 @@ def _by_field(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> tuple[Demonstrations, str]:
-    """Read a file as data; return its digest too.
-
-    Raises:
-        ConfigError: The file is missing, of another kind, or inconsistent.
-    """
+    """Read a file and its digest; raise ConfigError if it is missing, of another kind, or inconsistent."""
     arrays, digest = npz_file.load(path, DEMONSTRATIONS_BYTES)
     if any(name.endswith("/data.pkl") for name in arrays):
         raise ConfigError("this is a checkpoint, or demonstrations of an older version", key=str(path), hint=RECORD)
@@ -162,11 +149,7 @@ def read(path: Path) -> tuple[Demonstrations, str]:
 
 
 def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstrations, str]:
-    """Read demonstrations and require them to fit the envs; return the digest too.
-
-    Raises:
-        ConfigError: `read` rejects the file, or it does not fit.
-    """
+    """Read demonstrations and their digest; raise ConfigError unless they fit the envs."""
     shown, digest = read(Path(file))
     check_fits(shown, file, env, groups)
     return shown, digest
@@ -205,11 +188,7 @@ def tensor(array: Array, device: torch.device) -> Tensor:
 def make_replay(
     shown: Demonstrations, env: EnvSpec, groups: Collection[str], *, n_step: int, gamma: float, device: torch.device
 ) -> Replay:
-    """Build a `Replay` of demonstrations, as of one env with successive episodes.
-
-    Raises:
-        ConfigError: They are too few, or not all executed.
-    """
+    """Build a `Replay` as of one env with successive episodes; raise ConfigError if too short or not executed."""
     if not shown.executed:
         raise ConfigError("a policy acted, so the rewards belong to other actions (--actor)", hint="Try algo=bc")
     steps = len(shown.reward)

@@ -24,12 +24,12 @@ Evaluate: TypeAlias = Callable[[Minibatch], Evaluated]
 class Extension:
     """Base class of extensions: four hooks that do nothing by default, and a state.
 
-    `ppo.extensions.<name>._target_` names a class, which is built as `Class(env, device=..., **settings)` with the
-    other settings of that entry. Hooks obey the rules of the hot path (docs/architecture.md).
+    The entry `ppo.extensions.<name>` builds `Class(env, device=..., **settings)`, with `_target_` as class. Hooks obey
+    the rules of the hot path (docs/architecture.md).
 
     Attributes:
-        weights: Weight of each loss that `losses` adds, by name: a number, or a 0-dim device tensor that may change in
-            place. Weight 0 only logs the loss.
+        weights: Weight of each loss that `losses` adds: a number, or a 0-dim device tensor that may change in place.
+            Weight 0 only logs the loss.
     """
 
     groups: ClassVar[tuple[str, ...]] = ()
@@ -40,10 +40,7 @@ class Extension:
         """Record step t of the rollout: the observations acted on, and the result."""
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
-        """Return the rewards to learn from, [T, N], given those so far; the rollout has the task's.
-
-        `inputs`, normalised observations by group, may be extended for `losses`, [T, N, ...] each.
-        """
+        """Return the rewards to learn from, [T, N]; may add inputs for `losses`, [T, N, ...] each."""
         return reward
 
     def losses(self, evaluate: Evaluate, minibatch: Minibatch) -> Evaluated:
@@ -53,10 +50,7 @@ class Extension:
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> Mapping[str, Tensor]:
         """Train own networks after each optimiser step; return 0-dim metrics, averaged over minibatches.
 
-        Args:
-            index: Sequences of the minibatch, in the order of `minibatch.by_sequence`.
-            weight: Weight of their samples in means, [time, batch].
-            last: Whether this is the last minibatch of the update.
+        `index` has sequences in the order of `minibatch.by_sequence`, `weight` their samples' weights, [time, batch].
         """
         return {}
 
@@ -65,10 +59,7 @@ class Extension:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a resume: tensors, numbers, strings, lists and dicts.
-
-        An entry `episodes` is None when it is restored into envs that begin new episodes.
-        """
+        """Return the state as plain data; an entry `episodes` is restored as None if envs begin new episodes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

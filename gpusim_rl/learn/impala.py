@@ -34,21 +34,11 @@ def vtrace(
 ) -> tuple[Float[Tensor, "time envs"], Float[Tensor, "time envs"]]:
     """Compute V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1), exact at truncations.
 
-    Truncated episodes bootstrap with V(final_obs) in the advantage too: the next target is another episode's. The
-    tensors from `reward` to `valid` are those of `gae`.
+    Truncated episodes bootstrap with V(final_obs) in the advantage too: the next target is another episode's. `reward`
+    to `gamma` are as in `gae`.
 
-    Args:
-        log_ratio: log(pi(a_t|s_t) / mu(a_t|s_t)) of the learning policy pi and the acting policy mu.
-        reward: Reward of step t.
-        value: V(s_t) of the learning critic.
-        next_value: V after step t.
-        terminated: See `gae`.
-        done: See `gae`.
-        valid: See `gae`.
-        gamma: Discount per step, global or per sample.
-        lam: Weight of longer returns; 1 in the paper.
-        clip: Clip of the ratio in the target, the paper's rho-bar; its c-bar is 1.
-        advantage_clip: Clip of the ratio in the advantage; None if the loss contains the ratio.
+    `log_ratio` is log(pi(a_t|s_t) / mu(a_t|s_t)) of learning policy pi and acting policy mu. `clip` limits the ratio in
+    the target (rho-bar; c-bar is 1), `advantage_clip` in the advantage (None if the loss contains the ratio).
 
     Returns:
         Advantages, weighted by the clipped ratio, and critic targets.
@@ -70,12 +60,11 @@ def vtrace(
 class Impala(OnPolicy):
     """Actor-critic with V-trace (Espeholt et al. 2018, arXiv 1802.01561).
 
-    With actors (`actors=process`, `actors=ray`) rollouts are some updates old. Without, `delay` simulates the age: env
-    n's rollout is used after n (delay + 1) // num_envs further ones. `delay=0` is A2C with V-trace. Samples older than
-    `max_policy_lag` updates don't count.
+    With actors rollouts are some updates old. Without, `delay` simulates the age: env n's rollout is used after n
+    (delay + 1) // num_envs further ones. Samples older than `max_policy_lag` updates don't count.
 
-    `loss=clipped` is PPO's policy loss on V-trace advantages: the ratio to the acting policy is kept within 1 +-
-    `ratio_clip` (as in APPO, Luo et al. 2020, arXiv 1912.00167, without target network).
+    `loss=clipped` is PPO's policy loss on V-trace advantages, with the ratio to the acting policy (as in APPO, Luo et
+    al. 2020, arXiv 1912.00167, without target network).
     """
 
     Config = ImpalaConfig

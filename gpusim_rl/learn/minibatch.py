@@ -98,9 +98,9 @@ class Minibatch:
 def shuffle(
     weight: Tensor, valid: Tensor, minibatches: int, generator: torch.Generator, collective: Collective
 ) -> tuple[Tensor, ...]:
-    """Draw the sequence indices of an epoch's minibatches; set `weight` to each sample's share of its minibatch mean.
+    """Draw an epoch's minibatches of sequences; set `weight` to each sample's share of its minibatch mean.
 
-    `weight` and `valid` (1 or 0) are [steps, sequences]; `minibatches` divides the number of sequences.
+    `weight` and `valid` (1 or 0) are [steps, sequences].
     """
     size = weight.shape[1] // minibatches
     order = torch.randperm(weight.shape[1], generator=generator, device=weight.device)

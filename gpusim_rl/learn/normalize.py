@@ -21,15 +21,10 @@ def moments(
 
 
 class RunningNormalizer(nn.Module):
-    """Normalises features by the running mean and variance of all batches.
+    """Normalises features by the running mean and variance of all batches; `eps` is added to the variance.
 
     Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), independent of their size.
     Sums are float64, around the batch mean: an offset of 1e6 costs no digits.
-
-    Args:
-        size: Number of features.
-        clip: Limit of normalised values, or None.
-        eps: Term added to the variance.
     """
 
     mean: Tensor

@@ -36,31 +36,26 @@ SOFT_BOUND = 1.1
 class OnPolicy(Algorithm):
     """Base of algorithms that learn from a rollout of their newest policy, including BC and distillation.
 
-    The loss is a mean over the valid samples of a batch:
+    The loss is a mean over the valid samples of a batch, by default of the whole rollout with -log pi(a|s) A as policy:
 
         policy + 0.5 value_coef * value + bounds_coef * bounds - entropy_coef * entropy
 
-    By default the policy loss is -log pi(a|s) A, and an iteration is one optimiser step on the whole rollout.
-
-    The learning rate is a device tensor. Observation statistics are updated after the optimisation, so that the policy
-    that learns is the one that acted; return statistics before it, so that critic targets always have unit scale.
-
-    Data-parallel processes have their own envs, rollouts and minibatches; sums over samples (gradients, statistics,
-    moments of advantages) cover all processes. A step with a non-finite gradient is skipped and counted.
+    Observation statistics are updated after the optimisation, so that the policy that learns is the one that acted;
+    return statistics before it, so that critic targets always have unit scale. Sums over samples cover all
+    data-parallel processes. A step with a non-finite gradient is skipped and counted.
 
     Attributes:
         exploration: Samples and records actions.
         rollout: Record of the current iteration.
         steps: Optimiser steps.
         losses: Names of a step's statistics, in the order in which chunks are summed.
-        num_sequences: Sequences of the rollout; single samples for feed-forward policies.
+        num_sequences: Sequences of the rollout; single samples if feed-forward.
         num_minibatches: Minibatches per epoch.
     """
 
     cfg: Any
-    """An `OnPolicyConfig`, or a `SupervisedConfig` in subclasses with other losses."""
     clip: float = 0.0
-    """Clip range of ratio and value, for subclasses that clip."""
+    """Clip range of ratio and value in subclasses."""
     policy: ActorCritic
 
     def __init__(
@@ -133,7 +128,7 @@ class OnPolicy(Algorithm):
 
     @torch.no_grad()
     def prepare(self, reward: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Sequences, dict[str, Tensor]]:
-        """Return the training sequences for rewards and loss inputs, [T, N, ...] each, and metrics."""
+        """Return sequences and metrics for rewards and loss inputs, [T, N, ...] each."""
         policy, cfg, rollout = self.policy, self.cfg, self.rollout
         counts, valid = rollout.valid, rollout.valid.float()
         value, next_value = (policy.denormalize_value(x) for x in (rollout.value, self._next_value()))
@@ -183,10 +178,7 @@ class OnPolicy(Algorithm):
         return losses, norm
 
     def end_update(self, steps: list[tuple[Tensor, Tensor]], *, observed: bool = True) -> dict[str, Tensor]:
-        """Count the iteration and return metrics, given losses and gradient norm of each step.
-
-        `observed` adds the rollout to the observation statistics.
-        """
+        """Count the iteration; return metrics of steps (losses, gradient norm). `observed` updates the statistics."""
         means, stats = self.steps.summarize(steps)
         for group, norm in self.policy.obs_norm.items() if observed else ():
             frames = self.rollout.obs[group].flatten(0, 1), self.rollout.valid.flatten()
@@ -195,7 +187,7 @@ class OnPolicy(Algorithm):
         return stats | self.policy.head.stored(self.rollout.distribution).stats()
 
     def chunk_loss(self, inputs: dict[str, Tensor], packed: Tensor, hidden: Any, is_first: Tensor | None) -> Tensor:
-        """Return the `losses` of a chunk of sequences, each a weighted sum over samples."""
+        """Return the `losses` of a chunk, each a weighted sum over samples."""
         old = Samples.unpack(packed, self.rollout.action.shape[-1], self.policy.head.num_parameters)
         terms = self.evaluate(Minibatch(old, inputs, hidden, is_first))[0]
         if not torch.compiler.is_compiling():

@@ -19,15 +19,8 @@ _KERNELS: Any = torch
 class MaskedAdamW(torch.optim.AdamW):
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) that skips steps by a device tensor; its state never moves.
 
-    Args:
-        parameters: Parameters; frozen ones (`requires_grad=False`) are left out.
-        learning_rate: Learning rate; a 0-dim device tensor if it changes during training.
-        weight_decay: Decoupled weight decay, per learning rate.
-        max_norm: Maximum gradient norm, or None.
-        eps: Term added to the denominator.
-
-    Raises:
-        ConfigError: All parameters are frozen.
+    Frozen parameters are left out; if there are no others, ConfigError is raised. `learning_rate` is a 0-dim device
+    tensor if it changes during training. `max_norm` clips the gradient norm.
     """
 
     # Torch wraps this method to keep its compiler out, and imports the compiler for that (a second).

@@ -30,7 +30,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "symmetry": Symmetry,
     "teacher": Teacher,
 }
-"""Built-in extensions, in the order in which rewards and losses pass through them."""
+"""Built-in extensions, in the order in which rewards and losses pass through."""
 
 
 def clipped_loss(old: Samples, ratio: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ def _at_least(x: Tensor, low: Tensor) -> Tensor:
 
 
 class AdaptiveRate:
-    """Adapts a learning rate within [low, high] to keep the policy's KL divergence [nat] near the threshold.
+    """Adapts a learning rate within [low, high] to the policy's KL divergence [nat] by rl_games' rule.
 
-    rl_games' rule: divide by 1.5 above twice the threshold, multiply by 1.5 below half of it. A KL of exactly 0 (no
-    valid sample) or NaN changes nothing.
+    Divide by 1.5 above twice the threshold, multiply by 1.5 below half of it; a KL of 0 (no valid sample) or NaN
+    changes nothing.
     """
 
     def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:
@@ -65,11 +65,7 @@ class AdaptiveRate:
 
 
 class PPO(OnPolicy):
-    """PPO: `epochs` passes over a rollout in minibatches; AMP is PPO with the extension `style`.
-
-    Attributes:
-        extensions: Extensions by name, in the order in which rewards and losses pass through them.
-    """
+    """`epochs` passes over a rollout in minibatches; AMP is PPO with the extension `style`."""
 
     Config = PPOConfig
 

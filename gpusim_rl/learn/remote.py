@@ -100,8 +100,7 @@ class RemoteImpala(Remote):
 class RemoteOffPolicy(Remote):
     """Off-policy algorithms: actors send steps, and the learner stores them as its own.
 
-    The learner's `EnvSpec.max_episode_length` is at most the horizon: rollouts of different actors follow each other,
-    so each ends as by a time limit.
+    `EnvSpec.max_episode_length` is at most the horizon, as rollouts of different actors follow each other.
     """
 
     algorithm: OffPolicy

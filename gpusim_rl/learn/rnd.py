@@ -24,12 +24,9 @@ DISCOUNT = 0.99
 
 
 class RandomDistillation(Extension):
-    """Rewards the error of a predictor of a random, fixed network's features.
+    """Rewards the error of a predictor of a random, fixed network's features, times weight and control step [s].
 
-    The features are of the observation after the step (the new episode's where one ended). The reward is the distance
-    times weight and control step [s].
-
-    An unknown observation group raises ConfigError.
+    The features are of the observation after the step, the new episode's where one ended.
     """
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> None:

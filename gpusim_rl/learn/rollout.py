@@ -26,8 +26,8 @@ def gae(
         reward: Reward of step t.
         value: V(s_t).
         next_value: V after step t, before any reset: V(final_obs) where truncated.
-        terminated: The task ended the episode in step t: no bootstrap.
-        done: The episode ended in step t.
+        terminated: The task ended the episode: no bootstrap.
+        done: The episode ended.
         valid: Valid samples; elsewhere the advantage is 0 and the trajectory before ends.
         gamma: Discount per step.
         gae_lambda: Weight of longer returns.
@@ -49,11 +49,9 @@ def gae(
 class Rollout:
     """T steps of N envs, time-major, in preallocated memory.
 
-    The time limit ends an env's episode at most once in `max_episode_length` steps. One slot per that many steps holds
-    `final_obs` of such ends, else zeros, all valued in one batch at the end: no forward pass per step, no index list.
-
-    Only with `valued_images` these include images, as a numeric critic needs none. Recurrent state is kept before each
-    sequence of `sequence_length` steps, which divides T.
+    The time limit ends an env's episode at most once in `max_episode_length` steps: one slot per that many steps holds
+    its `final_obs`, else zeros. All are valued in one batch at the end, with images if `valued_images`. Recurrent state
+    is kept before each sequence of `sequence_length` steps, which divides T.
     """
 
     def __init__(
@@ -118,10 +116,7 @@ class Rollout:
     def write(
         self, t: int, obs: Observation, hidden: Hidden, is_first: Tensor, sample: SampledActions, step: Transition
     ) -> None:
-        """Store step t in [0, T), with observations and recurrent state before it; step 0 begins a new rollout.
-
-        `is_first` says whether an episode begins at step 0; later ones follow from `step.done`.
-        """
+        """Store step t, with observations and recurrent state before it; `is_first` is that of step 0."""
         if t == 0:
             self._begins.copy_(is_first)
             for buffer in (*self.final_obs.values(), *self.final_hidden):
@@ -153,7 +148,7 @@ class Rollout:
         return [*recorded_steps(obs, self.reward[-steps:]), *later]
 
     def next_values(self, last_value: Tensor, final_values: Float[Tensor, "slots envs"]) -> Float[Tensor, "time envs"]:
-        """Return V of the observation after each step, before any reset, from V of `last_obs` and `final_obs`."""
+        """Return V after each step, before any reset, from V of `last_obs` and `final_obs`."""
         next_value = torch.cat([self.value[1:], last_value[None]])
         final_value = final_values.repeat_interleave(self._steps_per_slot, dim=0)[: self.horizon]
         return torch.where(self.truncated, final_value, next_value)

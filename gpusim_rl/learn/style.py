@@ -1,7 +1,7 @@
 """Adversarial motion priors: a discriminator rewards reference-like motion (Peng et al. 2021, arXiv 2104.02180).
 
-The task observes two more groups: `style`, features of the agent's last motion, and `reference`, those of a random
-place of a reference motion.
+Two more groups are observed: `style`, features of the agent's last motion, and `reference`, those of random places of a
+reference motion.
 """
 
 from __future__ import annotations
@@ -46,13 +46,9 @@ SLOPES = {
 
 
 class Discriminator(nn.Module):
-    """Scores normalised features: high for reference-like ones.
+    """Scores features clipped to `clip` deviations: high for reference-like ones.
 
-    Args:
-        size: Number of features.
-        cfg: Settings.
-        clip: Limit of features [standard deviations].
-        difference: Whether features are differences from the reference, whose zeros normalisation keeps.
+    With `difference` they are differences from the reference, whose zeros normalisation keeps.
     """
 
     def __init__(self, size: int, cfg: DiscriminatorConfig, clip: float, difference: bool = False) -> None:
@@ -68,10 +64,7 @@ class Discriminator(nn.Module):
         return self.out(self.layers(x))[..., 0]
 
     def reward(self, score: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Return the reward of a score.
-
-        Logistic: -log(max(1 - sigmoid(D), 1e-4)). Least squares: max(0, 1 - (D - 1)^2 / 4), equation 7.
-        """
+        """Return -log(max(1 - sigmoid(D), 1e-4)), or max(0, 1 - (D - 1)^2 / 4) for least squares (equation 7)."""
         if self._logistic:
             return functional.softplus(score).clamp(max=-math.log(LEAST_DOUBT))
         return (1.0 - 0.25 * (score - 1.0).square()).clamp(min=0.0)
@@ -83,7 +76,7 @@ class Discriminator(nn.Module):
     def with_gradient(
         self, x: Float[Tensor, "batch size"], since: int
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "rest size"]]:
-        """Return scores, and feature gradients of the rows from `since` on.
+        """Return scores, and feature gradients of rows `since` on.
 
         The chain rule is written out: no kernel needs a second derivative, and torch.compile works.
         """
@@ -152,11 +145,8 @@ class Style(Extension):
         (E[error(D(agent), -1)] + E[error(D(reference), 1)]) / 2 + gradient_penalty * E[|dD/dx|^2]
             + logit_decay * |last weights|^2 + weight_decay * |weights|^2
 
-    With `difference` the features are differences from a synchronous reference, divided by their mean absolute value;
-    the reference is zeros, and the penalty is on the agent's samples (ADD, Zhang et al. 2025, arXiv 2505.04961).
-
-    Attributes:
-        features: Features of the rollout by group, [T, N, size] each; no reference with `difference`.
+    With `difference` features are differences from a synchronous reference, divided by their mean absolute value; the
+    reference is zeros, and the agent's samples are penalised (ADD, Zhang et al. 2025, arXiv 2505.04961).
 
     Raises:
         ConfigError: The task does not observe the groups.
@@ -243,10 +233,7 @@ class Style(Extension):
         return numbers
 
     def _discriminator_loss(self, x: Tensor, weight: Tensor, reference_weight: float) -> Tensor:
-        """Return this process's share of loss, mean squared gradient, and accuracies on agent and reference.
-
-        `x` has normalised features [batch, size], the agent's first; the weights are those of samples in means.
-        """
+        """Return this process's loss, mean squared gradient and accuracies; `x` has the agent's features first."""
         it, cfg, agents = self.discriminator, self.cfg.discriminator, len(weight)
         automatic = "agent" if self.cfg.difference else "reference"
         penalized = automatic if cfg.penalized == "auto" else cfg.penalized

@@ -44,11 +44,11 @@ def _make_student(cls: type, cfg: Any, env: EnvSpec, context: LearnerContext, de
 class BC(OnPolicy):
     """Behaviour cloning of demonstrations (Pomerleau 1988; Bain and Sammut 1995).
 
-    The rollout only measures the policy. Demonstrations set the observation statistics. Evenly spaced whole episodes
+    The rollout only measures the policy. Demonstrations set the observation statistics; evenly spaced whole episodes
     are held out.
 
     Attributes:
-        seen: Raw observations and actions to learn from, [1, steps, size] each.
+        seen: Raw observations and actions, [1, steps, size] each.
         held_out: Held-out ones, or None.
     """
 
@@ -140,9 +140,8 @@ class Distill(OnPolicy):
     """Policy distillation: regression of a teacher's mean actions in the student's states.
 
     The student acts, the teacher labels (DAgger, Ross et al. 2011, arXiv 1011.0686, with beta = 0; Rusu et al. 2016,
-    arXiv 1511.06295). Recurrent state is backpropagated through `sequence_length` control steps. An optimiser step
-    takes as many samples as that many steps of all envs, but from all times of the rollout: at one time all envs may
-    need the same action.
+    arXiv 1511.06295). Gradients pass through `sequence_length` control steps. A minibatch mixes all times of the
+    rollout, as at one time all envs may need the same action.
     """
 
     Config = DistillConfig

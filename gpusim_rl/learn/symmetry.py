@@ -30,10 +30,6 @@ class Symmetry(Extension):
 
     A mirror image shares advantage, value, target and old log-probability with its sample. Its raw observations are
     mirrored, then normalised by the statistics of the originals.
-
-    Args:
-        maps: Mirror maps of the observation groups and of `actions`.
-        asymmetry: Distance of the robot from its mirror image.
     """
 
     def __init__(
@@ -45,11 +41,7 @@ class Symmetry(Extension):
 
     @classmethod
     def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Symmetry:
-        """Build the symmetry of a training.
-
-        Raises:
-            ConfigError: The policy has a memory, or the task has no mirror image.
-        """
+        """Build the symmetry of a training; raise ConfigError if policy or task do not support it."""
         key = f"{context.section}.symmetry"
         problem = None
         if cfg.network.rnn is not None:

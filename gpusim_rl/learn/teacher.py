@@ -47,7 +47,6 @@ class Labels:
     Attributes:
         group: Observed group.
         actions: Actions in the rollout, [T, N, actions].
-        hidden: Recurrent state of the teacher.
 
     Raises:
         ConfigError: There is no such run, it is not trusted, or it does not fit the envs.
@@ -143,11 +142,7 @@ ACTING = "actor.", "head.", "encoder.", "obs_norm.policy."  # prefixes of acting
 
 
 def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerContext, name: str) -> None:
-    """Copy actor and observation statistics of the run, checkpoint or task `name`; the critic stays new.
-
-    Raises:
-        ConfigError: There is no such run, it is not trusted, or its policy does not match.
-    """
+    """Copy actor and observation statistics of a run, checkpoint or task; raise ConfigError if they do not match."""
     found = _load(env, context, "start_from", name, "policy")
     if not (isinstance(policy, ActorCritic) and isinstance(found.policy, ActorCritic)):
         problem = "both runs must be of ppo, amp, a2c, reinforce, impala, distill or bc"
