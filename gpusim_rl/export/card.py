@@ -76,7 +76,6 @@ def describe(
 
 
 def _finite(node: Any) -> Any:
-    """Replace non-finite floats by None, for JSON."""
     if isinstance(node, dict):
         return {key: _finite(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -85,7 +84,6 @@ def _finite(node: Any) -> Any:
 
 
 def _provenance(player: Player) -> dict[str, Any]:
-    """Return the training commit and the exporting versions."""
     assert player.run_dir is not None
     run: dict[str, Any] = {"run": player.run_dir.name}
     with suppress(OSError, ValueError, KeyError, TypeError):  # env.json may be missing or damaged
@@ -149,7 +147,6 @@ def _states(model: ExportedPolicy) -> list[dict[str, Any]]:
 
 
 def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
-    """Return hinges and slides in MuJoCo's order [rad, m]."""
     return [
         {
             "name": model.joint(j).name,

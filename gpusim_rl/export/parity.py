@@ -173,7 +173,6 @@ def compare(exact: Function, other: Function, inputs: Arrays, state: Arrays, uni
 
 
 def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
-    """Return the largest error of each row."""
     errors = []
     for a, b, unit in zip(expected, got, units, strict=True):
         error = np.abs(a.astype(np.float64) - b) / np.maximum(unit, np.abs(a))

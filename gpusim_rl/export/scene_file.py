@@ -84,7 +84,6 @@ def _xml(spec: mujoco.MjSpec) -> tuple[str, int]:
 
 
 def _content(spec: mujoco.MjSpec, path: str) -> bytes:
-    """Read a file of the scene from memory or disk."""
     held = {name: content for name, content in spec.assets.items() if path.endswith(name)}
     try:
         content = next(iter(held.values())) if held else Path(path).read_bytes()

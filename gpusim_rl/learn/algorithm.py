@@ -33,12 +33,9 @@ class TrainedPolicy:
     """Policy of another run."""
 
     policy: Policy
-    settings: Any
-    """Settings of its algorithm."""
-    obs_sizes: Mapping[str, int]
-    """Size of each observation group of its envs."""
-    digest: str
-    """Digest of its checkpoint."""
+    settings: Any  # settings of its algorithm
+    obs_sizes: Mapping[str, int]  # size of each observation group of its envs
+    digest: str  # digest of its checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +71,13 @@ class ActorPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LearnerContext:
-    """Surroundings of an algorithm.
+    """Surroundings of an algorithm."""
 
-    Attributes:
-        section: Settings section, for messages.
-        collective: Processes that learn together; sums over samples cover all.
-        compile: Whether to compile the update, if supported.
-        load_policy: Loader of another run's policy.
-        actor: Place of an actor; None in a learner.
-    """
-
-    section: str = "algorithm"
-    collective: Collective = ALONE
-    compile: bool = False
-    load_policy: Callable[[str], TrainedPolicy] | None = None
-    actor: ActorPlace | None = None
+    section: str = "algorithm"  # settings section, for messages
+    collective: Collective = ALONE  # processes that learn together; sums over samples cover all
+    compile: bool = False  # whether to compile the update, if supported
+    load_policy: Callable[[str], TrainedPolicy] | None = None  # loads another run's policy
+    actor: ActorPlace | None = None  # None in a learner
 
 
 DEFAULT_CONTEXT = LearnerContext()
@@ -97,31 +86,24 @@ DEFAULT_CONTEXT = LearnerContext()
 class Outcome(Protocol):
     """Part of a `Transition` that a replay memory stores."""
 
-    final_obs: dict[str, Tensor]
-    """Observations after the step, before any reset."""
+    final_obs: dict[str, Tensor]  # observations after the step, before any reset
     reward: Float[Tensor, " envs"]
-    terminated: Bool[Tensor, " envs"]
-    """The task ended the episode: no bootstrap."""
-    truncated: Bool[Tensor, " envs"]
-    """The time limit ended the episode: bootstrap with V(final_obs)."""
-    diverged: Bool[Tensor, " envs"]
-    """The simulation failed: the sample is invalid."""
+    terminated: Bool[Tensor, " envs"]  # the task ended the episode: no bootstrap
+    truncated: Bool[Tensor, " envs"]  # the time limit ended the episode: bootstrap with V(final_obs)
+    diverged: Bool[Tensor, " envs"]  # the simulation failed: the sample is invalid
 
 
 class Transition(Outcome, Protocol):
     """Result of a control step in all envs (`gpusim_rl.env.Step`)."""
 
-    obs: dict[str, Tensor]
-    """Observations to act on next; those of the new episode where one ended."""
-    done: Bool[Tensor, " envs"]
-    """terminated | truncated | diverged: `obs` begins an episode."""
+    obs: dict[str, Tensor]  # observations to act on next; those of the new episode where one ended
+    done: Bool[Tensor, " envs"]  # terminated | truncated | diverged: `obs` begins an episode
 
 
 class RecordedTensor(NamedTuple):
     """Labelled tensor from the task, for errors."""
 
-    name: str
-    """Noun with article: `an observation`."""
+    name: str  # noun with article: `an observation`
     value: Tensor
     axes: tuple[str, ...]
     """Names of the dimensions (step, env, column), or "" for internal ones."""

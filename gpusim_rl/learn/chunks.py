@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-MOST_WORKERS = 16
-"""Limit of worker threads; with more, they wait for the GIL (held for some 5 % of a chunk)."""
+MOST_WORKERS = 16  # limit of worker threads; with more, they wait for the GIL (held for some 5 % of a chunk)
 
-CPU_CHUNK = 4096
-"""Maximum samples per chunk, so that activations stay in a core's caches."""
+CPU_CHUNK = 4096  # maximum samples per chunk, so that activations stay in a core's caches
 
 
 def chunk_samples(minibatch: int) -> int:

@@ -30,7 +30,6 @@ class DiagonalGaussian:
     _terms: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, index: int | slice) -> DiagonalGaussian:
-        """Return a row, or rows, of the first dimension; a log-std that does not depend on the state has none."""
         return DiagonalGaussian(self.mean[index], self.log_std if self.log_std.ndim == 1 else self.log_std[index])
 
     def per_sample(self) -> DiagonalGaussian:
@@ -103,7 +102,6 @@ class Categorical:
     counts: tuple[int, ...]  # options of each choice
 
     def __getitem__(self, index: int | slice) -> Categorical:
-        """Return a row, or rows, of the first dimension."""
         return Categorical(self.logits[index], self.counts)
 
     def per_sample(self) -> Categorical:
@@ -125,7 +123,7 @@ class Categorical:
         return self._largest(self.logits)
 
     def sample(self, noise: Float[Tensor, "*batch parameters"]) -> Int[Tensor, "*batch actions"]:
-        """Return an action for standard Gumbel noise (the Gumbel-max trick, Maddison et al. 2014, arXiv 1411.0030)."""
+        """Return an action for standard Gumbel noise (Maddison et al. 2014, arXiv 1411.0030)."""
         return self._largest(self.logits + noise)
 
     def log_prob(self, action: Shaped[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
@@ -192,7 +190,7 @@ class GaussianHead(nn.Module):
     stored = staticmethod(DiagonalGaussian.stored)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill [..., num_noise] with noise for `DiagonalGaussian.sample`."""
+        """Fill with noise for `DiagonalGaussian.sample`, [..., num_noise]."""
         return noise.normal_(generator=generator)
 
     @torch.no_grad()
@@ -223,7 +221,7 @@ class CategoricalHead(nn.Module):
         return Categorical(parameters, self.counts)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill [..., num_noise] with noise for `Categorical.sample`."""
+        """Fill with noise for `Categorical.sample`, [..., num_noise]."""
         return noise.uniform_(generator=generator).log_().neg_().log_().neg_()
 
     def clamp_(self) -> None:

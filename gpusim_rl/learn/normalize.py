@@ -31,8 +31,7 @@ class RunningNormalizer(nn.Module):
     var: Tensor
     count: Tensor
     _mean: Tensor
-    scale: Tensor
-    """Standard deviation, float32 [size]; not saved, as `var` determines it."""
+    scale: Tensor  # standard deviation, float32 [size]; not saved, as `var` determines it
     _inverse_scale: Tensor
 
     def __init__(self, size: int, *, clip: float | None = None, eps: float = 1e-5) -> None:

@@ -160,7 +160,6 @@ class OnPolicy(Algorithm):
         return Sequences.of(rollout, inputs, samples.pack()), stats
 
     def _next_value(self) -> Tensor:
-        """Return V after each step at the scale of the network, [T, N]."""
         rollout = self.rollout
         later_obs = {group: x.flatten(0, 1) for group, x in rollout.later_obs.items()}  # one batch
         hidden = tuple(state.transpose(0, 1).flatten(1, 2) for state in rollout.later_hidden)

@@ -12,8 +12,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks  # type: ignore[r
 
 from gpusim_rl.errors import ConfigError, warn
 
-_KERNELS: Any = torch
-"""Multi-tensor operations of torch's own optimisers, which torch does not export by name."""
+_KERNELS: Any = torch  # multi-tensor operations of torch's own optimisers, which torch does not export by name
 
 
 class MaskedAdamW(torch.optim.AdamW):
@@ -75,7 +74,6 @@ class MaskedAdamW(torch.optim.AdamW):
             hook(self, (), {})
 
     def _state_on_cpu(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return the moments of all parameters and their common step count; create what was not restored."""
         states = [self.state[parameter] for parameter in self.parameters]
         count = next((state["step"] for state in states if state), torch.zeros(()))
         for parameter, state in zip(self.parameters, states, strict=True):

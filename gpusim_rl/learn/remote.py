@@ -16,8 +16,7 @@ from gpusim_rl.learn.impala import Impala
 from gpusim_rl.learn.networks import SampledActions
 from gpusim_rl.learn.off_policy import OffPolicy
 
-TRANSITIONS = "transitions"
-"""Entry of an acting state with the learner's transition count."""
+TRANSITIONS = "transitions"  # entry of an acting state with the learner's transition count
 
 
 class Remote(ABC):

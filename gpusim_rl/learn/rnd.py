@@ -19,8 +19,7 @@ from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.schema import PPOConfig
 
-DISCOUNT = 0.99
-"""Discount per step of the reward sums whose deviation scales rewards, with `normalize`."""
+DISCOUNT = 0.99  # discount per step of the reward sums whose deviation scales rewards, with `normalize`
 
 
 class RandomDistillation(Extension):
@@ -83,7 +82,7 @@ class RandomDistillation(Extension):
         return reward + new * self._reward_scale
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> dict[str, Tensor]:
-        """Train the predictor on the states of a minibatch; after the last one update their statistics."""
+        """Train the predictor, and finally update the statistics of states."""
         assert self._states is not None and self._rollout is not None, "begin_update() comes first"
         states = self._states.index_select(1, index)
         error = squared_distance(self.predictor(states), self.target(states)).mean(dim=-1)

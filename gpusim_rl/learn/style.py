@@ -35,8 +35,7 @@ from gpusim_rl.settings.schema import AMPConfig, DiscriminatorConfig
 
 STYLE, REFERENCE = "style", "reference"
 """Feature groups of agent and reference."""
-LEAST_DOUBT = 1e-4
-"""Lower bound of 1 - sigmoid(D) in the logistic reward."""
+LEAST_DOUBT = 1e-4  # lower bound of 1 - sigmoid(D) in the logistic reward
 SLOPES = {
     "relu": lambda h: (h > 0.0).float(),
     "elu": lambda h: h.clamp(max=0.0) + 1.0,
@@ -95,10 +94,8 @@ class FeatureReplay(nn.Module):
     """Ring buffer of features of earlier rollouts."""
 
     rows: Tensor
-    valid: Tensor
-    """Whether a row counts: its env had not diverged."""
-    filled: Tensor
-    """Rows written so far, int64 []."""
+    valid: Tensor  # whether a row counts: its env had not diverged
+    filled: Tensor  # rows written so far, int64 []
     _place: Tensor
 
     def __init__(self, capacity: int, size: int) -> None:
@@ -199,7 +196,7 @@ class Style(Extension):
         return cfg.task_weight * reward + (cfg.style_weight * cfg.reward_scale) * rewards
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> dict[str, Tensor]:
-        """Train the discriminator; after the last minibatch update the feature statistics."""
+        """Train the discriminator, and finally update the feature statistics."""
         names = "loss/discriminator", "amp/gradient_penalty", "amp/accuracy_agent", "amp/accuracy_reference"
         metrics: dict[str, Tensor] = dict(zip(names, self._learn().unbind(), strict=True))
         if not last:

@@ -22,8 +22,7 @@ from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.learn.teacher import IMITATION, LABEL, Labels
 from gpusim_rl.settings.schema import BCConfig, DistillConfig
 
-MOST_HELD_OUT = 8192
-"""Maximum held-out control steps in the validation loss; of more, an evenly spaced subset."""
+MOST_HELD_OUT = 8192  # maximum held-out control steps in the validation loss; of more, an evenly spaced subset
 DISTANCES = {"mse": functional.mse_loss, "huber": functional.huber_loss}
 
 
@@ -45,11 +44,7 @@ class BC(OnPolicy):
     """Behaviour cloning of demonstrations (Pomerleau 1988; Bain and Sammut 1995).
 
     The rollout only measures the policy. Demonstrations set the observation statistics; evenly spaced whole episodes
-    are held out.
-
-    Attributes:
-        seen: Raw observations and actions, [1, steps, size] each.
-        held_out: Held-out ones, or None.
+    are held out. `seen` and `held_out` have raw observations and actions, [1, steps, size] each.
     """
 
     Config = BCConfig

@@ -19,8 +19,7 @@ from gpusim_rl.settings.schema import PPOConfig, SymmetryConfig
 from gpusim_rl.spaces import SignedPermutation
 
 SYMMETRY_LOSS = "loss/symmetry"
-IMAGE = "image of "
-"""Prefix of mirrored inputs."""
+IMAGE = "image of "  # prefix of mirrored inputs
 AUGMENTED = ("loss/policy", "loss/value", "loss/bounds")
 """Losses averaged over samples and their mirror images; entropy and KL use the samples alone."""
 

@@ -42,11 +42,7 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
 
 
 class Labels:
-    """Most likely actions of a teacher in the student's envs, clamped to the action limit.
-
-    Attributes:
-        group: Observed group.
-        actions: Actions in the rollout, [T, N, actions].
+    """Most likely actions of a teacher in the student's envs, clamped, [T, N, actions].
 
     Raises:
         ConfigError: There is no such run, it is not trusted, or it does not fit the envs.
