@@ -113,8 +113,8 @@ def _commands(env: VecEnv) -> dict[str, list[float] | None]:
     """Return the range of each command in the sources at this training stage; None if unknown."""
     sources = [env.task.sources.get(part.name, "") for part in env.obs_parts.get("policy", ())]
     names = [name for source in sources if source.startswith("command ") for name in source.split()[1:]]
-    given = steerable(env.task)
-    ranges = {} if given is None else {key.partition(" [")[0]: [*limits] for key, limits in given.controls().items()}
+    target = steerable(env.task)
+    ranges = {} if target is None else {key.partition(" [")[0]: [*limits] for key, limits in target.controls().items()}
     return {name: ranges.get(name) for name in names}
 
 
@@ -127,7 +127,7 @@ def _action(env: Environment, limit: float | None) -> dict[str, Any]:
         return card
     scaled = [math.isfinite(low) and math.isfinite(high) for low, high in bounds]
     pairs = list(zip(bounds, scaled, strict=True))
-    own = {
+    mapping = {
         "is": "offset + scale * action, with action within +-1 where `scaled`, and then within low and high",
         "offset": [(low + high) / 2 if both else 0.0 for (low, high), both in pairs],
         "scale": [(high - low) / 2 if both else 1.0 for (low, high), both in pairs],
@@ -135,7 +135,7 @@ def _action(env: Environment, limit: float | None) -> dict[str, Any]:
         "low": [low for low, _ in bounds],
         "high": [high for _, high in bounds],
     }
-    return {**card, "env_action": _finite(own)}
+    return {**card, "env_action": _finite(mapping)}
 
 
 def _states(model: ExportedPolicy) -> list[dict[str, Any]]:

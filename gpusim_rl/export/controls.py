@@ -52,13 +52,13 @@ def measure(env: VecEnv, seed: int) -> ControlMap | None:
     for _ in range(STEPS):
         action = random_action(env, generator)
         task.actions.copy_(action)
-        kept = [(value, value.clone()) for value in (getattr(task, name) for name in task.errors_of_envs)]
-        for value, _ in kept:
+        saved = [(value, value.clone()) for value in (getattr(task, name) for name in task.errors_of_envs)]
+        for value, _ in saved:
             value.zero_()
         task.apply_action(task.actions)
         actions.append(task.actions.double().cpu().numpy())
         controls.append(control.double().cpu().numpy())
-        for value, before in kept:
+        for value, before in saved:
             value.copy_(before)
         forced |= any(bool(force.any()) for force in forces)
         env.step(action)

@@ -110,7 +110,7 @@ class PPO(OnPolicy):
         added = {name: w for extension in self.extensions.values() for name, w in extension.weights.items()}
         self.weigh(self.loss_weights() | {name: 1.0 if isinstance(w, Tensor) else w for name, w in added.items()})
         self._moving = {self.losses.index(name): w for name, w in added.items() if isinstance(w, Tensor)}
-        self._evaluators = [it for it in self.extensions.values() if type(it).losses is not Extension.losses]
+        self._evaluators = [e for e in self.extensions.values() if type(e).losses is not Extension.losses]
 
     def loss_weights(self) -> dict[str, float]:
         return {**super().loss_weights(), "policy/kl": 0.0, "policy/clip_fraction": 0.0}

@@ -185,11 +185,11 @@ class Style(Extension):
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
         """Add features to the replay memory; mix task and style rewards."""
-        cfg, it, style = self.cfg, self.discriminator, self.features[STYLE]
+        cfg, net, style = self.cfg, self.discriminator, self.features[STYLE]
         self._valid.copy_(rollout.valid.flatten())
         kept = self._random_rows(self._kept)
         self.replay.store(style.flatten(0, 1).index_select(0, kept), self._valid.index_select(0, kept))
-        rewards = it.reward(it(it.seen(style)))
+        rewards = net.reward(net(net.seen(style)))
         valid = rollout.valid.float()
         number, total = self.collective.sum([valid.sum(), (rewards * valid).sum()])
         self._reward = total / number.clamp(min=1.0)
@@ -212,7 +212,7 @@ class Style(Extension):
 
     def _learn(self) -> Tensor:
         """Take a step of the discriminator; return its loss, penalty and accuracies."""
-        it, number = self.discriminator, self.cfg.discriminator.batch_size
+        net, number = self.discriminator, self.cfg.discriminator.batch_size
         new, reference_rows = self._random_rows(2 * number).split(number)
         unit = torch.rand(number, generator=self._draws, device=self.device)
         old, old_valid = self.replay.draw(unit)
@@ -222,7 +222,7 @@ class Style(Extension):
             reference = features[REFERENCE].index_select(0, reference_rows)
         weight = torch.cat([self._valid.index_select(0, new), old_valid]).float()
         [count] = self.collective.sum([weight.sum()])
-        rows = it.seen(torch.cat([features[STYLE].index_select(0, new), old, reference]))
+        rows = net.seen(torch.cat([features[STYLE].index_select(0, new), old, reference]))
         numbers = self._loss(rows, weight / count.clamp(min=1.0), 1.0 / (number * self.collective.size))
         gradients = self.optimizer.gradients(numbers[0])
         numbers, *gradients = self.collective.sum([numbers.detach(), *gradients])
@@ -231,19 +231,19 @@ class Style(Extension):
 
     def _discriminator_loss(self, x: Tensor, weight: Tensor, reference_weight: float) -> Tensor:
         """Return this process's loss, mean squared gradient and accuracies; `x` has the agent's features first."""
-        it, cfg, agents = self.discriminator, self.cfg.discriminator, len(weight)
+        net, cfg, agents = self.discriminator, self.cfg.discriminator, len(weight)
         automatic = "agent" if self.cfg.difference else "reference"
         penalized = automatic if cfg.penalized == "auto" else cfg.penalized
-        score, gradient = it.with_gradient(x, since=agents if penalized == "reference" else 0)
+        score, gradient = net.with_gradient(x, since=agents if penalized == "reference" else 0)
         agent, reference = score[:agents], score[agents:]
-        loss = (it.error(agent, -1.0) * weight).sum() + (it.error(reference, 1.0) * reference_weight).sum()
+        loss = (net.error(agent, -1.0) * weight).sum() + (net.error(reference, 1.0) * reference_weight).sum()
         squares = gradient.square().sum(dim=1)
         penalty = squares[-len(reference) :].sum() * reference_weight
         if penalized != "reference":
             agent_penalty = (squares[:agents] * weight).sum()
             penalty = agent_penalty if penalized == "agent" else 0.5 * penalty + 0.5 * agent_penalty
-        decay = cfg.logit_decay * it.out.weight.square().sum()
-        decay = decay + cfg.weight_decay * torch.stack([w.square().sum() for w in it.weights]).sum()
+        decay = cfg.logit_decay * net.out.weight.square().sum()
+        decay = decay + cfg.weight_decay * torch.stack([w.square().sum() for w in net.weights]).sum()
         loss = 0.5 * loss + cfg.gradient_penalty * penalty + decay / self.collective.size
         agent_rejected = ((agent < 0.0) * weight).sum()
         reference_accepted = (reference > 0.0).float().sum() * reference_weight

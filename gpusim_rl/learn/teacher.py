@@ -29,8 +29,8 @@ IMITATION = "loss/imitation"  # loss between the mean actions of student and tea
 
 def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str) -> TrainedPolicy:
     assert context.load_policy is not None, "no policies of other runs can be loaded here"
-    found = context.load_policy(name)
-    theirs, ours = found.obs_sizes["policy"], env.obs_sizes.get(group)
+    trained = context.load_policy(name)
+    theirs, ours = trained.obs_sizes["policy"], env.obs_sizes.get(group)
     if ours is None:
         problem, hint = "it observes numbers, these envs have only images", f"Try a group {group!r}"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
@@ -38,7 +38,7 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
         problem = f"it observes {theirs} numbers, the group {group!r} of this task has {ours}"
         hint = "Try its task, with task.observations as in its config.yaml; parts for a teacher only have used=false"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
-    return found
+    return trained
 
 
 class Labels:
@@ -60,11 +60,11 @@ class Labels:
             raise ConfigError(problem, key=f"{key}={name}")
         student_group = "policy" if env.obs_sizes["policy"] else "critic"  # `policy` may be images alone
         self.group = GROUP if GROUP in env.obs_sizes else student_group
-        found = _load(env, context, key, name, self.group)
-        self._policy, self._digest = found.policy, found.digest
+        trained = _load(env, context, key, name, self.group)
+        self._policy, self._digest = trained.policy, trained.digest
         self._limit = env.action_space.limit
         self.actions = torch.zeros(horizon, env.num_envs, env.action_space.size, device=device)
-        self.hidden: Hidden = found.policy.actor_state(env.num_envs)
+        self.hidden: Hidden = trained.policy.actor_state(env.num_envs)
 
     @torch.no_grad()
     def record(self, t: int, obs: Observation, done: Tensor) -> None:
@@ -139,16 +139,16 @@ ACTING = "actor.", "head.", "encoder.", "obs_norm.policy."  # prefixes of acting
 
 def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerContext, name: str) -> None:
     """Copy actor and observation statistics of a run, checkpoint or task; raise ConfigError if they do not match."""
-    found = _load(env, context, "start_from", name, "policy")
-    if not (isinstance(policy, ActorCritic) and isinstance(found.policy, ActorCritic)):
+    trained = _load(env, context, "start_from", name, "policy")
+    if not (isinstance(policy, ActorCritic) and isinstance(trained.policy, ActorCritic)):
         problem = "both runs must be of ppo, amp, a2c, reinforce, impala, distill or bc"
         raise ConfigError(problem, key=f"start_from={name}")
-    theirs, rnn = found.settings, found.settings.network.rnn is not None
+    theirs, rnn = trained.settings, trained.settings.network.rnn is not None
     paths = [f"network.{key}" for key in (NETWORK if rnn else NETWORK[:-2])]
     paths += [f"network.encoder.{key}" for key in ("_target_", "kind", "frames")] if env.images else []
     values = [(path, *(attrgetter(path)(run) for run in (theirs, settings))) for path in (*paths, "normalize_obs")]
     fixes = [f"{context.section}.{path}={text_of(value)}" for path, value, current in values if value != current]
     if fixes:
         raise ConfigError("its policy differs", key=f"start_from={name}", hint=f"Try {shlex.join(fixes)}")
-    own, saved = policy.state_dict(), found.policy.state_dict()
+    own, saved = policy.state_dict(), trained.policy.state_dict()
     policy.load_state_dict({key: saved[key] if key.startswith(ACTING) else own[key] for key in own})
