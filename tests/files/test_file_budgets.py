@@ -241,7 +241,7 @@ def test_files_of_an_export_lie_in_its_folder_and_are_not_packed(tmp_path: Path)
     card = {"observation": {}, "files": {"numpy": "policy.npz", "onnx": "policy.onnx"}}
     (tmp_path / "policy.npz").write_bytes(packed(DEFLATED, npy("(1,)") + bytes(4)))
     for name, words in (
-        ("policy.npz", "not packed"),
+        ("policy.npz", "compressed"),
         ("../policy.npz", "in the folder"),
         ("/dev/zero", "in the folder"),
     ):
