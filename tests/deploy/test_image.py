@@ -1,4 +1,4 @@
-"""The image: its file, and the command that it adds. It has not been built here."""
+"""Dockerfile and its start command; the image is not built here."""
 
 from __future__ import annotations
 

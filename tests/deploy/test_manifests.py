@@ -1,4 +1,4 @@
-"""The manifests of deploy/ against schemas, and against what a cluster needs. None of it has run on a cluster."""
+"""Manifests of deploy/ against schemas and cluster requirements; none has run on a cluster."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ RAYJOB = json.loads(Path(__file__).with_name("rayjob.json").read_text())
 
 
 def workload(overlay: str) -> dict[str, Any]:
-    """The object of an overlay that trains."""
+    """Return the training object of an overlay."""
     [found] = [one for one in render(ROOT / "deploy" / "overlays" / overlay) if one["kind"].endswith("Job")]
     return found
 
 
 def pod_specs(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pods of an object: for a TrainJob what it changes of the runtime's, with the resources of its trainer."""
+    """Return the pods of an object; for a TrainJob the runtime patches with its trainer's resources."""
     spec = job["spec"]
     if job["kind"] == "Job":
         return [spec["template"]["spec"]]
@@ -200,10 +200,14 @@ def test_pods_of_several_nodes_find_each_other():
     assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def test_a_ray_cluster_ends_with_its_job():
+def test_a_ray_cluster_ends_with_its_job_asks_for_a_token_and_scales():
     spec = workload("ray")["spec"]
     assert spec["shutdownAfterJobFinishes"] is True and spec["submissionMode"] == "K8sJobMode"
     assert spec["ttlSecondsAfterFinished"] > 0 and spec["activeDeadlineSeconds"] > 0 and spec["backoffLimit"] > 0
+    cluster = spec["rayClusterSpec"]
+    assert cluster["authOptions"]["mode"] == "token"
+    assert cluster["enableInTreeAutoscaling"] is True and cluster["autoscalerOptions"]["version"] == "v2"
+    assert all(pod["restartPolicy"] == "Never" for pod in pod_specs(workload("ray")))  # required by autoscaler v2
 
 
 def test_the_learner_of_a_ray_cluster_ends_before_its_head():
@@ -213,13 +217,6 @@ def test_the_learner_of_a_ray_cluster_ends_before_its_head():
     assert f"deploy/{word} /usr/local/bin/" in (ROOT / "deploy" / "Dockerfile").read_text()
     assert "EXPERIMENT" in [one["name"] for one in container["env"]]  # by which the hook knows the training
     assert command_line("ray")[0] == "start-or-continue"
-
-
-def test_a_ray_cluster_asks_for_a_token_and_scales():
-    cluster = workload("ray")["spec"]["rayClusterSpec"]
-    assert cluster["authOptions"]["mode"] == "token"
-    assert cluster["enableInTreeAutoscaling"] is True and cluster["autoscalerOptions"]["version"] == "v2"
-    assert all(pod["restartPolicy"] == "Never" for pod in pod_specs(workload("ray")))  # the autoscaler v2 needs it
 
 
 def test_actors_are_on_spot_nodes_and_the_learner_is_not():

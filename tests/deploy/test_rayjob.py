@@ -1,4 +1,4 @@
-"""The RayJob's learner at the end of its pod: a real head of Ray, a submitted job, and the hook of the manifest."""
+"""End of a RayJob learner's pod: a real Ray head, a submitted job, and the manifest's hook."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIMEOUT_S = 120.0
 
 
 class Head:
-    """`ray start --head --block`, as in the pod, on the loopback alone."""
+    """`ray start --head --block` as in the pod, on the loopback only."""
 
     def __init__(self, folder: Path, temporary: Path) -> None:
         self.folder, self.temporary = folder, temporary
@@ -47,7 +47,7 @@ class Head:
             self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, cwd=folder)
 
     def submit(self) -> None:
-        """Submits the training, as the pod of KubeRay does, again until the head answers."""
+        """Submit the training as KubeRay's pod does, until the head answers."""
         words = ["ray", "job", "submit", "--no-wait", f"--address=http://127.0.0.1:{self.dashboard}", "--"]
         words += ["start-or-continue", "python", str(ROOT / "train.py"), *shlex.split(TRAINING)]
         words += ["max_iterations=1000000", "log.checkpoint_interval=100000"]
@@ -72,7 +72,7 @@ class Head:
         return [int(row["iteration"]) for row in read_csv(run, machine=True)]
 
     def end(self) -> None:
-        """Ends the head as Kubernetes does."""
+        """Stop the head as Kubernetes does."""
         below = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)

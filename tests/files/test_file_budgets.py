@@ -240,12 +240,8 @@ def test_files_of_an_export_lie_in_its_folder_and_are_not_packed(tmp_path: Path)
 
     card = {"observation": {}, "files": {"numpy": "policy.npz", "onnx": "policy.onnx"}}
     (tmp_path / "policy.npz").write_bytes(packed(DEFLATED, npy("(1,)") + bytes(4)))
-    for name, words in (
-        ("policy.npz", "compressed"),
-        ("../policy.npz", "in the folder"),
-        ("/dev/zero", "in the folder"),
-    ):
+    for name, word in {"policy.npz": "compressed", "../policy.npz": "folder", "/dev/zero": "folder"}.items():
         card["files"]["numpy"] = name
         (tmp_path / "policy.json").write_text(json.dumps(card))
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=word):
             DeployedPolicy(tmp_path, plain=True)

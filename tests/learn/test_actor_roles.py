@@ -1,4 +1,4 @@
-"""Algorithms that act for a learner elsewhere, and learners of what others have recorded."""
+"""Actors that act for a remote learner, and learners of their recordings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def settings(name: str, **changes: Any) -> Any:
 
 
 def make(name: str, env: RandomEnv, *, place: ActorPlace | None = None, seed: int = 0, **changes: Any) -> Any:
-    """An algorithm that learns; with a place, one that acts for a learner."""
+    """Build a learner, or with a place an actor."""
     torch.manual_seed(0)
     spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 5)
     context = LearnerContext(name, actor=place)
@@ -78,7 +78,7 @@ def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
 
 
 def test_weights_and_progress_arrive_from_another_device() -> None:
-    """Pinned memory of the host, where the device of a learner on CUDA acts for its actors."""
+    """A CUDA learner acts for its actors and sends weights from pinned memory."""
     learner, actor = make_learner("sac", RandomEnv(ENVS)), make_actor("sac", RandomEnv(ENVS))
     actor.algorithm.steps, actor.algorithm.policy = actor.algorithm.steps.to("meta"), actor.algorithm.policy.to("meta")
     actor.load_acting_state(learner.acting_state())

@@ -1,4 +1,4 @@
-"""Adversarial motion priors: what the discriminator learns, what it rewards, what it remembers."""
+"""Adversarial motion priors: discriminator, reward, replay memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ KINDS = [*itertools.product(("logistic", "least_squares"), ("relu", "elu", "tanh
 
 
 def activation(name: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Value and derivative."""
+    """Return value and derivative."""
     if name == "relu":
         return np.maximum(z, 0.0), (z > 0.0).astype(float)
     if name == "elu":
@@ -71,7 +71,7 @@ def activation(name: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def oracle(
     cfg: DiscriminatorConfig, p: list[np.ndarray], agents: np.ndarray, weight: np.ndarray, reference: np.ndarray
 ) -> float:
-    """The loss of a perceptron of two layers, with numpy: weights and biases in turn."""
+    """Return the loss of a two-layer perceptron in numpy; `p` alternates weights and biases."""
     w1, b1, w2, b2, w3, b3 = p
 
     def score(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +160,7 @@ def test_the_reward_is_of_the_task_the_style_and_new_states(task_weight: float) 
 
 def test_the_style_that_is_logged_is_that_of_all_envs_that_did_not_diverge() -> None:
     class OfTwo(Collective):
-        """The other process has 300 steps that count, and rewards of 0.5."""
+        """Second process with 300 valid steps of reward 0.5."""
 
         size = 2
 
@@ -182,7 +182,7 @@ def test_the_style_that_is_logged_is_that_of_all_envs_that_did_not_diverge() -> 
 
 
 class Numbered(RandomEnv):
-    """Features that tell the control step; those of an end have a sign."""
+    """Features hold the control step, negative for final observations."""
 
     time = 0
 
@@ -266,7 +266,7 @@ def test_the_penalty_is_on_the_samples_of_the_paper(difference: bool, penalized:
 
 
 class Imitable(RandomEnv):
-    """Features are the actions; those of the reference are near 0.7."""
+    """Features are the actions; the reference's are near 0.7."""
 
     def step(self, action: Tensor) -> Outcome:
         out = super().step(action)
@@ -376,20 +376,6 @@ def test_a_run_is_evaluated_and_played(tmp_path: Path) -> None:
     player = Player.open(str(run), num_envs=3, trust=True)
     player.step()
     player.close()
-
-
-@pytest.mark.parametrize("algo", ["ppo", "amp"])
-def test_a_training_goes_on_from_its_actor(algo: str, tmp_path: Path) -> None:
-    it = trainer(tmp_path / "a", max_iterations=1)
-    it.train()
-    settings: Any = {"num_envs": 8, "seed": 2, "max_iterations": 1, "log": {"console": "quiet", "dir": str(tmp_path)}}
-    small = CHANGES if algo == "amp" else merged(SMALL, {"minibatch_size": 32})
-    settings |= {"task": TASK, algo: small, "start_from": str(the_run(tmp_path / "a")), "trust": True}
-    begun = make_trainer(prepare("Cartpole", algo=algo, **settings))
-    ours, theirs = (x.algorithm.policy.state_dict() for x in (begun, it))
-    names = {name for name in theirs if not name.startswith("value")}
-    assert {name for name in theirs if torch.equal(ours[name], theirs[name])} == names
-    begun.train()
 
 
 def test_features_that_are_not_finite_end_the_run_with_their_place(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_samples_have_the_probabilities_of_the_logits() -> None:
 
 
 class Bandit:
-    """Observes which option of the second choice pays; the first has none that does."""
+    """Observes which option of the second choice pays; the first choice has no effect."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)

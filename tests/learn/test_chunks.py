@@ -1,4 +1,4 @@
-"""A minibatch in chunks: the same gradient, the same bits whichever thread is faster."""
+"""Chunked minibatches: same gradient, same bits for any thread timing."""
 
 from __future__ import annotations
 

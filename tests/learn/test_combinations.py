@@ -1,4 +1,4 @@
-"""Observations x encoders x recurrence x frames x actions x algorithms: each trains, or is refused in one line."""
+"""Combinations of observations, encoders, recurrence, frames, actions and algorithms train or raise one line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LABELS = [label for label in BASES if label != "impala, gradient"]
 
 
 def table(label: str) -> list[tuple[str, str, str | None, int, str, str]]:
-    """Observation, actions, recurrence, frames, network, addition: all of the first four, the rest one by one."""
+    """Return rows of observation, actions, recurrence, frames, network, addition; the last two vary one at a time."""
     defaults = algorithm_defaults(BASES[label][0])
     recurrence = (None, "gru") if "rnn" in defaults["network"] else (None,)
     rows = [(*row, "", "") for row in itertools.product(OBSERVED, SPACES, recurrence, (1, 3))]
@@ -70,7 +70,7 @@ def table(label: str) -> list[tuple[str, str, str | None, int, str, str]]:
 
 
 def tried(label: str, row: tuple[str, str, str | None, int, str, str]) -> bool:
-    """Train a row; returns whether it trains."""
+    """Train a row and return True, or return False if it is refused."""
     observed, actions, rnn, frames, network, added = row
     groups, images = OBSERVED[observed]
     changes = merged(PLAIN, {"network": merged({"rnn": rnn, "encoder": {"frames": frames}}, NETWORKS.get(network, {}))})
@@ -97,7 +97,7 @@ def tried(label: str, row: tuple[str, str, str | None, int, str, str]) -> bool:
 
 
 def all_of(label: str, rows: list[Any]) -> int:
-    """Try rows; returns how many train."""
+    """Try rows; return the number that train."""
     trained, wrong = 0, []
     for row in rows:
         try:

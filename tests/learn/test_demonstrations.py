@@ -1,4 +1,4 @@
-"""Demonstrations: a file holds what it was given, a part of each batch is theirs, and bad files are one line."""
+"""Demonstrations: files, replay windows, shares of a batch, errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_file_is_written_that_none_can_read(file: Path, monkeypatch: pytest.M
 
 
 def uneven(lengths: list[int], by_time: list[bool]) -> Demonstrations:
-    """Episodes of these lengths, which the time limit ends or the task's rules do."""
+    """Return episodes of these lengths, ended by the time limit or the task."""
     shown = shown_in(SPEC, episodes=1, length=sum(lengths))
     ends = np.zeros(sum(lengths), dtype=bool)
     ends[np.cumsum(lengths) - 1] = True
@@ -118,7 +118,7 @@ def test_a_demonstration_that_does_not_count_is_not_imitated() -> None:
 
 
 def marked(path: Path, value: float) -> Path:
-    """Demonstrations for toy envs: every action is `value`."""
+    """Write demonstrations for toy envs with every action `value`."""
     spec, obs = EnvSpec(3, {"policy": 5}, Box(3), 1), RandomEnv(150, {"policy": 5}, seed=2).reset()["policy"].numpy()
     action = np.full((150, 3), value, np.float32)
     save(path, shown_in(spec, episodes=150, length=1, obs={"policy": obs}, action=action))
@@ -210,7 +210,7 @@ def test_a_run_is_resumed_with_the_file_and_evaluated_without_it(
 
 
 def changed(file: Path, **arrays: Any) -> Path:
-    """The file with other arrays in place of some; without those that are None."""
+    """Write the file with some arrays replaced, or dropped if None."""
     with np.load(file) as old:
         kept = {**{name: old[name] for name in old.files}, **{name.replace("__", "/"): x for name, x in arrays.items()}}
     path = file.with_name("changed.npz")

@@ -1,4 +1,4 @@
-"""Distillation: whose actions are learned, in which states, through how many steps; and what comes after it."""
+"""Distillation: labels, minibatches, recurrence, resume, warm start."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def student(
     limit: float | None = None,
     **changes: Any,
 ) -> Distill:
-    """A student in these envs, of a teacher with this policy."""
+    """Build a student of a teacher with this policy."""
     torch.manual_seed(1)
     size = observes or env.obs_sizes.get("teacher", env.obs_sizes["policy"])
     found = TrainedPolicy(policy, None, {"policy": size}, "digest")
@@ -58,7 +58,7 @@ def student(
 
 
 def policy_of(env: Env, device: str = "cpu", **changes: Any) -> Policy:
-    """The policy of a run of distillation in these envs, with weights of its own."""
+    """Build a distillation policy with its own weights."""
     torch.manual_seed(2)
     spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1)
     policy = Distill.make_policy(config(**changes), spec, LearnerContext("distill"), torch.device(device))
@@ -110,7 +110,7 @@ def test_what_a_teacher_does_is_what_the_envs_would_do(limit: float | None) -> N
 
 
 def indices_of(it: Distill) -> list[Tensor]:
-    """Sequences of each minibatch of an update."""
+    """Update and return the sequences of each minibatch."""
     found, gradient = [], it.steps.gradient
 
     def watched(loss: Any, batch: Any, index: Tensor, weight: Any) -> Any:
@@ -144,7 +144,7 @@ def test_only_what_acts_is_learned() -> None:
 
 
 class Recall(RandomEnv):
-    """A cue at the first of 5 steps, that the teacher sees in all of them."""
+    """Cue at the first of 5 steps; the teacher sees it in all of them."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs, {"policy": 2, "teacher": 1}, num_actions=1)
@@ -163,7 +163,7 @@ class Recall(RandomEnv):
 
 
 class Cue(Policy):
-    """The teacher of `Recall`."""
+    """Teacher of `Recall`."""
 
     def act(self, obs: Any, hidden: Any, deterministic: bool = True) -> Any:
         return obs["policy"], hidden

@@ -1,4 +1,4 @@
-"""Our algorithms and their conformance suite: a new one in `ALGORITHMS` needs an entry in `helpers.every_algorithm`."""
+"""Conformance suite of all `ALGORITHMS`; each needs an entry in `helpers.every_algorithm`."""
 
 from __future__ import annotations
 

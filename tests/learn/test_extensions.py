@@ -1,4 +1,4 @@
-"""Extensions of PPO beside each other: one compiled loss, one order, a state that is data."""
+"""Combined extensions of PPO: order, compiled loss, loss checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation against a definition in float64, and by hand."""
+"""Generalised advantage estimation against its definition in float64, and by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IMPALA: which rollouts a batch has, how old they are, and what is dropped."""
+"""IMPALA: age of rollouts, dropped samples, checkpoints."""
 
 from __future__ import annotations
 

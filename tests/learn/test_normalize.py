@@ -1,4 +1,4 @@
-"""Running statistics: the way the data was cut must not matter."""
+"""Running statistics, independent of how data is cut into batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A2C and REINFORCE: their gradients and returns, and what holds for every algorithm that learns from a rollout."""
+"""A2C and REINFORCE: gradients, returns, schedules, settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO: what its losses and gradients are, how it cuts minibatches, and that it learns."""
+"""PPO: losses, gradients, minibatches, learning rate, learning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def learner(kind: str = "feed-forward", *, num_envs: int = 12, compile: bool = F
 
 
 class Spy:
-    """Records every minibatch of an update, and what the policy says of it before the step."""
+    """Records each minibatch of an update, evaluated before the step."""
 
     def __init__(self, learner: Learner) -> None:
         self.minibatches: list[dict[str, Tensor]] = []
@@ -239,7 +239,7 @@ def test_gradient_norm_is_limited() -> None:
 
 
 def poison(it: Learner, *minibatches: int) -> None:
-    """The loss of these minibatches of the next update is so large that their gradient overflows."""
+    """Make the gradients of these minibatches overflow in the next update."""
     loss, calls = it.ppo._loss, iter(range(1000))
 
     def poisoned(*args: Any) -> Any:
@@ -365,7 +365,7 @@ def test_fit_sequence_length() -> None:
 
 
 def python_rule(rate: float, kl: float, threshold: float, low: float = 1e-6, high: float = 1e-2) -> float:
-    """rl_games' adaptive scheduler."""
+    """Apply rl_games' adaptive schedule."""
     if kl > 2.0 * threshold:
         rate = max(rate / 1.5, low)
     if 0.0 < kl < 0.5 * threshold:
@@ -503,7 +503,7 @@ def test_what_cannot_be_compiled_is_learned_from_uncompiled(monkeypatch, caplog)
 
 
 def run_alone(script: str) -> None:
-    """Run in a process of its own: the shape checks of the test run are no code for the compiler."""
+    """Run in another process: the compiler cannot handle the test run's shape checks."""
     here = Path(__file__).resolve()
     paths = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
     environment = {**os.environ, "PYTHONPATH": paths}
@@ -542,7 +542,7 @@ def test_bf16_updates(kind: str) -> None:
 
 
 class Bandit:
-    """One state, one step: the reward is highest for the action 0.7."""
+    """One state, one step; the best action is 0.7."""
 
     obs_sizes, num_actions = {"policy": 1}, 1
 
@@ -560,7 +560,7 @@ class Bandit:
 
 
 class Recall:
-    """A sign is shown in the first of 4 steps; in the last one the action must equal it."""
+    """A sign is shown in the first of 4 steps; the action of the last must equal it."""
 
     obs_sizes, num_actions = {"policy": 2}, 1
     length = 4
@@ -616,30 +616,6 @@ def test_only_a_recurrent_policy_learns_to_remember(kind: str) -> None:
         assert -1.5 < per_episode < -0.9
     else:
         assert per_episode > -0.2
-
-
-def test_values_of_time_limits_and_terminations() -> None:
-    # Reward 1 in every step of episodes of 5 steps; nothing in the observation tells the time. If
-    # the time limit ends them, the value is 1 / (1 - gamma) = 10; if the task does, it is the mean
-    # over the 5 steps of the rest of an episode, (1 + 1.9 + 2.71 + 3.439 + 4.0951) / 5 = 2.629.
-    class Clock(Bandit):
-        def __init__(self, num_envs: int, truncates: bool) -> None:
-            super().__init__(num_envs)
-            self.truncates = truncates
-            self.progress = torch.zeros(num_envs, dtype=torch.int64)
-
-        def step(self, action: Tensor) -> Outcome:
-            self.progress = (self.progress + 1) % 5
-            end = self.progress == 0
-            ends = (self.no, end) if self.truncates else (end, self.no)
-            return Outcome(self.obs, self.obs, torch.ones(self.num_envs), *ends, self.no)
-
-    for truncates, expected in ((True, 10.0), (False, 2.629)):
-        cfg = ppo_config(gamma=0.9, schedule="constant", value_clip=False, gae_lambda=1.0, horizon=10, **FAST)
-        it = Learner(Clock(50, truncates), cfg)
-        it.train(40)
-        value = it.policy.denormalize_value(it.policy.value(it.env.obs, ()))[0].item()
-        assert value == pytest.approx(expected, rel=0.03)
 
 
 def test_state_of_another_device_learns_as_this_one_can() -> None:

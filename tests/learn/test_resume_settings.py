@@ -1,4 +1,4 @@
-"""Settings changed at a resume: each of every algorithm takes effect, or one line says that it does not."""
+"""Settings changed at a resume: each takes effect, or one line says that it does not."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ OTHERS: dict[str, Any] = {
     "discriminator.penalized": "agent",
     "discriminator.replay_share": 0.5,
 }
-"""Values to change to, where no rule makes one."""
+"""Changed values where `other` has no rule."""
 ELSEWHERE = ("max_iterations", "teacher", "teacher.run", "demonstrations.file", "extensions")
-"""Settings of the trainer, and those that a resume is told to type again."""
+"""Settings of the trainer, and settings that a resume needs again."""
 NOTHING: dict[str, tuple[str, ...]] = {
     "ppo": ("sequence_length",),
     "amp": tuple(field.name for field in dataclasses.fields(PPOConfig)),  # which PPO has
@@ -55,11 +55,11 @@ NOTHING: dict[str, tuple[str, ...]] = {
     "sac": ("replay.beta",),
     "td3": ("demonstrations.share", "demonstrations.imitation"),
 }
-"""Settings without an effect in these settings, at no time."""
+"""Settings without effect in these configurations."""
 
 
 def leaves(settings: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Names, types and values of settings."""
+    """Yield name, type and value of each setting."""
     hints = typing.get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -70,7 +70,7 @@ def leaves(settings: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 
 def other(name: str, hint: Any, value: Any) -> Any:
-    """Another value of the type."""
+    """Return a different value of the type."""
     if name in OTHERS:
         return OTHERS[name]
     if typing.get_origin(hint) is Annotated:
@@ -138,7 +138,7 @@ def test_every_setting_takes_effect_or_one_line_says_that_it_does_not(
 
 
 def passed_on(label: str, before: dict[str, Any], after: dict[str, Any]) -> Any:
-    """An algorithm with the state of another one, which has learned with other settings."""
+    """Return an algorithm with the state of one trained with other settings."""
     first, env = learner(label, before)
     run(first, env, env.reset(), 3)
     algorithm, _ = learner(label, after)

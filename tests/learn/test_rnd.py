@@ -1,4 +1,4 @@
-"""Rewards for new states: what is new, and what it is worth when."""
+"""Random network distillation: reward, schedule, statistics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rnd_of(it: Learner) -> RandomDistillation:
 
 
 def reward_of(it: Learner, rollout: Rollout) -> Tensor:
-    """Reward of new states, without that of the task."""
+    """Return the intrinsic reward alone."""
     nothing = torch.zeros_like(rollout.reward)
     return rnd_of(it).begin_update(rollout, nothing, {}, it.policy).detach() / it.cfg.reward_scale
 
@@ -62,7 +62,7 @@ def test_it_is_added_to_the_reward_that_is_learned_from_and_nowhere_else():
 
 
 class Rooms(RandomEnv):
-    """Observations of one room, until the door is opened."""
+    """Observations of one room until the door opens."""
 
     open = False
 

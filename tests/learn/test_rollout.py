@@ -1,4 +1,4 @@
-"""The rollout's memory: what was written where, and V(final_obs)."""
+"""Rollout memory: placement of records, and V(final_obs)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_written_stands_where_it_belongs() -> None:
 
 
 def truncate(rollout: Rollout, pattern: dict[int, tuple[int, ...]]) -> None:
-    """Writes all steps; `pattern` says which envs the time limit ends in which step."""
+    """Write all steps; `pattern` has the envs that the time limit ends in a step."""
     for t in range(rollout.horizon):
         states = tuple(torch.full((2, N, 5), float(t)) for _ in rollout.final_hidden)
         ended = mask(*pattern.get(t, ()))
@@ -114,7 +114,7 @@ def test_next_values() -> None:
 
 
 def test_envs_that_may_truncate_in_any_step_take_as_many_operations() -> None:
-    """A slot for each step: moving all of them on in every step would take longer than all the rest."""
+    """A slot per step must not be moved in every step."""
 
     def operations(max_truncations: int) -> int:
         rollout = make(32, max_truncations=max_truncations)

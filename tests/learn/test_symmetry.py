@@ -1,4 +1,4 @@
-"""Symmetry of PPO: its losses are rsl_rl's, and a policy becomes symmetric by them."""
+"""Symmetry of PPO: rsl_rl's losses, and policies that become symmetric."""
 
 from __future__ import annotations
 

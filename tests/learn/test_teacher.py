@@ -1,4 +1,4 @@
-"""PPO with a teacher beside the rewards: what is added to the loss, how it ends, and what a resume needs."""
+"""PPO with a teacher: imitation loss, schedule, resume."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GUIDED: dict[str, Any] = {"run": "teacher", "weight": 2.0}
 
 
 class Half(Policy):
-    """Acts by half of what it observes."""
+    """Acts by half of its observation."""
 
     def act(self, obs: Any, hidden: Any, deterministic: bool = True) -> Any:
         return 0.5 * obs["policy"], hidden

@@ -1,4 +1,4 @@
-"""V-trace: rlax's vectors, and the sums of the paper in plain Python with episodes that end in every way."""
+"""V-trace against rlax's vectors and the sums of the paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpusim_rl.learn.impala import vtrace
 
 
 def columns(rows: list[list[float]]) -> Tensor:
-    """[time, envs] of a list for each env."""
+    """Transpose one list per env to [time, envs]."""
     return torch.tensor(rows, dtype=torch.float64).T.contiguous()
 
 
@@ -41,7 +41,7 @@ def test_vectors_of_rlax(advantage_clip: float, advantages: list[list[float]]) -
 
 
 def oracle(ratio, reward, value, after, terminated, done, valid, gamma, lam, clip, advantage_clip):
-    """Sums over the rest of each episode, O(T^2), for one env."""
+    """Return advantages and targets of one env as O(T^2) sums."""
     steps = len(reward)
 
     def error(t: int) -> float:
