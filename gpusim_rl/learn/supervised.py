@@ -73,7 +73,7 @@ class BC(OnPolicy):
         key, file = f"{self._section}.demonstrations.file", self.cfg.demonstrations.file
         if file is None:
             hint = f"Try {key}=<file.npz> of tools/collect.py"
-            raise ConfigError("no demonstrations given, which a resume needs too", key=key, hint=hint)
+            raise ConfigError("no demonstrations given (a resume needs them again)", key=key, hint=hint)
         try:
             shown, digest = demonstrations.load(file, env, ["policy"])
         except ConfigError as error:

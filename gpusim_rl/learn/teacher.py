@@ -54,7 +54,7 @@ class Labels:
         key = f"{context.section}.{setting}"
         if name is None:
             hint = f"Try {key}=<run folder or .pt file>"
-            raise ConfigError("no teacher given, which a resume needs too", key=key, hint=hint)
+            raise ConfigError("no teacher given (a resume needs it again)", key=key, hint=hint)
         if not isinstance(env.action_space, Box):
             problem = "the task's actions are discrete, and only continuous ones can be imitated"
             raise ConfigError(problem, key=f"{key}={name}")

@@ -145,9 +145,8 @@ def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
 def test_each_actor_explores_by_its_own_rungs_of_the_ladder() -> None:
     whole = make("dqn", RandomEnv(ENVS * ACTORS), epsilon_ladder=7.0)
     actors = [make_actor("dqn", RandomEnv(ENVS), number=number, epsilon_ladder=7.0) for number in range(ACTORS)]
-    assert torch.equal(
-        whole.epsilon(whole.steps), torch.cat([actor.algorithm.epsilon(whole.steps) for actor in actors])
-    )
+    parts = [actor.algorithm.epsilon(whole.steps) for actor in actors]
+    assert torch.equal(whole.epsilon(whole.steps), torch.cat(parts))
 
 
 def test_actors_count_the_transitions_of_the_learner() -> None:
@@ -177,19 +176,14 @@ def test_an_actor_begins_new_episodes(name: str) -> None:
     assert (acting.noise.now[:, :3] != held[:, :3]).all(), "new numbers, where one in five would be new"
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("impala", {}),
-        ("impala", {"network": {"rnn": "lstm"}}),
-        ("sac", {}),
-        ("td3", {}),
-        ("dqn", {"epsilon_ladder": 7.0}),
-    ],
-)
-def test_acting_together_is_acting_one_by_one(name: str, changes: dict[str, Any]) -> None:
+TOGETHER = {"impala": {}, "impala, lstm": {"network": {"rnn": "lstm"}}, "sac": {}, "dqn": {"epsilon_ladder": 7.0}}
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_acting_together_is_acting_one_by_one(kind: str) -> None:
+    name, seeds = kind.partition(",")[0], range(ACTORS)
     actors, alone = (
-        [make_actor(name, RandomEnv(ENVS), number=n, seed=n, **changes) for n in range(ACTORS)] for _ in range(2)
+        [make_actor(name, RandomEnv(ENVS), number=n, seed=n, **TOGETHER[kind]) for n in seeds] for _ in range(2)
     )
     for actor in [*actors, *alone]:
         if name != "impala":

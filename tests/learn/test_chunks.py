@@ -42,16 +42,13 @@ def test_the_sum_is_over_all_indices_in_order(two_threads: None) -> None:
     assert len(set(seen.values())) == 2
 
 
-def test_one_chunk_stays_in_the_caller(two_threads: None) -> None:
+@pytest.mark.parametrize(("device", "size"), [("cpu", 9), ("meta", 2)])
+def test_one_chunk_stays_in_the_caller(two_threads: None, device: str, size: int) -> None:
+    """Other devices than the CPU always have one."""
     names = []
-    Chunks(CPU, 9).sum(lambda index: (names.append(threading.current_thread().name), [index])[1], torch.arange(9))
+    chunks = Chunks(torch.device(device), size)
+    chunks.sum(lambda index: (names.append(threading.current_thread().name), [index])[1], torch.arange(9))
     assert names == [threading.main_thread().name]
-
-
-def test_other_devices_have_one_chunk() -> None:
-    sizes = []
-    Chunks(torch.device("meta"), 2).sum(lambda index: (sizes.append(len(index)), [index])[1], torch.arange(9))
-    assert sizes == [9]
 
 
 def test_operations_of_chunks_can_be_counted(two_threads: None) -> None:

@@ -541,24 +541,6 @@ def test_bf16_updates(kind: str) -> None:
 # Learning
 
 
-class Bandit:
-    """One state, one step; the best action is 0.7."""
-
-    obs_sizes, num_actions = {"policy": 1}, 1
-
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
-        self.no, self.yes = (torch.full((num_envs,), x) for x in (False, True))
-        self.obs = {"policy": torch.ones(num_envs, 1)}
-
-    def reset(self) -> dict[str, Tensor]:
-        return self.obs
-
-    def step(self, action: Tensor) -> Outcome:
-        reward = -(action[:, 0] - 0.7).square()
-        return Outcome(self.obs, self.obs, reward, self.yes, self.no, self.no)
-
-
 class Recall:
     """A sign is shown in the first of 4 steps; the action of the last must equal it."""
 
@@ -591,20 +573,7 @@ class Recall:
         return Outcome(self._obs(), self._obs(), reward, ended, self.no, self.no)
 
 
-def mean_action(it: Learner, obs: dict[str, Tensor]) -> Tensor:
-    batch = obs["policy"].shape[0]
-    return it.policy.act(obs, it.policy.initial_state(batch), deterministic=True)[0]
-
-
 FAST = {"learning_rate": 3e-3, "minibatch_size": 256, "epochs": 4}
-
-
-def test_learns_a_bandit() -> None:
-    it = Learner(Bandit(64), ppo_config(**FAST))
-    rewards = it.train(30)
-    assert rewards[0] < -0.8
-    assert mean_action(it, it.env.obs).mean().item() == pytest.approx(0.7, abs=0.05)
-    assert it.policy.head.log_std.item() < -1.0, "a known best action needs no noise"
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm", pytest.param("gru", marks=pytest.mark.slow)])

@@ -86,13 +86,10 @@ def test_what_is_imitated_is_not_rounded() -> None:
     assert torch.isfinite(it.update()[IMITATION])
 
 
-@pytest.mark.parametrize(
-    ("teacher", "words"),
-    [({"weight": 0.0}, r"run has no effect with weight=0"), ({"begin": 8}, r"begin has no effect with end=0")],
-)
-def test_settings_without_an_effect_are_one_line(teacher: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        learner(RandomEnv(2), teacher=teacher)
+def test_settings_without_an_effect_are_one_line() -> None:
+    for teacher, words in (({"weight": 0.0}, "weight=0"), ({"begin": 8}, "end=0")):
+        with pytest.raises(ConfigError, match=words):
+            learner(RandomEnv(2), teacher=teacher)
 
 
 def test_the_weight_falls_by_control_steps() -> None:

@@ -354,8 +354,6 @@ def test_every_kind_of_policy_is_exported(tmp_path, monkeypatch, kind):
         assert json.loads(json.dumps(card)) == check_files(folder, player)
     if kind == "ppo, default pose":
         assert card["control"]["scale"] == [0.5] * 12 and len(set(card["control"]["offset"])) > 1
-    if kind == "asymmetric":
-        assert "critic" in player.env.obs_sizes
     if kind == "envs of Gymnasium":
         assert "joints" not in card and not (folder / "scene.xml").exists()
     assert ("control" in card) == (kind != "envs of Gymnasium")
@@ -658,8 +656,6 @@ def test_wrong_arguments_of_the_example_are_one_line(tmp_path, capsys, deploy, a
     with pytest.raises(SystemExit):
         deploy.parse([str(tmp_path), *arguments])
     assert words in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"has no policy\.json: expected a folder of tools/export\.py"):
-        deploy.main([str(tmp_path)])
 
 
 def test_a_reading_that_is_not_finite_is_not_remembered(exported_run, deploy):
