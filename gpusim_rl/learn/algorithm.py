@@ -47,7 +47,7 @@ class EnvSpec:
     """Size of each numeric observation group."""
     action_space: ActionSpace
     max_episode_length: int
-    """Time limit [control steps]: the minimum between two truncations of an env."""
+    """Time limit [control steps]."""
     dt: float = 1.0
     """Control step [s]; 1 if unknown."""
     task: str = ""
@@ -126,7 +126,7 @@ def recorded_steps(obs: Mapping[str, Tensor], reward: Tensor) -> list[RecordedTe
 
 
 class Policy(nn.Module):
-    """Acting part of an algorithm, all that evaluation, playing and export need."""
+    """Acting part of an algorithm, for evaluation, playing and export too."""
 
     bf16: bool = False
 

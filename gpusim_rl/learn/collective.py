@@ -37,7 +37,7 @@ class Collective:
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank, in the first one; an empty list in the others."""
+        """Return the values of all processes by rank; an empty list except in the first."""
         return [value]
 
     def run_dir(self, path: str | None) -> str:
@@ -45,7 +45,7 @@ class Collective:
         return self.share(path)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Return for each flag whether any process has it set; blocks the host."""
+        """Return whether any process has each flag set; blocks the host."""
         return flags
 
 

@@ -46,11 +46,11 @@ class MaskedAdamW(torch.optim.AdamW):
         self._lists: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # CPU only: moments and step count
 
     def gradients(self, loss: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the gradients of a loss, or of a weighted sum of losses; zeros for unused parameters."""
+        """Return the gradients of a loss, or of weighted losses; zeros for unused parameters."""
         return torch.autograd.grad(loss, self.parameters, weight, materialize_grads=True)
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Set the gradients of the next step; return their norm before clipping, and whether it is non-finite."""
+        """Set the next gradients; return their norm before clipping, and whether it is non-finite."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             # The fused step pairs elements by memory order, regardless of strides.
             same = gradient.stride() == parameter.stride()

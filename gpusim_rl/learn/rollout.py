@@ -141,7 +141,7 @@ class Rollout:
                 buffer.copy_(state.masked_fill(step.done[None, :, None], 0.0))
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Return observations and rewards of the last steps, and the observations after them."""
+        """Return observations and rewards of the last steps, and observations after them."""
         obs = {group: x[-steps:] for group, x in self.obs.items() if x.is_floating_point()}
         name, axes = "an observation after the last step", ("", "env", "column")
         later = [RecordedTensor(name, x, axes, g) for g, x in self.later_obs.items() if x.is_floating_point()]
