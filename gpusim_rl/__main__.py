@@ -1,4 +1,4 @@
-"""`python -m gpusim_rl` is the command `gpusim-rl`."""
+"""`python -m gpusim_rl`: the command `gpusim-rl`."""
 
 from gpusim_rl import interrupts
 

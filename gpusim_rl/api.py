@@ -32,26 +32,23 @@ def train(
     config_dir: str | Path | None = None,
     **overrides: Any,
 ) -> Any:
-    """Trains a task; the same as `python train.py`, with the same defaults.
+    """Train a task, with the defaults of `python train.py`.
 
         gpusim_rl.train("Ant", num_envs=64)
         gpusim_rl.train(Hopper, Hopper.Config(...), num_envs=4096, ppo={"horizon": 8}, sim="mujoco")
         gpusim_rl.train(envs, algo="sac")
 
     Args:
-        task: Task class, or the name of a task that has a yaml. Or vector envs that you have made, of Isaac Lab, mjlab,
-            Gymnasium, EnvPool or Stable-Baselines3; they are closed at the end.
-        config: Settings of the task; None takes them from its yaml.
-        algo: Name of an algorithm that has a yaml, or a class of your own (`gpusim_rl.Algorithm`), whose settings are
-            the defaults of its `Config`, or those of our algorithm that it extends; None is PPO.
-        network: Class of your own in place of the perceptron (`gpusim_rl.learn.networks.Features`). It must be
-            importable, so that the run can be resumed and played.
-        config_dir: Folder of yours with more tasks and algorithms, as `-cd` for `train.py`.
-        **overrides: Settings by name, sections as dicts; a section's name with a string chooses
-            its yaml (`debug="smoke"`). `test=True` evaluates instead.
+        task: Task class, name of a task, or vector envs of Isaac Lab, mjlab, Gymnasium, EnvPool or Stable-Baselines3,
+            which are closed at the end.
+        config: Settings of the task; None: from its yaml.
+        algo: Name of an algorithm, or a subclass of `gpusim_rl.Algorithm`, whose `Config` has the defaults; None: PPO.
+        network: Importable class that replaces the perceptron (`gpusim_rl.learn.networks.Features`).
+        config_dir: Folder with more tasks and algorithms (`-cd` of `train.py`).
+        **overrides: Settings by name, sections as dicts; a string chooses a section's yaml (`debug="smoke"`).
 
     Returns:
-        Last row of metrics; of `test=True`, the result of the evaluation.
+        Last row of metrics; with `test=True`, the result of the evaluation.
     """
     limit_openmp_spin()
     classes = {"algo": algo, "network": network, "config_dir": config_dir}
@@ -69,11 +66,7 @@ def train(
 
 
 def _with_envs(envs: Any, **settings: Any) -> RunSpec:
-    """Returns the run of vector envs that a script of the user has made.
-
-    Raises:
-        ConfigError: They are of no library that is known here, or a setting has no effect on them.
-    """
+    """Prepare a run of vector envs that the user's script has made."""
     name, own = type(envs).__name__, getattr(envs, "unwrapped", envs)
     packages = {cls.__module__.partition(".")[0] for cls in type(own).__mro__}
     task = next((task for package, task in _TASK_OF.items() if package in packages), "Gymnasium")
@@ -96,7 +89,7 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
 
 
 _TASK_OF = {"isaaclab": "IsaacLab", "mjlab": "MjLab"}
-"""Tasks of the libraries whose envs are told by the package of their class."""
+"""Tasks of other libraries, by the package of their env classes; the rest is Gymnasium."""
 
 
 def make_env(
@@ -107,17 +100,13 @@ def make_env(
     config_dir: str | Path | None = None,
     **overrides: Any,
 ) -> VecEnv:
-    """Makes the environment of `train`, for a learner of another library (`gpusim_rl.connect`) or your own.
+    """Make the environment of `train`, for another library's learner (`gpusim_rl.connect`) or your own.
 
         env = gpusim_rl.make_env("Ant", num_envs=64)
         obs = env.reset()
         step = env.step(actions)
 
-    Args:
-        task: Task class or name, as for `train`.
-        config: Settings of the task, as for `train`.
-        config_dir: Folder of yours, as for `train`.
-        **overrides: Settings by name, as for `train`; those of learning and logging have no effect.
+    The arguments are those of `train`; settings of learning and logging are ignored.
     """
     limit_openmp_spin()
     spec = prepare(task, config, config_dir=config_dir, **overrides)
@@ -147,7 +136,7 @@ def prepare(
     config_dir: str | Path | None = None,
     **overrides: Any,
 ) -> RunSpec:
-    """Composes and checks what `train` was asked for."""
+    """Compose and check the arguments of `train`."""
     composed = compose_call(task, config, overrides, algo=algo, network=network, config_dir=config_dir)
     task_class = task if isinstance(task, type) else None
     return load_spec(*composed, task_class=task_class, algorithm_class=algo if isinstance(algo, type) else None)
@@ -161,11 +150,7 @@ def load_spec(
     task_class: type[Any] | None = None,
     algorithm_class: type[Algorithm] | None = None,
 ) -> RunSpec:
-    """Loads the classes of a composed config, except those that are passed, and checks the rest of it.
-
-    Raises:
-        ConfigError: A class is not there, or a setting does not fit.
-    """
+    """Load the classes of a composed config, unless they are passed, and check its settings."""
     from gpusim_rl.env.task import Task, load_task_or_environment
     from gpusim_rl.learn.algorithm import load_algorithm_class
 

@@ -1,1 +1,1 @@
-"""A run: training, and everything it leaves on disk and on screen."""
+"""Training and evaluation runs, with their output on disk and on screen."""

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when they are written, what one holds, and whether it fits a configuration."""
+"""Checkpoints of a run: schedule, content, and compatibility with a configuration."""
 
 from __future__ import annotations
 
@@ -29,16 +29,14 @@ from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
-SAVE_INTERVAL_S = 60.0
-"""Age at which last.pt is written again, however long an iteration takes [s]; later where `SAVE_SHARE` says so."""
+SAVE_INTERVAL_S = 60.0  # maximum age of last.pt within the budget `SAVE_SHARE`
 SAVE_SHARE = 0.05
-"""Largest share of the time for writing checkpoints; with evaluations, half of it is for theirs. On a slow disk fewer
-are written: a kill then loses up to `1 / SAVE_SHARE` times the time that one takes."""
-BEST_INTERVAL_S = 10.0
-"""best.pt is written when the mean return has improved, but not more often: early on it improves all the time."""
+"""Largest share of the time spent writing checkpoints. On a slow disk a kill loses up to `1 / SAVE_SHARE` writes' time.
+"""
+BEST_INTERVAL_S = 10.0  # minimum time between two best.pt: early on, returns improve all the time
 
 Types = Mapping[str, tuple[type, ...]]
-"""Types of values by key. Integers are not negative, floats are finite, lists hold text."""
+"""Accepted types by key. Integers must be non-negative, floats finite, lists of str."""
 
 TRAINING: Types = {
     **dict.fromkeys(("task", "sim", "wandb_id"), (str,)),
@@ -60,19 +58,16 @@ DIVERGENCE: Types = {
 }
 """Content of `diverged.pt` that a replay reads."""
 REPLAY = ("replay", "priorities")
-"""Entries of an algorithm's state that belong to the envs in which they were recorded."""
+"""Entries of an algorithm's state that belong to the envs that recorded them."""
 EPISODES = "episodes"
-"""Entry of an algorithm's state that belongs to the episodes under way."""
+"""Entry of an algorithm's state that belongs to the running episodes."""
 
 
 def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
-    """Read the checkpoint that a run continues from, and check that it fits the run's configuration.
-
-    Returns:
-        Content of the checkpoint and the digest of its file; None for a new run.
+    """Read the checkpoint that a run continues from, with its digest; None for a new run.
 
     Raises:
-        ConfigError: There is none to evaluate, or it is of another task or other networks.
+        ConfigError: Evaluation without a checkpoint, or a checkpoint of another task or network.
     """
     if spec.checkpoint is None:
         if spec.cfg.test:
@@ -107,9 +102,9 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
 
 
 def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
-    """Returns this process's state in a checkpoint, and whether it was of another number of processes.
+    """Return this process's part of a checkpoint, and whether the number of processes has changed.
 
-    With the former number of processes it continues unchanged. Else learning continues, and new episodes begin.
+    After a change learning continues, and new episodes begin.
     """
     processes = state.get("processes", {})
     before, now = max(1, len(processes)), collective.size
@@ -124,7 +119,7 @@ def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dic
 
 
 def check_spaces(state: Mapping[str, Any], env: Environment) -> None:
-    """Raises ValueError where envs do not observe or act as those of a checkpoint; `must_fit` says of which file."""
+    """Raise ValueError unless observations and actions of the envs match a checkpoint; use within `must_fit`."""
     spaces = {"obs_sizes": dict(env.obs_sizes), "images": dict(env.images), "num_actions": env.num_actions}
     for key, now in spaces.items():
         if (saved := state.get(key, {})) != now:
@@ -133,10 +128,10 @@ def check_spaces(state: Mapping[str, Any], env: Environment) -> None:
 
 
 def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Checks and returns the content of a checkpoint of a training, whoever wrote it.
+    """Check and return the content of a training checkpoint from an untrusted file.
 
     Raises:
-        ConfigError: A needed key is missing, a value is of another type, or the policy is NaN or infinite.
+        ConfigError: A needed key is missing, a type is wrong, or the policy is not finite.
     """
     check_types(state, TRAINING, needed, f"{file} is not a checkpoint of a training")
     for name, value in state.get("policy", {}).items():
@@ -146,10 +141,10 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
 
 
 def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str], problem: str) -> None:
-    """Check the content of a file, which may be a stranger's; keys without a type may hold anything.
+    """Check the content of an untrusted file; unlisted keys may hold anything.
 
     Raises:
-        ConfigError: A needed key is missing or a value is wrong; `problem` are the first words of the message.
+        ConfigError: A needed key is missing or a value is invalid; the message begins with `problem`.
     """
     missing = set(needed) - state.keys()
     if missing:
@@ -169,13 +164,13 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
 
 
 def anew(algorithm: Mapping[str, Any], *entries: str) -> dict[str, Any]:
-    """Returns the state of an algorithm in which these entries, where it has them, are None and begin anew."""
+    """Return an algorithm's state with these entries reset to None."""
     return {name: None if name in entries else value for name, value in algorithm.items()}
 
 
 @contextmanager
 def must_fit(file: Path, target: str) -> Iterator[None]:
-    """Turns into a ConfigError what `target`, in words, raises when it is given the state of another one."""
+    """Convert errors of loading a mismatched state into `target` to ConfigError."""
     try:
         yield
     except ConfigError:
@@ -186,18 +181,18 @@ def must_fit(file: Path, target: str) -> Iterator[None]:
 
 
 class Checkpoints:
-    """The checkpoints of a training: last.pt, best.pt, every so often a numbered one, and one that is being evaluated.
+    """Checkpoint files of a training: last.pt, best.pt, numbered ones, and evaluated.pt during an evaluation.
 
-    An iteration is serialised once: best.pt and the numbered files are copies of last.pt. They are copies because a
-    disk damages files, not names: one that is damaged must not take the others with it. A full disk damages none.
+    An iteration is serialised once. The other files are copies rather than links, so that disk damage to one spares the
+    others.
 
     Args:
         cfg: Settings of the run.
         folder: `<run>/checkpoints`.
-        saved: Iteration of the newest checkpoint in this folder; None before the first one.
-        best: Best return of the run so far: of evaluations where they decide, else the trimmed mean return.
-        warn: Function that shows one line to the user.
-        writes: Whether this process writes them; of several that learn together only the first one does.
+        saved: Iteration of the newest checkpoint in the folder, or None.
+        best: Best return of evaluations if `eval.interval` is set, else best trimmed mean return.
+        warn: Function that shows a warning.
+        writes: Whether this process writes files (rank 0).
     """
 
     def __init__(
@@ -225,19 +220,18 @@ class Checkpoints:
 
     @property
     def newest(self) -> Path | None:
-        """File of the newest checkpoint; None before the first one."""
+        """Path of the newest checkpoint, or None."""
         return None if self.saved is None else self._last
 
     @property
     def best_evaluation(self) -> float | None:
-        """Mean return of the best evaluation; None where there is none, or where evaluations do not decide."""
+        """Mean return of the best evaluation, or None."""
         return self._best_return if self._evaluations_decide else None
 
     def due(self, iteration: int, mean_return: float | None, long: bool = False) -> bool:
-        """Return whether the state after an iteration is to be saved.
+        """Return whether to save after this iteration; `long` means that a signal would abort the next one.
 
-        `mean_return` is the trimmed mean over a full window, else None. Where an iteration takes `long`, a signal
-        within the next one goes back to this checkpoint.
+        `mean_return` is the trimmed mean over a full window, else None.
         """
         if not self._writes:
             return False
@@ -250,11 +244,11 @@ class Checkpoints:
         return iteration == self._cfg.max_iterations or affordable
 
     def may_evaluate(self) -> bool:
-        """Return whether there is time now to write a checkpoint for evaluation."""
+        """Return whether the time budget allows a checkpoint for evaluation."""
         return self._affordable(self.budget_evaluated, "a checkpoint for evaluation")
 
     def _affordable(self, budget: TimeShare, name: str) -> bool:
-        """Return whether there is time to write; otherwise report the new interval once."""
+        """Return whether the budget allows a write; report a longer interval once."""
         between_s = budget.cost_s / budget.share
         if budget.allows:
             return True
@@ -267,7 +261,7 @@ class Checkpoints:
         return False
 
     def save(self, state: Mapping[str, Any], mean_return: float | None) -> None:
-        """Writes last.pt, and best.pt where the mean return (see `due`) is higher than that of the old one, if any."""
+        """Write last.pt, best.pt if `mean_return` is a new best, and a numbered file if one is due."""
         if not self._writes:
             self.saved = state["iteration"]
             return
@@ -287,7 +281,7 @@ class Checkpoints:
         self._saved_at = time.perf_counter()
 
     def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:
-        """Writes the checkpoint of a policy that is to be evaluated; returns None where it cannot be written."""
+        """Write the checkpoint of a policy to evaluate; return None if that fails."""
         try:
             with self.budget_evaluated.spending():
                 save(self._evaluated, state)
@@ -297,7 +291,7 @@ class Checkpoints:
         return self._evaluated
 
     def end_evaluation(self, mean_return: float | None) -> None:
-        """Makes the checkpoint that was evaluated best.pt, if none before had a higher mean return; else deletes it."""
+        """Promote the evaluated checkpoint to best.pt if its mean return is the highest so far, else delete it."""
         best = -math.inf if self._best_return is None else self._best_return
         try:
             if mean_return is not None and best < mean_return < math.inf:
@@ -309,18 +303,17 @@ class Checkpoints:
             self._warn(f"best.pt cannot be written ({error})")
 
     def stop_evaluations(self) -> bool:
-        """Make returns of the training decide again, if no evaluation has ended; return whether best.pt stays."""
+        """Let training returns decide again if no evaluation has finished; return whether best.pt is kept."""
         self._evaluations_decide = self._best_return is not None
         return self._evaluations_decide
 
     def close(self) -> None:
-        """Deletes the checkpoint of an evaluation that did not end."""
+        """Delete the checkpoint of an unfinished evaluation."""
         if self._cfg.eval.interval and self._writes:
             with suppress(OSError):
                 self._evaluated.unlink(missing_ok=True)
 
     def _save_numbered(self, iteration: int) -> None:
-        """Keep last.pt under its number; delete the oldest numbers beyond `log.keep`."""
         self._copy_last(self._folder / f"{iteration:06d}.pt")
         files = (file for file in self._folder.glob("*.pt") if re.fullmatch(r"\d{6,}", file.stem))  # only our names
         # Numbers above this one are of a run that was set back: not older, so not deleted.
@@ -336,13 +329,12 @@ class Checkpoints:
         return iteration % self._cfg.log.checkpoint_interval == 0
 
     def _is_better(self, mean_return: float | None) -> bool:
-        """Whether the policy beats that of best.pt: a record may have passed before it was due to be saved."""
         now = None if self._evaluations_decide else mean_return
         return now is not None and (self._best_return is None or now > self._best_return)
 
 
 def structural_difference(saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    """Compare two configs at dotted keys, such as `ppo.network` and all below it; return a line for each difference."""
+    """Return one line per difference of two configs at or below dotted keys such as `ppo.network`."""
     lines = []
     for key in keys:
         old, new = _leaves(saved, key), _leaves(now, key)
@@ -352,7 +344,7 @@ def structural_difference(saved: Mapping[str, Any], now: Mapping[str, Any], keys
 
 
 def _leaves(config: Any, key: str) -> dict[str, Any]:
-    """Return the values at and below a dotted key, by full key; nothing where the key is missing."""
+    """Return the values at or below a dotted key, by full key."""
     node = config
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:

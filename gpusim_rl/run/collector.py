@@ -1,4 +1,4 @@
-"""The two pieces of an iteration, the rollout and the update; on CUDA each is captured into a graph and replayed."""
+"""Rollout and update of an iteration, each replayed from a CUDA graph where possible."""
 
 from __future__ import annotations
 
@@ -26,30 +26,23 @@ from gpusim_rl.settings.schema import RunConfig
 logger = logging.getLogger("gpusim_rl.run")
 
 Pause = Callable[[str], None]
-"""Called between two steps of an iteration with words for what is done. It may raise: the iteration is left."""
+"""Callback between two steps of an iteration, with a progress text; it may raise to abort the iteration."""
 
 
 def no_pause(done: str) -> None:
-    """Continue at once."""
+    """Ignore a pause."""
 
 
 class Collector:
-    """Acts in environments for a rollout, and lets the algorithm learn from it.
-
-    Args:
-        cfg: Settings of the run.
-        env: Environments of this process, or what stands for those of actors.
-        algorithm: Learner.
-        obs: First observations to act on, on the learner's device, shape [num_envs, size] each.
-        device: Device of the learner.
-        collective: Processes that learn together.
+    """Collection of rollouts and updates of the algorithm.
 
     Attributes:
-        obs: Observations to act on next. The tensors are never replaced, because a CUDA graph uses their addresses.
-        metrics: Sums of the log interval, on the device.
+        obs: Next observations on the learner's device, shape [num_envs, size] each. The tensors are never replaced:
+            CUDA graphs use their addresses.
+        metrics: Device sums of the log interval.
         timer: Durations of the phases.
-        graphs: What replays the pieces on CUDA.
-        num_actors: Processes that step envs for this learner; 0 where it steps its own.
+        graphs: CUDA graphs.
+        num_actors: Processes that step envs for this learner; 0 if it steps its own.
     """
 
     num_actors = 0
@@ -84,25 +77,25 @@ class Collector:
         self._unsaved = [unsaved(owner) for owner in env.stateful]
 
     def collect(self, pause: Pause = no_pause) -> None:
-        """Act for `horizon` control steps in all envs; `pause` is called after each that no graph replays."""
+        """Act for `horizon` control steps; `pause` is called after each step outside of a graph."""
         timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
         limited = limit_torch_threads(self._cfg.num_envs, self.device, ROWS_PER_THREAD)
         with self._devices_checked(), timed, limited:
             self.graphs.run("rollout", lambda: self._rollout(pause))
 
     def update(self) -> None:
-        """Lets the algorithm learn from the rollout."""
+        """Update the algorithm from the rollout."""
         with self._devices_checked(), self.timer("update"):
             self.algorithm.before_update()
             stats = self.graphs.run("update", self.algorithm.update)
             self.metrics.record_update(stats, type(self.algorithm).__name__)
 
     def numbers(self) -> Row:
-        """What the host knows of the rollouts since the last call, for the row of a log interval."""
+        """Return host-side numbers for the next row of metrics."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next rollout and update depend on, but for torch's own random stream."""
+        """Return all state of rollout and update, except torch's global random state."""
         self._warn_of_unsaved()
         return {
             "actor_columns": self._actor_columns,
@@ -113,7 +106,6 @@ class Collector:
         }
 
     def _warn_of_unsaved(self) -> None:
-        """Warn once of what the task counts with and no checkpoint keeps."""
         for owner, before in zip(self.env.stateful, self._unsaved, strict=False):
             now = unsaved(owner)
             # A new name may be a constant that the first step has set up: it counts when it changes.
@@ -128,7 +120,7 @@ class Collector:
                 self._unsaved = []
 
     def load_state_dict(self, state: Mapping[str, Any], *, same_envs: bool) -> None:
-        """Restore `state_dict`, in place; without `same_envs`, new episodes begin at the progress of the others."""
+        """Restore `state_dict` in place; without `same_envs`, begin new episodes at the same training progress."""
         of_algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
         if state.get("actor_columns") != self._actor_columns:
             if of_algorithm.get("replay") is not None:
@@ -145,16 +137,16 @@ class Collector:
             self.begin_from(state["env"])
 
     def begin_from(self, state: dict[str, Any]) -> None:
-        """Begin new episodes in all envs, at the training progress of others, whose state this is."""
+        """Begin new episodes in all envs at the training progress in `state`."""
         self._copy_obs(self.env.begin_from(state))
 
     def close(self) -> None:
-        """Frees the simulator."""
+        """Free the simulator."""
         self.env.close()
 
     @property
     def _actor_columns(self) -> int | None:
-        """Envs that send their rollouts to this learner together; None where it steps its own."""
+        """Total envs of the actors, or None without actors."""
         return self.env.num_envs if self.num_actors else None
 
     def _copy_obs(self, obs: Mapping[str, Tensor]) -> None:
@@ -180,7 +172,7 @@ class Collector:
             self.metrics.end_rollout()
 
     def _control_steps(self) -> Iterator[Step]:
-        """Yield the control steps of a rollout, each recorded by the algorithm; it acts on `obs` next."""
+        """Yield the recorded control steps of a rollout."""
         for _ in range(self.algorithm.horizon):
             action, step = self.graphs.run("step", self.control_step)
             with self.timer("policy"):
@@ -189,7 +181,7 @@ class Collector:
             yield step
 
     def control_step(self) -> tuple[Tensor, Step]:
-        """Acts once in all envs; returns the actions, and the step on the learner's device. It records neither."""
+        """Act once in all envs; return actions and step on the learner's device, unrecorded."""
         with self.timer("policy"):
             action = self.algorithm.act(self.obs)
             if self._cfg.debug.check_device:

@@ -1,4 +1,4 @@
-"""Use of torch.compile in a training: for nothing, the learner, or the control steps too."""
+"""Choice of what torch.compile compiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("gpusim_rl.run")
 
 @dataclass(frozen=True, slots=True)
 class CompileChoice:
-    """Mode of torch.compile (`off`, `learner` or `all`), and its reason."""
+    """Mode of torch.compile (`off`, `learner` or `all`) and its reason."""
 
     mode: str
     reason: str
@@ -26,7 +26,7 @@ class CompileChoice:
 
 
 def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:
-    """Decide what of `cfg.compile` can be compiled on the learner's device; an evaluation compiles nothing."""
+    """Choose the part of `cfg.compile` that this machine supports; evaluations compile nothing."""
     if cfg.test:
         return CompileChoice("off", "an evaluation")
     rules = (

@@ -1,7 +1,4 @@
-"""Display of a run: a live panel on a terminal, plain lines elsewhere.
-
-Everything but the panel is also written to train.log. A terminal or pipe that goes away ends the display, not the run.
-"""
+"""Display of a run: live panel on a terminal, plain lines elsewhere; all but the panel also goes to train.log."""
 
 from __future__ import annotations
 
@@ -34,12 +31,11 @@ from gpusim_rl.run.writers import Row
 
 PANEL_INTERVAL_S = 0.5  # drawing takes 5 ms of the host
 PANEL_WIDTH = 100  # columns at most
-ECHO_WIDTH = 2  # columns right of the panel: a terminal writes ^C there, and must not begin a line for it
-PROGRESS_INTERVAL_S = {"rich": 2.0, "plain": 10.0, "json": 10.0}
-"""How often an iteration that takes long shows that it is alive."""
+ECHO_WIDTH = 2  # columns right of the panel, where a terminal writes ^C
+PROGRESS_INTERVAL_S = {"rich": 2.0, "plain": 10.0, "json": 10.0}  # between two signs of life in a long iteration
 GAP = 2  # columns between a label, its value and the next label
-VALUE_WIDTH = 12  # columns of a value with its sign and a gap: the layout must not change with every row
-BAR_WIDTH = 12  # columns of the progress bar, below which it gets a line of its own
+VALUE_WIDTH = 12  # fixed columns of a value, so that the layout is stable
+BAR_WIDTH = 12  # minimum columns of the progress bar next to its text
 UNKNOWN = "–"
 BARS = "▁▂▃▄▅▆▇█"  # of the sparkline, the lowest first
 STYLES = {"banner": "", "info": "", "notice": "bold", "warning": "bold yellow", "footer": "bold"}
@@ -66,15 +62,15 @@ LINE_NUMBERS = {  # the same for plain lines
     "value loss": "loss/value",
     "lr": "policy/learning_rate",
 }
+# Groups of numbers that do not come from the algorithm.
 GENERAL = ("episode", "eval", "speed", "time", "system", "task", "sim", "reward", "actors", "iteration", "env_steps")
-"""Groups of numbers that are not the algorithm's."""
 
 
 class Console:
-    """Display of a run on stdout, and on stderr for warnings of `plain` and `quiet`; the text is appended to `log` too.
+    """Display on stdout, with warnings of `plain` and `quiet` on stderr; text is also appended to the file `log`.
 
-    Modes are `rich` (live panel), `plain` (lines, of rows one in `min_interval_s` [s] but for first and last), `json`
-    (an object per line) and `quiet` (warnings only); `auto` is `rich` on a terminal and `plain` elsewhere.
+    Modes: `rich` (live panel), `plain` (a row per `min_interval_s` seconds), `json` (an object per line), `quiet`
+    (warnings only), `auto` (`rich` on a terminal, else `plain`).
     """
 
     def __init__(self, mode: str, total_iterations: int, log: Path | None, *, min_interval_s: float = 2.0) -> None:
@@ -101,7 +97,7 @@ class Console:
         self._notices: list[str] = []  # that came meanwhile
 
     def start(self, banner: Sequence[tuple[str, str]], title: str = "training") -> None:
-        """Shows labels and texts that describe the run, at most 12 lines; then the panel with this title."""
+        """Show the banner (labels and texts, at most 12 lines), then the panel with this title."""
         self._title = on_one_line(title)
         indent = max((len(label) for label, _ in banner), default=0) + GAP
         lines = [f"{label:<{indent}}{text}" for label, text in banner]
@@ -113,7 +109,7 @@ class Console:
         self._alive_at = time.monotonic()
 
     def update(self, row: Row) -> None:
-        """Shows a row of metrics; `iteration` is in it."""
+        """Show a row of metrics."""
         now, last = time.monotonic(), (row["iteration"] or 0) >= self._total
         self._row, self._line_shown = row, False
         self._eta.update(row)
@@ -131,7 +127,7 @@ class Console:
             self._show_line()
 
     def progress(self, text: str) -> None:
-        """Shows where an iteration is that takes long; called often, it mostly does nothing."""
+        """Show the progress of a long iteration, rate-limited."""
         now = time.monotonic()
         if now - self._alive_at < PROGRESS_INTERVAL_S.get(self.mode, math.inf):
             return
@@ -147,20 +143,17 @@ class Console:
         self._say("info", *lines)
 
     def warn(self, text: str) -> None:
-        """Shows a line that must not be missed, in every mode."""
+        """Show a warning in every mode."""
         self._say("warning", f"warning: {text}", data={"text": text})
 
     def notice(self, text: str) -> None:
-        """Shows a line from a signal handler, in every mode; in the middle of showing something, right after it.
-
-        Nothing else may be written by a handler: the panel would be torn.
-        """
+        """Show a line from a signal handler, deferred until any output in progress is complete."""
         self._notices.append(text)
         if not self._busy:
             self._show_notices()
 
     def result(self, result: Mapping[str, float | str]) -> None:
-        """Shows the result of an evaluation: in `json` as one object, else a line for each number."""
+        """Show the result of an evaluation: one JSON object in `json`, else a line per number."""
         if self.mode == "json":
             self._write_json({"event": "evaluation", **finite(result)})
             return
@@ -170,12 +163,12 @@ class Console:
             self.info(f"{name:<{width}}  {shown}")
 
     def footer(self, commands: Sequence[str]) -> None:
-        """Ends the display of rows and shows commands for the run."""
+        """Close the display and show follow-up commands."""
         self.close()
         self._say("footer", "next:", *(f"  {command}" for command in commands), data={"commands": list(commands)})
 
     def close(self) -> None:
-        """Ends the display; a second call does nothing."""
+        """Close the panel; idempotent."""
         if not self._line_shown:
             self._show_line()
         if self._live is not None:
@@ -197,7 +190,7 @@ class Console:
             self._write(self._out, on_one_line(line))
 
     def _say(self, event: str, *lines: str, data: Mapping[str, object] | None = None, hang: int = 0) -> None:
-        """Shows lines. A terminal gets them whole, to be copied, or with `hang` wrapped at words and indented so."""
+        """Show lines; on a terminal, `hang` wraps them at words with a hanging indent of as many columns."""
         data = data or {"text": "\n".join(lines)}
         text = "\n".join(map(on_one_line, lines))  # they may hold names and settings of a folder from a stranger
         self.note(*lines)
@@ -248,7 +241,7 @@ class Console:
             self._say("notice", text)
 
     def note(self, *lines: str) -> None:
-        """Appends to train.log only; a full disk is reported once and the next text tried again."""
+        """Append to train.log only; report a failed write once."""
         if self._log is None:
             return
         try:
@@ -293,7 +286,6 @@ class Console:
         )
 
     def _below(self) -> Table:
-        """Shares of the phases, and the load of the machine."""
         row = self._row
         phases = [f"{phase} {_percent(row.get(f'time/{phase}'), 100)}" for phase in PHASES if f"time/{phase}" in row]
         machine = [
@@ -308,7 +300,6 @@ class Console:
         return table
 
     def _sparkline(self, width: int) -> list[Text]:
-        """The return from the first episode of this start until now, means of equal numbers of rows; its range."""
         low, high = min(self._returns, default=0.0), max(self._returns, default=0.0)
         words = f"{number(low)} to {number(high)}"
         if self._first_return > 1:
@@ -324,7 +315,6 @@ class Console:
         return [Text.assemble((label, "dim"), (line, "green"), " " * GAP, words)]
 
     def _head(self, width: int) -> list[RenderableType]:
-        """Progress bar, iteration and time left; on two lines where they do not fit on one."""
         done = self._row.get("iteration")
         words = (f"iteration {number(done)}/{self._total}", f"ETA {self._eta}")
         styles: dict[str, Any] = {"style": "bright_black", "complete_style": "green", "finished_style": "green"}
@@ -339,7 +329,7 @@ class Console:
 
 
 class _Eta:
-    """Time until the last iteration, at the pace since the second row: the first ones warm up."""
+    """Time to the last iteration, at the pace since the second row (the first ones warm up)."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -357,7 +347,7 @@ class _Eta:
 
 
 class _Stream:
-    """A terminal or pipe that may go away: what it can no longer show is dropped, without error."""
+    """Stream that drops its output once the terminal or pipe is gone."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream  # a file, its stand-in, or None in a daemon
@@ -397,7 +387,7 @@ class _Stream:
 
 
 def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Labels and names to show: in place of the usual numbers that an algorithm does not have, some of its own."""
+    """Return labels and names to show; the algorithm's own numbers replace standard ones that it lacks."""
     known = [(label, name) for label, name in usual.items() if name in row or not row]
     others = [name for name in row if name.partition("/")[0] not in GENERAL and name not in usual.values()]
     others.sort(key=lambda name: name.startswith(("loss/", "policy/")))  # numbers of this algorithm alone come first
@@ -405,7 +395,6 @@ def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _table(pairs: Sequence[tuple[str, str]], columns: int) -> Table:
-    """Make a table of labels and values, `columns` pairs in a row."""
     table = Table.grid(padding=(0, 1, 0, 0))
     for _ in range(columns):
         table.add_column(style="dim", overflow="fold")
@@ -422,7 +411,7 @@ def _add_pairs(table: Table, pairs: Sequence[tuple[str, str]], columns: int) -> 
 
 
 def _wrapped(line: str, width: int, hang: int) -> str:
-    """Returns a line wrapped at words, whose continuations begin below its text; a long word stays whole."""
+    """Wrap a line at words with a hanging indent."""
     if len(line) <= width:
         return line
     text = textwrap.wrap(line[hang:], max(1, width - hang), break_long_words=False, break_on_hyphens=False)
@@ -430,13 +419,13 @@ def _wrapped(line: str, width: int, hang: int) -> str:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values as json can hold them."""
+    """Replace NaN and infinity by None, for JSON."""
     odd = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
     return {name: None if name in odd else value for name, value in values.items()}
 
 
 def number(value: int | float | None, unit: str = "", least: float = 0.0) -> str:
-    """Returns a number as a person reads it: `1,234`, `0.123 GB`; one that is nearer to zero than `least` as `0`."""
+    """Format a number for people, such as `1,234` or `0.123 GB`; below `least` in magnitude it is `0`."""
     if value is None:
         return UNKNOWN
     return (f"{value:,.0f}" if abs(value) >= 1000 else "0" if abs(value) < least else f"{value:.3g}") + unit

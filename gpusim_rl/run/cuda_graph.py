@@ -1,4 +1,4 @@
-"""CUDA graphs: an iteration's kernels are recorded once and replayed, so that the device never waits for Python."""
+"""CUDA graphs: capture the kernels of an iteration once, then replay them without waiting for Python."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ from gpusim_rl.run.stop_signal import IterationLeftError
 T = TypeVar("T")
 
 Pieces = list[Callable[[], None]]
-"""Replays of recordings, and between them what the simulator or a sum over processes launches, in their order."""
+"""Graph replays and the launches (of the simulator or of a collective) between them, in order."""
 
 LaunchesApart = Callable[[Callable[[Callable[[], None]], None]], AbstractContextManager[None]]
-"""Context manager in whose block launches are handed to a function."""
+"""Context manager that passes launches in its block to a function."""
 
 logger = logging.getLogger("gpusim_rl.run")
 
-WARM_UP = 2
-"""Eager calls before a capture: they create optimiser state, workspaces, kernels and Warp's own graphs."""
+WARM_UP = 2  # eager calls before a capture: they create optimiser state, workspaces, kernels and Warp's own graphs
 
 MOST_PHYSICS_STEPS = 150
-"""Evaluations of the physics that `auto` captures into one graph. Each is some hundred nodes, and some more where its
-solver allocates memory: the time of a capture and the memory of a graph grow with them."""
+"""Physics evaluations per graph up to which `auto` captures a rollout: capture time and memory grow with them."""
 
 SEGMENTS = {
     "rollout": ("rollout", "update"),
@@ -44,9 +42,9 @@ SEGMENTS = {
     "update": ("update",),
     "off": (),
 }
-"""Segments that each mode captures. The setting `graph` accepts `rollout`, `step`, `split`, `off` and `auto`. The
-others result from it: `update` where physics runs on another device, and all of them where a capture failed. `split` is
-a control step in pieces, between which the simulator launches graphs of its own."""
+"""Captured segments by mode. `split` is a control step in pieces, with graphs of the simulator between them. Modes that
+the setting `graph` does not accept result from physics on another device or failed captures.
+"""
 
 WORDS = {
     "rollout": "whole rollout",
@@ -54,16 +52,15 @@ WORDS = {
     "split": "control step in pieces",
     "update": "whole update",
 }
-"""Each segment in words."""
 
 
 class NotCapturableError(RuntimeError):
-    """A graph would not do what the eager code does."""
+    """Work that a graph would replay differently from eager code."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """What is captured into CUDA graphs, and why."""
+    """Mode of the CUDA graphs and its reason."""
 
     mode: str
     reason: str
@@ -81,9 +78,9 @@ def choose_graph(
     check_task: bool,
     library: str | None = None,
 ) -> GraphChoice:
-    """Decide for the setting `graph`; `physics_steps` are the evaluations of the physics in a rollout.
+    """Choose the mode for the setting `graph`.
 
-    Another `library` that steps its envs on this device may capture graphs of its own.
+    `physics_steps` is per rollout. Another `library` that steps its envs on this device may capture graphs of its own.
     """
     many = f"auto: more than {MOST_PHYSICS_STEPS} evaluations of the physics in a rollout"
     rules = (
@@ -100,29 +97,26 @@ def choose_graph(
 
 
 class Graphs:
-    """Runs the segments of an iteration; on CUDA each is captured into a torch graph of its own, then replayed.
+    """Runner of the segments of an iteration: on CUDA each is captured into a torch graph, then replayed.
 
-    A segment must do the same work on the same memory every time, and leave its results at the same addresses.
-    Attributes of `stateful` objects are exempt: a tensor, or a tuple of tensors, that is reassigned under an old name
-    is copied to where the old one was. A graph would freeze a Python number that changes from call to call: where an
-    attribute does so, the segment is not captured. What lies deeper, in lists or in helper objects, is not seen.
+    A segment must use the same memory at every call, except in attributes of `stateful` objects: a reassigned tensor
+    (or tuple of tensors) is copied to its old address. A Python number that changes there prevents the capture, because a
+    graph would freeze it. Lists and nested objects are not inspected.
 
-    A capture that fails falls back, with a warning that says why: from the whole rollout to one control step, to that
-    in pieces (graphs of torch and of the simulator in turn, so that none of torch holds loops of Warp), then to eager.
-    The device has done nothing by then, and stateful objects and generators are put back to what they were.
+    A failed capture warns, restores state and generators, and falls back: from the rollout to the control step, to the
+    step in pieces (torch's and the simulator's graphs alternate, so that torch's hold no Warp loops), to eager.
 
     Args:
         choice: Mode, which names the segments to capture.
         device: Device of the learner.
-        generators: Random generators that the segments draw from; replays advance them as eager calls do. A graph
-            registers those that the eager calls before its capture drew from: torch launches two kernels for each of
-            them before a replay.
-        stateful: Objects of the user whose attributes are part of the state: the task, the algorithm.
-        collective: Processes that learn together. Their sums are taken between the pieces of the update, not in a
-            graph: what NCCL does in one depends on its version, and hangs where it goes wrong.
+        generators: Random generators of the algorithm. A graph registers only those that its warm-up used: torch
+            launches two kernels per registered generator before each replay.
+        stateful: The task and the algorithm.
+        collective: Processes that learn together. Sums run between pieces of the update: in a graph, NCCL depends on
+            its version and hangs on failure.
 
     Attributes:
-        choice: Present mode; a failed capture changes it.
+        choice: Current mode; a failed capture changes it.
     """
 
     def __init__(
@@ -148,12 +142,12 @@ class Graphs:
 
     @property
     def whole_rollout(self) -> bool:
-        """The phases of a control step cannot be told apart: it is, or will be, replayed as a whole."""
+        """Whether the phases of a control step are, or will be, hidden in a graph."""
         return not {"rollout", "step", "split"}.isdisjoint(self._segments)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Orders the work of the device; everything that surrounds the segments must run in the block."""
+        """Order the device's work; all code around the segments must run in the block."""
         if self._stream is None:
             yield
             return
@@ -166,11 +160,7 @@ class Graphs:
             outside.wait_stream(self._stream)
 
     def run(self, segment: str, body: Callable[[], T]) -> T:
-        """Run `body`, or replay it, as the segment `rollout`, `step` or `update`.
-
-        Returns:
-            Result of the body; from a graph, tensors that its next replay overwrites.
-        """
+        """Run or replay `body` as the segment `rollout`, `step` or `update`; a replay overwrites the last result."""
         if segment == "step" and "split" in self._segments:
             segment = "split"
         if segment not in self._segments or self._capturing:
@@ -246,7 +236,7 @@ class Graphs:
 
     @contextmanager
     def _recording(self, before: torch.cuda.CUDAGraph | None = None) -> Iterator[torch.cuda.CUDAGraph]:
-        """Makes a graph of the work of the block; it shares the memory of the graph that always runs before, if any."""
+        """Capture the block into a graph that shares the memory pool of `before`."""
         graph, strays = torch.cuda.CUDAGraph(), torch.cuda.MemPool()
         pool = before.pool() if before is not None else torch.cuda.graph_pool_handle()
         for generator in self._registered:
@@ -292,7 +282,7 @@ class Graphs:
 
     @contextmanager
     def _watching(self, segment: str) -> Iterator[None]:
-        """Notice, while still eager, generators that a segment draws from, and a Python number a graph would freeze."""
+        """Detect the generators that an eager segment draws from and the Python numbers that it changes."""
         states = [generator.get_state() for generator in self._generators]
         numbers = [_numbers(stateful) for stateful in self._stateful]
         yield
@@ -311,14 +301,13 @@ class Graphs:
 
 
 def _reason(error: BaseException) -> str:
-    """What broke a capture, and where. The errors torch and Warp raise afterwards carry no information."""
+    """Return the first error of a failed capture: those that torch and Warp raise afterwards carry no information."""
     while error.__context__ is not None and not error.__suppress_context__:
         error = error.__context__
     return str(error) if isinstance(error, NotCapturableError) else describe(error)
 
 
 def _numbers(stateful: object) -> dict[str, Any]:
-    """Python numbers among an object's attributes, which a graph would freeze."""
     return {name: value for name, value in _attributes(stateful).items() if isinstance(value, (bool, int, float))}
 
 
@@ -328,12 +317,10 @@ def _attributes(stateful: object) -> dict[str, Any]:
 
 @contextmanager
 def in_place(objects: Sequence[object]) -> Iterator[None]:
-    """Copies tensors that the block reassigns under an old name of an object to where the old ones are.
-
-    If the block fails, the objects' attributes are what they were before it.
+    """Copy tensors that the block reassigns to attributes back to their old addresses; restore attributes if it fails.
 
     Raises:
-        NotCapturableError: The new tensor has another shape or type than the old one.
+        NotCapturableError: A tensor changed its shape or dtype.
     """
     before = [dict(_attributes(stateful)) for stateful in objects]
     try:

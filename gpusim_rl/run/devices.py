@@ -14,12 +14,10 @@ from gpusim_rl.sim import SimChoice, choose_sim
 
 
 def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
-    """Return the device of the learner, and the simulator with its device.
-
-    Envs of another library, of the class `outside`, have no simulator of ours.
+    """Return the learner's device, and the simulator with its device; `outside` is the env class of another library.
 
     Raises:
-        ConfigError: There is no such device, or the simulator cannot run on it.
+        ConfigError: No such device, or the simulator does not support it.
     """
     rl_device = find_device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
     if outside is not None:
@@ -36,7 +34,7 @@ def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) 
 
 
 def choose_eval_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
-    """Chooses as `choose_devices` for evaluations beside the training: as in the training, or all on `eval_device`."""
+    """Choose the devices of evaluations during training: `eval_device` for everything if set, else the training's."""
     if cfg.eval_device is not None:
         device = str(find_device(cfg.eval_device, "eval_device"))
         cfg = dataclasses.replace(cfg, device=device, sim_device=None, rl_device=None)
@@ -44,7 +42,7 @@ def choose_eval_devices(cfg: RunConfig, *, outside: type[Environment] | None = N
 
 
 def find_device(name: str, key: str) -> torch.device:
-    """Returns the device that a user means, if it is there."""
+    """Return the device that `name` means; raise ConfigError if this machine lacks it."""
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     kind, _, number = name.partition(":")
@@ -60,6 +58,6 @@ def find_device(name: str, key: str) -> torch.device:
 
 
 def set_deterministic(deterministic: bool) -> None:
-    """Lets torch use only deterministic kernels, or all."""
+    """Set whether torch is limited to deterministic kernels."""
     if deterministic != torch.are_deterministic_algorithms_enabled():  # to be told it, torch imports its compiler
         torch.use_deterministic_algorithms(deterministic)

@@ -1,11 +1,7 @@
-"""Evaluations beside a training, in a process of its own: `eval.interval`.
+"""Evaluation process next to a training (`eval.interval`).
 
-The process is started once, and evaluates on envs that are made once. The training writes lines of JSON to it: first
-the settings, then the name of a checkpoint for each evaluation. It answers each checkpoint with a line: numbers by
-name, or an error. It ends when its input does, and at once where the training is killed (`Child`).
-
-It shares no memory with the training, and can neither disturb nor stop it. It reads whole checkpoints, because the
-best of them becomes best.pt.
+It reads JSON lines, first the settings, then one checkpoint path per evaluation, and answers each path with a JSON
+line: numbers by name, or an error. It exits when its input closes or the training is killed (`Child`).
 """
 
 from __future__ import annotations
@@ -41,22 +37,20 @@ from gpusim_rl.run.writers import Row
 from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
 
-LONGEST_S = 600.0
-"""An evaluation that takes longer hangs: neither further ones nor the end of a training must wait for it [s]."""
-NICENESS = 10
-"""The training has the CPU first."""
+LONGEST_S = 600.0  # an evaluation that takes longer is considered hung
+NICENESS = 10  # the training has the CPU first
 _START = "from gpusim_rl.run.eval_process import main; main()"
 
 
 class EvalProcess:
-    """Evaluations as the training sees them. Output of the process, such as a traceback, goes to the file `printed`.
+    """Handle of the evaluation process, whose output is appended to the file `printed`.
 
     Raises:
         OSError: The process cannot be started.
 
     Attributes:
-        evaluating: Iteration of the policy that is being evaluated; None while there is none.
-        failure: Reason why there will be no more evaluations; None while it works.
+        evaluating: Iteration of the policy under evaluation, or None.
+        failure: Reason why evaluations have stopped, or None.
     """
 
     def __init__(self, spec: RunSpec, printed: Path, iteration: int) -> None:
@@ -85,19 +79,19 @@ class EvalProcess:
             self._child.process.stdin.flush()
 
     def due(self, iteration: int, *, last: bool = False) -> bool:
-        """Returns whether an evaluation is due: by the interval, or of the `last` iteration, and none is under way."""
+        """Return whether to begin an evaluation; the `last` iteration is always evaluated."""
         idle = self.evaluating is None and self.failure is None
         passed = iteration // self._interval > self._last // self._interval
         return idle and (passed or (last and iteration > self._last))
 
     def begin(self, file: Path, iteration: int) -> None:
-        """Evaluates the policy of a checkpoint, of this iteration."""
+        """Start to evaluate the checkpoint of this iteration."""
         self._last = self.evaluating = iteration
         self._child.heard()
         self._send({"checkpoint": str(file)})
 
     def poll(self, timeout_s: float = 0.0) -> Row | None:
-        """Returns the result of the evaluation under way, if it is there within `timeout_s`."""
+        """Return the result of the current evaluation if it arrives within `timeout_s`."""
         try:
             line = self._answers.get(timeout=timeout_s) if timeout_s else self._answers.get_nowait()
         except queue.Empty:
@@ -118,7 +112,7 @@ class EvalProcess:
         return {"eval/iteration": iteration, **answer}
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._child.close()
 
 
@@ -126,11 +120,7 @@ class EvalProcess:
 
 
 class Evaluation:
-    """Evaluates policies of a run with this config, plain values, from the same starts every time.
-
-    Raises:
-        ConfigError: Its classes cannot be imported here.
-    """
+    """Evaluator of policies of one run, from the same initial states every time."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         refuse_classes_of_script(config)
@@ -157,7 +147,7 @@ class Evaluation:
         self._start = self.env.state_dict()
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, float]:
-        """Evaluates the policy of a checkpoint; returns a row of metrics."""
+        """Evaluate the policy of a checkpoint; return a row of metrics."""
         env, cfg = self.env, self._cfg
         policy = make_policy(self._algorithm_class, cfg, env.obs_sizes, env.action_space, self._device, env.images)
         policy.load_state_dict(state["policy"])
@@ -174,7 +164,7 @@ class Evaluation:
 
 
 def answers(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the answers to the lines of a training."""
+    """Yield one answer per request line of the training."""
     evaluation: Evaluation | None = None
     for line in lines:
         request = json.loads(line)
@@ -191,7 +181,7 @@ def answers(lines: Iterable[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Evaluates what the standard input names."""
+    """Evaluate the requests on standard input."""
     os.nice(NICENESS)
     torch.set_num_threads(1)
     source, output = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)

@@ -1,4 +1,4 @@
-"""Evaluations of a training: when they are due, and what becomes of the results."""
+"""Schedule and results of evaluations during training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.stop_signal import StopSignal
 from gpusim_rl.run.timing import PhaseTimer
 
-EVAL_LOG = "eval.log"
-"""File in the run folder with the output of the process of evaluations."""
+EVAL_LOG = "eval.log"  # output of the evaluation process, in the run folder
 
 
 class EvalSchedule:
-    """Evaluations every `eval.interval` iterations, next to the training.
+    """Evaluations every `eval.interval` iterations, in a process next to the training.
 
-    The logger writes the checkpoints that are evaluated, and the rows of the log intervals get the results. Without a
-    process, because it cannot be started or has failed, the training continues and nothing is evaluated. At its end it
-    waits for a result, in time that the timer does not count, until there is a signal.
+    If the process fails, training continues without it. After the last iteration it waits for the result or a signal.
     """
 
     def __init__(
@@ -44,13 +41,9 @@ class EvalSchedule:
     def after_iteration(
         self, iteration: int, state: Callable[[], Mapping[str, Any]], *, learning: bool, last: bool
     ) -> None:
-        """Take the result of an evaluation, and hand over the policy where one is due.
+        """Collect a finished evaluation and begin the next one if it is due.
 
-        Args:
-            iteration: Iterations done.
-            state: Function that makes the checkpoint of the training now.
-            learning: Whether the newest update changed the policy; else no evaluation begins.
-            last: Whether there is no further iteration. Then the policy is evaluated in any case, and awaited.
+        `state` builds the checkpoint. Unless `learning`, nothing is evaluated; the `last` policy is also awaited.
         """
         self._take_result(wait=last)
         if self._process is None or not (learning and self._process.due(iteration, last=last)):
@@ -87,13 +80,13 @@ class EvalSchedule:
             self.close()
 
     def _fail(self, reason: str) -> None:
-        """Report that there will be no more evaluations. If none has ended, returns of the training decide again."""
+        """Report the end of evaluations."""
         details = f"{reason.removesuffix('.')}; {self._log.run_dir}/{EVAL_LOG} has the rest"
         stays = ", and best.pt stays" if self._log.checkpoints.stop_evaluations() else ""
         self._log.console.warn(f"no more evaluations ({details}); training continues without them{stays}")
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         if self._process is not None:
             self._process.close()
             self._process = None

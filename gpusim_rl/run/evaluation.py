@@ -28,14 +28,11 @@ logger = logging.getLogger(__name__)
 def evaluate(
     env: Environment, policy: Policy, obs: dict[str, Tensor], episodes: int = 1
 ) -> tuple[dict[str, float], Tensor]:
-    """Run the same number of episodes in every env, each with the policy's most likely actions.
-
-    All envs are at the start of an episode, with these observations on the policy's device. At every step it reads from
-    the device whether episodes are left.
+    """Run whole episodes in every env with the policy's most likely actions, from the starts `obs`.
 
     Returns:
-        Number of episodes; mean, deviation and extremes of their returns; mean length [control steps]; steps in which
-        an env diverged; `task/<name>`: means over them of the task's `stats()`. And the returns [episodes, num_envs].
+        Number of episodes; mean, deviation and extremes of returns; mean length [control steps]; diverged steps; means
+        of the task's `stats()` as `task/<name>`. And the returns, shape [episodes, num_envs].
     """
     num_envs, device = env.num_envs, next(iter(obs.values())).device
     hidden = policy.initial_state(num_envs)
@@ -79,7 +76,7 @@ def evaluate(
 
 
 def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Tensor]]:
-    """Rebuilds the policy of a checkpoint and its envs, with as much progress as the training had made.
+    """Rebuild the policy of a checkpoint and its envs, with the same training progress.
 
     Returns:
         Start of the run, environments, policy and first observations.
@@ -100,12 +97,7 @@ def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Ten
 
 
 def evaluate_run(spec: RunSpec) -> dict[str, float]:
-    """Runs one whole episode in every env of `restore`; prints, writes and returns the result.
-
-    Raises:
-        ConfigError: Something in the configuration or the checkpoint does not fit.
-        TaskError: A hook of the task is wrong.
-    """
+    """Evaluate a checkpoint for one episode per env; print, write and return the result."""
     with one_line_if_out_of_memory(spec.cfg.num_envs):
         start, env, policy, obs = restore(spec)
         with closing(env):
@@ -115,10 +107,7 @@ def evaluate_run(spec: RunSpec) -> dict[str, float]:
 
 
 def report(start: RunStart, result: Mapping[str, float]) -> None:
-    """Prints what `evaluate` returned, and writes it to evaluation.json in the folder of the run, over an earlier one.
-
-    Of a checkpoint that was copied elsewhere nothing is written.
-    """
+    """Print the result of `evaluate` and write it to evaluation.json in the run folder, if there is one."""
     checkpoint = start.spec.checkpoint
     shown: dict[str, float | str] = {
         "checkpoint": str(checkpoint.file if checkpoint else start.cfg.checkpoint),

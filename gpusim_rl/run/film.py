@@ -1,4 +1,4 @@
-"""A video of the policy at the end of a training: `log.video=true`."""
+"""Video of the policy at the end of a training (`log.video=true`)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ GIF_EVERY = 3  # frames of the video per picture of the GIF: 10 per second
 
 
 def film(run_dir: Path, flags: Sequence[str]) -> Path:
-    """Plays the last checkpoint of a run in a process of its own, `tools/record.py`; returns the video.
-
-    Args:
-        run_dir: Folder of the run.
-        flags: Further words of the command.
+    """Record a run's last checkpoint with `tools/record.py` in another process; return the video.
 
     Raises:
-        ConfigError: There is no video. The message is the last line of the process.
+        ConfigError: Recording failed; the message is the process's last line.
     """
     command = [sys.executable, str(paths.tools_dir() / "record.py"), str(run_dir), *SMALL, *flags]
     try:
@@ -39,7 +35,7 @@ def film(run_dir: Path, flags: Sequence[str]) -> Path:
 
 
 def as_gif(video: Path) -> bytes:
-    """Returns a video as a small GIF, which TensorBoard shows among its images."""
+    """Convert a video to a small GIF for TensorBoard."""
     images = import_extra("PIL.Image", "view", "log.video=true")
     frames = import_extra("imageio_ffmpeg", "view", "log.video=true").read_frames(str(video))
     meta = next(frames)

@@ -1,7 +1,7 @@
-"""Stops a run when an observation, a reward, a loss or the policy is NaN or infinite, and says which and where.
+"""Stop of a run whose observations, rewards, loss or policy are NaN or infinite.
 
-A NaN in the physics or in an action is another thing: the env is reset, and `env/nan_guard.py` keeps the state before
-it. So is a gradient that is not finite: `learn/optimizer.py` skips it. A run ends where nothing else is left.
+NaN in physics or actions only resets the env (`env/nan_guard.py`), and non-finite gradients are skipped
+(`learn/optimizer.py`).
 """
 
 from __future__ import annotations
@@ -20,25 +20,18 @@ from gpusim_rl.run.log_interval import LogRow
 FLAGS = {"check/obs": "an observation", "check/style": "an observation", "check/reward": "a reward"}
 FLAGS |= {"loss/value": "the loss"}
 
-PATIENCE = 3
-"""Iterations in a row whose update may leave the policy as it was. One rollout with an absurd number costs one."""
+PATIENCE = 3  # consecutive iterations without an update; one rollout with an absurd number costs one
 
 
 class FiniteCheck:
-    """Looks at rows of metrics, and at the policy before it is saved."""
+    """Checks of metrics rows, and of the policy before it is saved."""
 
     def __init__(self, task_name: str) -> None:
         self._task_name = task_name
         self._without_learning = 0  # iterations in a row
 
     def check_row(self, row: LogRow, iteration: int, algorithm: Algorithm) -> None:
-        """Stop the run if a number of a row was not finite.
-
-        Records of the algorithm tell where, if they are still of that interval.
-
-        Raises:
-            TaskError: The message has what, where (if this is still known) and when.
-        """
+        """Raise TaskError for a non-finite number in a row, with its place if the algorithm still holds it."""
         numbers = {**row.flags, **row.numbers}
         checked = {name: value for name, value in numbers.items() if name.startswith(("check/", "loss/"))}
         bad = [name for name, value in checked.items() if value is not None and not math.isfinite(value)]
@@ -50,11 +43,7 @@ class FiniteCheck:
             raise self._error(f"{place or FLAGS.get(first, first)}{among}", row.iterations)
 
     def check_samples(self, row: LogRow, num_envs: int, replay: Callable[[], str] | None) -> None:
-        """Stop the run where every env diverged in every step of a log interval.
-
-        Raises:
-            TaskError: The message has the command that `replay` returns; None for envs of another library.
-        """
+        """Raise TaskError if every env diverged in every step of the interval; `replay` makes the hint's command."""
         if row.flags.get("check/valid", 1.0):
             return
         bad = row.numbers["sim/bad_actions"] == row.numbers["sim/diverged"]
@@ -72,11 +61,11 @@ class FiniteCheck:
 
     @property
     def learning(self) -> bool:
-        """The newest row tells of an update that changed the policy."""
+        """Whether the newest update changed the policy."""
         return self._without_learning == 0
 
     def learns(self, row: LogRow) -> bool:
-        """Returns whether an update of the last iterations changed the policy; False once every `PATIENCE` of them."""
+        """Return False each time the policy has not changed for `PATIENCE` iterations."""
         idle = row.flags.get("check/learned") == 0.0
         self._without_learning = self._without_learning + len(row.iterations) if idle else 0
         if self._without_learning < PATIENCE:
@@ -85,7 +74,7 @@ class FiniteCheck:
         return False
 
     def no_gradient(self, row: LogRow, algorithm: Algorithm, replay: str) -> TaskError:
-        """Returns the error that ends a run whose gradients are not finite; `replay` is the command that shows it."""
+        """Build the error of a run without finite gradients."""
         recorded = [item for item in _recorded(algorithm) if item.name in FLAGS.values()]
         largest = [f"{item.name} is up to {item.value.abs().max():.3g}" for item in recorded]
         sizes = f" ({', '.join(largest)})" if largest else ""
@@ -96,7 +85,7 @@ class FiniteCheck:
         )
 
     def check_policy(self, weights: Mapping[str, Tensor], iteration: int) -> None:
-        """Raise TaskError before a checkpoint of a policy that is not finite: rows may be late or rare."""
+        """Raise TaskError if the policy is not finite, before it is saved: rows may be late."""
         for name, value in weights.items():
             if not torch.isfinite(value).all():
                 raise self._error(f"the policy ({name})", range(iteration, iteration + 1))
@@ -114,14 +103,14 @@ def _when(iterations: range) -> str:
 
 
 def _recorded(algorithm: Algorithm) -> list[RecordedTensor]:
-    """Records of this iteration in the memories of an algorithm and of its extensions."""
+    """Return this iteration's records in the memories of an algorithm and its extensions."""
     owners = algorithm, *getattr(algorithm, "extensions", {}).values()
     memories = {id(x): x for it in owners for x in (it, *attributes(it).values()) if isinstance(x, Recorder)}
     return [item for memory in memories.values() for item in memory.recorded(algorithm.horizon)]
 
 
 def _first_not_finite(recorded: Sequence[RecordedTensor]) -> str | None:
-    """The first tensor with a value that is not finite, and where in it."""
+    """Describe the first non-finite value."""
     for item in recorded:
         bad = ~torch.isfinite(item.value)
         if bad.any():

@@ -1,8 +1,7 @@
-"""Tensors and random generators that an object holds, in its attributes and containers and in the objects in them.
+"""Search for tensors and random generators in an object, its containers and nested objects, reading no value.
 
-`debug.check_device=true` names the first tensor that is on another device than it should be. Torch computes with a
-number of the host and tensors of a GPU, and copies the number every time. With larger tensors it raises an error that
-names neither of the two. The check looks at where tensors are, and reads no value.
+`debug.check_device=true` names the first tensor on the wrong device: torch silently copies host scalars to the GPU at
+every use, and its error for larger tensors names neither of them.
 """
 
 from __future__ import annotations
@@ -29,29 +28,28 @@ T = TypeVar("T")
 
 LIBRARIES = ("torch", "numpy", "mujoco", "mujoco_warp", "warp", "newton", "gymnasium", "envpool")
 ELSEWHERE = tuple(f"{name}." for name in (*sys.stdlib_module_names, *LIBRARIES, "gpusim_rl.sim", "gpusim_rl.run"))
-"""Packages whose objects may hold tensors of the host. Simulators hand out tensors of their device only."""
+"""Packages whose objects may legitimately hold host tensors."""
 OF_MODULES = ("_parameters", "_buffers", "_modules")
-LARGEST_ARRAY = 64 << 20
-"""Size of an array above which `unsaved` looks at its shape alone [bytes]."""
+LARGEST_ARRAY = 64 << 20  # bytes; of a larger array, `unsaved` compares only the shape
 PLAIN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, bytes, int, float, type(None))
 
 
 def generators_of(owner: object, device: torch.device) -> list[Generator]:
-    """Returns the random generators of a device that an object holds. A CUDA graph must know those of its kernels."""
+    """Return the random generators of a device that an object holds; a CUDA graph must register them."""
     return [generator for _, generator, _ in _held(owner, Generator, device) if generator.device.type == device.type]
 
 
 def attributes(node: object) -> dict[str, Any]:
-    """Returns the attributes of an object, in its `__dict__` and in slots."""
+    """Return the attributes of an object, in its `__dict__` and its slots."""
     slots = [name for cls in type(node).__mro__ for name in getattr(cls, "__slots__", ())]
     return {**{name: getattr(node, name) for name in slots if hasattr(node, name)}, **getattr(node, "__dict__", {})}
 
 
 def unsaved(owner: object) -> dict[str, Any]:
-    """Return what an object holds and no checkpoint keeps, by path: numbers, text, arrays, random streams.
+    """Return state of an object that no checkpoint keeps, by path.
 
-    Tensors are kept where `kept_tensors` finds them: in attributes, lists, tuples, dicts and `Stateful` objects. Of the
-    others the version is returned, which each write raises, so that nothing waits for the device.
+    Checkpoints keep the tensors that `kept_tensors` finds. Others are represented by their version counter, without
+    synchronisation.
     """
     found: dict[str, Any] = {}
     own = attributes(owner)
@@ -88,11 +86,7 @@ def unsaved(owner: object) -> dict[str, Any]:
 
 
 def check_devices(name: str, owner: object, device: torch.device) -> None:
-    """Stops at the first tensor of an object, or of the objects in it, that is on another device.
-
-    Raises:
-        ConfigError: The message has `name`, the class and attribute that hold the tensor, and both devices.
-    """
+    """Raise ConfigError for the first tensor in `owner` on another device."""
     for path, tensor, expected in _held(owner, Tensor, device):
         place = tensor.device
         if place.type != expected.type or (expected.index is not None and place.index not in (None, expected.index)):
@@ -101,7 +95,7 @@ def check_devices(name: str, owner: object, device: torch.device) -> None:
 
 @contextmanager
 def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) -> Iterator[None]:
-    """Call `check_devices` for owners before and after the block; also where torch raises its own error in it."""
+    """Call `check_devices` before and after the block, also if the block raises."""
     checked = owners if enabled else ()
     for owner in checked:
         check_devices(*owner)
@@ -115,10 +109,9 @@ def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) ->
 def _held(
     node: Any, kind: type[T], device: torch.device, path: str = "", seen: dict[int, object] | None = None
 ) -> Iterator[tuple[str, T, torch.device]]:
-    """Yields the objects of a kind that an object or nested container holds, each once.
+    """Yield each object of a kind with its path and expected device.
 
-    With each come the path to it, and the device that it should be on: that of the innermost object around it which has
-    an attribute `device`, a memory on the host, say.
+    That is the `device` of the innermost object around it, such as a replay memory on the host.
     """
     seen = {} if seen is None else seen
     if isinstance(node, PLAIN) or id(node) in seen:

@@ -1,4 +1,4 @@
-"""The policy of another run, loaded as data: docs/security.md."""
+"""Policy of another run, loaded as data (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,10 @@ NEEDED = ("config", "obs_sizes", "num_actions", "policy")
 
 
 def load_policy(spec: RunSpec, action_space: ActionSpace, device: torch.device, name: str) -> TrainedPolicy:
-    """Loads the policy of a run for the envs of another one, with the settings that its checkpoint has.
-
-    Args:
-        spec: Run that wants it, which says how far files are trusted.
-        action_space: Action space of the envs.
-        device: Device of the policy.
-        name: Run folder, .pt file or task (its latest run).
+    """Load the policy of another run (folder, .pt file, or task), with the settings in its checkpoint.
 
     Raises:
-        ConfigError: There is no such run, it is damaged, not to be trusted, or of other actions.
+        ConfigError: The run is missing, damaged, not trusted, or has other actions.
     """
     file = find_checkpoint(name, spec.cfg.log.dir).file
     state, digest = load_with_digest(file)

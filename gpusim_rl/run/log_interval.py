@@ -1,4 +1,4 @@
-"""Log intervals: each becomes one row of numbers, from counts on the device and times on the host."""
+"""Log intervals: rows of numbers from device sums and host times."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from gpusim_rl.run.timing import Durations
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """The row of a log interval, with the flags (`check/...`) that are not logged.
-
-    Of several processes, `processes` are those whose flags were not finite, where that is known.
-    """
+    """Row of a log interval with its unlogged flags (`check/...`), and the ranks with non-finite flags, if known."""
 
     iterations: range
     numbers: Row
@@ -30,11 +27,11 @@ class LogRow:
 
 
 class LogIntervals:
-    """Log intervals of a training, from the metrics and the timer of its collector.
+    """Log intervals of a training, from its collector's metrics and timer.
 
     Attributes:
-        best_return: Best trimmed mean return over a full window so far; None before there was one.
-        mean_return: Trimmed mean return over a full window in the newest row; None where the window is not full.
+        best_return: Best trimmed mean return over a full window so far, or None.
+        mean_return: The same for the newest row, or None.
     """
 
     def __init__(self, collector: Collector, collective: Collective = ALONE) -> None:
@@ -48,23 +45,23 @@ class LogIntervals:
         self.mean_return: float | None = None
 
     def start(self) -> None:
-        """Starts monitoring the machine."""
+        """Start to monitor the machine."""
         self._monitor = SystemMonitor(self._collector.device)
 
     def resume(self, iteration: int, env_steps: int, best_return: float | None) -> None:
-        """Begins where an earlier start of the run ended."""
+        """Continue where an earlier start of the run ended."""
         self._start = (iteration, env_steps)
         self.best_return = best_return
 
     def add(self, numbers: Row) -> None:
-        """Adds numbers that are known on the host to the row of this interval; of two with one name the later stays."""
+        """Add host-side numbers to the row of this interval."""
         self._added |= numbers
 
     def end(self, iteration: int, env_steps: int, elapsed_s: float, extra: Mapping[str, Tensor]) -> list[LogRow]:
-        """Ends an interval; `extra` has more device tensors of shape [] for its row.
+        """End an interval; `extra` has more device scalars for its row.
 
         Returns:
-            The rows that have arrived: this one on the CPU, the one before on CUDA.
+            Rows that have arrived: on the CPU this one, on CUDA the one before.
         """
         numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s, **self._added}
         numbers |= self._collector.numbers()
@@ -80,14 +77,14 @@ class LogIntervals:
         return [self._row(*row) for row in self._metrics.flush(ended, extra)]
 
     def drain(self) -> list[LogRow]:
-        """Waits for and returns the row that is still on its way, if any."""
+        """Wait for the pending row, if any, and return it."""
         self._wait()
         return [self._row(*row) for row in self._metrics.drain()]
 
     def pending(self, iteration: int) -> LogRow:
-        """Returns the flags of the unfinished interval, up to an iteration; it reads the device.
+        """Return the flags of the unfinished interval; waits for the device.
 
-        All processes that learn together must call it at once: else one of them would end, and the others wait for it.
+        All processes must call it together, or one would stop while the others wait for it.
         """
         own, collective = self._metrics.flags(), self._collective
         bad = [value is None or not math.isfinite(value) for value in own.values()]
@@ -98,17 +95,17 @@ class LogIntervals:
         return LogRow(range(self._start[0] + 1, iteration + 1), {}, flags, processes if collective.size > 1 else ())
 
     def close(self) -> None:
-        """Stops monitoring the machine."""
+        """Stop monitoring the machine."""
         if self._monitor is not None:
             self._monitor.close()
 
     def _wait(self) -> None:
-        """On CUDA the host is an iteration ahead and waits for the device here. This time does not count as logging."""
+        """Wait for the device outside of the `log` phase: on CUDA the host runs one iteration ahead."""
         with self._timer.waiting():
             self._metrics.wait()
 
     def _row(self, ended: tuple[Row, range, int, Durations], values: Row) -> LogRow:
-        """Complete a row: what the host knew when the interval ended, and numbers that have arrived since."""
+        """Combine the host's numbers at the end of the interval with those that have arrived from the device."""
         numbers, iterations, env_steps, durations = ended
         wall_s, phases = durations.wall_s, durations.phases()
         row: Row = numbers | {

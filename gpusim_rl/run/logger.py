@@ -1,4 +1,4 @@
-"""Outputs of a run: console, metrics files, checkpoints. `Logger` gets every row."""
+"""Outputs of a run: console, metrics files, checkpoints."""
 
 from __future__ import annotations
 
@@ -30,26 +30,21 @@ from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Wri
 from gpusim_rl.settings.trust import strange_values, words_of_call
 from gpusim_rl.sim.buffers import enough
 
-OF_LOGGER = ("wandb_id", "best_evaluation")
-"""Entries of a checkpoint that are the logger's: `Logger.state_dict`."""
+OF_LOGGER = ("wandb_id", "best_evaluation")  # entries of a checkpoint in `Logger.state_dict`
 
-DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"
-"""Dumps in the run folder: before the first divergence; where no gradient was finite any more."""
+DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"  # dumps before the first divergence, after the last finite gradient
 
 SKIPS = (
     "the gradient of {number:.0f} minibatches was NaN or infinite; such minibatches change nothing, and are counted in"
     " policy/skipped_minibatches"
 )
-"""Warning at the first skipped minibatch."""
 
 FULL = (
     "{envs:.0f} envs dropped contacts or limits because a buffer was full: their physics is wrong ({uses} in use)."
     " Set {settings}"
 )
-"""Warning at the first row with such envs."""
 
 NEARLY_FULL = "{uses} in use; what is above 100 % is dropped, and the physics is wrong then. Try {settings}"
-"""Warning at the first row above `NEARLY`."""
 NEARLY = 0.8
 
 WARP_LIMIT = (
@@ -57,28 +52,24 @@ WARP_LIMIT = (
     " candidates on a height field, and convex shapes may be too fine. Try spheres and capsules in place of boxes and"
     " meshes, or another size of the cells (resolution of the terrain; docs/gpu.md has measurements)"
 )
-"""Warning at the first row with dropped contacts although no buffer was full."""
 
 PAYS_TO_FAIL = (
     "the mean return is {loss:.3g}, and episodes end after {steps:.0f} of {limit} steps: each further step costs, so a"
     " policy gains by failing early. If the early ends are failures, pay for every step that is survived, or lower the"
     " costs: the reward/ columns of metrics.csv show them"
 )
-"""Warning where the first 100 whole episodes say so."""
 
 CAUSES = {
     "physics": "its physics",
     "action": "its action, which is NaN or infinite",
     "apply_action": "{task}.apply_action(), which gave it a control or a force that is NaN or infinite",
 }
-"""Reason why the first env diverged, by `cause` of the NaN guard."""
 
 
 class Logger:
-    """Records every row, and ends with commands for the run.
+    """Recorder of rows and warnings, silent except on rank 0.
 
-    Of several processes that learn together the first one writes; the loggers of the others are silent. `earlier` is
-    the `state_dict` in the checkpoint that the run continues from in its folder; empty for another folder.
+    `earlier` is the logger's part of the checkpoint that the run continues from in its own folder, else empty.
     """
 
     def __init__(self, run: RunView, run_dir: RunDir, earlier: Mapping[str, Any]) -> None:
@@ -113,7 +104,7 @@ class Logger:
         return self
 
     def start(self, run: RunView, *, continues: bool) -> None:
-        """Describes the run; `continues` tells that an earlier start of it has made the folder."""
+        """Show the banner and open the writers; `continues` means that the folder is from an earlier start."""
         folder, name = ("", *self.run_dir.path.parts)[-2:]
         title = f"{run.start.task_name} · {name if folder in ('', run.start.task_name) else f'{folder}/{name}'}"
         self.console.start(banner(run, self.run_dir, continues=continues), title)
@@ -133,7 +124,7 @@ class Logger:
         self.console.close()
 
     def note(self, run: RunView) -> None:
-        """Writes to env.json the choices of the run, if they are not there already."""
+        """Write the run's choices to env.json if they have changed."""
         if self._silent or self._noted == run.graph:
             return
         self._noted = run.graph
@@ -143,7 +134,7 @@ class Logger:
             self.console.warn(f"env.json cannot be written ({error}); training continues")
 
     def record(self, rows: Sequence[LogRow]) -> None:
-        """Publishes rows."""
+        """Publish rows."""
         for row in rows:
             self._row = numbers = row.numbers
             self._writers.write(row.iterations[-1], numbers)
@@ -159,7 +150,6 @@ class Logger:
             self.console.warn(text.format(**values))
 
     def _look_at_buffers(self, numbers: Row) -> None:
-        """Warns once each where a buffer of the simulator is nearly full, or contacts were dropped."""
         used = {name: numbers.get(f"sim/{name}_used") or 0.0 for name in self._room}
         most, envs = max(used.values(), default=0.0), numbers.get("sim/overflow") or 0.0
         text = FULL if most > 1.0 else WARP_LIMIT if envs and used else NEARLY_FULL if most > NEARLY else None
@@ -171,7 +161,6 @@ class Logger:
         self._warn_once(text, envs=envs, uses=uses, settings=settings)
 
     def _look_at_rewards(self, numbers: Row) -> None:
-        """Warns where the first 100 whole episodes lost reward and ended before their time limit, if that is known."""
         limit, count = getattr(self._cfg.task, "episode_length", None), numbers.get("episode/count") or 0.0
         if limit is None or count < 100 or self._rewards_seen:
             return
@@ -181,7 +170,7 @@ class Logger:
             self._warn_once(PAYS_TO_FAIL, loss=loss, steps=steps, limit=limit)
 
     def write_diverged(self, state: Mapping[str, Any]) -> None:
-        """Writes the state before the first divergence for a replay, if no earlier start did."""
+        """Write the state before the first divergence, unless an earlier start has done so."""
         if self._silent or (self.run_dir.path / DIVERGED).exists():
             return
         replay = self.dump(DIVERGED, state)
@@ -192,7 +181,7 @@ class Logger:
         )
 
     def dump(self, name: str, state: Mapping[str, Any]) -> str:
-        """Writes a file that shows a failure; returns the command that replays it."""
+        """Write a file that reproduces a failure; return the command that replays it."""
         try:
             if not self._silent:
                 save(self.run_dir.path / name, state)
@@ -201,21 +190,15 @@ class Logger:
         return self.replay(name)
 
     def replay(self, name: str) -> str:
-        """Returns the command that replays a dump."""
+        """Return the command that replays a dump."""
         return f"{command('play')} --replay {shlex.quote(f'{self.run_dir}/{name}')}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for the logger of the run's next start."""
+        """Return the logger's entries of a checkpoint."""
         return {"wandb_id": self._wandb_id, "best_evaluation": self.checkpoints.best_evaluation}
 
     def finish(self, run: RunView, *, left: bool = False) -> Row:
-        """Check that the end is saved, show commands for the run, and return the last row of metrics.
-
-        With `left` the next iteration was left before its end, and the newest checkpoint stays, whichever it is.
-
-        Raises:
-            ConfigError: The end of the training could not be saved.
-        """
+        """Show commands for the run and return the last row; `left` means that the next iteration was aborted."""
         last = self.checkpoints.saved
         newest = "there is no checkpoint" if last is None else f"the newest checkpoint is of iteration {last}"
         if left:
@@ -237,13 +220,12 @@ class Logger:
         return self._row
 
     def _flags(self) -> list[str]:
-        """Words with which a tool takes over classes of the user's."""
+        """Return the flags with which a tool accepts the user's classes."""
         if not self._strange:
             return []
         return ["--trust"] if self._config_dir is None else ["-cd", str(paths.from_here(self._config_dir))]
 
     def _next(self, run: RunView) -> list[str]:
-        """Commands for the run as it is now."""
         folder = shlex.quote(str(self.run_dir))
         further = [f"max_iterations={2 * run.iteration}"] if run.complete else []  # it would end at once
         plot = f"{command('plot')} {folder}"
@@ -268,13 +250,7 @@ class Logger:
 
 @contextmanager
 def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
-    """Open the run folder and its logger; of several processes that learn together the first one does so.
-
-    `earlier` is the `Logger.state_dict` in the checkpoint that the run continues from; empty for a new run.
-
-    Raises:
-        ConfigError: The folder cannot be written, or another process trains there.
-    """
+    """Open the run folder and its logger, on every rank."""
     start = run.start
     if start.collective.rank:
         with Logger(run, RunDir(Path(start.collective.run_dir(None))), {}) as log:
@@ -289,7 +265,7 @@ def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
 
 
 def command(tool: str) -> str:
-    """Returns the command with which a user starts a tool or the training from the current folder."""
+    """Return the command that starts a tool or the training from the current folder."""
     if paths.checkout() is None or Path(sys.argv[0]).stem == "gpusim-rl":
         return f"gpusim-rl {tool}"
     file = paths.train_file() if tool == "train" else paths.tools_dir() / f"{tool}.py"

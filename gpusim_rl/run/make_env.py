@@ -1,4 +1,4 @@
-"""Environments of a run, and the description of them that its algorithm gets."""
+"""Environments of a run, and their description for the algorithm."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.sim import make_sim
 
-RESUMES_APART = 7_919
-"""Distance of the seeds of two starts of a run, for each iteration between them."""
+RESUMES_APART = 7_919  # seed offset per iteration of a resumed run
 
 
 def resumed_seed(seed: int, iteration: int) -> int:
-    """Return the seed of envs that begin new episodes at an iteration: a resumed run must not draw the same again."""
+    """Return the seed of envs that begin new episodes at an iteration: a resumed run draws new numbers."""
     return (seed + iteration * RESUMES_APART) % 2**31
 
 
 def evaluation_seed(seed: int) -> int:
-    """Return the seed of envs of another library in which a policy is judged: their starts are not the training's."""
+    """Return a seed for evaluation in another library's envs, different from the training's."""
     return (seed + 2**30) % 2**31
 
 
 def make_env(start: RunStart) -> Environment:
-    """Makes the environments of a run, which have the images that its policy may get features of."""
+    """Make the environments of a run, with raw images."""
     cfg, task_class, task_cfg = start.cfg, start.spec.task_class, start.cfg.task
     if start.spec.envs is not None:
         return start.spec.envs
@@ -48,10 +47,7 @@ def make_env(start: RunStart) -> Environment:
 
 
 def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environment:
-    """Returns envs as the policy of a run observes them: with `pretrained.freeze` it gets features in place of images.
-
-    The encoder is on `device`. A ConfigError says that these envs cannot be encoded.
-    """
+    """Wrap envs so that the policy sees features of a frozen encoder in place of images (`pretrained.freeze`)."""
     cfg, name = spec.cfg.pretrained, encoder_of(spec)
     if not cfg.freeze or name is None:
         return env
@@ -59,18 +55,14 @@ def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environme
 
 
 def make_started_env(start: RunStart) -> tuple[Environment, dict[str, Tensor]]:
-    """Makes the environments as the policy observes them, and resets them.
-
-    Returns:
-        Environments, and their first observations on the learner's device.
-    """
+    """Make and reset the environments as the policy observes them; observations are on the learner's device."""
     env = observed(make_env(start), start.spec, start.device)
     with devices_checked(("the environment", env, env.device), enabled=start.cfg.debug.check_device):
         return env, {group: value.to(start.device, copy=True) for group, value in env.reset().items()}
 
 
 def env_spec(start: RunStart, env: Environment) -> EnvSpec:
-    """Describes environments to an algorithm."""
+    """Describe environments to an algorithm."""
     inside = env.unwrapped
     return EnvSpec(
         env.num_envs,

@@ -17,12 +17,7 @@ from gpusim_rl.settings.schema import declarations
 
 
 def make_collector(start: RunStart, actor: ActorPlace | None = None) -> Collector:
-    """Makes the environments of a run and its algorithm; `actor` is the place of one of its actors.
-
-    Raises:
-        ConfigError: Something in the configuration does not fit.
-        TaskError: A hook of the task is wrong.
-    """
+    """Make the environments and the algorithm of a run, or of one of its actors."""
     with one_line_if_out_of_memory(start.cfg.num_envs):
         env, obs = make_started_env(start)
         algorithm = make_algorithm(start, env_spec(start, env), actor)
@@ -33,7 +28,7 @@ def make_collector(start: RunStart, actor: ActorPlace | None = None) -> Collecto
 
 
 def use_cpus(start: RunStart, num_envs: int) -> None:
-    """Gives torch as many threads as an update of a learner of these envs keeps busy."""
+    """Set torch's threads to what an update over these envs keeps busy."""
     settings = start.cfg.algorithm
     use_available_cpus(declarations(type(settings)).batch_rows(settings, num_envs))
 
@@ -41,7 +36,7 @@ def use_cpus(start: RunStart, num_envs: int) -> None:
 def make_algorithm(
     start: RunStart, env: EnvSpec, actor: ActorPlace | None = None, seed: int | None = None
 ) -> Algorithm:
-    """Makes the algorithm of a run; `seed` is that of all its noise, the process's where it is None."""
+    """Make the algorithm of a run; `seed` replaces the process's seed."""
     cfg, load = start.cfg, partial(load_policy, start.spec, env.action_space, start.device)
     context = LearnerContext(cfg.algo, start.collective, start.compile.mode != "off", load, actor)
     algorithm = start.spec.algorithm_class(

@@ -1,4 +1,4 @@
-"""Descriptions of a run: the banner before its first number, and its choices for env.json."""
+"""Descriptions of a run: banner and env.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT
 
 
 def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str, str]]:
-    """Returns labels and texts, at most 12; `continues` tells that an earlier start of the run has made the folder."""
+    """Return at most 12 labels and texts; `continues` means that the run folder is from an earlier start."""
     start, cfg, env = run.start, run.cfg, run.env
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items() if size)
     sizes += "".join(f", {name} {'x'.join(map(str, shape))}" for name, shape in env.images.items())
@@ -57,7 +57,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
 
 
 def _untuned(run: RunView) -> str:
-    """Name the algorithms that the task has tuned values for, where this one is not among them; else empty."""
+    """Name the algorithms with tuned values for this task, if this algorithm is not among them."""
     spec, task = run.start.spec, chosen_task(run.start.spec.overrides)
     if run.start.resumed or task is None:
         return ""
@@ -69,7 +69,7 @@ def _untuned(run: RunView) -> str:
 
 
 def _setting(run: RunView) -> str:
-    """Name the recipe, of a task that has several, and the owners of `num_envs` each, where they are several."""
+    """Return the recipe and number of actors or processes, as a prefix of the number of envs."""
     spec, actors, processes = run.start.spec, run.num_actors, run.start.collective.size
     several = len(recipes(chosen_task(spec.overrides) or "", spec.config_dir)) > 1
     recipe = f"recipe {run.cfg.recipe}, " if several and run.cfg.recipe else ""
@@ -79,11 +79,7 @@ def _setting(run: RunView) -> str:
 
 
 def describe_run(run: RunView) -> dict[str, Any]:
-    """Describe a run for env.json, which tools/doctor.py reads.
-
-    `threads` of the simulator are None where it has none of its own; `processes` learn together, `processes_here` on
-    this machine; `openmp` are variables that are set; this process may come to hold `memory_limit_gb` of RAM.
-    """
+    """Describe a run for env.json, which tools/doctor.py reads."""
     device, sim, graph = run.start.device, run.start.sim, run.graph
     on_cuda = device.type == "cuda"
     used = psutil.Process().memory_info().rss
@@ -108,7 +104,7 @@ def describe_run(run: RunView) -> dict[str, Any]:
 
 
 def _precision(run: RunView) -> dict[str, Any]:
-    """Describe the precision of the networks; empty where the algorithm has no setting `precision`."""
+    """Describe the networks' precision; empty if the algorithm has no such setting."""
     wanted, device = getattr(run.cfg.algorithm, "precision", None), run.start.device
     if wanted is None:
         return {}

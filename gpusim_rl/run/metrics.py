@@ -1,4 +1,4 @@
-"""Metrics: sums on the device, copied to the host once per log interval. Logged numbers leave the device only here."""
+"""Metrics: device sums, copied to the host once per log interval."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.writers import Row
 
-WINDOW = 100
-"""Episodes in the mean return: a mean over fewer is shown, but is no record and reaches no threshold."""
+WINDOW = 100  # episodes in the mean return; records and thresholds need a full window
 
-TRIMMED = 0.05
-"""Share of the episodes that the trimmed mean leaves out, at the top and at the bottom each. A few episodes with an
-absurd reward make no record, which no policy would ever beat."""
+TRIMMED = 0.05  # share left out at each end: a few absurd rewards must not set a record that no policy would beat
 
 
 class EpisodeWindow:
-    """Return and length of the last finished episodes, kept on the device.
-
-    Finished episodes are written into a ring of `size` episodes by a prefix sum over the mask, so nothing is read back.
-    Where more end in one rollout than the ring holds, the last ones stay.
-    """
+    """Ring buffer of the last finished episodes' returns and lengths; a prefix sum finds the slots on the device."""
 
     def __init__(self, num_envs: int, size: int, device: torch.device) -> None:
         self.size = size
@@ -45,10 +38,7 @@ class EpisodeWindow:
         done: Bool[Tensor, "time envs"],
         counts: Bool[Tensor, "time envs"],
     ) -> None:
-        """Add the steps of a rollout.
-
-        `counts` are whole episodes: neither a staggered start nor a diverged simulation cut them short.
-        """
+        """Add the steps of a rollout; `counts` excludes episodes cut by a staggered start or a diverged simulation."""
         # Return and length of the episode up to each step, [time, 2, envs]. A product forgets in one operation; an
         # infinite reward stays in the rollout.
         sums = torch.stack([reward, torch.ones_like(reward)], dim=1)
@@ -68,21 +58,20 @@ class EpisodeWindow:
         self.total += number
 
     def newest(self, number: int) -> Float[Tensor, "2 episodes"]:
-        """Returns return and length of the last episodes that ended, of no more than are kept."""
+        """Return returns and lengths of the last `number` episodes, at most `size`."""
         slots = torch.arange(-min(number, self.size), 0, device=self.ring.device) + self.total
         return self.ring.index_select(1, slots % self.size)
 
     def add(self, episodes: Float[Tensor, "2 episodes"]) -> None:
-        """Adds the `newest` episodes of another window."""
+        """Add the `newest` episodes of another window."""
         slots = torch.arange(episodes.shape[1], device=self.ring.device) + self.total
         self.ring.index_copy_(1, slots % self.size, episodes.to(self.ring.device))
         self.total += episodes.shape[1]
 
     def means(self, collective: Collective = ALONE) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns mean return, mean length, number of the episodes in the window, and trimmed mean return.
+        """Return mean return, mean length, number of episodes and trimmed mean return, over all processes.
 
-        The means are NaN when the window is empty, the trimmed one when it is not full. Windows of processes that learn
-        together count together; the trimmed mean is the mean of theirs.
+        The trimmed mean of a window that is not full is NaN.
         """
         count = self.total.clamp(max=self.size)
         known = torch.arange(self.size, device=self.ring.device) < count
@@ -95,12 +84,12 @@ class EpisodeWindow:
         return mean_return, mean_length, number, trimmed
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns ring and running episodes."""
+        """Return ring and running episodes."""
         names = ("episode_return", "episode_length", "ring", "total")
         return {name: getattr(self, name).clone() for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
+        """Restore `state_dict`."""
         for name, value in state.items():
             getattr(self, name).copy_(value)
 
@@ -116,18 +105,16 @@ class Taken:
 
 
 class Metrics:
-    """Accumulates on the device and returns one row per log interval.
+    """Device accumulators of one row per log interval.
 
-    On CUDA a row is copied to pinned memory without waiting and read one interval later, so the loop never stops for a
-    number. On the CPU there is nothing to wait for, and a row is read at once.
+    On CUDA a row is copied to pinned memory and read one interval later, so the loop never waits for it.
 
     Args:
         num_envs: Envs of this process.
         device: Device of the learner.
         window: Episodes in the mean return.
-        collective: Processes whose numbers become one row. Each has a window of its own.
-        late_names: Whether to compare names before numbers are added: envs of another library name a number as it
-            appears, and a process may know names that the others do not.
+        collective: Processes whose numbers become one row; each has its own window.
+        late_names: Whether another library's envs may add names late, and differently by process.
     """
 
     def __init__(
@@ -154,11 +141,11 @@ class Metrics:
         self._arrival: torch.cuda.Event | None = None
 
     def begin_rollout(self) -> None:
-        """Forgets the steps of a rollout that was broken off."""
+        """Discard the steps of an aborted rollout."""
         self._rollout.clear()
 
     def record_step(self, step: Step) -> None:
-        """Keeps one control step until `end_rollout`."""
+        """Keep one control step until `end_rollout`."""
         self._term_names = list(step.terms)
         late = [name for name in step.stats if name not in self._stat_names]
         self._stat_names += late
@@ -173,7 +160,7 @@ class Metrics:
         self._rollout.append((numbers, masks))
 
     def end_rollout(self) -> None:
-        """Adds the control steps since `begin_rollout`."""
+        """Add the control steps since `begin_rollout`."""
         numbers, masks = (torch.stack(steps, dim=1) for steps in zip(*self._rollout, strict=True))
         self._rollout.clear()
         num_terms = len(self._term_names)
@@ -197,11 +184,7 @@ class Metrics:
         self._steps += len(reward)
 
     def record_update(self, stats: Mapping[str, Tensor], algorithm: str = "Algorithm") -> None:
-        """Keeps the statistics of the latest update; flags (`check/...`) are added up, so that none is lost.
-
-        Raises:
-            ConfigError: They are no device tensors of shape [] by name; the message has the class of the algorithm.
-        """
+        """Keep the statistics of the latest update, device scalars by name; flags (`check/...`) are summed."""
         if not isinstance(stats, Mapping):
             raise ConfigError(f"{algorithm}.update() must return a dict of numbers by name, got {type(stats).__name__}")
         for name, value in stats.items():
@@ -214,7 +197,7 @@ class Metrics:
                 self._latest[name] = value
 
     def take(self) -> Taken:
-        """Returns the sums since the last call as plain numbers, for `add` in another process. It reads the device."""
+        """Return the sums since the last call for `add` in another process; waits for the device."""
         total = int(self.episodes.total)  # of whole episodes; `episode/ended` counts others too
         ended, self._taken = total - self._taken, total
         sums = {name: value.tolist() for name, value in self._sums.items()}
@@ -226,7 +209,7 @@ class Metrics:
         return taken
 
     def add(self, taken: Taken) -> None:
-        """Adds a rollout of as many envs in another process, in one copy to the device that the host does not await."""
+        """Add a rollout of as many envs in another process, in one asynchronous copy."""
         sums = {name: value if isinstance(value, list) else [value] for name, value in taken.sums.items()}
         returns, lengths = taken.episodes
         lists = [[*returns, *lengths], *sums.values(), [*taken.terms.values()]]
@@ -241,7 +224,7 @@ class Metrics:
         self._steps += taken.steps
 
     def _check(self, name: Any, value: Any, algorithm: str) -> None:
-        """Refuse what cannot be logged, without reading it: that would wait for the device."""
+        """Reject what cannot be logged, without waiting for the device."""
         if not isinstance(name, str) or not all(name.partition("/")):
             raise ConfigError(
                 f"{algorithm}.update() returned the name {name!r}; a name is <group>/<name>, e.g. 'search/{name}'"
@@ -259,14 +242,14 @@ class Metrics:
         self._sums[name] += value
 
     def flags(self) -> Row:
-        """Returns the flags (`check/...`) of the unfinished interval; it reads the device."""
+        """Return the flags (`check/...`) of the unfinished interval; waits for the device."""
         return {name: float(value) for name, value in self._sums.items() if name.startswith("check/")}
 
     def flush(self, host: Any, extra: Mapping[str, Tensor]) -> list[tuple[Any, Row]]:
-        """End an interval, with more device tensors of shape [] for its row.
+        """End an interval, with more device scalars for its row.
 
         Returns:
-            The rows that have arrived, each with its `host`: this one on the CPU, the one before on CUDA.
+            Rows that have arrived, with their `host` values: on the CPU this one, on CUDA the one before.
         """
         collective = self._collective
         if self._late_names:
@@ -299,13 +282,13 @@ class Metrics:
         return arrived
 
     def wait(self) -> None:
-        """Waits until the row that is still on its way, if any, has arrived: the device is done with its interval."""
+        """Wait until the device has finished the interval of the pending row."""
         if self._arrival is not None:
             self._arrival.synchronize()
             self._arrival = None
 
     def drain(self) -> list[tuple[Any, Row]]:
-        """Waits for and returns the row that is still on its way, if any."""
+        """Wait for the pending row, if any, and return it."""
         self.wait()
         if self._in_flight is None:
             return []
@@ -322,7 +305,7 @@ class Metrics:
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns episodes in the window and under way, and the sums of an unfinished interval."""
+        """Return episodes, and sums of an unfinished interval."""
         return {
             "episodes": self.episodes.state_dict(),
             "sums": {name: value.clone() for name, value in self._sums.items()},
@@ -332,7 +315,7 @@ class Metrics:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
+        """Restore `state_dict`."""
         self.episodes.load_state_dict(state["episodes"])
         self._sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         self._terms = None if state["terms"] is None else state["terms"].to(self.device)

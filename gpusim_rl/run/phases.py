@@ -1,17 +1,14 @@
-"""The phases of an iteration. Without torch: a program that only reads a run need not import it."""
+"""Phases of an iteration, without torch: tools that read runs import this."""
 
 PHASES: tuple[str, ...] = ("simulate", "policy", "rollout", "actors", "update", "log")
-"""`rollout` is simulation and policy together, where one graph holds both. `actors` waits for rollouts of actors."""
+# `rollout`: simulate and policy in one graph; `actors`: waiting for rollouts of actors
 
-ITERATION = "iteration"
-"""Around all phases of one iteration."""
-
-OUTSIDE = "outside phases"
-"""What is in an iteration, but in none of its phases."""
+ITERATION = "iteration"  # range around all phases
+OUTSIDE = "outside phases"  # part of an iteration in none of its phases
 
 _REPORTED_AS = {"simulate": "rollout", "policy": "rollout", ITERATION: OUTSIDE}
 
 
 def reported_phase(phase: str) -> str:
-    """The phase under which the timer's phase is reported: simulation and policy are the rollout."""
+    """Return the phase under which a timer's phase is reported."""
     return _REPORTED_AS.get(phase, phase)

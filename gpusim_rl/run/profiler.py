@@ -1,4 +1,4 @@
-"""`debug=profile`: a trace of a few steady iterations, by torch's profiler or by Nsight Systems."""
+"""Trace of a few steady iterations by torch's profiler (`debug=profile`)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.run_view import RunView
 from gpusim_rl.run.timing import PhaseTimer
 
-PREFIX = "phase/"
-"""Our ranges in a trace are `phase/<name>`."""
-
-WARM_UP = 4
-"""Iterations before those of a trace: by then everything is compiled, captured and allocated."""
+PREFIX = "phase/"  # of our ranges in a trace
+WARM_UP = 4  # iterations before a trace: compilation, captures and allocations
 
 
 def phase_range(phase: str) -> AbstractContextManager[Any]:
-    """A named range in the traces of torch's profiler; for `PhaseTimer.observe`."""
+    """Return a named range in the profiler's trace; for `PhaseTimer.observe`."""
     return torch.profiler.record_function(PREFIX + phase)
 
 
 def make_profiler(device: torch.device, **settings: Any) -> torch.profiler.profile:
-    """Makes a profiler of the host and, on CUDA, of everything on the device, whichever library launched it."""
+    """Make a profiler of the host and, on CUDA, of all work on the device, including Warp's."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes its stages to stderr
     activities = [torch.profiler.ProfilerActivity.CPU]
     cuda = device.type == "cuda"
@@ -41,11 +38,7 @@ def make_profiler(device: torch.device, **settings: Any) -> torch.profiler.profi
 
 @contextmanager
 def profiling(run: RunView, timer: PhaseTimer, log: Logger) -> Iterator[None]:
-    """Traces a few steady iterations of the training in the block into `<run>/profile/trace.json.gz` (`debug=profile`).
-
-    On CUDA the phases are NVTX ranges too. Under Nsight Systems there are only these, since only one of the two
-    profilers can listen to the device; the traced iterations are marked for its `--capture-range=cudaProfilerApi`.
-    """
+    """Write a trace of the block's steady iterations to `<run>/profile/trace.json.gz` if `debug.profile` is set."""
     if not run.cfg.debug.profile or run.complete:
         yield
         return
@@ -60,7 +53,7 @@ def profiling(run: RunView, timer: PhaseTimer, log: Logger) -> Iterator[None]:
 
 
 class _Recorder:
-    """Steps a profiler from iteration to iteration; each ends with the phase `log`."""
+    """Profiler steps, one per iteration."""
 
     def __init__(self, run: RunView, log: Logger) -> None:
         self._log, self._device, self._iteration = log, run.start.device, run.iteration
@@ -78,7 +71,7 @@ class _Recorder:
 
     @contextmanager
     def around(self, phase: str) -> Iterator[None]:
-        """Marks a phase, and counts iterations; for `PhaseTimer.observe`."""
+        """Mark a phase and count iterations; for `PhaseTimer.observe`."""
         with torch.cuda.nvtx.range(phase) if self._cuda else nullcontext(), phase_range(phase):
             yield
         if phase == "log":
@@ -88,7 +81,7 @@ class _Recorder:
             self.step()
 
     def step(self) -> None:
-        """Ends one step of the profiler and begins the next; Nsight Systems gets marks of first and last."""
+        """End one step of the profiler and begin the next."""
         if self.profiler is not None:
             self.profiler.step()
         elif self._iteration + 1 == self._first:
@@ -97,14 +90,13 @@ class _Recorder:
             self._stop_nsight()
 
     def end(self) -> None:
-        """Completes a trace in whose middle the training ends."""
+        """Complete a trace that the end of training cuts short."""
         if self._first <= self._iteration + 1 <= self._last:
             self._synchronize()
             if self.profiler is None:
                 self._stop_nsight()
 
     def _synchronize(self) -> None:
-        """Waits for the device: what was launched belongs to the trace."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
 

@@ -1,4 +1,4 @@
-"""Rows of a training: the reporter ends log intervals, checks the rows that arrive, and publishes them."""
+"""Publication of metrics rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.run.stop_signal import StopSignal
 
 
 class Reporter:
-    """Publishes the rows of a training, and stops one that has nothing left to learn from."""
+    """Publisher of the rows of a training; stops a training that has nothing left to learn from."""
 
     def __init__(self, intervals: LogIntervals, task_name: str, stop_signal: StopSignal) -> None:
         self.finite_check = FiniteCheck(task_name)
@@ -21,15 +21,13 @@ class Reporter:
         self._divergence_reported = False
 
     def publish(self, run: RunView, log: Logger, *, drain: bool = False) -> LogRow | None:
-        """Publish the rows that have arrived; end a log interval before, where one is due.
-
-        With `drain`, wait for rows that are still on their way instead, and end no interval.
+        """Publish rows that have arrived, after ending a due log interval; `drain` instead waits for pending rows.
 
         Returns:
-            Row after which the policy has not changed for some iterations; None without one.
+            Row after which the policy has not changed for some iterations, or None.
 
         Raises:
-            TaskError: A number is not finite, or nothing is left to learn from.
+            TaskError: A number is not finite, or every env failed.
         """
         rows = self._intervals.drain() if drain else self._rows_of_interval(run)
         for row in rows:

@@ -1,8 +1,4 @@
-"""The folder of a run: holds all it takes to play, resume or repeat it, and is never overwritten.
-
-`runs/<name>/<time>/` holds config.yaml, overrides.yaml, env.json, git.diff, metrics.csv, train.log
-and checkpoints/; `runs/<name>/latest` is a link to the newest of them.
-"""
+"""Run folder: all files to play, resume or repeat a run (docs/outputs.md). It is never overwritten."""
 
 from __future__ import annotations
 
@@ -30,11 +26,7 @@ OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries tha
 
 
 class RunDir:
-    """Folder of one run and the files in it.
-
-    `config_yaml` is the composed config, `overrides_yaml` the command line, `env_json` has command, versions, machine
-    and commit, `metrics_csv` one row per log interval, `train_log` what the terminal showed.
-    """
+    """Folder of one run and its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,17 +36,10 @@ class RunDir:
 
     @classmethod
     def create(cls, base: Path, name: str, task: str, *, config: Mapping[str, Any], overrides: Sequence[str]) -> RunDir:
-        """Make `<base>/<name>/<time>/` with the files that describe the run.
-
-        Args:
-            base: Folder of all runs (`log.dir`).
-            name: Folder of this run's group: `experiment`, by default the name of the task.
-            task: Name of the task's yaml, else of its class. `<base>/<task>/latest` is this run, whatever `name` is.
-            config: Composed config, plain values.
-            overrides: Command line.
+        """Make `<base>/<name>/<time>/` with the files that describe the run; `<base>/<task>/latest` links to it.
 
         Raises:
-            ConfigError: A name does not suit a folder, or the folder cannot be written.
+            ConfigError: A name cannot name a folder, or the folder is not writable.
         """
         for part in (name, task):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", part) or part in (".", ".."):
@@ -77,17 +62,13 @@ class RunDir:
     @classmethod
     @contextmanager
     def of(cls, spec: RunSpec, digest: str | None = None, *, trains: bool = True) -> Iterator[tuple[RunDir, bool]]:
-        """Lock the folder of a run: its own, if it continues from its last checkpoint, else a new one.
+        """Lock the folder of a run, an existing one if it continues from its last checkpoint; yield whether it existed.
 
-        `digest` is that of the checkpoint that was read. Where nothing `trains`, the folder keeps the settings it has:
-        those of the call, such as a smaller `max_iterations`, would end the next one at once.
-
-        Yields:
-            The folder, and whether an earlier start of the run has made it.
+        `digest` is that of the loaded checkpoint. Unless the call `trains`, the folder keeps its settings: a smaller
+        `max_iterations` would end the next start at once.
 
         Raises:
-            ConfigError: Another process trains in the folder, or has done so since the checkpoint was read. Or the
-                folder cannot be written.
+            ConfigError: The folder is not writable, or another process trains or has trained in it.
         """
         from gpusim_rl.files.checkpoint_file import digest_of  # torch
 
@@ -118,13 +99,7 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training in the folder.
-
-        The lock is the operating system's: that of a process that was killed is free. The file names its holder.
-
-        Raises:
-            ConfigError: Another process holds it, or the folder cannot be written.
-        """
+        """Hold the folder's lock, which the OS releases when its process dies."""
         try:
             file = self._lock()
         except OSError as error:
@@ -160,18 +135,18 @@ class RunDir:
         return file
 
     def unwritable(self, error: OSError) -> ConfigError:
-        """Return the error for a folder that cannot be written."""
+        """Build the error for a folder that is not writable."""
         advice = f"Try a copy of the folder.{self._branch(' log.dir=<folder>')}"
         return ConfigError(f"cannot write to {self}: {error.strerror}. {advice}")
 
     def _branch(self, more: str = "") -> str:
-        """Advice where this folder is not to be had; empty where there is no other checkpoint than last.pt."""
+        """Return advice to continue from another checkpoint in a new folder, if there is one."""
         others = sorted(path.name for path in self.checkpoints.glob("*.pt") if path.name != "last.pt")
         word = shlex.quote(f"checkpoint={self}/checkpoints/{others[-1]}") if others else ""
         return f" Try {word}{more}, which begins a new one" if others else ""
 
     def resume(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-        """Note settings, machine and code of a resumed run; `earlier` in env.json lists the starts before this one."""
+        """Record settings, machine and code of a resumed run; `earlier` in env.json lists the starts before."""
         for path in (self.config_yaml, self.overrides_yaml):
             if path.exists() and safe_open.read_intact(path) is None:
                 warn(f"{path} is written anew; as it was, it is {safe_open.keep_damaged(path)}")
@@ -188,7 +163,7 @@ class RunDir:
         self._describe(config, overrides, {**before, "earlier": earlier})
 
     def _describe(self, config: Mapping[str, Any], overrides: Sequence[str], before: Mapping[str, Any]) -> None:
-        """Writes settings, code and machine of a start; `before` is what env.json keeps of the start before it."""
+        """Write settings, code and machine of a start; `before` are entries of env.json to keep."""
         for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
             with safe_open.replacing(path) as file:
                 file.write(safe_open.dump_yaml(value))
@@ -204,7 +179,7 @@ class RunDir:
         self._write_environment({**before, **describe_environment(), "git": git})
 
     def note(self, metadata: Mapping[str, Any]) -> None:
-        """Adds run metadata to env.json; values of the same name, from an earlier start of the run, are replaced."""
+        """Add or replace entries of env.json."""
         self._write_environment({**self.environment, **metadata})
 
     def _write_environment(self, environment: Mapping[str, Any]) -> None:
@@ -212,7 +187,7 @@ class RunDir:
             file.write((json.dumps(environment, indent=2) + "\n").encode())
 
     def __str__(self) -> str:
-        """Returns the path as one would type it here."""
+        """Return the path relative to the current folder, if it is inside."""
         here, path = Path.cwd(), self.path.absolute()
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -228,31 +203,27 @@ class RunDir:
 
 
 def encoder_of(spec: RunSpec) -> str | None:
-    """Returns `pretrained.init_from`; a run that has copied the file of its frozen encoder reads its copy."""
+    """Return `pretrained.init_from`, or the run folder's copy of that file."""
     run = spec.checkpoint.run_dir if spec.checkpoint is not None else None
     copied = run is not None and spec.cfg.pretrained.freeze and (run / ENCODER).is_file()
     return str(run / ENCODER) if run is not None and copied else spec.cfg.pretrained.init_from
 
 
 def _name_of_task(spec: RunSpec) -> str:
-    """Returns the name of the task's yaml; of another library's the env's: `Pong-v5` of `ale_py:ALE/Pong-v5`."""
+    """Return the name of the task's yaml, or of another library's env: `Pong-v5` of `ale_py:ALE/Pong-v5`."""
     name = chosen_task(spec.overrides) or spec.task_class.__name__
     of_library = spec.cfg.env.id if name in ("Gymnasium", "IsaacLab", "MjLab") else None
     return re.split("[:/]", of_library)[-1] if of_library else name
 
 
 def chosen_task(overrides: Sequence[str]) -> str | None:
-    """Name of the yaml that a command line chose for the task; None where it named none that can name a folder."""
+    """Return the task that a command line chose, or None if it cannot name a folder."""
     names = [text.removeprefix("task=").rpartition("/")[2] for text in overrides if text.startswith("task=")]
     return names[-1] if names and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", names[-1]) else None
 
 
 def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
-    """Return the run folder and the checkpoint that a user means by the path of one of them, or the name of a task.
-
-    Raises:
-        ConfigError: There is no such checkpoint, or it is not in a run folder.
-    """
+    """Resolve a run folder, a checkpoint or a task to its run folder and checkpoint."""
     checkpoint = paths.find_checkpoint(name, base)
     if checkpoint.run_dir is None or not (checkpoint.run_dir / "config.yaml").is_file():
         expected = "expected <run>/checkpoints/<name>.pt and <run>/config.yaml"
@@ -262,7 +233,7 @@ def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
 
 
 def _new_folder(parent: Path) -> Path:
-    """Make a folder named after the time; further runs of the same second get -2, -3 and so on."""
+    """Make a folder named after the time; a second one in the same second gets -2."""
     parent.mkdir(parents=True, exist_ok=True)
     while True:
         path = paths.free_name(parent / time.strftime("%Y-%m-%d_%H-%M-%S"))
@@ -272,7 +243,7 @@ def _new_folder(parent: Path) -> Path:
 
 
 def _link_latest(folder: Path, run: Path) -> None:
-    """Points `<folder>/latest` at the run. A convenience: where links do not work, there is none."""
+    """Point `<folder>/latest` at the run, if the file system supports links."""
     temporary = folder / f".latest-{run.name}-{os.getpid()}"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Specification of a training: settings, and the classes that they name. Free of torch."""
+"""Specification of a run: settings and the classes that they name. Free of torch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """A run, composed, checked, and with its classes loaded.
+    """Composed and checked run with its classes.
 
     Attributes:
-        cfg: All settings.
-        task_class: Task, whose configuration is `cfg.task`; or environment of another library, with `cfg.env`.
-        algorithm_class: Algorithm, whose configuration is `cfg.algorithm`.
-        config: Composed configuration as plain values, for the run folder and the checkpoints.
-        overrides: Command line from which `train.py` composes the same configuration.
-        checkpoint: Checkpoint that `cfg.checkpoint` names; None for a new run.
-        config_dir: Folder of the user (`-cd`); None without one.
-        envs: Envs that a script of the user has made; None makes them from the settings.
+        cfg: Settings.
+        task_class: Task (configured by `cfg.task`) or environment of another library (`cfg.env`).
+        algorithm_class: Algorithm, configured by `cfg.algorithm`.
+        config: Composed configuration as plain values.
+        overrides: Equivalent command line.
+        checkpoint: Checkpoint to continue from or evaluate.
+        config_dir: Folder of the user (`-cd`).
+        envs: Ready-made envs of the user's script.
     """
 
     cfg: RunConfig

@@ -1,4 +1,4 @@
-"""A run at one moment, for what reports of it: console, run folder, profiler."""
+"""Read-only view of a run for console, run folder and profiler."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ from gpusim_rl.settings.schema import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run at one moment. Who gets it changes nothing of the run.
+    """Read-only view of a run at one moment.
 
     Attributes:
-        start: Task, settings, seed and devices.
-        env: Environments; to be read only.
-        algorithm: Algorithm; to be read only.
-        num_actors: Processes that step envs for this learner; 0 where it steps its own.
-        graph: Mode of the CUDA graphs, and its reason.
-        iteration: Iterations done.
+        num_actors: Processes that step envs for this learner; 0 if it steps its own.
         env_steps: Control steps done, summed over envs and processes.
-        elapsed_s: Time of training, that of earlier starts of the run included [s].
-        best_return: Best trimmed mean return over a full window so far; None before there was one.
+        elapsed_s: Training time including earlier starts [s].
+        best_return: Best trimmed mean return over a full window so far, or None.
     """
 
     start: RunStart
@@ -44,5 +39,5 @@ class RunView:
 
     @property
     def complete(self) -> bool:
-        """All iterations are done."""
+        """Whether all iterations are done."""
         return self.iteration >= self.cfg.max_iterations

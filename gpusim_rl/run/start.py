@@ -21,25 +21,18 @@ from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.sim import SimChoice
 
-SEEDS_APART = 1_000_003
-"""Distance of the seeds of two processes that learn together: their envs and their noise differ."""
+SEEDS_APART = 1_000_003  # seed offset per process
 
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """Decisions before anything is built.
+    """Resolved decisions of a run.
 
     Attributes:
-        spec: Task, algorithm and settings.
-        collective: Processes that learn together; each has `num_envs` envs.
-        seed: Seed of the run.
+        seed: Seed of the run; see `process_seed`.
         device: Device of the learner.
-        sim: Simulator and its device.
-        compile: Mode of torch.compile, and its reason.
-        resumed: Whether the run continues from a checkpoint.
-        iteration: Iterations done before this start of the run.
-        regrouped: Whether another number of processes learned together before: new episodes begin, with other noise.
-        digest: Digest of the checkpoint's file.
+        iteration: Iterations done before this start.
+        regrouped: Whether the number of processes has changed: new episodes begin, with other noise.
     """
 
     spec: RunSpec
@@ -65,19 +58,12 @@ class RunStart:
 
     @property
     def process_seed(self) -> int:
-        """Seed of this process among those that learn together."""
+        """Seed of this process."""
         return self.seed + SEEDS_APART * self.collective.rank
 
 
 def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict[str, Any] | None]:
-    """Reads the checkpoint, chooses seed and devices, and prepares torch for them.
-
-    Returns:
-        Start of the run, and the state of the checkpoint from which this process continues; None for a new run.
-
-    Raises:
-        ConfigError: Something in the configuration or the checkpoint does not fit.
-    """
+    """Read the checkpoint, choose seed and devices, and prepare torch; also return this process's checkpoint state."""
     cfg = spec.cfg
     outside = spec.task_class if issubclass(spec.task_class, Environment) else None
     if cfg.log.tensorboard:

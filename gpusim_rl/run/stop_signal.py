@@ -1,7 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a training with a checkpoint.
-
-It ends after the iteration under way. One that takes long is left before its end: the checkpoint before it stays.
-"""
+"""Stop by Ctrl-C, SIGTERM or SIGHUP: after the current iteration, or before its end if it is long."""
 
 from __future__ import annotations
 
@@ -17,20 +14,19 @@ from typing import Any
 from gpusim_rl.errors import say
 
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # not every system has it
-LONG_S = 10.0
-"""An iteration that takes longer is not finished: schedulers kill a process soon after their SIGTERM."""
+LONG_S = 10.0  # iterations that take longer are not finished: schedulers kill soon after SIGTERM
 
 
 class IterationLeftError(Exception):
-    """An iteration was left before its end; its state is half done."""
+    """Abort of an iteration; its state is inconsistent."""
 
 
 class StopSignal:
-    """Catches the first signal in its block and remembers it; a second one ends the process at once.
+    """Handler of the first signal in its block; a second one ends the process at once.
 
     Attributes:
-        number: Number of the signal; None while there was none.
-        notify: Function that shows the user a line; called by a signal handler.
+        number: Signal number, or None.
+        notify: Function that shows a line, called from the signal handler.
     """
 
     def __init__(self) -> None:
@@ -56,13 +52,13 @@ class StopSignal:
             signal.signal(number, handler)
 
     def begin_iteration(self) -> None:
-        """Measures an iteration from here."""
+        """Start to measure an iteration."""
         self._last_s = self._elapsed_s
         self._began = time.perf_counter()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave the block out of the iteration: writing a checkpoint or a row makes no iteration a long one."""
+        """Exclude the block from the iteration's time, as for writing a checkpoint."""
         self._aside_since = began = time.perf_counter()
         try:
             yield
@@ -78,11 +74,11 @@ class StopSignal:
 
     @property
     def long(self) -> bool:
-        """The iteration under way takes longer than `LONG_S`: it does so already, or the one before did."""
+        """Whether the current or previous iteration exceeds `LONG_S`."""
         return max(self._last_s, self._elapsed_s) > LONG_S
 
     def check(self) -> None:
-        """Raises IterationLeftError in a long iteration if there was a signal; between steps and minibatches."""
+        """Raise IterationLeftError in a long iteration after a signal."""
         if self.number is not None and self.long:
             raise IterationLeftError
 

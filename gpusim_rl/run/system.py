@@ -14,12 +14,10 @@ CHILDREN_EVERY = 10  # samples; to find the children, psutil reads about every p
 
 
 class SystemMonitor:
-    """Reader of the load of CPU and GPU every `interval_s` [s], in a thread of its own, which starts at once.
+    """Background thread that samples CPU and GPU load every `interval_s` [s].
 
-    CPU and memory are of this process and its children, 100 % being all CPUs that it may use. GPU numbers are of the
-    whole GPU, other processes included; the load is the machine's, over the last minute.
-
-    There are no GPU numbers on the device `cpu`.
+    CPU and memory include child processes; 100 % is all CPUs available to this process. GPU numbers include other
+    processes. The load average is the machine's over one minute.
     """
 
     def __init__(self, device: object, interval_s: float = 1.0) -> None:
@@ -32,11 +30,11 @@ class SystemMonitor:
         self._thread.start()
 
     def latest(self) -> dict[str, float | None]:
-        """Returns the last sample at once; its numbers are None where nothing is known (yet)."""
+        """Return the last sample; unknown numbers are None."""
         return dict(self._latest)
 
     def close(self) -> None:
-        """Stops the thread; a second call does nothing."""
+        """Stop the thread; idempotent."""
         self._stopping.set()
         self._thread.join(timeout=5)
 
@@ -49,8 +47,6 @@ class SystemMonitor:
 
 
 class _Cpu:
-    """CPU share and memory of this process and its children."""
-
     def __init__(self) -> None:
         self._available = available_cpus()
         self._self = psutil.Process()
@@ -59,7 +55,7 @@ class _Cpu:
         self._samples = 0
 
     def read(self) -> tuple[float, float]:
-        """Returns the share of the available CPUs since the last call [%], and resident memory now [GB]."""
+        """Return the CPU share since the last call [%] and resident memory [GB]."""
         if self._samples % CHILDREN_EVERY == 0:
             # psutil counts from the last call on the same object: keep the object of every process.
             alive = [self._self, *self._self.children(recursive=True)]
@@ -74,8 +70,6 @@ class _Cpu:
 
 
 class _Gpu:
-    """Load and memory of one CUDA device, as the driver reports them."""
-
     def __init__(self, device: str) -> None:
         import pynvml
         import torch
@@ -91,7 +85,7 @@ class _Gpu:
                 break
 
     def read(self) -> tuple[float | None, float | None]:
-        """Returns busy time [%] and memory in use [GB]; None for what the driver does not tell."""
+        """Return busy time [%] and memory in use [GB], None if unknown."""
         import pynvml
 
         percent = memory = None

@@ -1,4 +1,4 @@
-"""Time budget for work beside the training, such as writing checkpoints."""
+"""Time budget for work during training, such as writing checkpoints."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SAVE_ALL = "GPUSIM_RL_SAVE_ALL"
-"""Environment variable that lifts the limit for checkpoints: a search copies those of agreed iterations."""
-BURST_S = 2.0
-"""Work that needs no waiting: quick checkpoints of short runs are written when they are due [s]."""
+SAVE_ALL = "GPUSIM_RL_SAVE_ALL"  # environment variable that exempts numbered checkpoints; a search copies them
+BURST_S = 2.0  # work without waiting, for the checkpoints of short runs
 
 
 class TimeShare:
-    """Token bucket that limits work to a share of the wall-clock time, however slow the work is.
-
-    Over any period the work takes at most `share` of the time, plus `BURST_S`, plus the last piece of work.
-
-    Args:
-        share: Largest share of the time, in (0, 1).
+    """Token bucket that limits work to `share` of the wall-clock time, plus `BURST_S` and the last piece of work.
 
     Attributes:
-        cost_s: Duration of the newest piece of work [s].
+        cost_s: Duration of the last piece of work [s].
     """
 
     def __init__(self, share: float) -> None:
@@ -37,7 +30,7 @@ class TimeShare:
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Count the block as work; a block inside another one is part of that."""
+        """Count the block as work; nested blocks count once."""
         if self._working:
             yield
             return

@@ -15,14 +15,14 @@ from gpusim_rl.run.phases import PHASES
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Durations of one log interval; `wall_s` is its own on the wall clock [s]."""
+    """Durations of one log interval of `wall_s` seconds."""
 
     wall_s: float
     _host_s: dict[str, float]
     _events: list[tuple[str, Any, Any]]  # phase, begin, end
 
     def phases(self) -> dict[str, float]:
-        """Returns the seconds of each phase that there was; on CUDA the device must have done the interval's work."""
+        """Return seconds per phase; on CUDA the device must have finished the interval."""
         seconds = dict(self._host_s)
         for phase, begin, end in self._events:
             seconds[phase] = seconds.get(phase, 0.0) + begin.elapsed_time(end) / 1000.0
@@ -30,11 +30,9 @@ class Durations:
 
 
 class PhaseTimer:
-    """Sums the time spent in each phase of a log interval.
+    """Timer of the phases of a log interval; nested phases count as the outer one.
 
-    On CUDA a phase is measured between two events on the stream, read when they have long passed; on the CPU by the
-    clock. `log` is the host's on both: on CUDA it overlaps with the device's phases, so that together they may take
-    more than the wall-clock time. A phase inside another one is part of that.
+    CUDA phases are timed by events on the stream, read later. `log` is host time and overlaps with them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,11 +43,11 @@ class PhaseTimer:
         self.start()
 
     def observe(self, around: Callable[[str], AbstractContextManager[Any]]) -> None:
-        """Enters `around(phase)`, a counter or a range of a profiler, around every phase from now on."""
+        """Enter `around(phase)`, such as a profiler range, around every phase from now on."""
         self._around.append(around)
 
     def start(self) -> None:
-        """Begins an interval and discards what was measured before."""
+        """Begin an interval, discarding earlier measurements."""
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, Any, Any]] = []  # phase, begin, end: torch.cuda.Event
         self._began = time.perf_counter()
@@ -84,11 +82,11 @@ class PhaseTimer:
             self._inside = None
 
     def enter(self, phase: str) -> None:
-        """Begins a phase on the host's clock."""
+        """Begin a phase on the host clock."""
         self._inside, self._entered = phase, time.perf_counter()
 
     def leave(self, *, counts: bool) -> None:
-        """End the phase; its time counts unless it has failed."""
+        """End the phase; its time `counts` unless it has failed."""
         if counts:
             self._add_host_time(time.perf_counter())
         self._inside = None
@@ -100,7 +98,7 @@ class PhaseTimer:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Leaves out the block, which waits for the device, of the host's time."""
+        """Exclude the block, which waits for the device, from host time."""
         if self._inside is not None:
             self._add_host_time(time.perf_counter())
         yield
@@ -108,14 +106,14 @@ class PhaseTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out the block of the phase and of the interval."""
+        """Exclude the block from phase and interval."""
         with self.waiting():
             left = time.perf_counter()
             yield
         self._began += self._entered - left
 
     def flush(self) -> Durations:
-        """Ends an interval and begins the next one, usually in the middle of `log`: each gets its part."""
+        """End an interval and begin the next, usually within `log`, whose time is split."""
         now = time.perf_counter()  # of both, or the phase might be longer than its interval
         if self._inside is not None:
             self._add_host_time(now)
@@ -126,7 +124,7 @@ class PhaseTimer:
 
 
 class _OnHost(AbstractContextManager[None]):
-    """A block that the clock measures. A generator would take as long as an operation of torch, some times a step."""
+    """Block timed by the host clock; a generator would cost as much as a torch operation."""
 
     def __init__(self, timer: PhaseTimer, phase: str) -> None:
         self._timer, self._phase = timer, phase

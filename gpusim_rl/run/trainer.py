@@ -1,4 +1,4 @@
-"""A training: the loop, and the state that a run continues from."""
+"""Training loop, and the state that a run continues from."""
 
 from __future__ import annotations
 
@@ -29,28 +29,24 @@ from gpusim_rl.run.run_view import RunView
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 
-OF_PROCESS = ("algorithm", "env", "torch_rng", "metrics")
-"""Per-process entries of the training state."""
+OF_PROCESS = ("algorithm", "env", "torch_rng", "metrics")  # per-process entries of the training state
 
 
 class Trainer:
-    """Trains or evaluates one task with one algorithm.
-
-    Building it checks the checkpoint, and leaves nothing on disk; `train()` makes the run folder.
+    """Training of one task by one algorithm. Building it leaves nothing on disk.
 
     Args:
         start: Start of the run.
-        collector: Environments and algorithm of the run.
-        state: State that the run continues from: `state_dict` of an earlier start; None for a new run.
+        collector: Environments and algorithm.
+        state: `state_dict` of an earlier start; None for a new run.
 
     Raises:
         ConfigError: The checkpoint does not fit.
 
     Attributes:
-        iteration: Iterations done.
         env_steps: Control steps done, summed over envs and processes.
         run_dir: Folder of the run; None before `logging` opens it.
-        stop_signal: Ends the training early.
+        stop_signal: Handler that ends the training early.
     """
 
     def __init__(self, start: RunStart, collector: Collector, state: Mapping[str, Any] | None = None) -> None:
@@ -84,9 +80,8 @@ class Trainer:
     def train(self) -> Row:
         """Train until `max_iterations`; return the last row of metrics.
 
-        Ctrl-C, SIGTERM and SIGHUP end the training after the iteration under way, with a checkpoint, and exit with the
-        shell's code for the signal. An iteration that takes longer than 10 s is left before its end instead, and the
-        checkpoint before it stays. A second signal ends the training at once.
+        Ctrl-C, SIGTERM and SIGHUP stop after the current iteration with a checkpoint and exit with the shell's code. An
+        iteration over 10 s is aborted; the checkpoint before it remains. A second signal ends the process at once.
         """
         cfg, named = self.cfg, self.start.spec.checkpoint
         with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
@@ -118,7 +113,7 @@ class Trainer:
         return row
 
     def iterate(self, log: Logger) -> None:
-        """One iteration: collect, update, log."""
+        """Run one iteration: collect, update, log."""
         self.stop_signal.begin_iteration()
         self.collector.collect(self._pause)
         self.collector.update()
@@ -141,13 +136,12 @@ class Trainer:
                 self.save(log)
 
     def _pause(self, done: str) -> None:
-        """Show where an iteration is that takes long, or leave it after a signal; between two of its steps."""
         self.stop_signal.check()
         self._show_progress(f"iteration {self.iteration + 1}: {done}")
 
     @contextmanager
     def _between_optimizer_steps(self) -> Iterator[None]:
-        """In the block every optimiser step of an update is followed by a pause, whatever the algorithm."""
+        """Pause after every optimiser step in the block, whatever the algorithm."""
         hook = register_optimizer_step_post_hook(lambda *_: self._pause("update"))
         try:
             yield
@@ -158,7 +152,7 @@ class Trainer:
 
     @contextmanager
     def logging(self) -> Iterator[Logger]:
-        """Opens the run folder and its logger; the block may `iterate`. At its end the environments are closed."""
+        """Open the run folder and its logger for the block; close the environments after it."""
         try:
             with open_log(self.view(), self._earlier_log) as log, self.collector.graphs.stream():
                 self.run_dir = log.run_dir
@@ -174,14 +168,14 @@ class Trainer:
             self.close()
 
     def close(self) -> None:
-        """Frees the simulator, and ends the process of evaluations."""
+        """Free the simulator and end the evaluation process."""
         if self._evaluations is not None:
             self._evaluations.close()
         self.intervals.close()
         self.collector.close()
 
     def view(self) -> RunView:
-        """The run as it is now."""
+        """Return a view of the run as it is now."""
         return RunView(
             start=self.start,
             env=self.env,
@@ -200,9 +194,9 @@ class Trainer:
             self._put_learner_back(log, idle)
 
     def _put_learner_back(self, log: Logger, row: LogRow) -> None:
-        """Put the learner back to the last checkpoint, once; the envs and the count of iterations continue.
+        """Restore the learner from the last checkpoint, once; envs and iteration count continue.
 
-        Gradients that are not finite were skipped, so the weights are fine. Statistics of normalisers may not be.
+        Non-finite gradients were skipped, so weights are fine, but normaliser statistics may not be.
         """
         newest = log.checkpoints.newest
         if self._put_back or newest is None or self.complete:
@@ -220,10 +214,9 @@ class Trainer:
         )
 
     def save(self, log: Logger, *, final: bool = False) -> None:
-        """Write a checkpoint; before it the pending rows, because a resumed run does not produce them again.
+        """Publish pending rows, which a resumed run does not reproduce, and write a checkpoint.
 
-        But for the `final` one, the state of a learner that has stopped learning is not saved: the last checkpoint is
-        what it can be put back to.
+        Unless `final`, a learner that has stopped learning is not saved.
         """
         self._publish(log, drain=True)
         self._reporter.finite_check.check_row(self.intervals.pending(self.iteration), self.iteration, self.algorithm)
@@ -233,7 +226,7 @@ class Trainer:
                 log.checkpoints.save(self._state_to_save(log), self.intervals.mean_return)
 
     def _finish(self, log: Logger, *, left: bool) -> Row:
-        """Publishes and saves what is left; returns the last row of metrics."""
+        """Publish and save what is left; return the last row of metrics."""
         self._publish(log, drain=True)
         # A signal after the last look, or a disk that is full: of all processes, or of none.
         [unsaved] = self.start.collective.any(not left and log.checkpoints.saved != self.iteration)
@@ -243,24 +236,23 @@ class Trainer:
 
     @property
     def _learning(self) -> bool:
-        """The newest row tells of an update that changed the policy."""
         return self._reporter.finite_check.learning
 
     @property
     def stopping(self) -> bool:
-        """A signal has asked for the end, in this process or, at the last look, in another one."""
+        """Whether a signal has requested the end; with several processes, by their last agreement."""
         # One of several must not end earlier than the others, which would wait for it.
         return self._others_stop if self.start.collective.size > 1 else self.stop_signal.number is not None
 
     @property
     def complete(self) -> bool:
-        """All iterations are done."""
+        """Whether all iterations are done."""
         return self.iteration >= self.cfg.max_iterations
 
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the training depends on."""
+        """Return all state that the rest of the training depends on."""
         run = self.view()
         return {
             "task": self.start.task_name,
@@ -280,10 +272,7 @@ class Trainer:
         }
 
     def _state_to_save(self, log: Logger) -> dict[str, Any]:
-        """State of this process, of its logger, and what the other processes have for themselves.
-
-        All processes that learn together must call it at once.
-        """
+        """Return the checkpoint content, with per-process state of all ranks, which must call this together."""
         state, collective = self.state_dict() | log.state_dict(), self.start.collective
         if collective.size == 1:
             return state
@@ -303,6 +292,6 @@ class Trainer:
         self._earlier_log = {name: state.get(name) for name in OF_LOGGER}
 
     def _seed_noise(self) -> None:
-        """Gives the algorithm other noise than in the processes that have the same state."""
+        """Reseed the algorithm's noise, so that processes with the same state differ."""
         for number, generator in enumerate(generators_of(self.algorithm, self.start.device)):
             generator.manual_seed(self.start.process_seed + self.iteration + number)

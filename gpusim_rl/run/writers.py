@@ -1,7 +1,4 @@
-"""Where the numbers of a run go: metrics.csv always, Weights & Biases and TensorBoard if asked for.
-
-A writer that fails (full disk, dead network) is reported, and training continues.
-"""
+"""Writers of a run's numbers: metrics.csv, Weights & Biases, TensorBoard."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.settings.schema import RunConfig
 
 Row = dict[str, int | float | None]
-"""Metrics of one log interval by name; None is not known yet."""
+"""Metrics of one log interval by name; None is unknown."""
 
 INIT_TIMEOUT_S = 20.0  # for the W&B server to accept a run
 FINISH_TIMEOUT_S = 60.0  # for the last data to reach the W&B server
@@ -42,20 +39,20 @@ class Writer(Protocol):
     retries: bool = False  # keeps the rows of a failure and writes them with the next one; else it is given up
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Prepares for a run with this composed config, plain values."""
+        """Prepare for a run with this composed config."""
 
     def write(self, iteration: int, row: Row) -> None:
-        """Takes the row of an iteration; iterations only grow."""
+        """Write the row of an iteration; iterations only grow."""
 
     def show(self, iteration: int, video: Path) -> None:
-        """Takes a video (mp4) of the policy of an iteration; most have no use for it."""
+        """Show a video (mp4) of the policy."""
 
     def close(self, exit_code: int) -> None:
-        """Finishes; the code is that of the process."""
+        """Finish, with the exit code of the process."""
 
 
 class Writers:
-    """All writers of a run as one: the failure of one is a warning, reaches no other and does not end the run."""
+    """All writers of a run; one that fails (full disk, dead network) causes a warning, and training continues."""
 
     def __init__(self, writers: Iterable[Writer], warn: Callable[[str], None]) -> None:
         self._writers = list(writers)
@@ -71,7 +68,7 @@ class Writers:
         self._each(lambda writer: writer.write(iteration, row))
 
     def show(self, iteration: int, video: Path) -> None:
-        """Hands on a video of the policy. Its failure says nothing of the rows."""
+        """Pass on a video of the policy."""
         for writer in self._writers:
             try:
                 writer.show(iteration, video)
@@ -79,7 +76,7 @@ class Writers:
                 self._warn(f"no video in {writer.name}: {first_line(error)}")
 
     def close(self, exit_code: int) -> None:
-        """Finishes all writers."""
+        """Finish all writers."""
         self._each(lambda writer: writer.close(exit_code))
         for name in self._failing:
             self._warn(f"{name} is INCOMPLETE: its last rows could not be written")
@@ -108,12 +105,12 @@ class Writers:
 
 @dataclass(frozen=True, slots=True)
 class CsvContent:
-    """Readable part of a metrics.csv. Rows are kept as the bytes of the file: cells would take 30 times as much.
+    """Readable part of a metrics.csv. Rows are kept as bytes: cells would take 30 times the memory.
 
     Attributes:
-        columns: Names of the columns, `iteration` first; empty where there are none.
-        lines: Rows before the first damaged line, each with a newline and as many cells as there are columns.
-        damaged: Number of that line, 1 for the header; None where no line is damaged.
+        columns: Column names, `iteration` first; empty if unreadable.
+        lines: Valid rows, each ending in a newline.
+        damaged: Line number of the first damage (1: header), or None.
     """
 
     columns: list[str]
@@ -132,12 +129,10 @@ class CsvContent:
 
 
 def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
-    """Read a metrics.csv up to its first damaged line, or up to an iteration.
-
-    An incomplete row behind the last newline is left out. Errors are those of `open_file`.
+    """Read a metrics.csv up to damage or an iteration, without an incomplete last row.
 
     Raises:
-        ConfigError: It is larger than `METRICS_BYTES`, or no regular file.
+        ConfigError: The file is larger than `METRICS_BYTES` or not a regular file.
     """
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > METRICS_BYTES:
@@ -164,7 +159,7 @@ def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
 
 
 def _columns(header: bytes) -> list[str]:
-    """Return the names in the first line of a metrics.csv; none where it is damaged."""
+    """Return the column names, or nothing if the header is damaged."""
     try:
         names = next(csv.reader([header.decode(errors="replace").rstrip("\r\n")]), [])
     except csv.Error:
@@ -174,7 +169,7 @@ def _columns(header: bytes) -> list[str]:
 
 
 def _is_number(cell: str) -> bool:
-    """Return whether a cell is a number, or empty."""
+    """Return whether a cell is a number or empty."""
     try:
         float(cell or 0)
     except ValueError:
@@ -183,16 +178,10 @@ def _is_number(cell: str) -> bool:
 
 
 class CsvWriter(Writer):
-    """metrics.csv: one line per row, on disk when `write` returns; two equal runs give equal bytes.
+    """Writer of metrics.csv: rows are on disk when `write` returns, and equal runs give equal bytes.
 
-    Columns keep the order in which they first appear; a late one is empty in earlier rows.
-
-    Args:
-        path: File to write.
-        resumed_at: Iteration of the checkpoint that the run continues from; 0 for a new run. The run makes later rows
-            again, so they are dropped.
-        interval: Iterations between two rows.
-        warn: Function that shows one line to the user, where rows are lost.
+    Columns keep the order of their first appearance; late ones are empty in earlier rows. Rows after `resumed_at` are
+    dropped, because the run repeats them.
     """
 
     name = "metrics.csv"
@@ -211,12 +200,12 @@ class CsvWriter(Writer):
         self._flush()
 
     def write(self, iteration: int, row: Row) -> None:
-        """Appends a row, with those that could not be written before."""
+        """Append a row, and earlier ones that could not be written."""
         self._waiting.append({"iteration": iteration, **row})
         self._flush()
 
     def close(self, exit_code: int) -> None:
-        """Writes what is still waiting."""
+        """Write pending rows."""
         self._flush()
 
     def _flush(self) -> None:
@@ -232,7 +221,7 @@ class CsvWriter(Writer):
         self._waiting.clear()
 
     def _cut(self, iteration: int) -> None:
-        """Drop the rows after an iteration, and those behind damage; a file that has lost rows is kept in a copy."""
+        """Drop rows after an iteration or behind damage; keep a copy of the file if rows are lost."""
         there = self._path.exists()
         content = read_csv(self._path, iteration) if there else CsvContent([], bytearray(), None)
         before, last = [0, 0, *(int(row[0]) for row in content.rows())][-2:]
@@ -246,7 +235,7 @@ class CsvWriter(Writer):
             self._warn(f"metrics.csv: its rows after iteration {last} are lost{kept}")
 
     def _widen(self, columns: Sequence[str]) -> None:
-        """Add columns that came late, empty in the rows there are."""
+        """Add late columns, empty in existing rows."""
         empty = b"," * (len(columns) - len(self._columns)) + b"\n"
         with open_file(self._path) as old, replacing(self._path) as new:
             new.write(_csv_lines([columns]))
@@ -255,7 +244,7 @@ class CsvWriter(Writer):
                 new.write(line.rstrip(b"\r\n") + empty)
 
     def _append(self, lines: bytes) -> None:
-        """Append lines, in a new file behind the header; where the disk is full, the file stays as it was."""
+        """Append lines, after the header in a new file; on a full disk restore the file."""
         with open_file(self._path, "ab", buffering=0) as file:
             size = file.tell()
             rest = memoryview(lines if size else _csv_lines([self._columns]) + lines)
@@ -268,7 +257,7 @@ class CsvWriter(Writer):
 
 
 class TensorboardWriter(Writer):
-    """TensorBoard event files in a folder that `start` makes; a resumed run drops the points after `resumed_at`."""
+    """Writer of TensorBoard event files; a resumed run drops the points after `resumed_at`."""
 
     name = "TensorBoard"
 
@@ -277,7 +266,7 @@ class TensorboardWriter(Writer):
         self._resumed_at = resumed_at
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Opens the event file, and notes the config in it."""
+        """Open the event file and store the config in it."""
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if self._resumed_at is None else self._resumed_at + 1
@@ -285,14 +274,14 @@ class TensorboardWriter(Writer):
         self._events.add_text("config", f"```yaml\n{yaml.safe_dump(dict(config), sort_keys=False)}```")
 
     def write(self, iteration: int, row: Row) -> None:
-        """Adds a point to every curve."""
+        """Add a point to every curve."""
         for name, value in row.items():
             if value is not None:
                 self._events.add_scalar(name, value, iteration)
         self._events.flush()
 
     def show(self, iteration: int, video: Path) -> None:
-        """Adds the video as a moving picture among the images."""
+        """Add the video as an animated image."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         image = Summary.Image(encoded_image_string=as_gif(video))
@@ -300,15 +289,15 @@ class TensorboardWriter(Writer):
         self._events._get_file_writer().add_summary(summary, iteration)
 
     def close(self, exit_code: int) -> None:
-        """Closes the event file."""
+        """Close the event file."""
         self._events.close()
 
 
 class WandbWriter(Writer):
-    """A run on Weights & Biases, which is sent and written from `start` on. It never prompts.
+    """Writer to Weights & Biases; it never prompts.
 
-    It is online when there is an API key and the server answers within INIT_TIMEOUT_S. Else, or with
-    WANDB_MODE=offline, the data go to `<run>/wandb` for a later `wandb sync`. A resumed run keeps the id on the server.
+    Without an API key or an answer within INIT_TIMEOUT_S, or with WANDB_MODE=offline, data go to `<run>/wandb` for a
+    later `wandb sync`. A resumed run keeps its id.
     """
 
     name = "Weights & Biases"
@@ -329,7 +318,7 @@ class WandbWriter(Writer):
         }
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Opens the run, and says where its data are."""
+        """Open the run and show where its data are."""
         mode, reason = wandb_mode()
         try:
             self._run = self._open(mode, config)
@@ -354,17 +343,17 @@ class WandbWriter(Writer):
             self._info(f"W&B: {self._run.url}")
 
     def write(self, iteration: int, row: Row) -> None:
-        """Logs a row."""
+        """Log a row."""
         self._run.log({name: value for name, value in row.items() if value is not None}, step=iteration)
 
     def show(self, iteration: int, video: Path) -> None:
-        """Logs the video."""
+        """Log the video."""
         import wandb
 
         self._run.log({"video": wandb.Video(str(video), format="mp4")}, step=iteration)
 
     def close(self, exit_code: int) -> None:
-        """Waits for the last data to be sent, for at most FINISH_TIMEOUT_S."""
+        """Wait at most FINISH_TIMEOUT_S for the upload."""
         if self._run is not None:
             try:
                 self._run.finish(exit_code=exit_code)
@@ -382,7 +371,7 @@ class WandbWriter(Writer):
 
 
 def wandb_mode() -> tuple[str, str]:
-    """Mode that a run with wandb_activate=true takes here, and the reason when it is not online."""
+    """Return the W&B mode that applies here, and the reason if it is not online."""
     import wandb
     from wandb.errors import AuthenticationError
 
@@ -397,7 +386,7 @@ def wandb_mode() -> tuple[str, str]:
 
 
 def _reset_wandb() -> None:
-    """Shuts the client down after a failure: what it still tries to do only fails again."""
+    """Shut the client down after a failure, so that it does not fail again at exit."""
     import wandb
 
     with suppress(Exception, SystemExit):  # it exits where its service does not end well
