@@ -653,8 +653,6 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
     write_files(document, tmp_path)
     for command in commands(document):
         program, *arguments = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", command))
-        if program == "nsys":  # behind its own options stands a command of ours
-            program, *arguments = arguments[arguments.index("python") :]
         if program == "torchrun":
             arguments = arguments[arguments.index("train.py") :]
         if command == "python train.py num_env=64":
@@ -678,11 +676,10 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
             assert program in ("pip", "pytest", "gpusim-rl", "tensorboard", "git", "cd", *checks), command
 
 
-# Of other projects, of the reader, what a command writes, or options of Hydra and nsys.
+# Of other projects, of the reader, what a command writes, or options of Hydra.
 FOREIGN_PATHS = ("my_", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reacher", "benchmarks/gpu/gpu.json")
 FOREIGN_FLAG = re.compile(
-    r"--(head|block|max-restarts|nnodes|node-rank|master-(addr|port)|nproc-per-node|rdzv-(backend|conf)|cfg|help|trace"
-    r"|cuda-graph-trace|capture-range(-end)?|report)"
+    r"--(head|block|max-restarts|nnodes|node-rank|master-(addr|port)|nproc-per-node|rdzv-(backend|conf)|cfg|help)"
 )
 COMMANDS = ("tools", "benchmarks", "benchmarks/*", "docs", "docs/examples", "tests/helpers")
 

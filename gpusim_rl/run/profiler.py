@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -44,16 +44,16 @@ def profiling(run: RunView, timer: PhaseTimer, log: Logger) -> Iterator[None]:
         return
     recorder = _Recorder(run, log)
     timer.observe(recorder.around)
-    with recorder.profiler or nullcontext():
-        recorder.step()
+    with recorder.profiler:
+        recorder.profiler.step()
         try:
             yield
         finally:
-            recorder.end()
+            recorder.synchronize()
 
 
 class _Recorder:
-    """Profiler steps, one per iteration."""
+    """Profiler steps, one per iteration; each ends with the phase `log`."""
 
     def __init__(self, run: RunView, log: Logger) -> None:
         self._log, self._device, self._iteration = log, run.start.device, run.iteration
@@ -62,47 +62,24 @@ class _Recorder:
         warm_up = min(WARM_UP, left - active)
         self._first = run.iteration + warm_up + 1
         self._last = run.iteration + warm_up + active
-        self._cuda = self._device.type == "cuda"
-        # The profiler's first step ends before the first iteration: thus it has its own warm-up in any case.
+        # The profiler's first step ends before the first iteration, so its own warm-up costs none.
         schedule = torch.profiler.schedule(wait=warm_up, warmup=1, active=active, repeat=1)
-        self.profiler: torch.profiler.profile | None = None  # Nsight Systems
-        if not (self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ):
-            self.profiler = make_profiler(self._device, schedule=schedule, on_trace_ready=self._write)
+        self.profiler = make_profiler(self._device, schedule=schedule, on_trace_ready=self._write)
 
     @contextmanager
     def around(self, phase: str) -> Iterator[None]:
-        """Mark a phase and count iterations; for `PhaseTimer.observe`."""
-        with torch.cuda.nvtx.range(phase) if self._cuda else nullcontext(), phase_range(phase):
+        with phase_range(phase):
             yield
         if phase == "log":
             self._iteration += 1
             if self._iteration == self._last:
-                self._synchronize()
-            self.step()
-
-    def step(self) -> None:
-        """End one step of the profiler and begin the next."""
-        if self.profiler is not None:
+                self.synchronize()
             self.profiler.step()
-        elif self._iteration + 1 == self._first:
-            torch.cuda.profiler.start()
-        elif self._iteration == self._last:
-            self._stop_nsight()
 
-    def end(self) -> None:
-        """Complete a trace that the end of training cuts short."""
-        if self._first <= self._iteration + 1 <= self._last:
-            self._synchronize()
-            if self.profiler is None:
-                self._stop_nsight()
-
-    def _synchronize(self) -> None:
-        if self._cuda:
+    def synchronize(self) -> None:
+        """Wait for launched work, which belongs to the trace."""
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-    def _stop_nsight(self) -> None:
-        torch.cuda.profiler.stop()
-        self._log.console.info(f"Nsight Systems has recorded {self._iterations}")
 
     def _write(self, profiler: torch.profiler.profile) -> None:
         folder = self._log.run_dir.path / "profile"
@@ -110,14 +87,8 @@ class _Recorder:
             folder.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(folder / "trace.json.gz"))
         except (OSError, RuntimeError) as error:
-            self._log.console.warn(f"the trace could not be written to {folder}: {error}")
+            self._log.console.warn(f"no trace in {folder}: {error}")
             return
-        self._log.console.info(
-            f"{self._log.run_dir}/profile/trace.json.gz has {self._iterations}:"
-            " open it with https://ui.perfetto.dev or chrome://tracing"
-        )
-
-    @property
-    def _iterations(self) -> str:
-        last = self._iteration
-        return f"iteration {self._first}" if last <= self._first else f"iterations {self._first} to {last}"
+        iterations = f"{self._first}" if self._iteration <= self._first else f"{self._first} to {self._iteration}"
+        file = f"{self._log.run_dir}/profile/trace.json.gz"
+        self._log.console.info(f"traced iteration {iterations}: open {file} with https://ui.perfetto.dev")

@@ -69,8 +69,7 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     if cfg.log.tensorboard:
         import_extra("tensorboard", "tensorboard", "log.tensorboard=true")
     if cfg.log.video:
-        for module in ("imageio_ffmpeg", "PIL.Image"):
-            import_extra(module, "view", "log.video=true")
+        import_extra("imageio_ffmpeg", "view", "log.video=true")
     state, digest = load_for(spec)
     regrouped, seed = False, secrets.randbelow(2**31) if cfg.seed == -1 else cfg.seed
     if state is not None and not cfg.test:
@@ -79,10 +78,10 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     seed = collective.share(seed)
     device, sim = choose_devices(cfg, outside=outside)
     if cfg.eval.interval and not cfg.test:
-        choose_eval_devices(cfg, outside=outside)  # what is wrong is said now
+        choose_eval_devices(cfg, outside=outside)  # report errors early
     compiled = choose_compile(cfg, device)
     torch.manual_seed(seed)
-    if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
+    if cfg.torch_deterministic:  # cuBLAS requires it when CUDA starts
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     set_deterministic(cfg.torch_deterministic)
     use_available_cpus()

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,27 +17,26 @@ from typing import Any, Protocol
 
 import yaml
 
-from gpusim_rl.errors import ConfigError, first_line
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.budgets import LINE_BYTES, METRICS_BYTES, METRICS_COLUMNS
 from gpusim_rl.files.safe_open import keep_damaged, open_file, replacing
-from gpusim_rl.run.film import as_gif
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.settings.schema import RunConfig
 
-Row = dict[str, int | float | None]
-"""Metrics of one log interval by name; None is unknown."""
+Row = dict[str, int | float | None]  # metrics of one log interval by name; None is unknown
 
 INIT_TIMEOUT_S = 20.0  # for the W&B server to accept a run
 FINISH_TIMEOUT_S = 60.0  # for the last data to reach the W&B server
 OFFLINE_MODES = ("offline", "dryrun", "disabled")  # modes of W&B that send nothing
+CELL = re.compile(r"(-?([0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,4})?|inf|nan))?")  # of metrics.csv
 
 
 class Writer(Protocol):
     """Destination of rows."""
 
     name: str  # in messages
-    failures: tuple[type[Exception], ...] = (OSError,)  # whose cause lies outside (disk, network), not in our code
-    retries: bool = False  # keeps the rows of a failure and writes them with the next one; else it is given up
+    failures: tuple[type[Exception], ...] = (OSError,)  # external ones, such as a full disk
+    retries: bool = False  # whether it keeps rows after a failure and tries again; if not, it is dropped
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Prepare for a run with this composed config."""
@@ -69,17 +69,13 @@ class Writers:
 
     def show(self, iteration: int, video: Path) -> None:
         """Pass on a video of the policy."""
-        for writer in self._writers:
-            try:
-                writer.show(iteration, video)
-            except writer.failures as error:
-                self._warn(f"no video in {writer.name}: {first_line(error)}")
+        self._each(lambda writer: writer.show(iteration, video))
 
     def close(self, exit_code: int) -> None:
         """Finish all writers."""
         self._each(lambda writer: writer.close(exit_code))
         for name in self._failing:
-            self._warn(f"{name} is INCOMPLETE: its last rows could not be written")
+            self._warn(f"{name} is INCOMPLETE: the last rows could not be written")
         self._writers.clear()
 
     def _each(self, call: Callable[[Writer], None]) -> None:
@@ -87,6 +83,9 @@ class Writers:
             name = writer.name
             try:
                 call(writer)
+                if name in self._failing:
+                    self._failing.discard(name)
+                    self._warn(f"{name} works again; no rows are missing")
             except writer.failures as error:
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 if not writer.retries:
@@ -96,11 +95,7 @@ class Writers:
                         writer.close(1)
                 elif name not in self._failing:
                     self._failing.add(name)
-                    self._warn(f"{name} cannot be written ({reason}); its rows are kept in memory and tried again")
-            else:
-                if name in self._failing:
-                    self._failing.discard(name)
-                    self._warn(f"{name}: works again, nothing is missing")
+                    self._warn(f"cannot write {name} ({reason}); rows are kept in memory for another try")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +131,7 @@ def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
     """
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > METRICS_BYTES:
-            raise ConfigError(f"{path} has more than {METRICS_BYTES} bytes: it is not what a run writes")
+            raise ConfigError(f"larger than any run writes ({METRICS_BYTES} bytes)", key=str(path))
         header, lines, iteration, damaged = file.readline(LINE_BYTES), bytearray(), 0, None
         columns = _columns(header)
         if not columns:
@@ -147,7 +142,7 @@ def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
                 break
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             cells = line.decode(errors="replace").split(",")
-            whole = len(cells) == len(columns) and all(map(_is_number, cells)) and cells[0].isdecimal()
+            whole = len(cells) == len(columns) and all(map(CELL.fullmatch, cells)) and cells[0].isdecimal()
             if not whole or int(cells[0]) <= iteration:
                 damaged = number
                 break
@@ -166,15 +161,6 @@ def _columns(header: bytes) -> list[str]:
         names = []
     known = names[:1] == ["iteration"] and len(set(names)) == len(names) <= METRICS_COLUMNS
     return names if known and header.endswith(b"\n") and all(map(str.isprintable, names)) else []
-
-
-def _is_number(cell: str) -> bool:
-    """Return whether a cell is a number or empty."""
-    try:
-        float(cell or 0)
-    except ValueError:
-        return False
-    return len(cell) < 100 and cell.isprintable()
 
 
 class CsvWriter(Writer):
@@ -226,13 +212,13 @@ class CsvWriter(Writer):
         content = read_csv(self._path, iteration) if there else CsvContent([], bytearray(), None)
         before, last = [0, 0, *(int(row[0]) for row in content.rows())][-2:]
         lost = last <= iteration - max(self._interval, last - before)  # rows may be of another `log.interval`
-        kept = f". The file as it was is {keep_damaged(self._path)}" if there and lost else ""
+        kept = f"; {keep_damaged(self._path)} is a copy of the damaged file" if there and lost else ""
         if there:
             with replacing(self._path) as file:
                 file.write(_csv_lines([content.columns]) + content.lines if content.columns else b"")
         self._columns = content.columns
         if lost:
-            self._warn(f"metrics.csv: its rows after iteration {last} are lost{kept}")
+            self._warn(f"metrics.csv: rows after iteration {last} are lost{kept}")
 
     def _widen(self, columns: Sequence[str]) -> None:
         """Add late columns, empty in existing rows."""
@@ -249,7 +235,7 @@ class CsvWriter(Writer):
             size = file.tell()
             rest = memoryview(lines if size else _csv_lines([self._columns]) + lines)
             try:
-                while rest:  # a disk about to be full takes a part, and then raises
+                while rest:  # an almost full disk accepts a part, then raises
                     rest = rest[file.write(rest) :]
             except OSError:
                 file.truncate(size)
@@ -262,8 +248,7 @@ class TensorboardWriter(Writer):
     name = "TensorBoard"
 
     def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
-        self._folder = folder
-        self._resumed_at = resumed_at
+        self._folder, self._resumed_at = folder, resumed_at
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Open the event file and store the config in it."""
@@ -280,14 +265,6 @@ class TensorboardWriter(Writer):
                 self._events.add_scalar(name, value, iteration)
         self._events.flush()
 
-    def show(self, iteration: int, video: Path) -> None:
-        """Add the video as an animated image."""
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
-        image = Summary.Image(encoded_image_string=as_gif(video))
-        summary = Summary(value=[Summary.Value(tag="video", image=image)])
-        self._events._get_file_writer().add_summary(summary, iteration)
-
     def close(self, exit_code: int) -> None:
         """Close the event file."""
         self._events.close()
@@ -301,11 +278,11 @@ class WandbWriter(Writer):
     """
 
     name = "Weights & Biases"
-    failures = (Exception,)  # its client raises exceptions of many private types
+    failures = (Exception,)  # the client has many private exception types
 
     def __init__(self, cfg: RunConfig, run_dir: RunDir, run_id: str, info: Callable[[str], None]) -> None:
         self._run_dir, self._info = run_dir, info
-        self._run: Any = None  # wandb.Run: the library is imported by `start`
+        self._run: Any = None  # wandb.Run; `start` imports the library
         self._arguments = {
             "project": cfg.wandb_project,
             "entity": cfg.wandb_entity,
@@ -325,22 +302,17 @@ class WandbWriter(Writer):
         except Exception as error:
             if mode in OFFLINE_MODES:
                 raise
-            reason = str(error).partition("\n")[0]  # no network, no such entity, a key that is revoked
-            _reset_wandb()  # it would hold on to the run's id
+            reason = str(error).partition("\n")[0]  # no network, no such entity, a revoked key
+            _reset_wandb()  # frees the run's id
             self._run = self._open("offline", config)
-        # Curves over env steps: runs with different num_envs or horizon then compare.
         self._run.define_metric("env_steps")
-        self._run.define_metric("*", step_metric="env_steps")
-        if self._run.disabled:
-            self._info(f"W&B: off ({reason})")
-        elif self._run.offline:
-            # A run has one folder for every time it was started or resumed; they go up together.
-            folder = self._run_dir.path / "wandb"
-            names = sorted(part.name for part in folder.glob(f"offline-run-*-{self._run.id}"))
-            command = ["wandb", "sync", *(f"{self._run_dir}/wandb/{name}" for name in names)]
-            self._info(f"W&B: offline ({reason}); upload with: {shlex.join(command)}")
-        else:
-            self._info(f"W&B: {self._run.url}")
+        self._run.define_metric("*", step_metric="env_steps")  # comparable for any num_envs and horizon
+        status = f"off ({reason})" if self._run.disabled else self._run.url
+        if self._run.offline and not self._run.disabled:  # one folder per start of the run
+            folders = sorted((self._run_dir.path / "wandb").glob(f"offline-run-*-{self._run.id}"))
+            command = ["wandb", "sync", *(f"{self._run_dir}/wandb/{folder.name}" for folder in folders)]
+            status = f"offline ({reason}); upload with: {shlex.join(command)}"
+        self._info(f"W&B: {status}")
 
     def write(self, iteration: int, row: Row) -> None:
         """Log a row."""
@@ -358,15 +330,14 @@ class WandbWriter(Writer):
             try:
                 self._run.finish(exit_code=exit_code)
             except Exception:
-                _reset_wandb()  # it would fail again, with a traceback, when Python exits
+                _reset_wandb()  # else it fails again at exit, with a traceback
                 raise
 
     def _open(self, mode: Any, config: Mapping[str, Any]) -> Any:
         import wandb
 
-        # Its console would record a live panel frame by frame, and our one line has all that matters.
-        quiet: dict[str, Any] = {"console": "off", "silent": True}
-        settings = wandb.Settings(**quiet, init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S)
+        options: dict[str, Any] = {"init_timeout": INIT_TIMEOUT_S, "finish_timeout": FINISH_TIMEOUT_S}
+        settings = wandb.Settings(console="off", silent=True, **options)  # its console records every panel frame
         return wandb.init(**self._arguments, config=dict(config), mode=mode, settings=settings)
 
 
@@ -379,7 +350,7 @@ def wandb_mode() -> tuple[str, str]:
     if settings.mode in OFFLINE_MODES:
         return settings.mode, f"WANDB_MODE={settings.mode}"
     try:
-        has_key = wandb.login(prompt=False, verify=False)  # from the environment, wandb's settings, or a netrc file
+        has_key = wandb.login(prompt=False, verify=False)  # from environment, settings or netrc
     except AuthenticationError as error:
         return "offline", str(error).partition("\n")[0]
     return (settings.mode, "") if has_key else ("offline", "no API key; `wandb login` stores one")
@@ -389,7 +360,7 @@ def _reset_wandb() -> None:
     """Shut the client down after a failure, so that it does not fail again at exit."""
     import wandb
 
-    with suppress(Exception, SystemExit):  # it exits where its service does not end well
+    with suppress(Exception, SystemExit):  # it exits if its service fails
         wandb.teardown(exit_code=1)
 
 
