@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpusim_rl.env.vec_env import VecEnv
     from gpusim_rl.files.paths import Checkpoint
     from gpusim_rl.learn.algorithm import Algorithm
+    from gpusim_rl.settings.schema import RunConfig
 
 
 def train(
@@ -69,27 +70,27 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
     """Prepare a run of vector envs that the user's script has made."""
     name, own = type(envs).__name__, getattr(envs, "unwrapped", envs)
     packages = {cls.__module__.partition(".")[0] for cls in type(own).__mro__}
-    task = next((task for package, task in _TASK_OF.items() if package in packages), "Gymnasium")
+    task = "IsaacLab" if "isaaclab" in packages else "MjLab" if "mjlab" in packages else "Gymnasium"
     known: dict[str, Any] = {} if task == "Gymnasium" else {"device": str(own.device)}
-    count = getattr(own, "num_envs", None) or getattr(own, "config", {}).get("num_envs")  # EnvPool's
+    count = getattr(own, "num_envs", None) or getattr(own, "config", {}).get("num_envs")  # of EnvPool
     if count is not None:
         known["num_envs"] = int(count)
     spec = prepare(task, **{**known, **settings})
     cfg = spec.cfg
-    made = [key for key in ("id", "_target_", "kwargs", "cfg", "physics") if getattr(cfg.env, key)]
-    elsewhere = {"actors": cfg.actors.engine, "eval.interval": cfg.eval.interval}
-    for key in [*(f"env.{key}" for key in made), *(key for key, value in elsewhere.items() if value)]:
-        problem = f"train({name}): {key} has no effect on envs that are there already"
-        raise ConfigError(f"{problem}. Try task={task} env.id=...")
+    others = {"actors": cfg.actors.engine, "eval.interval": cfg.eval.interval}
+    for key in [*_env_keys(cfg), *(key for key, value in others.items() if value)]:
+        problem, hint = f"{key} has no effect on existing envs", f"Try task={task} env.id=..."
+        raise ConfigError(problem, key=f"train({name})", hint=hint)
     library: Any = spec.task_class
     adopted = library.adopt(envs, cfg.env, seed=max(0, cfg.seed))
     if adopted.num_envs != cfg.num_envs:
-        raise ConfigError(f"train({name}): num_envs={cfg.num_envs}, and there are {adopted.num_envs} envs")
+        raise ConfigError(f"there are {adopted.num_envs} envs, but num_envs={cfg.num_envs}", key=f"train({name})")
     return dataclasses.replace(spec, envs=adopted)
 
 
-_TASK_OF = {"isaaclab": "IsaacLab", "mjlab": "MjLab"}
-"""Tasks of other libraries, by the package of their env classes; the rest is Gymnasium."""
+def _env_keys(cfg: RunConfig) -> list[str]:
+    """Return the settings of `env` that make envs of another library."""
+    return [f"env.{key}" for key in ("id", "_target_", "kwargs", "cfg", "physics") if getattr(cfg.env, key)]
 
 
 def make_env(
@@ -118,7 +119,7 @@ def make_env(
     from gpusim_rl.run.devices import choose_devices
 
     if not issubclass(spec.task_class, Task):
-        raise ConfigError(f"make_env({task!r}): these are envs of another library already, hand them on as they are")
+        raise ConfigError("already vector envs of another library; use them directly", key=f"make_env({task!r})")
     use_available_cpus()
     tune_malloc()
     _, choice = choose_devices(cfg)
@@ -158,7 +159,6 @@ def load_spec(
     task_class = task_class or load_task_or_environment(config["task"].get("_target_"))
     algorithm_class = algorithm_class or load_algorithm_class(config["algo"].get("_target_"))
     cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
-    keys = [key for key in ("id", "_target_", "kwargs", "cfg", "physics") if getattr(cfg.env, key)]
-    if keys and issubclass(task_class, Task):
-        raise ConfigError(f"env.{keys[0]} has no effect with task {task_class.__name__}. Try task=Gymnasium")
+    if (keys := _env_keys(cfg)) and issubclass(task_class, Task):
+        raise ConfigError(f"has no effect with task {task_class.__name__}", key=keys[0], hint="Try task=Gymnasium")
     return RunSpec(cfg, task_class, algorithm_class, dict(config), list(overrides), checkpoint, TaskFolders.user)

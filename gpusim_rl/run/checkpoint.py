@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from gpusim_rl.env import Environment
-from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.files.checkpoint_file import load as load  # for those that import this module
+from gpusim_rl.errors import ConfigError, first_line, warn
+from gpusim_rl.files.checkpoint_file import load as load  # re-export
 from gpusim_rl.files.checkpoint_file import load_with_digest, save
 from gpusim_rl.files.safe_open import open_file, replacing
 from gpusim_rl.learn.collective import Collective
@@ -35,9 +35,7 @@ SAVE_SHARE = 0.05
 """
 BEST_INTERVAL_S = 10.0  # minimum time between two best.pt: early on, returns improve all the time
 
-Types = Mapping[str, tuple[type, ...]]
-"""Accepted types by key. Integers must be non-negative, floats finite, lists of str."""
-
+Types = Mapping[str, tuple[type, ...]]  # accepted types by key; integers are non-negative, floats finite, lists of str
 TRAINING: Types = {
     **dict.fromkeys(("task", "sim", "wandb_id"), (str,)),
     **dict.fromkeys(("config", "obs_sizes", "policy", "algorithm", "env", "metrics", "processes"), (dict,)),
@@ -57,10 +55,8 @@ DIVERGENCE: Types = {
     "action": (Tensor,),
 }
 """Content of `diverged.pt` that a replay reads."""
-REPLAY = ("replay", "priorities")
-"""Entries of an algorithm's state that belong to the envs that recorded them."""
-EPISODES = "episodes"
-"""Entry of an algorithm's state that belongs to the running episodes."""
+REPLAY = ("replay", "priorities")  # entries of an algorithm's state that belong to the envs that recorded them
+EPISODES = "episodes"  # entry of an algorithm's state that belongs to the running episodes
 
 
 def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
@@ -71,33 +67,32 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     """
     if spec.checkpoint is None:
         if spec.cfg.test:
-            raise ConfigError("test=true needs checkpoint=<run folder or .pt file>")
+            raise ConfigError("needs a checkpoint", key="test=true", hint="Try checkpoint=<run folder or .pt file>")
         return None, None
-    file, task_name = spec.checkpoint.file, spec.task_class.__name__
+    file, task_name, test = spec.checkpoint.file, spec.task_class.__name__, spec.cfg.test
     state, digest = load_with_digest(file)
     check_training(state, file, ("task", "config", "seed", "policy"))
     if (task := state["task"]) != task_name:
-        raise ConfigError(f"checkpoint {file} is of task {task}, not {task_name}; try {shlex.quote(f'task={task}')}")
-    settings = declarations(type(spec.cfg.algorithm))
+        problem, hint = f"checkpoint is of task {task}, not {task_name}", f"Try {shlex.quote(f'task={task}')}"
+        raise ConfigError(problem, key=str(file), hint=hint)
     saved = state["config"].get("algo")
     name = saved.get("name") if isinstance(saved, dict) else None
     if isinstance(name, str) and name != spec.cfg.algo:
-        advice = f"leave algo= away, or try {shlex.quote(f'algo={name}')}"
-        raise ConfigError(f"checkpoint {file} is of algo={name}, not algo={spec.cfg.algo}; {advice}")
-    keys = settings.policy_structure if spec.cfg.test else settings.structure
-    keys = ["algo", *([] if spec.cfg.test else ["num_envs"]), *(f"{spec.cfg.algo}.{key}" for key in keys)]
+        problem, hint = f"checkpoint is of algo={name}, not algo={spec.cfg.algo}", "Try it without algo="
+        raise ConfigError(problem, key=str(file), hint=hint)
+    settings = declarations(type(spec.cfg.algorithm))
+    keys = ["algo"] if test else ["algo", "num_envs"]
+    keys += [f"{spec.cfg.algo}.{key}" for key in (settings.policy_structure if test else settings.structure)]
     known = copy.deepcopy(state["config"])
     upgrade_settings(known)
-    different = structural_difference(known, spec.config, keys)
-    if different:
-        raise ConfigError(f"checkpoint {file} does not fit this configuration: {'; '.join(different)}")
-    if not spec.cfg.test:
+    if different := structural_difference(known, spec.config, keys):
+        raise ConfigError(f"checkpoint does not fit this configuration: {'; '.join(different)}", key=str(file))
+    if not test:
         encoder = spec.cfg.pretrained
-        has_own = not encoder.freeze or encoder_of(spec) != encoder.init_from  # in the policy, or in the run folder
+        has_own = not encoder.freeze or encoder_of(spec) != encoder.init_from  # in the policy or the run folder
         fixed = ["experiment"] * spec.checkpoint.continues + ["pretrained.init_from"] * has_own
-        fixed.append("task.randomize_episode_start")  # of which the checkpoint has the result
-        for line in structural_difference(known, spec.config, fixed):
-            warn(f"{line}; a new one has no effect at a resume")
+        for line in structural_difference(known, spec.config, [*fixed, "task.randomize_episode_start"]):
+            warn(f"{line}; ignored when resuming")
     return state, digest
 
 
@@ -111,10 +106,8 @@ def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dic
     if now == before:
         return state | processes.get(collective.rank, {}), False
     if collective.rank == 0:
-        warn(
-            f"the run had {before} process{'es' if before > 1 else ''} before, and has {now} now: new episodes"
-            " begin, and a replay memory is filled again"
-        )
+        change = f"{before} process{'es' if before > 1 else ''} before, and has {now} now"
+        warn(f"the run had {change}: new episodes begin, and a replay memory is refilled")
     return state | {"algorithm": anew(state["algorithm"], *REPLAY)}, True
 
 
@@ -136,7 +129,8 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
     check_types(state, TRAINING, needed, f"{file} is not a checkpoint of a training")
     for name, value in state.get("policy", {}).items():
         if isinstance(value, Tensor) and not value.isfinite().all():
-            raise ConfigError(f"{file}: the policy ({name}) is NaN or infinite. Try another checkpoint of the run")
+            problem, hint = f"the policy ({name}) is NaN or infinite", "Try another checkpoint of the run"
+            raise ConfigError(problem, key=str(file), hint=hint)
     return state
 
 
@@ -146,21 +140,23 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
     Raises:
         ConfigError: A needed key is missing or a value is invalid; the message begins with `problem`.
     """
-    missing = set(needed) - state.keys()
-    if missing:
-        raise ConfigError(f"{problem}: it has no {', '.join(sorted(missing))}")
+    if missing := set(needed) - state.keys():
+        raise ConfigError(f"it has no {', '.join(sorted(missing))}", key=problem)
     for key in types.keys() & state.keys():
-        value, names = state[key], " or ".join(kind.__name__ for kind in types[key])
+        value, wrong = state[key], None
         if not isinstance(value, types[key]) or isinstance(value, bool):
-            raise ConfigError(f"{problem}: {key} is a {type(value).__name__}, expected {names}")
+            names = " or ".join(kind.__name__ for kind in types[key])
+            raise ConfigError(f"{key} is a {type(value).__name__}", key=problem, expected=names)
         if isinstance(value, int) and value not in range(1 << (31 if key == "seed" else 63)):
-            raise ConfigError(f"{problem}: {key} is {value}, out of range")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{problem}: {key} is {value}")
-        if isinstance(value, list) and not all(isinstance(item, str) for item in value):
-            raise ConfigError(f"{problem}: {key} holds something else than text")
-    if "sim" in types and "sim" in state and state["sim"] not in (*SIMULATORS, NO_SIMULATOR):
-        raise ConfigError(f"{problem}: there is no simulator {state['sim']!r}")
+            wrong = f"{value}, out of range"
+        elif isinstance(value, float) and not math.isfinite(value):
+            wrong = value
+        elif isinstance(value, list) and not all(isinstance(item, str) for item in value):
+            wrong = "not a list of text"
+        elif key == "sim" and value not in (*SIMULATORS, NO_SIMULATOR):
+            wrong = f"{value!r}, not a simulator"
+        if wrong is not None:
+            raise ConfigError(f"{key} is {wrong}", key=problem)
 
 
 def anew(algorithm: Mapping[str, Any], *entries: str) -> dict[str, Any]:
@@ -176,8 +172,8 @@ def must_fit(file: Path, target: str) -> Iterator[None]:
     except ConfigError:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-        raise ConfigError(f"checkpoint {file} does not fit {target}: {reason}") from error
+        reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+        raise ConfigError(f"checkpoint does not fit {target}: {reason}", key=str(file)) from error
 
 
 class Checkpoints:
@@ -211,10 +207,9 @@ class Checkpoints:
         self._numbered_due = False
         share = SAVE_SHARE / (2 if cfg.eval.interval else 1)
         self.budget, self.budget_evaluated = TimeShare(share), TimeShare(share)
-        self._reported_s: dict[str, float] = {}  # time between two checkpoints that the user was told of
+        self._reported_s: dict[str, float] = {}  # reported time between two checkpoints
         self.saved = saved if self._last.exists() else None
-        # None before there is a best.pt. Until then the newest policy is the best: its mean is over the most episodes,
-        # and one lucky episode must not stand for the whole run.
+        # None before there is a best.pt. Until then the newest policy is the best, because its mean has most episodes.
         self._best_return = best if self._best.exists() else None
         self._evaluations_decide = cfg.eval.interval > 0
 
@@ -239,8 +234,8 @@ class Checkpoints:
         better = self._is_better(mean_return) and age_s > BEST_INTERVAL_S
         self._numbered_due |= self._numbered(iteration)
         wanted = self._numbered_due or better or long or age_s > SAVE_INTERVAL_S
-        agreed = self._numbered_due and SAVE_ALL in os.environ
-        affordable = wanted and (agreed or self._affordable(self.budget, "a checkpoint"))
+        exempt = self._numbered_due and SAVE_ALL in os.environ
+        affordable = wanted and (exempt or self._affordable(self.budget, "a checkpoint"))
         return iteration == self._cfg.max_iterations or affordable
 
     def may_evaluate(self) -> bool:
@@ -254,10 +249,8 @@ class Checkpoints:
             return True
         if between_s > 2.0 * self._reported_s.get(name, 0.0):
             self._reported_s[name] = between_s
-            self._warn(
-                f"{name} takes {budget.cost_s:.2g} s to write: at most one in {between_s:.3g} s is written from now on,"
-                f" so that saving takes {100 * budget.share:g} % of the time; a kill loses what was trained since"
-            )
+            limit = f"at most one in {between_s:.3g} s, which is {100 * budget.share:g} % of the time"
+            self._warn(f"{name} takes {budget.cost_s:.2g} s to write; writing {limit}")
         return False
 
     def save(self, state: Mapping[str, Any], mean_return: float | None) -> None:
@@ -277,7 +270,7 @@ class Checkpoints:
                 if numbered:
                     self._save_numbered(state["iteration"])
         except OSError as error:
-            self._warn(f"checkpoint NOT saved ({error}); training continues, and the next one is tried")
+            self._warn(f"checkpoint NOT saved ({error}); training continues and tries the next one")
         self._saved_at = time.perf_counter()
 
     def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:
@@ -286,7 +279,7 @@ class Checkpoints:
             with self.budget_evaluated.spending():
                 save(self._evaluated, state)
         except OSError as error:
-            self._warn(f"iteration {state['iteration']} is not evaluated: its checkpoint cannot be written ({error})")
+            self._warn(f"iteration {state['iteration']} is not evaluated: cannot write its checkpoint ({error})")
             return None
         return self._evaluated
 
@@ -300,7 +293,7 @@ class Checkpoints:
             else:
                 self._evaluated.unlink(missing_ok=True)
         except OSError as error:
-            self._warn(f"best.pt cannot be written ({error})")
+            self._warn(f"cannot write best.pt ({error})")
 
     def stop_evaluations(self) -> bool:
         """Let training returns decide again if no evaluation has finished; return whether best.pt is kept."""
@@ -315,11 +308,10 @@ class Checkpoints:
 
     def _save_numbered(self, iteration: int) -> None:
         self._copy_last(self._folder / f"{iteration:06d}.pt")
-        files = (file for file in self._folder.glob("*.pt") if re.fullmatch(r"\d{6,}", file.stem))  # only our names
-        # Numbers above this one are of a run that was set back: not older, so not deleted.
-        older = sorted((file for file in files if int(file.stem) <= iteration), key=lambda file: int(file.stem))
-        for file in older[: -self._cfg.log.keep] if self._cfg.log.keep else []:
-            file.unlink(missing_ok=True)
+        numbers = [int(file.stem) for file in self._folder.glob("*.pt") if re.fullmatch(r"\d{6,}", file.stem)]
+        older = sorted(number for number in numbers if number <= iteration)  # later ones are from before a reset
+        for number in older[: -self._cfg.log.keep] if self._cfg.log.keep else []:
+            (self._folder / f"{number:06d}.pt").unlink(missing_ok=True)
 
     def _copy_last(self, path: Path) -> None:
         with open_file(self._last) as last, replacing(path) as file:
@@ -345,11 +337,10 @@ def structural_difference(saved: Mapping[str, Any], now: Mapping[str, Any], keys
 
 def _leaves(config: Any, key: str) -> dict[str, Any]:
     """Return the values at or below a dotted key, by full key."""
-    node = config
     for part in key.split("."):
-        if not isinstance(node, Mapping) or part not in node:
+        if not isinstance(config, Mapping) or part not in config:
             return {}
-        node = node[part]
-    if not isinstance(node, Mapping):
-        return {key: node}
-    return {full: leaf for part in node for full, leaf in _leaves(config, f"{key}.{part}").items()}
+        config = config[part]
+    if not isinstance(config, Mapping):
+        return {key: config}
+    return {f"{key}.{full}": leaf for part in config for full, leaf in _leaves(config, str(part)).items()}

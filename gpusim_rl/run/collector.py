@@ -25,8 +25,7 @@ from gpusim_rl.settings.schema import RunConfig
 
 logger = logging.getLogger("gpusim_rl.run")
 
-Pause = Callable[[str], None]
-"""Callback between two steps of an iteration, with a progress text; it may raise to abort the iteration."""
+Pause = Callable[[str], None]  # callback between steps, with a progress text; it may raise to abort the iteration
 
 
 def no_pause(done: str) -> None:
@@ -108,28 +107,25 @@ class Collector:
     def _warn_of_unsaved(self) -> None:
         for owner, before in zip(self.env.stateful, self._unsaved, strict=False):
             now = unsaved(owner)
-            # A new name may be a constant that the first step has set up: it counts when it changes.
+            # A new name may be a constant that the first step has set up: only a change counts.
             changed = [name for name, value in now.items() if before.setdefault(name, value) != value]
             if changed:
                 names = ", ".join(sorted(f"{type(owner).__name__}.{name}" for name in changed)[:4])
-                logger.warning(
-                    "%s changes during the training, and no checkpoint keeps it: a resumed run begins with the value of"
-                    " __init__. Try a tensor of the task, written in place",
-                    names,
-                )
+                text = "%s changes, but no checkpoint keeps it: a resumed run begins with the value of __init__."
+                logger.warning(f"{text} Try a tensor of the task, written in place", names)
                 self._unsaved = []
 
     def load_state_dict(self, state: Mapping[str, Any], *, same_envs: bool) -> None:
         """Restore `state_dict` in place; without `same_envs`, begin new episodes at the same training progress."""
-        of_algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
+        algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
         if state.get("actor_columns") != self._actor_columns:
-            if of_algorithm.get("replay") is not None:
-                warn("transitions come from other envs now: the replay memory is filled again")
-            of_algorithm = anew(of_algorithm, *REPLAY, EPISODES)
+            if algorithm.get("replay") is not None:
+                warn("transitions now come from other envs: the replay memory is refilled")
+            algorithm = anew(algorithm, *REPLAY, EPISODES)
         if not same_envs:
-            of_algorithm = anew(of_algorithm, EPISODES)
+            algorithm = anew(algorithm, EPISODES)
         self.algorithm.policy.load_state_dict(state["policy"])
-        self.algorithm.load_state_dict(of_algorithm)
+        self.algorithm.load_state_dict(algorithm)
         if same_envs:
             self._copy_obs(self.env.load_state_dict(state["env"]))
             self.metrics.load_state_dict(state["metrics"])

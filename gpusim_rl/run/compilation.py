@@ -38,7 +38,7 @@ def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:
     )
     choice = next(CompileChoice(mode, reason) for holds, mode, reason in rules if holds)
     if cfg.compile != choice.mode:
-        logger.warning("compile=%s has no full effect: %s", cfg.compile, choice)
+        logger.warning("compile=%s is limited to: %s", cfg.compile, choice)
     if choice.mode != "off":
-        logger.info("torch.compile works in the first iterations, for a minute or more at the first start")
+        logger.info("torch.compile runs in the first iterations, for a minute or more on the first start")
     return choice

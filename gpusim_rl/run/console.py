@@ -77,24 +77,21 @@ class Console:
         self._out, self._err = _Stream(sys.stdout), _Stream(sys.stderr)
         if mode == "auto":
             mode = "rich" if self._out.isatty() and os.environ.get("TERM") != "dumb" else "plain"
-        self.mode = mode
-        self._total = total_iterations
-        self._log = log
-        self._log_failed = False
-        self._min_interval_s = min_interval_s
+        self.mode, self._total, self._min_interval_s = mode, total_iterations, min_interval_s
+        self._log, self._log_failed = log, False
         self._rich = rich.console.Console(file=cast(TextIO, self._out), markup=False, highlight=False)
         self._live: Live | None = None
         self._title = "training"
         self._row: Row = {}
         self._returns: list[float] = []
-        self._first_return = 0.0  # iteration of the first of them
+        self._first_return = 0.0  # iteration of the first return
+        self._pace: list[tuple[float, float]] = []  # iteration and time [s] of the first, second and latest row
         self._line_due = self._panel_due = -math.inf  # times on the monotonic clock
-        self._line_shown = True  # the latest row is among the lines
-        self._eta = _Eta(total_iterations)
-        self._progress = ""  # where the iteration under way is, if it takes long
-        self._alive_at = time.monotonic()  # when the display last changed
-        self._busy = False  # something is being shown
-        self._notices: list[str] = []  # that came meanwhile
+        self._line_shown = True  # whether the latest row is among the lines
+        self._progress = ""
+        self._changed_at = time.monotonic()  # last change of the display
+        self._busy = False  # whether output is in progress
+        self._notices: list[str] = []  # deferred
 
     def start(self, banner: Sequence[tuple[str, str]], title: str = "training") -> None:
         """Show the banner (labels and texts, at most 12 lines), then the panel with this title."""
@@ -103,35 +100,36 @@ class Console:
         lines = [f"{label:<{indent}}{text}" for label, text in banner]
         self._say("banner", *lines, data=dict(banner), hang=indent)
         if self.mode == "rich":
-            with self._whole():  # no thread that redraws: it would compete with the physics for the interpreter
+            with self._whole():  # without rich's refresh thread, which would compete with the physics
                 self._live = Live(self._panel(), console=self._rich, auto_refresh=False)
                 self._live.start(refresh=True)
-        self._alive_at = time.monotonic()
+        self._changed_at = time.monotonic()
 
     def update(self, row: Row) -> None:
         """Show a row of metrics."""
-        now, last = time.monotonic(), (row["iteration"] or 0) >= self._total
+        now, iteration = time.monotonic(), row["iteration"] or 0
         self._row, self._line_shown = row, False
-        self._eta.update(row)
+        if (elapsed_s := row.get("time/elapsed_s")) is not None:
+            self._pace = [*self._pace[:2], (iteration, elapsed_s)]
         if (mean := row.get("episode/return")) is not None and math.isfinite(mean):
-            self._first_return = self._first_return if self._returns else row["iteration"] or 0.0
+            self._first_return = self._first_return if self._returns else iteration
             self._returns.append(mean)
-        self._progress, self._alive_at = "", now
+        self._progress, self._changed_at = "", now
         if self.mode == "json":
             self._write_json({"event": "row", **finite(row)})
-        if now >= self._panel_due or last:
+        if now >= self._panel_due or iteration >= self._total:
             self._panel_due = now + PANEL_INTERVAL_S
             self._draw()
-        if now >= self._line_due or last:
+        if now >= self._line_due or iteration >= self._total:
             self._line_due = now + self._min_interval_s
             self._show_line()
 
     def progress(self, text: str) -> None:
         """Show the progress of a long iteration, rate-limited."""
         now = time.monotonic()
-        if now - self._alive_at < PROGRESS_INTERVAL_S.get(self.mode, math.inf):
+        if now - self._changed_at < PROGRESS_INTERVAL_S.get(self.mode, math.inf):
             return
-        self._alive_at = now
+        self._changed_at = now
         if self._live is not None:
             self._progress = text
             self._draw()
@@ -178,36 +176,35 @@ class Console:
                 self._live.stop()
                 self._live = None
                 if not self._rich.is_terminal:
-                    self._rich.line()  # rich leaves it open there
+                    self._rich.line()  # rich does not end the last line there
 
     def _show_line(self) -> None:
         self._line_shown = True
-        row = self._row
-        numbers = [f"{label} {number(row.get(name))}" for label, name in _labels(row, LINE_NUMBERS)]
-        line = " | ".join([f"iteration {row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"])
+        numbers = [f"{label} {number(self._row.get(name))}" for label, name in _labels(self._row, LINE_NUMBERS)]
+        line = " | ".join([f"iteration {self._row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"])
         self.note(line)
         if self.mode == "plain":
             self._write(self._out, on_one_line(line))
 
     def _say(self, event: str, *lines: str, data: Mapping[str, object] | None = None, hang: int = 0) -> None:
         """Show lines; on a terminal, `hang` wraps them at words with a hanging indent of as many columns."""
-        data = data or {"text": "\n".join(lines)}
-        text = "\n".join(map(on_one_line, lines))  # they may hold names and settings of a folder from a stranger
+        texts = list(map(on_one_line, lines))  # names and settings may be untrusted
         self.note(*lines)
         if self.mode == "json":
-            self._write_json({"event": event, **data})
+            self._write_json({"event": event, **(data or {"text": "\n".join(lines)})})
         elif self.mode == "rich":
             if hang:
-                text = "\n".join(_wrapped(line, self._rich.width, hang) for line in text.split("\n"))
-            shown = Text(text, style=STYLES[event])
+                options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+                options |= {"width": self._rich.width, "subsequent_indent": " " * hang}
+                split = [textwrap.wrap(text[hang:], initial_indent=text[:hang], **options) for text in texts]
+                texts = [line for lines in split for line in lines]
+            shown = Text("\n".join(texts), style=STYLES[event])
             if event == "banner":
                 shown.highlight_regex(r"(?m)^\S+", "bold cyan")
             with self._whole():
                 self._rich.print(shown, soft_wrap=True)
-        elif event in ("warning", "notice"):
-            self._write(self._err, text)
-        elif self.mode == "plain":
-            self._write(self._out, text)
+        elif event in ("warning", "notice") or self.mode == "plain":
+            self._write(self._err if event in ("warning", "notice") else self._out, "\n".join(texts))
 
     def _draw(self) -> None:
         if self._live is not None:
@@ -237,7 +234,7 @@ class Console:
         while self._notices:
             text = self._notices.pop(0)
             if self.mode != "rich" and self._err.isatty():
-                self._err.write("\n")  # the line has a ^C already
+                self._err.write("\n")  # after the terminal's ^C
             self._say("notice", text)
 
     def note(self, *lines: str) -> None:
@@ -251,7 +248,15 @@ class Console:
         except OSError as error:
             if not self._log_failed:
                 self._log_failed = True
-                self.warn(f"{self._log.name} cannot be written ({error.strerror}); it has gaps")
+                self.warn(f"cannot write {self._log.name} ({error.strerror}); lines will be missing")
+
+    @property
+    def _eta(self) -> str:
+        """Time to the last iteration, at the pace since the second row: the first ones warm up."""
+        if len(self._pace) < 3:
+            return UNKNOWN
+        _, (first, first_s), (now, now_s) = self._pace
+        return _duration((self._total - now) * (now_s - first_s) / (now - first))
 
     def _panel(self) -> Panel:
         row, options = self._row, self._rich.options
@@ -264,22 +269,18 @@ class Console:
         terms = sorted((name for name in row if name.startswith("reward/")), key=lambda name: -abs(row[name] or 0.0))
         own = [(name, number(row[name])) for name in (*(name for name in row if name.startswith("task/")), *terms)]
         above, below = [*self._head(inner.max_width), *self._sparkline(inner.max_width)], self._below()
-        taken = len(above) + len(self._rich.render_lines(below, inner)) + 3  # borders, and a line above the panel
         labels = [len(label) for label, _ in usual + own]
-        wide = sum(max(labels[side::2], default=0) + VALUE_WIDTH + 2 for side in (0, 1))
-        columns = 2 if wide <= inner.max_width else 1
-        free = self._rich.height - taken - math.ceil(len(usual) / columns)
-        fits = max(0, free) * columns
-        shown = own if len(own) <= fits else own[: max(0, fits - columns)]
-        spaced = bool(own) and len(shown) == len(own) and math.ceil(len(own) / columns) + 2 <= free
-        table = _table(usual, columns)
-        if spaced:
-            table.add_row()
-        _add_pairs(table, shown, columns)
-        more = len(own) - len(shown) if free > 0 else 0
-        left_out = [Text(f"and {more} more in metrics.csv", "dim")] if more else []
+        two_columns = sum(max(labels[side::2], default=0) + VALUE_WIDTH + 2 for side in (0, 1))
+        columns = 2 if two_columns <= inner.max_width else 1
+        # Borders, a line above the panel, and two blank lines around the task's own numbers.
+        fixed = 5 + len(above) + len(self._rich.render_lines(below, inner)) + math.ceil(len(usual) / columns)
+        most = max(0, self._rich.height - fixed) * columns
+        shown = own if len(own) <= most else own[: max(0, most - columns)]
+        parts: list[RenderableType] = [*above, _table([usual, shown] if shown else [usual], columns)]
+        if len(shown) < len(own) and most:
+            parts.append(Text(f"and {len(own) - len(shown)} more in metrics.csv", "dim"))
         return Panel(
-            Group(*above, table, *left_out, *([Text()] if spaced else []), below),
+            Group(*parts, *([Text()] if shown else []), below),
             title=Text(self._title),
             subtitle=Text(on_one_line(self._progress)) if self._progress else None,
             width=width,
@@ -328,32 +329,14 @@ class Console:
         return [head]
 
 
-class _Eta:
-    """Time to the last iteration, at the pace since the second row (the first ones warm up)."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._rows: list[tuple[float, float]] = []  # iteration and time [s] of the second one, and of the newest
-
-    def update(self, row: Row) -> None:
-        if (elapsed_s := row.get("time/elapsed_s")) is not None:
-            self._rows = [*self._rows[:2], (row["iteration"] or 0.0, elapsed_s)]
-
-    def __str__(self) -> str:
-        if len(self._rows) < 3 or self._rows[2][0] <= self._rows[1][0]:
-            return UNKNOWN
-        _, (warm, warm_s), (now, now_s) = self._rows
-        return _duration(max(0.0, (self._total - now) * (now_s - warm_s) / (now - warm)))
-
-
 class _Stream:
     """Stream that drops its output once the terminal or pipe is gone."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream  # a file, its stand-in, or None in a daemon
+        self._stream = stream  # None in a daemon
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show every sign
+            stream.reconfigure(errors="replace")  # characters that the terminal lacks
 
     def write(self, text: str) -> int:
         self._try("write", text)
@@ -363,17 +346,18 @@ class _Stream:
         self._try("flush")
 
     def _try(self, method: str, *arguments: str) -> None:
-        if self._stream is not None:
-            try:
-                getattr(self._stream, method)(*arguments)
-            except (OSError, ValueError):
-                with suppress(OSError, ValueError):  # Python's own flush at exit goes nowhere
-                    nowhere = os.open(os.devnull, os.O_WRONLY)
-                    os.dup2(nowhere, self.fileno())
-                    os.close(nowhere)
-                self._stream = None
-            except RuntimeError:  # a signal came while another library was writing; train.log has the text
-                pass
+        if self._stream is None:
+            return
+        try:
+            getattr(self._stream, method)(*arguments)
+        except RuntimeError:  # a signal during another library's write; train.log has the text
+            pass
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):  # Python's own flush at exit must not fail
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self.fileno())
+                os.close(nowhere)
+            self._stream = None
 
     def isatty(self) -> bool:
         with suppress(ValueError):
@@ -390,38 +374,28 @@ def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return labels and names to show; the algorithm's own numbers replace standard ones that it lacks."""
     known = [(label, name) for label, name in usual.items() if name in row or not row]
     others = [name for name in row if name.partition("/")[0] not in GENERAL and name not in usual.values()]
-    others.sort(key=lambda name: name.startswith(("loss/", "policy/")))  # numbers of this algorithm alone come first
+    others.sort(key=lambda name: name.startswith(("loss/", "policy/")))  # after the algorithm's specific ones
     return known + [(name, name) for name in others[: len(usual) - len(known)]]
 
 
-def _table(pairs: Sequence[tuple[str, str]], columns: int) -> Table:
+def _table(groups: Sequence[Sequence[tuple[str, str]]], columns: int) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0))
     for _ in range(columns):
         table.add_column(style="dim", overflow="fold")
         table.add_column(min_width=VALUE_WIDTH, no_wrap=True)
-    _add_pairs(table, pairs, columns)
+    for index, pairs in enumerate(groups):
+        if index:
+            table.add_row()
+        # Names may be untrusted. A minus hangs in the gap, so that digits align.
+        cells = [(Text(on_one_line(label)), f"{'' if value[0] == '-' else ' '}{value}") for label, value in pairs]
+        for start in range(0, len(cells), columns):
+            table.add_row(*(cell for pair in cells[start : start + columns] for cell in pair))
     return table
-
-
-def _add_pairs(table: Table, pairs: Sequence[tuple[str, str]], columns: int) -> None:
-    # Names may be a stranger's. A minus hangs in the gap, so that digits stand below each other.
-    cells = [(Text(on_one_line(label)), f"{'' if value[0] == '-' else ' '}{value}") for label, value in pairs]
-    for start in range(0, len(cells), columns):
-        table.add_row(*(cell for pair in cells[start : start + columns] for cell in pair))
-
-
-def _wrapped(line: str, width: int, hang: int) -> str:
-    """Wrap a line at words with a hanging indent."""
-    if len(line) <= width:
-        return line
-    text = textwrap.wrap(line[hang:], max(1, width - hang), break_long_words=False, break_on_hyphens=False)
-    return line[:hang] + ("\n" + " " * hang).join(text)
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace NaN and infinity by None, for JSON."""
-    odd = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {name: None if name in odd else value for name, value in values.items()}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def number(value: int | float | None, unit: str = "", least: float = 0.0) -> str:

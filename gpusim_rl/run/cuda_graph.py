@@ -19,19 +19,14 @@ from gpusim_rl.run.stop_signal import IterationLeftError
 
 T = TypeVar("T")
 
-Pieces = list[Callable[[], None]]
-"""Graph replays and the launches (of the simulator or of a collective) between them, in order."""
-
+Pieces = list[Callable[[], None]]  # graph replays and the simulator's or collective's launches between them
+# Context manager that passes launches in its block to a function.
 LaunchesApart = Callable[[Callable[[Callable[[], None]], None]], AbstractContextManager[None]]
-"""Context manager that passes launches in its block to a function."""
 
 logger = logging.getLogger("gpusim_rl.run")
 
 WARM_UP = 2  # eager calls before a capture: they create optimiser state, workspaces, kernels and Warp's own graphs
-
-MOST_PHYSICS_STEPS = 150
-"""Physics evaluations per graph up to which `auto` captures a rollout: capture time and memory grow with them."""
-
+MOST_PHYSICS_STEPS = 150  # physics evaluations per graph with `auto`: capture time and memory grow with them
 SEGMENTS = {
     "rollout": ("rollout", "update"),
     "step": ("step", "update"),
@@ -43,9 +38,7 @@ SEGMENTS = {
     "off": (),
 }
 """Captured segments by mode. `split` is a control step in pieces, with graphs of the simulator between them. Modes that
-the setting `graph` does not accept result from physics on another device or failed captures.
-"""
-
+the setting `graph` does not accept result from physics on another device or failed captures."""
 WORDS = {
     "rollout": "whole rollout",
     "step": "control step",
@@ -82,7 +75,7 @@ def choose_graph(
 
     `physics_steps` is per rollout. Another `library` that steps its envs on this device may capture graphs of its own.
     """
-    many = f"auto: more than {MOST_PHYSICS_STEPS} evaluations of the physics in a rollout"
+    many = f"auto: more than {MOST_PHYSICS_STEPS} physics evaluations per rollout"
     rules = (
         (wanted == "off", "off", "as configured"),
         (device.type != "cuda", "off", "CUDA graphs need a GPU"),
@@ -100,8 +93,8 @@ class Graphs:
     """Runner of the segments of an iteration: on CUDA each is captured into a torch graph, then replayed.
 
     A segment must use the same memory at every call, except in attributes of `stateful` objects: a reassigned tensor
-    (or tuple of tensors) is copied to its old address. A Python number that changes there prevents the capture, because a
-    graph would freeze it. Lists and nested objects are not inspected.
+    (or tuple of tensors) is copied to its old address. A Python number that changes there prevents the capture, since
+    a graph would freeze it. Lists and nested objects are not inspected.
 
     A failed capture warns, restores state and generators, and falls back: from the rollout to the control step, to the
     step in pieces (torch's and the simulator's graphs alternate, so that torch's hold no Warp loops), to eager.
@@ -130,14 +123,14 @@ class Graphs:
     ) -> None:
         self.choice, self._device, self._collective = choice, device, collective
         self._generators, self._stateful = list(generators), list(stateful)
-        self._drawn: dict[str, list[torch.Generator]] = {}  # from which, by segment
-        self._registered = self._generators  # those of the present capture
+        self._drawn: dict[str, list[torch.Generator]] = {}  # generators used by each segment
+        self._registered = self._generators  # by the current capture
         self._segments = SEGMENTS[choice.mode]
         self._calls: dict[str, int] = {}
         self._captured: dict[str, tuple[Pieces, Any]] = {}
         self._capturing = False
         self._memory: list[Any] = []  # pools of the graphs
-        # The legacy default stream cannot be captured, and what is captured must be ordered after what ran before.
+        # The legacy default stream cannot be captured, and a capture must be ordered after earlier work.
         self._stream = torch.cuda.Stream(device) if self._segments and device.type == "cuda" else None
 
     @property
@@ -166,7 +159,7 @@ class Graphs:
         if segment not in self._segments or self._capturing:
             return body()
         if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
-            raise RuntimeError("Graphs.run() outside of Graphs.stream(): the device would work out of order")
+            raise RuntimeError("Graphs.run() outside of Graphs.stream()")
         if segment not in self._captured:
             calls = self._calls[segment] = self._calls.get(segment, 0) + 1
             if calls <= WARM_UP:
@@ -186,7 +179,7 @@ class Graphs:
             return True
         except IterationLeftError:  # a signal, not a failure
             raise
-        except Exception as error:  # Warp raises bare exceptions too; an error of the body's own comes again eagerly
+        except Exception as error:  # Warp raises bare exceptions; the body's own errors recur eagerly
             if self._device.type == "cuda":
                 self._free_generators()
             for generator, state in zip(self._generators, states, strict=True):
@@ -201,11 +194,11 @@ class Graphs:
 
         self._registered = self._drawn.get(segment, self._generators)
         collecting = gc.isenabled()
-        gc.disable()  # a Warp graph that Python's collector destroys in the middle of a capture breaks it
+        gc.disable()  # destroying a Warp graph during a capture breaks it
         self._capturing = True
         try:
             if segment == "split":
-                from gpusim_rl.sim import warp  # a simulator without Warp needs none
+                from gpusim_rl.sim import warp  # optional
 
                 return self._record_pieces(body_in_place, warp.launches_apart)
             if segment == "update" and self._collective.size > 1:
@@ -244,37 +237,37 @@ class Graphs:
         try:
             with (
                 warnings.catch_warnings(),
-                # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
+                # thread_local: monitoring and logging threads may call CUDA meanwhile.
                 torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
-                # Torch knows by the capture's id which memory is the graph's. Warp's loops interrupt the capture. If
-                # its id changed, memory of a graph would be given to others: it is held here.
+                # Torch identifies the graph's memory by the capture's id, which Warp's loops may change by interrupting
+                # the capture: hold that memory too, or it would be reused.
                 torch.cuda.use_mem_pool(strays),
             ):
-                warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a piece may be
+                warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
                 yield graph
             self._memory.append(strays)
         except BaseException:
-            # In torch 2.11 and 2.12 (pytorch#180395) the allocator believes that a capture that was broken off lasts,
-            # and refuses to prepare for another one. Where it knows better, it complains.
-            with suppress(RuntimeError, AttributeError):  # it is not public
+            # In torch 2.11 and 2.12 (pytorch#180395) the allocator treats an aborted capture as running and refuses
+            # another one. Later versions raise an error here.
+            with suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             raise
 
     def _free_generators(self) -> None:
-        # In torch 2.11 and 2.12 generators believe it too, torch's own included, until a capture with them ends well.
-        # A new state would not do: graphs that exist already continue to use the old one.
+        # So do generators, including torch's default one, until a capture with them succeeds. A new state would not
+        # help: existing graphs use the old one.
         with suppress(RuntimeError):
             self._capture("all", lambda: torch.zeros((), device=self._device))
 
     def _fall_back(self, segment: str, reason: str, *, step_too: bool = False) -> None:
-        lower = {"rollout": "step", "step": "split"}.get(segment)
-        if lower is not None and not step_too:
+        lower = None if step_too else {"rollout": "step", "step": "split"}.get(segment)
+        if lower is not None:
             self._segments = tuple(lower if other == segment else other for other in self._segments)
             then = f"capturing {'single control steps' if lower == 'step' else 'it in pieces'} instead"
-        elif segment == "update":
-            self._segments, then = tuple(s for s in self._segments if s != segment), "updating eagerly (slow)"
         else:
-            self._segments, then = tuple(s for s in self._segments if s == "update"), "stepping eagerly (slow)"
+            updating = segment == "update"
+            self._segments = tuple(s for s in self._segments if (s == "update") != updating)
+            then = f"{'updating' if updating else 'stepping'} eagerly (slow)"
         mode = next(mode for mode, segments in SEGMENTS.items() if segments == self._segments)
         name = "step in pieces" if segment == "split" else segment
         self.choice = GraphChoice(mode, f"the {name} cannot be captured: {reason}")
@@ -291,12 +284,12 @@ class Graphs:
             if generator not in drawn and not torch.equal(generator.get_state(), state):
                 drawn.append(generator)
         if self._calls[segment] < WARM_UP:
-            return  # the first call may still be setting up
+            return  # set-up in the first call
         for stateful, old in zip(self._stateful, numbers, strict=True):
             changed = [name for name, value in _numbers(stateful).items() if name not in old or old[name] != value]
             if changed:
                 names = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)
-                self._fall_back(segment, f"{names} changes from call to call and is no tensor; try one", step_too=True)
+                self._fall_back(segment, f"{names} changes from call to call. Try a tensor", step_too=True)
                 return
 
 
@@ -345,7 +338,7 @@ def _put_back_tensors(stateful: object, before: dict[str, Any]) -> None:
             continue
         if not isinstance(news, tuple) or [_kind(x) for x in news] != [_kind(x) for x in olds]:
             raise NotCapturableError(f"{type(stateful).__name__}.{name} changes its shape or type")
-        # A copy first: one attribute may now hold what was another's (previous = current; current = new).
+        # Clone: an attribute may now hold another one's old tensor (previous = current; current = new).
         copies += [(place, value.clone()) for place, value in zip(olds, news, strict=True)]
         back[name] = old
     for place, value in copies:

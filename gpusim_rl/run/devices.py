@@ -21,15 +21,13 @@ def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) 
     """
     rl_device = find_device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
     if outside is not None:
-        device, where = torch.device("cpu"), "on the CPU"
-        if outside.on_learners_device:
-            device, where = rl_device, "where the learner is"
+        device = rl_device if outside.on_learners_device else torch.device("cpu")
         if cfg.sim.name != "auto" or cfg.sim_device not in (None, "auto", device.type):
-            raise ConfigError(f"sim and sim_device have no effect on envs of {outside.library}: they step {where}")
+            raise ConfigError(f"sim and sim_device have no effect on envs of {outside.library}, which step on {device}")
         return rl_device, SimChoice(NO_SIMULATOR, device, f"{outside.library}'s own")
     sim_device = find_device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
     if cfg.sim_device is None and cfg.sim.name != "auto" and SIMULATORS[cfg.sim.name].devices == ("cpu",):
-        sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
+        sim_device = torch.device("cpu")  # also for a learner on the GPU
     return rl_device, choose_sim(cfg.sim.name, sim_device)
 
 
@@ -48,16 +46,15 @@ def find_device(name: str, key: str) -> torch.device:
     kind, _, number = name.partition(":")
     if kind == "cuda":
         count = torch.cuda.device_count()
-        # torch.device reads small numbers only
-        index = int(number) if number else torch.cuda.current_device() if count else 0
+        index = int(number) if number else torch.cuda.current_device() if count else 0  # torch.device limits numbers
         if index >= count:
-            devices = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
-            raise ConfigError(f"{key}={name}: this machine has {devices}; try {key}={'cuda:0' if count else 'cpu'}")
+            problem = f"this machine has {count or 'no'} CUDA device{'s' * (count > 1)}"
+            raise ConfigError(problem, key=f"{key}={name}", hint=f"Try {key}={'cuda:0' if count else 'cpu'}")
         return torch.device("cuda", index)
     return torch.device(name)
 
 
 def set_deterministic(deterministic: bool) -> None:
     """Set whether torch is limited to deterministic kernels."""
-    if deterministic != torch.are_deterministic_algorithms_enabled():  # to be told it, torch imports its compiler
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports torch's compiler
         torch.use_deterministic_algorithms(deterministic)

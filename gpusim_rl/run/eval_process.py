@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.env.task import load_task_or_environment
-from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.errors import ConfigError, UserError, first_line
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class, make_policy
@@ -57,11 +56,10 @@ class EvalProcess:
         self.evaluating: int | None = None
         self.failure: str | None = None
         self._interval = spec.cfg.eval.interval
-        self._last = iteration  # of the newest evaluation that was begun
+        self._last = iteration  # last one evaluated
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._child = Child(
-            [sys.executable, "-c", _START], printed=open_file(printed, "ab+"), talks=True, env=importing_the_same()
-        )
+        command, output = [sys.executable, "-c", _START], open_file(printed, "ab+")
+        self._child = Child(command, printed=output, talks=True, env=importing_the_same())
         threading.Thread(target=self._listen, name="evaluation", daemon=True).start()
         encoder = {**spec.config["pretrained"], "init_from": encoder_of(spec)}
         self._send({"config": {**spec.config, "pretrained": encoder}})
@@ -74,7 +72,7 @@ class EvalProcess:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._child.process.stdin is not None
-        with suppress(OSError):  # it has ended: `poll` tells why
+        with suppress(OSError):  # it has ended; `poll` reports why
             self._child.process.stdin.write(json.dumps(message).encode() + b"\n")
             self._child.process.stdin.flush()
 
@@ -93,30 +91,25 @@ class EvalProcess:
     def poll(self, timeout_s: float = 0.0) -> Row | None:
         """Return the result of the current evaluation if it arrives within `timeout_s`."""
         try:
-            line = self._answers.get(timeout=timeout_s) if timeout_s else self._answers.get_nowait()
+            line = self._answers.get(block=timeout_s > 0, timeout=timeout_s)
         except queue.Empty:
             if self.evaluating is not None and self._child.silent_s > LONGEST_S:
-                self.evaluating, self.failure = None, f"one has not ended in {LONGEST_S:.0f} s"
+                self.evaluating, self.failure = None, f"one has not finished in {LONGEST_S:.0f} s"
             return None
         iteration, self.evaluating = self.evaluating, None
-        if not line.endswith(b"\n"):  # the end, maybe in the middle of a line
-            self.failure = f"their process ended with exit code {self._child.process.wait()}"
-            return None
         try:
             answer: dict[str, Any] = json.loads(line)
-        except ValueError:  # a library that prints while it is imported
-            answer = {"error": f"their process printed {line.decode(errors='replace').strip()!r}"}
-        if "error" in answer:
-            self.failure = answer["error"]
-            return None
-        return {"eval/iteration": iteration, **answer}
+        except ValueError:  # end of the process, or text that a library printed while it was imported
+            error = f"the process printed {line.decode(errors='replace').strip()!r}"
+            if not line.endswith(b"\n"):
+                error = f"the process ended with exit code {self._child.process.wait()}"
+            answer = {"error": error}
+        self.failure = answer.get("error")
+        return None if self.failure is not None else {"eval/iteration": iteration, **answer}
 
     def close(self) -> None:
         """End the process."""
         self._child.close()
-
-
-# The process
 
 
 class Evaluation:
@@ -137,11 +130,10 @@ class Evaluation:
             try:
                 self.env = task_class.from_settings(cfg.env, **settings)
             except ConfigError as error:
-                raise ConfigError(f"eval.num_envs={number}: {error}") from None
+                raise error.within(f"eval.num_envs={number}") from None
         else:
-            sim = dataclasses.replace(cfg.sim, num_threads=1)
-            whole = cfg.task.whole_episodes()
-            self.env = VecEnv.make(task_class, whole, num_envs=number, choice=choice, sim=sim, seed=seed)
+            task, sim = cfg.task.whole_episodes(), dataclasses.replace(cfg.sim, num_threads=1)
+            self.env = VecEnv.make(task_class, task, num_envs=number, choice=choice, sim=sim, seed=seed)
         self.env = observed(self.env, RunSpec(cfg, task_class, self._algorithm_class, {}, []), self._device)
         self.env.reset()
         self._start = self.env.state_dict()
@@ -153,13 +145,12 @@ class Evaluation:
         policy.load_state_dict(state["policy"])
         torch.manual_seed(cfg.eval.seed)
         env.load_state_dict(self._start)
-        obs = env.begin_from(state["env"])  # on the levels, say, that the training has reached
-        moved: dict[str, Tensor] = {group: value.to(self._device) for group, value in obs.items()}
-        result, _ = evaluate(env, policy.eval(), moved, cfg.eval.episodes)
+        obs = {group: value.to(self._device) for group, value in env.begin_from(state["env"]).items()}
+        result, _ = evaluate(env, policy.eval(), obs, cfg.eval.episodes)
         names = {"return_mean": "return", "return_std": "return_std", "length_mean": "length", "diverged": "diverged"}
-        taken = {*names.values(), "iteration"}  # an info of another library's envs may be called `return`
+        reserved = {*names.values(), "iteration"}  # another library's envs may have an info `return`
         stats = {name: name.removeprefix("task/") for name in result if name.startswith("task/")}
-        names |= {name: name if short in taken else short for name, short in stats.items()}
+        names |= {name: name if short in reserved else short for name, short in stats.items()}
         return {f"eval/{new}": result[name] for name, new in names.items()}
 
 
@@ -175,8 +166,8 @@ def answers(lines: Iterable[str]) -> Iterator[str]:
                 yield json.dumps(evaluation(load(Path(request["checkpoint"]))))
         except Exception as error:
             traceback.print_exc()
-            plain = isinstance(error, (ConfigError, TaskError))
-            yield json.dumps({"error": str(error) if plain else f"{type(error).__name__}: {error}".partition("\n")[0]})
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            yield json.dumps({"error": kind + first_line(error)})
             return
 
 
@@ -185,7 +176,7 @@ def main() -> None:
     os.nice(NICENESS)
     torch.set_num_threads(1)
     source, output = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
-    # What envs print is no answer. And a process that they fork closes its standard input, which must not be in use.
+    # Envs may print, and a process that they fork closes its standard input: use other descriptors.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)

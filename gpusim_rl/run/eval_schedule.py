@@ -22,20 +22,13 @@ class EvalSchedule:
     """
 
     def __init__(
-        self,
-        spec: RunSpec,
-        log: Logger,
-        iteration: int,
-        intervals: LogIntervals,
-        timer: PhaseTimer,
-        stop_signal: StopSignal,
+        self, spec: RunSpec, log: Logger, iteration: int, intervals: LogIntervals, timer: PhaseTimer, stop: StopSignal
     ) -> None:
-        self._log, self._intervals = log, intervals
-        self._timer, self._stop_signal = timer, stop_signal
+        self._log, self._intervals, self._timer, self._stop_signal = log, intervals, timer, stop
         self._process: EvalProcess | None = None
         try:
             self._process = EvalProcess(spec, log.run_dir.path / EVAL_LOG, iteration)
-        except OSError as error:  # no memory for another process, a full disk
+        except OSError as error:  # too little memory, a full disk
             self._fail(str(error))
 
     def after_iteration(
@@ -54,7 +47,7 @@ class EvalSchedule:
         with self._stop_signal.aside(), checkpoints.budget_evaluated.spending():
             checkpoint = state()
             if not all(bool(value.isfinite().all()) for value in checkpoint["policy"].values()):
-                return  # the next checkpoint, or the row before it, ends the run with the reason
+                return  # the next row or checkpoint ends the run with the reason
             file = checkpoints.save_evaluated(checkpoint)
         if file is not None:
             self._process.begin(file, iteration)
@@ -80,10 +73,9 @@ class EvalSchedule:
             self.close()
 
     def _fail(self, reason: str) -> None:
-        """Report the end of evaluations."""
-        details = f"{reason.removesuffix('.')}; {self._log.run_dir}/{EVAL_LOG} has the rest"
-        stays = ", and best.pt stays" if self._log.checkpoints.stop_evaluations() else ""
-        self._log.console.warn(f"no more evaluations ({details}); training continues without them{stays}")
+        details = f"{reason.removesuffix('.')}; see {self._log.run_dir}/{EVAL_LOG}"
+        kept = " and keeps best.pt" if self._log.checkpoints.stop_evaluations() else ""
+        self._log.console.warn(f"no more evaluations ({details}); training continues without them{kept}")
 
     def close(self) -> None:
         """End the process."""

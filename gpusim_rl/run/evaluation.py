@@ -38,10 +38,10 @@ def evaluate(
     hidden = policy.initial_state(num_envs)
     returns = torch.zeros(episodes, num_envs, device=device)
     lengths = torch.zeros_like(returns)
-    episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)  # the number of the one under way
+    episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)  # number of the current one
     diverged = torch.zeros((), device=device)
-    sums: dict[str, Tensor] = {}  # sum and count of a number of the task
-    for _ in range(episodes * (env.max_episode_length + 1)):  # some libraries spend a step on a reset
+    sums: dict[str, Tensor] = {}  # sum and count of each of the task's statistics
+    for _ in range(episodes * (env.max_episode_length + 1)):  # some libraries take a step for a reset
         action, hidden = policy.act(obs, hidden, deterministic=True)
         step = moved(env.step(action.to(env.device)), device)
         counts = episode[0] < episodes
@@ -61,7 +61,7 @@ def evaluate(
         hidden = tuple(state.masked_fill(step.done[None, :, None], 0.0) for state in hidden)
         obs = step.obs
     if cut := int((episodes - episode).clamp(min=0).sum()):
-        text = "%d of %d episodes had not ended after %d steps: their returns are of what there was"
+        text = "%d of %d episodes had not ended after %d steps: their returns are partial"
         logger.warning(text, cut, returns.numel(), env.max_episode_length * episodes)
     return {
         "episodes": float(returns.numel()),
@@ -76,11 +76,7 @@ def evaluate(
 
 
 def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Tensor]]:
-    """Rebuild the policy of a checkpoint and its envs, with the same training progress.
-
-    Returns:
-        Start of the run, environments, policy and first observations.
-    """
+    """Rebuild the policy of a checkpoint and its envs, with the same training progress; also return observations."""
     start, state = begin(spec)
     assert state is not None and spec.checkpoint is not None, "begin() has read the checkpoint"
     env, obs = make_started_env(start)
@@ -92,7 +88,7 @@ def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Ten
         policy.load_state_dict(state["policy"])
         for group, value in env.begin_from(state["env"]).items():
             obs[group].copy_(value)
-        stack.pop_all()  # all fits: the caller closes them
+        stack.pop_all()  # the caller closes the env
     return start, env, policy, obs
 
 
@@ -126,6 +122,6 @@ def report(start: RunStart, result: Mapping[str, float]) -> None:
                 written.write((json.dumps(finite(shown), indent=2) + "\n").encode())
             shown["file"] = str(file)
         except OSError as error:
-            console.warn(f"{file} cannot be written ({error.strerror})")
+            console.warn(f"cannot write {file} ({error.strerror})")
     console.result(shown)
     console.close()

@@ -7,7 +7,7 @@ NaN in physics or actions only resets the env (`env/nan_guard.py`), and non-fini
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,9 +17,8 @@ from gpusim_rl.learn.algorithm import Algorithm, RecordedTensor, Recorder
 from gpusim_rl.run.held_objects import attributes
 from gpusim_rl.run.log_interval import LogRow
 
-FLAGS = {"check/obs": "an observation", "check/style": "an observation", "check/reward": "a reward"}
-FLAGS |= {"loss/value": "the loss"}
-
+FLAGS = {"check/obs": "an observation", "check/style": "an observation"}
+FLAGS |= {"check/reward": "a reward", "loss/value": "the loss"}
 PATIENCE = 3  # consecutive iterations without an update; one rollout with an absurd number costs one
 
 
@@ -39,25 +38,23 @@ class FiniteCheck:
             first = min(bad, key=lambda name: (name.startswith("loss/"), name != "loss/value", name))
             exact = len(row.iterations) == 1 and row.iterations[-1] == iteration
             place = _first_not_finite(_recorded(algorithm)) if exact else None
-            among = f" of process {', '.join(map(str, row.processes))}" if row.processes else ""
-            raise self._error(f"{place or FLAGS.get(first, first)}{among}", row.iterations)
+            ranks = f" of process {', '.join(map(str, row.processes))}" if row.processes else ""
+            raise self._error(f"{place or FLAGS.get(first, first)}{ranks}", row.iterations)
 
-    def check_samples(self, row: LogRow, num_envs: int, replay: Callable[[], str] | None) -> None:
-        """Raise TaskError if every env diverged in every step of the interval; `replay` makes the hint's command."""
+    def check_samples(self, row: LogRow, num_envs: int, replay: str | None) -> None:
+        """Raise TaskError if every env diverged in every step of the interval; `replay` is the hint's command."""
         if row.flags.get("check/valid", 1.0):
             return
         bad = row.numbers["sim/bad_actions"] == row.numbers["sim/diverged"]
         if replay is None:
             cause = f"{'actions' if bad else 'observations or rewards'} are NaN or infinite"
-            advice, shown = "a lower learning rate" if bad else "the env by itself", ""
+            hint = "Try a lower learning rate" if bad else "Try the env without a policy"
         else:
-            cause = "their actions or controls are NaN or infinite" if bad else "their physics diverged"
+            cause = "actions or controls are NaN or infinite" if bad else "physics diverged"
             advice = "debug.check_task=true to name them" if bad else "a higher task.physics_hz"
-            shown = f"; {replay()} shows the first one"
-        raise TaskError(
-            f"{self._task_name}: {num_envs} of {num_envs} envs failed in every step of {_when(row.iterations)}, and"
-            f" nothing is left to learn from: {cause}. Try {advice}{shown}"
-        )
+            hint = f"Try {advice}. To replay the first one: {replay}"
+        problem = f"{num_envs} of {num_envs} envs failed in every step of {_when(row.iterations)}: {cause}"
+        raise TaskError(problem, key=self._task_name, hint=hint)
 
     @property
     def learning(self) -> bool:
@@ -78,11 +75,9 @@ class FiniteCheck:
         recorded = [item for item in _recorded(algorithm) if item.name in FLAGS.values()]
         largest = [f"{item.name} is up to {item.value.abs().max():.3g}" for item in recorded]
         sizes = f" ({', '.join(largest)})" if largest else ""
-        return TaskError(
-            f"{self._task_name}: no gradient was finite for {PATIENCE} iterations or more, up to"
-            f" {row.iterations[-1]}, so nothing is learned{sizes}. Try smaller rewards, smaller coefficients of the"
-            f" loss or a lower learning rate; {replay} shows it"
-        )
+        problem = f"no gradient was finite for {PATIENCE} iterations or more, up to {row.iterations[-1]}{sizes}"
+        hint = f"Try smaller rewards, smaller loss coefficients or a lower learning rate. To replay it: {replay}"
+        return TaskError(problem, key=self._task_name, hint=hint)
 
     def check_policy(self, weights: Mapping[str, Tensor], iteration: int) -> None:
         """Raise TaskError if the policy is not finite, before it is saved: rows may be late."""
@@ -91,10 +86,8 @@ class FiniteCheck:
                 raise self._error(f"the policy ({name})", range(iteration, iteration + 1))
 
     def _error(self, subject: str, iterations: range) -> TaskError:
-        return TaskError(
-            f"{self._task_name}: {subject} is not finite in {_when(iterations)}; all checkpoints are from before it."
-            " Try debug.check_task=true to name the hook and the step"
-        )
+        problem = f"{subject} is not finite in {_when(iterations)}; all checkpoints are older"
+        return TaskError(problem, key=self._task_name, hint="Try debug.check_task=true to name the hook and the step")
 
 
 def _when(iterations: range) -> str:

@@ -26,10 +26,10 @@ from gpusim_rl.errors import ConfigError
 
 T = TypeVar("T")
 
+# Packages whose objects may hold host tensors
 LIBRARIES = ("torch", "numpy", "mujoco", "mujoco_warp", "warp", "newton", "gymnasium", "envpool")
 ELSEWHERE = tuple(f"{name}." for name in (*sys.stdlib_module_names, *LIBRARIES, "gpusim_rl.sim", "gpusim_rl.run"))
-"""Packages whose objects may legitimately hold host tensors."""
-OF_MODULES = ("_parameters", "_buffers", "_modules")
+MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # of torch.nn.Module
 LARGEST_ARRAY = 64 << 20  # bytes; of a larger array, `unsaved` compares only the shape
 PLAIN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, bytes, int, float, type(None))
 
@@ -58,10 +58,10 @@ def unsaved(owner: object) -> dict[str, Any]:
     while nodes:
         path, node, kept = nodes.pop()
         if isinstance(node, int):
-            found[path] = node  # one of many digits has no repr
+            found[path] = node  # repr fails for very many digits
         elif isinstance(node, (float, complex, str, bytes, type(None), np.generic, itertools.count)):
             found[path] = repr(node)
-        elif isinstance(node, np.ndarray):  # a large one is data, such as motions, and takes long to compare
+        elif isinstance(node, np.ndarray):
             found[path] = node.shape, zlib.crc32(node.tobytes()) if node.nbytes <= LARGEST_ARRAY else 0
         elif isinstance(node, Tensor):
             found |= {} if kept else {path: (id(node), 0 if node.is_inference() else node._version)}
@@ -90,7 +90,7 @@ def check_devices(name: str, owner: object, device: torch.device) -> None:
     for path, tensor, expected in _held(owner, Tensor, device):
         place = tensor.device
         if place.type != expected.type or (expected.index is not None and place.index not in (None, expected.index)):
-            raise ConfigError(f"debug.check_device: {name}: {path} is on {place}, expected {expected}")
+            raise ConfigError(f"{path} is on {place}", key=f"debug.check_device: {name}", expected=str(expected))
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def _held(
     seen = {} if seen is None else seen
     if isinstance(node, PLAIN) or id(node) in seen:
         return
-    seen[id(node)] = node  # kept, so that no other object gets its id
+    seen[id(node)] = node  # keeps the id in use
     if isinstance(node, kind):
         yield path, node, device
         return
@@ -125,13 +125,13 @@ def _held(
         inner = [(f"{path}[{key!r}]", item) for key, item in node.items()]
     elif isinstance(node, (list, tuple, set, frozenset, deque)):
         inner = [(f"{path}[{number}]", item) for number, item in enumerate(node)]
-    elif isinstance(node, torch.optim.Optimizer):  # it counts its steps on the host, if it may
+    elif isinstance(node, torch.optim.Optimizer):  # which may count its steps on the host
         states = [(name, item) for state in node.state.values() for name, item in state.items() if name != "step"]
         inner = [(f"{type(node).__name__}.state[{name!r}]", item) for name, item in states]
     elif isinstance(node, nn.Module):
         values = vars(node)
-        items = [item for group in OF_MODULES for item in values[group].items()]
-        items += [item for item in values.items() if item[0] not in OF_MODULES]
+        items = [item for group in MODULE_DICTS for item in values[group].items()]
+        items += [item for item in values.items() if item[0] not in MODULE_DICTS]
         inner = [(f"{path or type(node).__name__}.{name}", item) for name, item in items]
     elif not f"{type(node).__module__}.".startswith(ELSEWHERE):
         values = attributes(node)

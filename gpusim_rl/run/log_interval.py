@@ -37,10 +37,10 @@ class LogIntervals:
     def __init__(self, collector: Collector, collective: Collective = ALONE) -> None:
         self._collector, self._collective = collector, collective
         self._metrics, self._timer = collector.metrics, collector.timer
-        self._summed_s = 0.0  # time in sums over the processes before the interval
+        self._summed_s = 0.0  # time in collective sums before the interval
         self._monitor: SystemMonitor | None = None
-        self._start = (0, 0)  # iterations and control steps done before the interval
-        self._added: Row = {}  # to the row of this interval
+        self._start = (0, 0)  # iterations and control steps before the interval
+        self._added: Row = {}
         self.best_return: float | None = None
         self.mean_return: float | None = None
 
@@ -71,7 +71,7 @@ class LogIntervals:
         self._start = (iteration, env_steps)
         self._wait()
         summing_s = self._collective.summing_s
-        if summing_s is not None:  # this process's part of it: a row has the mean of the processes
+        if summing_s is not None:  # summed over processes into their mean
             seconds, self._summed_s = summing_s - self._summed_s, summing_s
             extra = {**extra, "time/sums": torch.tensor(seconds / durations.wall_s / self._collective.size)}
         return [self._row(*row) for row in self._metrics.flush(ended, extra)]
@@ -88,10 +88,10 @@ class LogIntervals:
         """
         own, collective = self._metrics.flags(), self._collective
         bad = [value is None or not math.isfinite(value) for value in own.values()]
-        mine = [rank == collective.rank and any(bad) for rank in range(collective.size)]
-        told = collective.any(*bad, *mine)  # on the host: a sum would be of tensors of the device
-        flags: Row = {name: math.nan if is_bad else own[name] for name, is_bad in zip(own, told, strict=False)}
-        processes = tuple(rank for rank, is_bad in enumerate(told[len(own) :]) if is_bad)
+        by_rank = [rank == collective.rank and any(bad) for rank in range(collective.size)]
+        anywhere = collective.any(*bad, *by_rank)
+        flags: Row = {name: math.nan if is_bad else own[name] for name, is_bad in zip(own, anywhere, strict=False)}
+        processes = tuple(rank for rank, is_bad in enumerate(anywhere[len(own) :]) if is_bad)
         return LogRow(range(self._start[0] + 1, iteration + 1), {}, flags, processes if collective.size > 1 else ())
 
     def close(self) -> None:

@@ -31,38 +31,27 @@ from gpusim_rl.settings.trust import strange_values, words_of_call
 from gpusim_rl.sim.buffers import enough
 
 OF_LOGGER = ("wandb_id", "best_evaluation")  # entries of a checkpoint in `Logger.state_dict`
-
 DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"  # dumps before the first divergence, after the last finite gradient
+NEARLY = 0.8  # use of a buffer that causes a warning
 
-SKIPS = (
-    "the gradient of {number:.0f} minibatches was NaN or infinite; such minibatches change nothing, and are counted in"
-    " policy/skipped_minibatches"
-)
-
-FULL = (
-    "{envs:.0f} envs dropped contacts or limits because a buffer was full: their physics is wrong ({uses} in use)."
-    " Set {settings}"
-)
-
-NEARLY_FULL = "{uses} in use; what is above 100 % is dropped, and the physics is wrong then. Try {settings}"
-NEARLY = 0.8
-
+# Warnings, each shown once
+SKIPS = "skipped {number:.0f} minibatches with a NaN or infinite gradient (policy/skipped_minibatches counts them)"
+FULL = "{envs:.0f} envs have wrong physics: a full buffer dropped contacts or limits ({uses} in use). Set {settings}"
+NEARLY_FULL = "{uses} in use; contacts and limits beyond 100 % are dropped, which makes physics wrong. Try {settings}"
 WARP_LIMIT = (
-    "{envs:.0f} envs dropped contacts at a limit of MuJoCo Warp itself, which no setting changes: a geom has at most 50"
-    " candidates on a height field, and convex shapes may be too fine. Try spheres and capsules in place of boxes and"
-    " meshes, or another size of the cells (resolution of the terrain; docs/gpu.md has measurements)"
+    "{envs:.0f} envs dropped contacts at a limit of MuJoCo Warp itself: 50 candidates per geom on a height field, or"
+    " convex shapes that are too fine. Try spheres and capsules instead of boxes and meshes, or another terrain"
+    " resolution (docs/gpu.md)"
 )
-
 PAYS_TO_FAIL = (
-    "the mean return is {loss:.3g}, and episodes end after {steps:.0f} of {limit} steps: each further step costs, so a"
-    " policy gains by failing early. If the early ends are failures, pay for every step that is survived, or lower the"
-    " costs: the reward/ columns of metrics.csv show them"
+    "mean return is {loss:.3g} and episodes end after {steps:.0f} of {limit} steps: a policy gains by failing early."
+    " Reward every step that is survived, or lower the costs (reward/ columns of metrics.csv)"
 )
 
-CAUSES = {
+CAUSES = {  # by `cause` of the NaN guard
     "physics": "its physics",
-    "action": "its action, which is NaN or infinite",
-    "apply_action": "{task}.apply_action(), which gave it a control or a force that is NaN or infinite",
+    "action": "a NaN or infinite action",
+    "apply_action": "a NaN or infinite control or force of {task}.apply_action()",
 }
 
 
@@ -92,12 +81,16 @@ class Logger:
         self._writers = Writers([] if silent else writers, warn)
         self._row: Row = {}
         self._warned: set[str] = set()  # warnings that are shown once
-        self._rewards_seen = False
+        self._rewards_checked = False
         self._room = {name: room for name, (room, _) in run.env.buffers.items()}
         self._noted: GraphChoice | None = None  # in env.json
         spec = run.start.spec
-        self._strange = strange_values(spec.config)  # what a command takes over only where told to
-        self._config_dir = None if strange_values(spec.config, spec.config_dir) else spec.config_dir
+        foreign = strange_values(spec.config)  # classes and arguments that commands accept only with these flags
+        folder = None if strange_values(spec.config, spec.config_dir) else spec.config_dir
+        flags = ["--trust"] if folder is None else ["-cd", str(paths.from_here(folder))]
+        self._flags = flags if foreign else []
+        in_script = any(target.startswith("__main__.") for _, target in foreign)
+        self._script_has = "classes" if in_script else "envs" if spec.envs is not None else ""
         self._again = [word for word in words_of_call(spec.config) if not word.startswith("log.dir=")]
 
     def __enter__(self) -> Logger:
@@ -130,8 +123,8 @@ class Logger:
         self._noted = run.graph
         try:
             self.run_dir.note(describe_run(run))
-        except (OSError, ValueError) as error:  # a full disk; a file that somebody edited
-            self.console.warn(f"env.json cannot be written ({error}); training continues")
+        except (OSError, ValueError) as error:  # full disk; edited file
+            self.console.warn(f"cannot write env.json ({error}); training continues")
 
     def record(self, rows: Sequence[LogRow]) -> None:
         """Publish rows."""
@@ -141,30 +134,29 @@ class Logger:
             self.console.update(numbers)
             if skipped := numbers.get("policy/skipped_minibatches"):
                 self._warn_once(SKIPS, number=skipped)
-            self._look_at_buffers(numbers)
-            self._look_at_rewards(numbers)
+            self._check_buffers(numbers)
+            self._check_rewards(numbers)
 
     def _warn_once(self, text: str, **values: object) -> None:
         if text not in self._warned and not self._silent:
             self._warned.add(text)
             self.console.warn(text.format(**values))
 
-    def _look_at_buffers(self, numbers: Row) -> None:
+    def _check_buffers(self, numbers: Row) -> None:
         used = {name: numbers.get(f"sim/{name}_used") or 0.0 for name in self._room}
         most, envs = max(used.values(), default=0.0), numbers.get("sim/overflow") or 0.0
         text = FULL if most > 1.0 else WARP_LIMIT if envs and used else NEARLY_FULL if most > NEARLY else None
         if text is None or FULL in self._warned:
             return
         shares = (f"{min(100 * used[name], 100):.0f} % of sim.{name}={room}" for name, room in self._room.items())
-        uses = " and ".join(shares)
         settings = enough(self._room, {name: used[name] * room for name, room in self._room.items()})
-        self._warn_once(text, envs=envs, uses=uses, settings=settings)
+        self._warn_once(text, envs=envs, uses=" and ".join(shares), settings=settings)
 
-    def _look_at_rewards(self, numbers: Row) -> None:
+    def _check_rewards(self, numbers: Row) -> None:
         limit, count = getattr(self._cfg.task, "episode_length", None), numbers.get("episode/count") or 0.0
-        if limit is None or count < 100 or self._rewards_seen:
+        if limit is None or count < 100 or self._rewards_checked:
             return
-        self._rewards_seen = True
+        self._rewards_checked = True
         loss, steps = numbers["episode/return"], numbers["episode/length"]
         if loss is not None and steps is not None and loss < 0.0 and steps < 0.9 * limit:
             self._warn_once(PAYS_TO_FAIL, loss=loss, steps=steps, limit=limit)
@@ -177,7 +169,7 @@ class Logger:
         cause = CAUSES[state["cause"]].format(task=state["task"])
         self.console.warn(
             f"{state['diverged_envs']} of {self._cfg.num_envs} envs diverged, env {state['env']} first because of"
-            f" {cause}; such envs are reset and left out of learning, and counted in sim/diverged. {replay} shows it"
+            f" {cause}; they are reset and excluded from learning (sim/diverged counts them). To replay it: {replay}"
         )
 
     def dump(self, name: str, state: Mapping[str, Any]) -> str:
@@ -186,7 +178,7 @@ class Logger:
             if not self._silent:
                 save(self.run_dir.path / name, state)
         except OSError as error:
-            self.console.warn(f"{name} cannot be written ({error})")
+            self.console.warn(f"cannot write {name} ({error})")
         return self.replay(name)
 
     def replay(self, name: str) -> str:
@@ -202,15 +194,16 @@ class Logger:
         last = self.checkpoints.saved
         newest = "there is no checkpoint" if last is None else f"the newest checkpoint is of iteration {last}"
         if left:
-            self.console.info(f"left iteration {run.iteration + 1} before its end; {newest}")
+            self.console.info(f"aborted iteration {run.iteration + 1}; {newest}")
         elif last != run.iteration:
-            problem = f"the checkpoint of iteration {run.iteration} could not be written to {self.run_dir}"
-            raise ConfigError(f"{problem}; {newest}")
+            raise ConfigError(
+                f"checkpoint of iteration {run.iteration} could not be written; {newest}", key=str(self.run_dir)
+            )
         if last is not None:
             if self._cfg.log.video and run.complete and not self._silent:
                 self.console.info("recording a video of the policy")
                 try:
-                    video = film(self.run_dir.path, self._flags())
+                    video = film(self.run_dir.path, self._flags)
                 except ConfigError as error:
                     self.console.warn(f"no video: {error}")
                 else:
@@ -219,33 +212,22 @@ class Logger:
             self.console.footer(self._next(run))
         return self._row
 
-    def _flags(self) -> list[str]:
-        """Return the flags with which a tool accepts the user's classes."""
-        if not self._strange:
-            return []
-        return ["--trust"] if self._config_dir is None else ["-cd", str(paths.from_here(self._config_dir))]
-
     def _next(self, run: RunView) -> list[str]:
-        folder = shlex.quote(str(self.run_dir))
-        further = [f"max_iterations={2 * run.iteration}"] if run.complete else []  # it would end at once
-        plot = f"{command('plot')} {folder}"
-        arguments = ", ".join(["...", f"checkpoint={str(self.run_dir)!r}", *further])
-        if any(target.startswith("__main__.") for _, target in self._strange):  # classes of the script
-            return [f"gpusim_rl.train({arguments})  in the script with its classes: no command can import them", plot]
-        if run.start.spec.envs is not None:
-            return [f"gpusim_rl.train({arguments})  in the script with its envs: no command can make them", plot]
-        flags = [shlex.quote(word) for word in self._flags()]
-        config_dir, trusts = ([], ["trust=true"]) if flags == ["--trust"] else (flags, [])
+        folder = str(self.run_dir)
+        plot = f"{command('plot')} {shlex.quote(folder)}"
+        further = [f"max_iterations={2 * run.iteration}"] if run.complete else []  # else it ends at once
+        if self._script_has:
+            arguments = ", ".join(["...", f"checkpoint={folder!r}", *further])
+            return [f"gpusim_rl.train({arguments})  in the script with its {self._script_has}", plot]
         program = command("train")
         if self._cfg.multi_gpu:
             processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
             program = f"torchrun --nproc-per-node={processes} {program.removeprefix('python ')}"
-        again = [shlex.quote(word) for word in self._again]
-        checkpoint = shlex.quote(f"checkpoint={self.run_dir}")
-        train = " ".join([program, *config_dir, checkpoint, *again, *further, *trusts])
-        seen = ["--renderer", "policy"] if run.env.images else []  # a video of what the policy sees
-        looks = [[command("play"), folder, *flags], [command("record"), folder, *flags, *seen]]
-        return [*map(" ".join, looks), train, plot]
+        config_dir, trust = ([], ["trust=true"]) if self._flags == ["--trust"] else (self._flags, [])
+        train = shlex.join([*config_dir, f"checkpoint={folder}", *self._again, *further, *trust])
+        view = shlex.join([folder, *self._flags])
+        images = " --renderer policy" if run.env.images else ""
+        return [f"{command('play')} {view}", f"{command('record')} {view}{images}", f"{program} {train}", plot]
 
 
 @contextmanager
@@ -258,8 +240,7 @@ def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
         return
     with RunDir.of(start.spec, start.digest, trains=not run.complete) as (run_dir, continues):
         start.collective.run_dir(str(run_dir.path.absolute()))
-        # A branch of another run is a run of its own.
-        with Logger(run, run_dir, earlier if continues else {}) as log:
+        with Logger(run, run_dir, earlier if continues else {}) as log:  # a branch is a new run
             log.start(run, continues=continues)
             yield log
 

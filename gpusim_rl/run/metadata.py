@@ -26,7 +26,8 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     ignored = "" if cfg.seed in (-1, start.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
     threads = torch.get_num_threads()
     chosen = _precision(run)
-    bits = f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
+    learner = f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}"
+    learner += f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
     speed_up = [("compiled", str(start.compile))] if start.compile.mode != "off" else []
     if start.device.type == "cuda":
         speed_up = [("graph", f"{run.graph}; compiled: {start.compile}")]
@@ -35,10 +36,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
         ("task", f"{run.start.task_name}, {_setting(run)}{cfg.num_envs} envs, {env.summary}"),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(start.sim)),
-        (
-            "learner",
-            f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}{bits}{_untuned(run)}",
-        ),
+        ("learner", learner + _untuned(run)),
         *speed_up,
         *run.algorithm.describe().items(),
         ("seed", f"{start.seed}{ignored}"),
@@ -50,7 +48,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     if start.resumed:
         checkpoint = start.spec.checkpoint
         branch = "" if continues or checkpoint is None else f" of {checkpoint.file}, in a new run folder"
-        episodes = "" if env.resumable else "; new episodes begin, for these envs cannot be restored"
+        episodes = "" if env.resumable else "; new episodes begin, because these envs cannot be restored"
         lines.append(("resumed", f"at iteration {run.iteration}{branch}{episodes}"))
     lines.append(("run", str(run_dir)))
     return lines
@@ -65,7 +63,7 @@ def _untuned(run: RunView) -> str:
     others = [name for name in ALGORITHMS if name in tuned]
     if {run.cfg.algo, algorithm_of(spec.algorithm_class)} & tuned.keys() or not others:
         return ""
-    return f"; the task has tuned values of {' and '.join(others)} only"
+    return f"; the task has tuned values for {' and '.join(others)} only"
 
 
 def _setting(run: RunView) -> str:
@@ -81,18 +79,14 @@ def _setting(run: RunView) -> str:
 def describe_run(run: RunView) -> dict[str, Any]:
     """Describe a run for env.json, which tools/doctor.py reads."""
     device, sim, graph = run.start.device, run.start.sim, run.graph
-    on_cuda = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else None
     used = psutil.Process().memory_info().rss
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
+    learner = {"device": str(device), "memory_gb": memory, "threads": torch.get_num_threads(), **_precision(run)}
     return {
         "sim": {"name": sim.name, "device": str(sim.device), "reason": sim.reason, "threads": run.env.num_threads}
         | {name: room for name, (room, _) in run.env.buffers.items()},
-        "learner": {
-            "device": str(device),
-            "memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None,
-            "threads": torch.get_num_threads(),
-            **_precision(run),
-        },
+        "learner": learner,
         "graph": {"mode": graph.mode, "reason": graph.reason},
         "compile": {"mode": run.start.compile.mode, "reason": run.start.compile.reason},
         "actors": run.num_actors,

@@ -17,7 +17,6 @@ from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.writers import Row
 
 WINDOW = 100  # episodes in the mean return; records and thresholds need a full window
-
 TRIMMED = 0.05  # share left out at each end: a few absurd rewards must not set a record that no policy would beat
 
 
@@ -27,26 +26,22 @@ class EpisodeWindow:
     def __init__(self, num_envs: int, size: int, device: torch.device) -> None:
         self.size = size
         self._running = torch.zeros(2, num_envs, device=device)
-        self.episode_return, self.episode_length = self._running  # of the episodes under way
-        # one slot more, for everything that is not an end of an episode
-        self.ring = torch.zeros(2, size + 1, device=device)
+        self.episode_return, self.episode_length = self._running  # of running episodes
+        self.ring = torch.zeros(2, size + 1, device=device)  # the last slot takes steps that end no episode
         self.total = torch.zeros((), dtype=torch.int64, device=device)
 
     def record(
-        self,
-        reward: Float[Tensor, "time envs"],
-        done: Bool[Tensor, "time envs"],
-        counts: Bool[Tensor, "time envs"],
+        self, reward: Float[Tensor, "time envs"], done: Bool[Tensor, "time envs"], counts: Bool[Tensor, "time envs"]
     ) -> None:
         """Add the steps of a rollout; `counts` excludes episodes cut by a staggered start or a diverged simulation."""
-        # Return and length of the episode up to each step, [time, 2, envs]. A product forgets in one operation; an
-        # infinite reward stays in the rollout.
+        # Return and length up to each step, [time, 2, envs]. Multiplying by 0 resets them in one kernel; an infinite
+        # reward spoils no later rollout.
         sums = torch.stack([reward, torch.ones_like(reward)], dim=1)
-        goes_on = (~done).to(sums.dtype)[:, None].unbind()
+        continues = (~done).to(sums.dtype)[:, None].unbind()
         first, *later = now = sums.unbind()
         first.add_(self._running)
-        for going, before, after in zip(goes_on, now, later, strict=False):
-            after.addcmul_(going, before)
+        for factor, before, after in zip(continues, now, later, strict=False):
+            after.addcmul_(factor, before)
         self._running.copy_(now[-1].masked_fill(done[-1], 0.0))
 
         ended = (done & counts).flatten()
@@ -98,9 +93,9 @@ class EpisodeWindow:
 class Taken:
     """Sums of an actor's rollout."""
 
-    episodes: list[list[float]]  # returns, and lengths, of those that ended; the last ones of very many
-    sums: dict[str, Any]  # numbers by name, or lists of them
-    terms: dict[str, float]  # of the reward, summed over steps and envs
+    episodes: list[list[float]]  # returns and lengths of finished episodes, as many as a window holds
+    sums: dict[str, Any]  # numbers or lists of them
+    terms: dict[str, float]  # reward terms, summed over steps and envs
     steps: int
 
 
@@ -128,15 +123,15 @@ class Metrics:
         self.num_envs, self.device, self._collective = num_envs, device, collective
         self.episodes = EpisodeWindow(num_envs, window, device)
         self._late_names = late_names and collective.size > 1
-        self._rollout: list[tuple[Tensor, Tensor]] = []  # of each step: numbers and masks, [count, envs]
+        self._rollout: list[tuple[Tensor, Tensor]] = []  # numbers and masks of each step, [count, envs]
         self._sums: dict[str, Tensor] = {}
         self._terms: Tensor | None = None
         self._term_names: list[str] = []
         self._stat_names: list[str] = []
         self._latest: dict[str, Tensor] = {}
-        self._checked: set[str] = set()  # names of an update whose kind is known
-        self._steps = torch.zeros((), device=device)  # a graph counts on the device
-        self._taken = 0  # episodes that `take` has given away
+        self._checked: set[str] = set()  # names of validated statistics
+        self._steps = torch.zeros((), device=device)  # counted by graphs
+        self._taken = 0  # episodes that `take` has returned
         self._in_flight: tuple[Any, list[str], Tensor] | None = None
         self._arrival: torch.cuda.Event | None = None
 
@@ -149,7 +144,7 @@ class Metrics:
         self._term_names = list(step.terms)
         late = [name for name in step.stats if name not in self._stat_names]
         self._stat_names += late
-        if late and self._rollout:  # envs of another library may name a number as late as an episode ends
+        if late and self._rollout:  # another library's envs may add a name at the end of an episode
             missing = torch.full((len(late), self.num_envs), torch.nan, device=self.device)
             self._rollout = [(torch.cat([numbers, missing]), masks) for numbers, masks in self._rollout]
         missing = torch.full_like(step.reward, torch.nan) if len(step.stats) < len(self._stat_names) else step.reward
@@ -185,11 +180,12 @@ class Metrics:
 
     def record_update(self, stats: Mapping[str, Tensor], algorithm: str = "Algorithm") -> None:
         """Keep the statistics of the latest update, device scalars by name; flags (`check/...`) are summed."""
+        key = f"{algorithm}.update()"
         if not isinstance(stats, Mapping):
-            raise ConfigError(f"{algorithm}.update() must return a dict of numbers by name, got {type(stats).__name__}")
+            raise ConfigError(f"returned a {type(stats).__name__}", key=key, expected="a dict of tensors by name")
         for name, value in stats.items():
             if name not in self._checked:
-                self._check(name, value, algorithm)
+                self._check(name, value, key)
                 self._checked.add(name)
             if name.startswith("check/"):
                 self._add(name, value)
@@ -198,7 +194,7 @@ class Metrics:
 
     def take(self) -> Taken:
         """Return the sums since the last call for `add` in another process; waits for the device."""
-        total = int(self.episodes.total)  # of whole episodes; `episode/ended` counts others too
+        total = int(self.episodes.total)  # whole episodes; `episode/ended` includes others
         ended, self._taken = total - self._taken, total
         sums = {name: value.tolist() for name, value in self._sums.items()}
         assert self._terms is not None
@@ -223,18 +219,14 @@ class Metrics:
         self._terms = terms.clone() if self._terms is None else self._terms.add_(terms)
         self._steps += taken.steps
 
-    def _check(self, name: Any, value: Any, algorithm: str) -> None:
-        """Reject what cannot be logged, without waiting for the device."""
+    def _check(self, name: Any, value: Any, key: str) -> None:
         if not isinstance(name, str) or not all(name.partition("/")):
-            raise ConfigError(
-                f"{algorithm}.update() returned the name {name!r}; a name is <group>/<name>, e.g. 'search/{name}'"
-            )
-        if not isinstance(value, Tensor) or value.ndim != 0 or value.device.type != self.device.type:
-            is_tensor = isinstance(value, Tensor)
-            got = f"a tensor of shape {[*value.shape]} on {value.device}" if is_tensor else type(value).__name__
-            raise ConfigError(
-                f"{algorithm}.update()[{name!r}] must be a tensor of shape [] on {self.device}, got {got}"
-            )
+            raise ConfigError(key=key, expected=f"names such as 'search/{name}'", got=name)
+        is_tensor = isinstance(value, Tensor)
+        if not is_tensor or value.ndim != 0 or value.device.type != self.device.type:
+            problem = f"a tensor of shape {[*value.shape]} on {value.device}" if is_tensor else type(value).__name__
+            expected = f"a tensor of shape [] on {self.device}"
+            raise ConfigError(f"is {problem}", key=f"{key}[{name!r}]", expected=expected)
 
     def _add(self, name: str, value: Tensor) -> None:
         if name not in self._sums:
@@ -253,14 +245,13 @@ class Metrics:
         """
         collective = self._collective
         if self._late_names:
-            of_all = collective.gather([name for name, value in self._sums.items() if value.ndim])
-            for name in collective.share(list(dict.fromkeys(name for names in of_all for name in names))):
-                self._sums[name] = self._sums.pop(name, torch.zeros(2, device=self.device))  # in one order everywhere
-        mean_return, mean_length, count, trimmed_return = self.episodes.means(collective)
-        values = {"episode/return": mean_return, "episode/length": mean_length, "episode/count": count}
-        values["episode/trimmed_return"] = trimmed_return
+            gathered = collective.gather([name for name, value in self._sums.items() if value.ndim])
+            for name in collective.share(list(dict.fromkeys(name for names in gathered for name in names))):
+                self._sums[name] = self._sums.pop(name, torch.zeros(2, device=self.device))  # same order everywhere
+        names = ("episode/return", "episode/length", "episode/count", "episode/trimmed_return")
+        values = dict(zip(names, self.episodes.means(collective), strict=True))
         for name, value in zip(self._sums, collective.sum([*self._sums.values()]), strict=True):
-            values[name] = value[0] / value[1] if value.ndim else value  # a task's number: sum and count
+            values[name] = value[0] / value[1] if value.ndim else value  # a task's statistic: sum and count
         if self._terms is not None:
             [per_step] = collective.mean([self._terms / (self._steps * self.num_envs).clamp(min=1.0)])
             values |= dict(zip((f"reward/{name}" for name in self._term_names), per_step.unbind(), strict=True))
@@ -272,12 +263,12 @@ class Metrics:
             value.zero_()
         self._steps.zero_()
         if self.device.type != "cuda":
-            return [(host, self._row(list(values), stacked))]
+            return [(host, _row(list(values), stacked))]
         arrived = self.drain()
         pinned = torch.empty(stacked.shape, pin_memory=True)
         pinned.copy_(stacked, non_blocking=True)
         self._arrival = torch.cuda.Event()
-        self._arrival.record(torch.cuda.current_stream(self.device))  # else: that of torch's current device
+        self._arrival.record(torch.cuda.current_stream(self.device))  # not torch's current device
         self._in_flight = (host, list(values), pinned)
         return arrived
 
@@ -294,15 +285,7 @@ class Metrics:
             return []
         host, names, pinned = self._in_flight
         self._in_flight = None
-        return [(host, self._row(names, pinned))]
-
-    @staticmethod
-    def _row(names: list[str], values: Tensor) -> Row:
-        row: Row = {}
-        for name, value in zip(names, values.tolist(), strict=True):
-            # NaN: no episode has ended yet, or no env had a number.
-            row[name] = None if name.startswith(("episode/", "task/")) and math.isnan(value) else value
-        return row
+        return [(host, _row(names, pinned))]
 
     def state_dict(self) -> dict[str, Any]:
         """Return episodes, and sums of an unfinished interval."""
@@ -321,3 +304,11 @@ class Metrics:
         self._terms = None if state["terms"] is None else state["terms"].to(self.device)
         self._term_names = list(state["term_names"])
         self._steps.fill_(state["steps"])
+
+
+def _row(names: list[str], values: Tensor) -> Row:
+    """Convert NaN of episodes and tasks to None: no episode has ended, or no env had a number."""
+    return {
+        name: None if name.startswith(("episode/", "task/")) and math.isnan(value) else value
+        for name, value in zip(names, values.tolist(), strict=True)
+    }

@@ -36,23 +36,21 @@ class Reporter:
             log.record(rows)
         if not self._divergence_reported and any(row.numbers.get("sim/diverged") for row in rows):
             self._divergence_reported = True
-            if (first := run.env.first_diverged()) is not None:  # the state from which it did, for a replay
+            if (first := run.env.first_diverged()) is not None:
                 about = {"task": run.start.task_name, "config": run.start.spec.config, "sim": run.start.sim.name}
                 log.write_diverged({**about, "iteration": run.iteration, **first})
         idle = None
         for row in rows:
-            own = not issubclass(run.start.spec.task_class, Environment)  # of another library no state is kept
-            self.finite_check.check_samples(row, run.cfg.num_envs, (lambda: log.replay(DIVERGED)) if own else None)
-            if not self.finite_check.learns(row):
-                idle = row
+            foreign = issubclass(run.start.spec.task_class, Environment)  # another library's, without a dump
+            self.finite_check.check_samples(row, run.cfg.num_envs, None if foreign else log.replay(DIVERGED))
+            idle = idle if self.finite_check.learns(row) else row
         return idle
 
     def _rows_of_interval(self, run: RunView) -> list[LogRow]:
         if run.iteration % run.cfg.log.interval and not run.complete:
             return []
-        overflow = run.env.overflow.sum().float().to(run.start.device)
-        numbers = {"sim/overflow": overflow}
-        for name, (room, need) in run.env.buffers.items():  # processes are added: their mean, above 1 if one is full
+        numbers = {"sim/overflow": run.env.overflow.sum().float().to(run.start.device)}
+        for name, (room, need) in run.env.buffers.items():  # summed over processes: the mean, above 1 if one is full
             share = torch.where(need > room, 1.0, 1.0 / run.start.collective.size)
             numbers[f"sim/{name}_used"] = (share * need / room).to(run.start.device)
         return self._intervals.end(run.iteration, run.env_steps, run.elapsed_s, numbers)

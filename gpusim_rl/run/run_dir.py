@@ -14,15 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from gpusim_rl.errors import ConfigError, warn
+from gpusim_rl.errors import ConfigError, first_line, warn
 from gpusim_rl.files import paths, safe_open
 from gpusim_rl.files.provenance import describe_environment, git_state
 from gpusim_rl.run.run_spec import RunSpec
 
 ENCODER = "encoder.pt"  # copy of the file of a frozen encoder
 LOCK = "lock"  # file in a run folder while a process trains there
-MAX_EARLIER = 100  # starts that env.json tells of
-OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries that env.json keeps of earlier starts
+MAX_EARLIER = 100  # starts listed in env.json
+PER_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries that env.json keeps of earlier starts
 
 
 class RunDir:
@@ -43,18 +43,17 @@ class RunDir:
         """
         for part in (name, task):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", part) or part in (".", ".."):
-                raise ConfigError(f"a run folder's name must be of A-Z a-z 0-9 . _ -, got {part!r}")
+                raise ConfigError("invalid name of a run folder", expected="A-Z a-z 0-9 . _ -", got=part)
+        run = None
         try:
             run = cls(_new_folder(base / name))
-        except OSError as error:
-            problem = f"cannot make a run folder in {base / name}: {error.strerror}"
-            raise ConfigError(f"{problem}. Try log.dir=<folder>") from None
-        try:
             run.checkpoints.mkdir()
             run._describe(config, overrides, {})
         except OSError as error:
-            shutil.rmtree(run.path, ignore_errors=True)  # ours, and a moment old
-            raise ConfigError(f"cannot write to {run.path}: {error.strerror}") from None
+            if run is not None:
+                shutil.rmtree(run.path, ignore_errors=True)  # just made
+            problem = f"cannot make a run folder: {error.strerror}"
+            raise ConfigError(problem, key=str(base / name), hint="Try log.dir=<folder>") from None
         for group in {name, task}:
             _link_latest(base / group, run.path)
         return run
@@ -87,14 +86,15 @@ class RunDir:
         run_dir = cls(start.run_dir)
         with run_dir.locked():
             if digest_of(start.file) != digest:
-                raise ConfigError(f"{run_dir} was trained further by another process just now. Try the command again")
+                problem = "was trained further by another process just now"
+                raise ConfigError(problem, key=str(run_dir), hint="Try the command again")
             try:
                 for folder in (run_dir.path, run_dir.checkpoints):
                     safe_open.remove_temporary(folder)
                 if trains:
                     run_dir.resume(config=spec.config, overrides=spec.overrides)
             except OSError as error:
-                raise run_dir.unwritable(error) from None
+                raise run_dir._unwritable(error) from None
             yield run_dir, True
 
     @contextmanager
@@ -103,7 +103,7 @@ class RunDir:
         try:
             file = self._lock()
         except OSError as error:
-            raise self.unwritable(error) from None
+            raise self._unwritable(error) from None
         with file:
             try:
                 yield
@@ -119,47 +119,46 @@ class RunDir:
                 free = safe_open.lock(file)
             except OSError as error:
                 free = True
-                warn(f"{self} cannot be locked ({error.strerror}): nothing keeps a second training out of it")
+                warn(f"cannot lock {self} ({error.strerror}): do not start a second training in it")
             if not free:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace").strip()
                 file.close()
-                problem = f"{self} is being trained by {holder or 'another process'}"
-                raise ConfigError(f"{problem}: one process at a time trains in a run folder.{self._branch()}")
+                problem = f"is being trained by {holder or 'another process'}; only one process may train in it"
+                raise ConfigError(problem, key=str(self), hint=self._branch())
             with suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                     break
-            file.close()  # its holder has just ended and deleted it
+            file.close()  # its last holder has just deleted it
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         return file
 
-    def unwritable(self, error: OSError) -> ConfigError:
-        """Build the error for a folder that is not writable."""
-        advice = f"Try a copy of the folder.{self._branch(' log.dir=<folder>')}"
-        return ConfigError(f"cannot write to {self}: {error.strerror}. {advice}")
+    def _unwritable(self, error: OSError) -> ConfigError:
+        hint = f"Try a copy of the folder. {self._branch(' log.dir=<folder>')}"
+        return ConfigError(f"cannot write: {error.strerror}", key=str(self), hint=hint)
 
     def _branch(self, more: str = "") -> str:
         """Return advice to continue from another checkpoint in a new folder, if there is one."""
         others = sorted(path.name for path in self.checkpoints.glob("*.pt") if path.name != "last.pt")
         word = shlex.quote(f"checkpoint={self}/checkpoints/{others[-1]}") if others else ""
-        return f" Try {word}{more}, which begins a new one" if others else ""
+        return f"Try {word}{more}, which begins a new folder" if others else ""
 
     def resume(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Record settings, machine and code of a resumed run; `earlier` in env.json lists the starts before."""
         for path in (self.config_yaml, self.overrides_yaml):
             if path.exists() and safe_open.read_intact(path) is None:
-                warn(f"{path} is written anew; as it was, it is {safe_open.keep_damaged(path)}")
+                warn(f"{path} was changed and is replaced; {safe_open.keep_damaged(path)} is a copy")
         try:
             before = self.environment
-        except (OSError, ValueError) as error:  # a file that somebody edited, or that a disk has lost
-            reason = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
-            warn(f"{self.env_json} cannot be read ({reason}): what it told of earlier starts is lost")
+        except (OSError, ValueError) as error:  # edited or lost
+            reason = error.strerror if isinstance(error, OSError) else first_line(error)
+            warn(f"cannot read {self.env_json} ({reason}): its records of earlier starts are lost")
             before = {}
         earlier = before.get("earlier")
         earlier = earlier[-MAX_EARLIER:] if isinstance(earlier, list) else []
         if before:
-            earlier = [*earlier, {name: before[name] for name in OF_A_START if name in before}]
+            earlier = [*earlier, {name: before[name] for name in PER_START if name in before}]
         self._describe(config, overrides, {**before, "earlier": earlier})
 
     def _describe(self, config: Mapping[str, Any], overrides: Sequence[str], before: Mapping[str, Any]) -> None:
@@ -171,7 +170,7 @@ class RunDir:
         current = self.path / "git.diff"
         if current.is_file():
             with safe_open.open_file(current) as file:
-                old = file.read(len(diff) + 1)  # of a larger one, that it is another
+                old = file.read(len(diff) + 1)
             if old not in (b"", diff):
                 current.replace(self.path / f"git-{len(before['earlier'])}.diff")
         with safe_open.replacing(current) as file:
@@ -212,8 +211,8 @@ def encoder_of(spec: RunSpec) -> str | None:
 def _name_of_task(spec: RunSpec) -> str:
     """Return the name of the task's yaml, or of another library's env: `Pong-v5` of `ale_py:ALE/Pong-v5`."""
     name = chosen_task(spec.overrides) or spec.task_class.__name__
-    of_library = spec.cfg.env.id if name in ("Gymnasium", "IsaacLab", "MjLab") else None
-    return re.split("[:/]", of_library)[-1] if of_library else name
+    env_id = spec.cfg.env.id if name in ("Gymnasium", "IsaacLab", "MjLab") else None
+    return re.split("[:/]", env_id)[-1] if env_id else name
 
 
 def chosen_task(overrides: Sequence[str]) -> str | None:
@@ -226,9 +225,9 @@ def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
     """Resolve a run folder, a checkpoint or a task to its run folder and checkpoint."""
     checkpoint = paths.find_checkpoint(name, base)
     if checkpoint.run_dir is None or not (checkpoint.run_dir / "config.yaml").is_file():
-        expected = "expected <run>/checkpoints/<name>.pt and <run>/config.yaml"
-        advice = "Try the file in the folder of the run that made it"
-        raise ConfigError(f"{checkpoint.file} is not in a run folder: {expected}. {advice}")
+        problem, expected = "is not in a run folder", "<run>/checkpoints/<name>.pt and <run>/config.yaml"
+        hint = "Try the file in the folder of its run"
+        raise ConfigError(problem, key=str(checkpoint.file), expected=expected, hint=hint)
     return RunDir(checkpoint.run_dir), checkpoint.file
 
 
@@ -237,7 +236,7 @@ def _new_folder(parent: Path) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     while True:
         path = paths.free_name(parent / time.strftime("%Y-%m-%d_%H-%M-%S"))
-        with suppress(FileExistsError):  # two processes never share a folder
+        with suppress(FileExistsError):  # made by another process
             path.mkdir()
             return path
 
@@ -250,5 +249,5 @@ def _link_latest(folder: Path, run: Path) -> None:
         temporary.symlink_to(os.path.relpath(run, folder), target_is_directory=True)
         try:
             temporary.replace(folder / "latest")
-        except OSError:  # `latest` is a folder of the user's: it stays
+        except OSError:  # `latest` is the user's folder
             temporary.unlink()

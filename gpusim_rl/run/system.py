@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import suppress
+from typing import Any
 
 import psutil
+import pynvml
+import torch
 
 from gpusim_rl.machine.hardware import available_cpus
 
 NAMES = tuple(f"system/{name}" for name in ("cpu_percent", "memory_gb", "gpu_percent", "gpu_memory_gb", "load"))
-CHILDREN_EVERY = 10  # samples; to find the children, psutil reads about every process of the machine
+CHILDREN_EVERY = 10  # samples between searches for children, in which psutil reads every process of the machine
 
 
 class SystemMonitor:
@@ -21,8 +25,10 @@ class SystemMonitor:
     """
 
     def __init__(self, device: object, interval_s: float = 1.0) -> None:
-        self._cpu = _Cpu()
-        self._gpu = _Gpu(str(device)) if str(device).startswith("cuda") else None
+        self._gpu = _nvml_handle(str(device)) if str(device).startswith("cuda") else None
+        self._num_cpus, self._self = available_cpus(), psutil.Process()
+        self._self.cpu_percent()  # counts from here
+        self._processes = {self._self: self._self}
         self._latest: dict[str, float | None] = dict.fromkeys(NAMES)
         self._interval_s = interval_s
         self._stopping = threading.Event()
@@ -39,59 +45,41 @@ class SystemMonitor:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
-            gpu = self._gpu.read() if self._gpu else (None, None)
-            numbers = (*self._cpu.read(), *gpu, psutil.getloadavg()[0])
-            # One assignment: a reader sees the old sample or the new one, never half of each.
-            self._latest = dict(zip(NAMES, numbers, strict=True))
+        for sample in itertools.count():
+            if self._stopping.wait(self._interval_s):
+                return
+            if sample % CHILDREN_EVERY == 0:  # keep the objects: psutil counts since the last call on the same one
+                alive = [self._self, *self._self.children(recursive=True)]
+                self._processes = {process: self._processes.get(process, process) for process in alive}
+            numbers = (*self._read_cpu(), *self._read_gpu(), psutil.getloadavg()[0])
+            self._latest = dict(zip(NAMES, numbers, strict=True))  # one assignment: readers never see a mixed sample
 
-
-class _Cpu:
-    def __init__(self) -> None:
-        self._available = available_cpus()
-        self._self = psutil.Process()
-        self._self.cpu_percent()  # counts from here
-        self._processes = {self._self: self._self}
-        self._samples = 0
-
-    def read(self) -> tuple[float, float]:
+    def _read_cpu(self) -> tuple[float, float]:
         """Return the CPU share since the last call [%] and resident memory [GB]."""
-        if self._samples % CHILDREN_EVERY == 0:
-            # psutil counts from the last call on the same object: keep the object of every process.
-            alive = [self._self, *self._self.children(recursive=True)]
-            self._processes = {process: self._processes.get(process, process) for process in alive}
-        self._samples += 1
         percent, memory = 0.0, 0
         for process in self._processes.values():
-            with suppress(psutil.Error):  # ended just now
+            with suppress(psutil.Error):  # it has ended
                 percent += process.cpu_percent()
                 memory += process.memory_info().rss
-        return percent / self._available, memory / 1e9
+        return percent / self._num_cpus, memory / 1e9
 
-
-class _Gpu:
-    def __init__(self, device: str) -> None:
-        import pynvml
-        import torch
-
-        # By identity: CUDA_VISIBLE_DEVICES renumbers what torch sees, not what the driver sees.
-        uuid = torch.cuda.get_device_properties(device).uuid
-        self._handle = None
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-        for prefix in ("GPU", "MIG"):
-            with suppress(pynvml.NVMLError):
-                self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"{prefix}-{uuid}")
-                break
-
-    def read(self) -> tuple[float | None, float | None]:
+    def _read_gpu(self) -> tuple[float | None, float | None]:
         """Return busy time [%] and memory in use [GB], None if unknown."""
-        import pynvml
-
         percent = memory = None
-        if self._handle is not None:
+        if self._gpu is not None:
             with suppress(pynvml.NVMLError):
-                percent = float(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+                percent = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
             with suppress(pynvml.NVMLError):
-                memory = int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used) / 1e9
+                memory = int(pynvml.nvmlDeviceGetMemoryInfo(self._gpu).used) / 1e9
         return percent, memory
+
+
+def _nvml_handle(device: str) -> Any:
+    """Return the driver's handle by UUID: CUDA_VISIBLE_DEVICES renumbers devices for torch, but not for the driver."""
+    uuid = torch.cuda.get_device_properties(device).uuid
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+    for prefix in ("GPU", "MIG"):
+        with suppress(pynvml.NVMLError):
+            return pynvml.nvmlDeviceGetHandleByUUID(f"{prefix}-{uuid}")
+    return None

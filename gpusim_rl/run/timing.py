@@ -37,8 +37,8 @@ class PhaseTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._inside: str | None = None  # the phase that the host is in, and since when
-        self._entered = 0.0
+        self._inside: str | None = None  # current phase of the host
+        self._entered = 0.0  # when that phase began
         self._around: list[Callable[[str], AbstractContextManager[Any]]] = []
         self.start()
 
@@ -72,7 +72,7 @@ class PhaseTimer:
     def _on_device(self, phase: str) -> Iterator[None]:
         self._inside = phase
         try:
-            stream = torch.cuda.current_stream(self._device)  # not that of torch's current device
+            stream = torch.cuda.current_stream(self._device)  # not torch's current device
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record(stream)
             yield
@@ -80,16 +80,6 @@ class PhaseTimer:
             self._events.append((phase, begin, end))
         finally:
             self._inside = None
-
-    def enter(self, phase: str) -> None:
-        """Begin a phase on the host clock."""
-        self._inside, self._entered = phase, time.perf_counter()
-
-    def leave(self, *, counts: bool) -> None:
-        """End the phase; its time `counts` unless it has failed."""
-        if counts:
-            self._add_host_time(time.perf_counter())
-        self._inside = None
 
     def _add_host_time(self, now: float) -> None:
         phase = self._inside or ""
@@ -114,7 +104,7 @@ class PhaseTimer:
 
     def flush(self) -> Durations:
         """End an interval and begin the next, usually within `log`, whose time is split."""
-        now = time.perf_counter()  # of both, or the phase might be longer than its interval
+        now = time.perf_counter()  # for both, or the phase might be longer than its interval
         if self._inside is not None:
             self._add_host_time(now)
         durations = Durations(now - self._began, self._seconds, self._events)
@@ -130,7 +120,9 @@ class _OnHost(AbstractContextManager[None]):
         self._timer, self._phase = timer, phase
 
     def __enter__(self) -> None:
-        self._timer.enter(self._phase)
+        self._timer._inside, self._timer._entered = self._phase, time.perf_counter()
 
     def __exit__(self, kind: object, *error: object) -> None:
-        self._timer.leave(counts=kind is None)
+        if kind is None:
+            self._timer._add_host_time(time.perf_counter())
+        self._timer._inside = None

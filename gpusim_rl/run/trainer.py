@@ -52,8 +52,7 @@ class Trainer:
     def __init__(self, start: RunStart, collector: Collector, state: Mapping[str, Any] | None = None) -> None:
         self.start, self.collector, self.cfg = start, collector, start.cfg
         self.env, self.algorithm = collector.env, collector.algorithm
-        self.iteration = 0
-        self.env_steps = 0
+        self.iteration = self.env_steps = 0
         self.run_dir: RunDir | None = None
         self.stop_signal = StopSignal()
         self.intervals = LogIntervals(collector, start.collective)
@@ -61,21 +60,19 @@ class Trainer:
         self._reporter = Reporter(self.intervals, name, self.stop_signal)
         self._evaluations: EvalSchedule | None = None
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
-        self._others_stop = False  # another process has got a signal
-        self._put_back = False  # to the last checkpoint, because no gradient was finite
+        self._others_stop = False  # whether another process has received a signal
+        self._put_back = False  # whether the learner was restored for lack of finite gradients
         self._show_progress: Callable[[str], None] = lambda text: None
-        self._earlier_log: Mapping[str, Any] = {}  # what an earlier start's logger has left
+        self._earlier_log: Mapping[str, Any] = {}  # state of an earlier start's logger
         if state is not None:
             assert start.spec.checkpoint is not None
-            run = f"task {start.task_name} with algo={self.cfg.algo}"
-            with checkpoint.must_fit(start.spec.checkpoint.file, run):
+            target = f"task {start.task_name} with algo={self.cfg.algo}"
+            with checkpoint.must_fit(start.spec.checkpoint.file, target):
                 self._load(state)
         elif start.collective.size > 1:
             policy = self.algorithm.policy
             weights = {name: value.cpu() for name, value in policy.state_dict().items()}
             policy.load_state_dict(start.collective.share(weights))
-
-    # The loop
 
     def train(self) -> Row:
         """Train until `max_iterations`; return the last row of metrics.
@@ -84,14 +81,12 @@ class Trainer:
         iteration over 10 s is aborted; the checkpoint before it remains. A second signal ends the process at once.
         """
         cfg, named = self.cfg, self.start.spec.checkpoint
-        with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
+        with one_line_if_out_of_memory(cfg.num_envs):  # fail before the run folder is made
             check_is_data(self.state_dict())
-        nothing = (
-            f"nothing to do: {self.iteration} iterations are done, and max_iterations={cfg.max_iterations}; try"
-            f" max_iterations={2 * self.iteration}"
-        )
+        done = f"nothing to do: {self.iteration} iterations are done, and max_iterations={cfg.max_iterations}"
+        hint = f"Try max_iterations={2 * self.iteration}"
         if self.complete and named is not None and not named.continues:  # a new folder would stay empty
-            raise ConfigError(f"{named.file}: {nothing}")
+            raise ConfigError(done, key=str(named.file), hint=hint)
         with (
             self.logging() as log,
             self.stop_signal,
@@ -99,14 +94,16 @@ class Trainer:
             one_line_if_out_of_memory(cfg.num_envs),
         ):
             if self.complete:
-                log.console.info(nothing)
+                log.console.info(f"{done}. {hint}")
+            hook = register_optimizer_step_post_hook(lambda *_: self._pause("update"))
             left = False
             try:
-                with self._between_optimizer_steps():
-                    while not self.complete and not self.stopping:
-                        self.iterate(log)
+                while not self.complete and not self.stopping:
+                    self.iterate(log)
             except IterationLeftError:
                 left = True
+            finally:
+                hook.remove()
             row = self._finish(log, left=left)
         if self.stopping:
             raise SystemExit(128 + (self.stop_signal.number or signal.SIGTERM))
@@ -122,12 +119,8 @@ class Trainer:
         with self.collector.timer("log"):
             log.note(self.view())  # a capture may have failed
             if self._evaluations is not None:
-                self._evaluations.after_iteration(
-                    self.iteration,
-                    lambda: self.state_dict() | log.state_dict(),
-                    learning=self._learning,
-                    last=self.complete,
-                )
+                state = lambda: self.state_dict() | log.state_dict()  # noqa: E731
+                self._evaluations.after_iteration(self.iteration, state, learning=self._learning, last=self.complete)
             self._publish(log)
             stopping = self.stop_signal.number is not None
             due = log.checkpoints.due(self.iteration, self.intervals.mean_return, self.stop_signal.long)
@@ -138,17 +131,6 @@ class Trainer:
     def _pause(self, done: str) -> None:
         self.stop_signal.check()
         self._show_progress(f"iteration {self.iteration + 1}: {done}")
-
-    @contextmanager
-    def _between_optimizer_steps(self) -> Iterator[None]:
-        """Pause after every optimiser step in the block, whatever the algorithm."""
-        hook = register_optimizer_step_post_hook(lambda *_: self._pause("update"))
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    # Reporting
 
     @contextmanager
     def logging(self) -> Iterator[Logger]:
@@ -208,10 +190,8 @@ class Trainer:
         self.algorithm.load_state_dict(checkpoint.anew(state["algorithm"], checkpoint.EPISODES))
         if regrouped:
             self._seed_noise()
-        log.console.warn(
-            f"no gradient was finite any more in iteration {row.iterations[-1]}: the learner is put back to"
-            f" iteration {state['iteration']}. If this happens again, the run ends"
-        )
+        problem = f"no gradient has been finite for some iterations, up to {row.iterations[-1]}"
+        log.console.warn(f"{problem}: restored the learner of iteration {state['iteration']}, once per run")
 
     def save(self, log: Logger, *, final: bool = False) -> None:
         """Publish pending rows, which a resumed run does not reproduce, and write a checkpoint.
@@ -226,9 +206,8 @@ class Trainer:
                 log.checkpoints.save(self._state_to_save(log), self.intervals.mean_return)
 
     def _finish(self, log: Logger, *, left: bool) -> Row:
-        """Publish and save what is left; return the last row of metrics."""
         self._publish(log, drain=True)
-        # A signal after the last look, or a disk that is full: of all processes, or of none.
+        # After a late signal or on a full disk: all processes save, or none.
         [unsaved] = self.start.collective.any(not left and log.checkpoints.saved != self.iteration)
         if unsaved:
             self.save(log, final=True)
@@ -241,15 +220,12 @@ class Trainer:
     @property
     def stopping(self) -> bool:
         """Whether a signal has requested the end; with several processes, by their last agreement."""
-        # One of several must not end earlier than the others, which would wait for it.
         return self._others_stop if self.start.collective.size > 1 else self.stop_signal.number is not None
 
     @property
     def complete(self) -> bool:
         """Whether all iterations are done."""
         return self.iteration >= self.cfg.max_iterations
-
-    # State
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the rest of the training depends on."""
@@ -276,8 +252,8 @@ class Trainer:
         state, collective = self.state_dict() | log.state_dict(), self.start.collective
         if collective.size == 1:
             return state
-        of_process = tree_map_only(Tensor, Tensor.cpu, {name: state[name] for name in OF_PROCESS})
-        return state | {"processes": dict(enumerate(collective.gather(of_process)))}
+        own = tree_map_only(Tensor, Tensor.cpu, {name: state[name] for name in OF_PROCESS})
+        return state | {"processes": dict(enumerate(collective.gather(own)))}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         checkpoint.check_spaces(state, self.env)

@@ -564,7 +564,7 @@ def test_envs_that_a_script_has_made_are_trained_on(
 
     envs = SyncVectorEnv([Count] * NUM_ENVS)
     row = gpusim_rl.train(envs, env={"max_episode_steps": LIMIT}, **few | {"log": {"console": "plain"}})
-    assert "in the script with its envs: no command can make them" in capsys.readouterr().out
+    assert "in the script with its envs" in capsys.readouterr().out
     assert row["env_steps"] == 2 * 8 * NUM_ENVS
     assert 1.0 < row["episode/length"] < LIMIT
     assert envs.closed

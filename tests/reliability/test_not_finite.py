@@ -107,10 +107,10 @@ def poisoned(tensor: torch.Tensor, row: int, value: float) -> torch.Tensor:
 
 COUNTED = {
     "state (a joint's speed)": (into_state, "sim/diverged", "its physics"),
-    "action of the policy": (into_action, "sim/bad_actions", "its action, which is NaN or infinite"),
-    "control that a task sets": (into_control, "sim/bad_actions", "Cartpole.apply_action(), which gave it"),
-    "loss": (into_loss, "policy/skipped_minibatches", "minibatches was NaN or infinite"),
-    "gradient": (into_gradient, "policy/skipped_minibatches", "minibatches was NaN or infinite"),
+    "action of the policy": (into_action, "sim/bad_actions", "a NaN or infinite action"),
+    "control that a task sets": (into_control, "sim/bad_actions", "a NaN or infinite control or force"),
+    "loss": (into_loss, "policy/skipped_minibatches", "with a NaN or infinite gradient"),
+    "gradient": (into_gradient, "policy/skipped_minibatches", "with a NaN or infinite gradient"),
 }
 """How a number goes bad, the column that counts it, and the cause that the warning names."""
 ENDING = {"observation": into_observation, "reward": into_reward}

@@ -130,7 +130,7 @@ def test_a_training_goes_on_where_the_process_is_killed(tmp_path):
     run = the_run(tmp_path)
     assert trainer.iteration == 4 and len(read_csv(run)) == 4
     [warning] = warnings(run)
-    assert "no more evaluations (their process ended with exit code -9" in warning
+    assert "no more evaluations (the process ended with exit code -9" in warning
     assert (run / "checkpoints" / "best.pt").is_file() and not (run / "checkpoints" / "evaluated.pt").exists()
 
 
@@ -148,7 +148,7 @@ def test_it_ends_with_the_training_however_that_ends_and_so_do_processes_of_its_
     assert process._child.process.stdin is not None
     process._child.process.stdin.close()  # what the kernel does for a training that is killed
     assert process._child.process.wait(60) == 0 and psutil.wait_procs(everything, timeout=60)[1] == []
-    assert process.poll(5.0) is None and process.failure == "their process ended with exit code 0"
+    assert process.poll(5.0) is None and process.failure == "the process ended with exit code 0"
     process.close()
 
 
@@ -206,7 +206,7 @@ def test_an_evaluation_that_hangs_keeps_the_training_neither_from_going_on_nor_f
     process = EvalProcess(prepare("Cartpole", eval=EVAL), tmp_path / "eval.log", 0)
     process.begin(tmp_path / "none.pt", 2)
     assert process.poll(0.001) is None
-    assert process.failure == "one has not ended in 0 s" and not process.due(4)
+    assert process.failure == "one has not finished in 0 s" and not process.due(4)
     process.close()
 
 

@@ -67,7 +67,7 @@ def refused(task: Any, folder: Any, **settings: Any) -> str:
 
 def test_a_tensor_of_the_task_is_named_before_the_run_folder_is_made(tmp_path):
     said = refused(Lost, tmp_path)
-    assert said == ("debug.check_device: the environment: Goal.value['position'][1] is on meta, expected cpu")
+    assert said == ("debug.check_device: the environment: Goal.value['position'][1] is on meta. Expected cpu")
     assert not list(tmp_path.iterdir())
 
 
@@ -76,19 +76,19 @@ def test_without_the_setting_nothing_is_looked_at(tmp_path):
 
 
 def test_an_error_of_torch_becomes_one_that_names_the_tensor(tmp_path):
-    assert refused(Late, tmp_path).endswith("the environment: Late.bonus is on meta, expected cpu")
+    assert refused(Late, tmp_path).endswith("the environment: Late.bonus is on meta. Expected cpu")
 
 
 def test_tensors_of_the_policy_and_of_the_algorithm_are_named(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, **CHECK)
     policy: Any = trainer.algorithm.policy
     policy.table = LOST  # a plain attribute: nn.Module.to() leaves it behind
-    with pytest.raises(ConfigError, match=r"the policy: ActorCritic\.table is on meta, expected cpu"):
+    with pytest.raises(ConfigError, match=r"the policy: ActorCritic\.table is on meta\. Expected cpu"):
         trainer.collector.update()
     del policy.table
     algorithm: Any = trainer.algorithm
     algorithm.rollout.extra = (LOST,)
-    with pytest.raises(ConfigError, match=r"the algorithm: Rollout\.extra\[0\] is on meta, expected cpu"):
+    with pytest.raises(ConfigError, match=r"the algorithm: Rollout\.extra\[0\] is on meta\. Expected cpu"):
         trainer.collector.update()
 
 
@@ -102,11 +102,11 @@ def test_what_goes_between_them_is_named(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(trainer.env, "step", lost_length)
-    with pytest.raises(ConfigError, match=r"the environment: Step\.stats\['length'\] is on meta, expected cpu"):
+    with pytest.raises(ConfigError, match=r"the environment: Step\.stats\['length'\] is on meta\. Expected cpu"):
         trainer.collector.collect()
     monkeypatch.undo()
     monkeypatch.setattr(PPO, "act", lambda self, obs: torch.zeros(8, 1, device=META))
-    with pytest.raises(ConfigError, match=r"the algorithm: \['act\(\)'\] is on meta, expected cpu"):
+    with pytest.raises(ConfigError, match=r"the algorithm: \['act\(\)'\] is on meta\. Expected cpu"):
         trainer.collector.collect()
 
 
@@ -127,7 +127,7 @@ class Slots:
 
 def test_an_object_says_where_its_tensors_are() -> None:
     check_devices("it", [OnTheHost()], META)
-    with pytest.raises(ConfigError, match=r"OnTheHost\.value is on cpu, expected meta"):
+    with pytest.raises(ConfigError, match=r"OnTheHost\.value is on cpu\. Expected meta"):
         check_devices("it", OnTheHost(), META)  # what is asked for itself does not say
 
 
@@ -138,7 +138,7 @@ def test_slots_circles_and_modules_of_torch_are_looked_into() -> None:
     with pytest.raises(ConfigError, match=r"Slots\.value is on meta"):
         check_devices("it", {"a": Slots(LOST)}, CPU)
     net = nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2).to(META))
-    with pytest.raises(ConfigError, match=r"Sequential\.1\.weight_ih_l0 is on meta, expected cpu"):
+    with pytest.raises(ConfigError, match=r"Sequential\.1\.weight_ih_l0 is on meta\. Expected cpu"):
         check_devices("it", net, CPU)
 
 

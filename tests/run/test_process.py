@@ -101,7 +101,7 @@ def test_a_run_of_a_script_is_offered_what_can_continue_it(tmp_path):
     run = the_run(tmp_path / "runs").relative_to(tmp_path)
     call, why = resume.split("  ")
     assert call == f"gpusim_rl.train(..., checkpoint='{run}', max_iterations=4)"
-    assert why == "in the script with its classes: no command can import them"
+    assert why == "in the script with its classes"
     assert plot.endswith(f"plot.py {run}")
 
     script.write_text(SCRIPT + call.replace("...", "Balance, config, **small") + "\n")

@@ -493,7 +493,7 @@ def test_a_signal_leaves_a_long_iteration_with_the_checkpoint_before_it(tmp_path
     out, err = capfd.readouterr()
     stays = "the checkpoint before it stays"
     assert err == f"stopping within this iteration, which takes long; {stays}; once more stops at once\n"
-    assert "left iteration 4 before its end; the newest checkpoint is of iteration 3\n" in out and "\nnext:\n" in out
+    assert "aborted iteration 4; the newest checkpoint is of iteration 3\n" in out and "\nnext:\n" in out
     monkeypatch.undo()
     make_trainer("Cartpole", tmp_path / "resumed", checkpoint=str(the_run(tmp_path / "resumed")), **settings).train()
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
@@ -509,7 +509,7 @@ def test_a_signal_in_a_first_iteration_that_turns_out_long_leaves_it_without_a_c
     assert not list((the_run(tmp_path) / "checkpoints").iterdir())
     out, err = capfd.readouterr()
     assert err == "stopping after this iteration, with a checkpoint; once more stops at once\n"
-    assert out.endswith("left iteration 1 before its end; there is no checkpoint\n")
+    assert out.endswith("aborted iteration 1; there is no checkpoint\n")
 
 
 @pytest.mark.parametrize("where", ["row", "evaluation"])
@@ -655,10 +655,7 @@ def test_a_diverged_env_is_counted_left_out_and_written_down_and_training_goes_o
     assert norm.count == 3 * 8 * 8 - 1 and norm.var.max() < 100
 
     (line,) = capfd.readouterr().err.splitlines()
-    begin = (
-        "warning: 1 of 8 envs diverged, env 1 first because of its physics; such envs are reset and left out of lear"
-    )
-    assert line.startswith(begin) and line.endswith("/diverged.pt shows it")
+    assert "1 of 8 envs diverged, env 1 first because of its physics" in line and line.endswith("/diverged.pt")
     dump = checkpoint.load(the_run(tmp_path) / "diverged.pt")
     assert dump["task"] == "Faulty" and dump["iteration"] == 2 and dump["env"] == 1
     assert dump["config"]["task"]["speed_at"] == 11
@@ -674,8 +671,8 @@ def test_a_diverged_env_is_counted_left_out_and_written_down_and_training_goes_o
 @pytest.mark.parametrize(
     ("task", "words", "late"),
     [
-        (Broken, "their physics diverged. Try a higher task.physics_hz; ", True),
-        (Uncontrolled, "their actions or controls are NaN or infinite. Try debug.check_task=true to name", False),
+        (Broken, "physics diverged. Try a higher task.physics_hz", True),
+        (Uncontrolled, "actions or controls are NaN or infinite. Try debug.check_task=true", False),
     ],
 )
 def test_a_run_in_which_every_env_diverges_in_every_step_ends(tmp_path, capfd, task, words, late):
@@ -684,9 +681,8 @@ def test_a_run_in_which_every_env_diverges_in_every_step_ends(tmp_path, capfd, t
         rows_an_interval_late(trainer)
     with pytest.raises(TaskError) as error:
         trainer.train()
-    begin = f"{task.__name__}: 8 of 8 envs failed in every step of iteration 1, and nothing is left to learn from: "
-    assert str(error.value).startswith(begin + words) and "\n" not in str(error.value)
-    assert str(error.value).endswith(f" --replay {the_run(tmp_path)}/diverged.pt shows the first one")
+    assert f"iteration 1: {words}" in str(error.value) and error.value.key == task.__name__
+    assert str(error.value).endswith(f" --replay {the_run(tmp_path)}/diverged.pt")
     assert trainer.iteration == 1 + late
     assert "8 of 8 envs diverged, env 0 first" in capfd.readouterr().err
     assert checkpoint.load(the_run(tmp_path) / "diverged.pt")["diverged_envs"] == 8
@@ -719,7 +715,7 @@ def test_full_buffers_are_told_once_with_values_to_set(rows, said):
     log._room, log._warned, log._silent = {"njmax": 128, "nconmax": 32}, set(), False
     log.console = SimpleNamespace(warn=lines.append)
     for njmax, nconmax, envs in rows:
-        log._look_at_buffers({"sim/njmax_used": njmax, "sim/nconmax_used": nconmax, "sim/overflow": float(envs)})
+        log._check_buffers({"sim/njmax_used": njmax, "sim/nconmax_used": nconmax, "sim/overflow": float(envs)})
     assert len(lines) == len(said)
     assert all(word in line for line, words in zip(lines, said, strict=True) for word in words)
 
@@ -739,17 +735,12 @@ def test_no_finite_gradient_ends_the_run_with_a_dump(tmp_path, capfd):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=9, ppo=OVERFLOWS)
     with pytest.raises(TaskError) as error:
         trainer.train()
-    begin = (
-        "Cartpole: no gradient was finite for 3 iterations or more, up to 3, so nothing is learned (an observation i"
-    )
-    assert str(error.value).startswith(begin) and "\n" not in str(error.value)
-    assert str(error.value).endswith(f" --replay {the_run(tmp_path)}/skipped.pt shows it")
+    assert "no gradient was finite for 3 iterations or more, up to 3 (an observation i" in str(error.value)
+    assert str(error.value).endswith(f" --replay {the_run(tmp_path)}/skipped.pt")
     rows = read_csv(the_run(tmp_path))
     assert [float(row["policy/skipped_minibatches"]) for row in rows] == [4.0, 8.0, 12.0]
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(
-        "warning: the gradient of 4 minibatches was NaN or infinite; such minibatches change nothing"
-    )
+    assert "skipped 4 minibatches" in line
 
     # The dump is a checkpoint: other settings continue from it.
     longer = {"checkpoint": str(the_run(tmp_path) / "skipped.pt"), "max_iterations": 4}
@@ -771,14 +762,14 @@ def test_a_learner_that_stopped_learning_is_put_back_once(tmp_path, capfd, rnn):
         seen[trainer.iteration] = trainer.algorithm.policy.state_dict()["head.log_std"].clone()
 
     trainer.iterate = watched  # type: ignore[method-assign]
-    with pytest.raises(TaskError, match=r"no gradient was finite for 3 iterations or more, up to 14, so"):
+    with pytest.raises(TaskError, match=r"no gradient was finite for 3 iterations or more, up to 14"):
         trainer.train()
     assert torch.equal(seen[6], seen[4]) and not torch.equal(seen[4], seen[3])
     saved = checkpoint.load(the_run(tmp_path) / "checkpoints" / "000003.pt")
     assert torch.equal(seen[7], saved["policy"]["head.log_std"]), "back to iteration 3, the newest checkpoint"
     assert not torch.equal(seen[8], seen[7]), "it learns again"
     warnings = capfd.readouterr().err.splitlines()
-    assert any("put back to iteration 3. If this happens again, the run ends" in line for line in warnings)
+    assert any("restored the learner of iteration 3" in line for line in warnings)
     assert [float(row["iteration"]) for row in read_csv(the_run(tmp_path))] == list(range(1, 15))
     assert (the_run(tmp_path) / "skipped.pt").is_file()
 
@@ -944,7 +935,7 @@ def test_an_evaluation_and_a_player_are_where_the_training_was(tmp_path):
 
 
 def test_an_evaluation_needs_a_checkpoint(tmp_path):
-    refused(tmp_path, "test=true needs checkpoint=", test=True)
+    refused(tmp_path, "test=true: needs a checkpoint", test=True)
 
 
 # Recurrent policies, and the two devices
