@@ -271,7 +271,7 @@ class ActorsCollector(Collector):
         algorithm = make_algorithm(start, dataclasses.replace(spec, max_episode_length=longest))
         self._remote = remote_of(algorithm)
         use_cpus(start, columns)
-        super().__init__(cfg, env, algorithm, obs, start.device)
+        super().__init__(start, env, algorithm, obs)
 
     def collect(self, pause: Pause = no_pause) -> None:
         """Take over rollouts until there are enough for an update; call `pause` while waiting for one."""

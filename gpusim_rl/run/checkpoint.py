@@ -30,9 +30,7 @@ from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
 SAVE_INTERVAL_S = 60.0  # maximum age of last.pt within the budget `SAVE_SHARE`
-SAVE_SHARE = 0.05
-"""Largest share of the time spent writing checkpoints. On a slow disk a kill loses up to `1 / SAVE_SHARE` writes' time.
-"""
+SAVE_SHARE = 0.05  # of the time for writing checkpoints; on a slow disk a kill loses 20 times the duration of a write
 BEST_INTERVAL_S = 10.0  # minimum time between two best.pt: early on, returns improve all the time
 
 Types = Mapping[str, tuple[type, ...]]  # accepted types by key; integers are non-negative, floats finite, lists of str
@@ -55,16 +53,13 @@ DIVERGENCE: Types = {
     "action": (Tensor,),
 }
 """Content of `diverged.pt` that a replay reads."""
+Warn = Callable[[str], None]  # shows a warning
 REPLAY = ("replay", "priorities")  # entries of an algorithm's state that belong to the envs that recorded them
 EPISODES = "episodes"  # entry of an algorithm's state that belongs to the running episodes
 
 
 def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
-    """Read the checkpoint that a run continues from, with its digest; None for a new run.
-
-    Raises:
-        ConfigError: Evaluation without a checkpoint, or a checkpoint of another task or network.
-    """
+    """Read the checkpoint that a run continues from, with its digest; raise ConfigError if task or networks differ."""
     if spec.checkpoint is None:
         if spec.cfg.test:
             raise ConfigError("needs a checkpoint", key="test=true", hint="Try checkpoint=<run folder or .pt file>")
@@ -97,10 +92,7 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
 
 
 def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
-    """Return this process's part of a checkpoint, and whether the number of processes has changed.
-
-    After a change learning continues, and new episodes begin.
-    """
+    """Return this process's state, and whether the number of processes has changed, so that new episodes begin."""
     processes = state.get("processes", {})
     before, now = max(1, len(processes)), collective.size
     if now == before:
@@ -108,7 +100,7 @@ def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dic
     if collective.rank == 0:
         change = f"{before} process{'es' if before > 1 else ''} before, and has {now} now"
         warn(f"the run had {change}: new episodes begin, and a replay memory is refilled")
-    return state | {"algorithm": anew(state["algorithm"], *REPLAY)}, True
+    return state | {"algorithm": clear_entries(state["algorithm"], *REPLAY)}, True
 
 
 def check_spaces(state: Mapping[str, Any], env: Environment) -> None:
@@ -121,11 +113,7 @@ def check_spaces(state: Mapping[str, Any], env: Environment) -> None:
 
 
 def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Check and return the content of a training checkpoint from an untrusted file.
-
-    Raises:
-        ConfigError: A needed key is missing, a type is wrong, or the policy is not finite.
-    """
+    """Return an untrusted training checkpoint; raise ConfigError unless keys, types and policy are valid."""
     check_types(state, TRAINING, needed, f"{file} is not a checkpoint of a training")
     for name, value in state.get("policy", {}).items():
         if isinstance(value, Tensor) and not value.isfinite().all():
@@ -135,11 +123,7 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
 
 
 def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str], problem: str) -> None:
-    """Check the content of an untrusted file; unlisted keys may hold anything.
-
-    Raises:
-        ConfigError: A needed key is missing or a value is invalid; the message begins with `problem`.
-    """
+    """Raise ConfigError, beginning with `problem`, for a missing or invalid key of an untrusted file."""
     if missing := set(needed) - state.keys():
         raise ConfigError(f"it has no {', '.join(sorted(missing))}", key=problem)
     for key in types.keys() & state.keys():
@@ -159,7 +143,7 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
             raise ConfigError(f"{key} is {wrong}", key=problem)
 
 
-def anew(algorithm: Mapping[str, Any], *entries: str) -> dict[str, Any]:
+def clear_entries(algorithm: Mapping[str, Any], *entries: str) -> dict[str, Any]:
     """Return an algorithm's state with these entries reset to None."""
     return {name: None if name in entries else value for name, value in algorithm.items()}
 
@@ -179,44 +163,22 @@ def must_fit(file: Path, target: str) -> Iterator[None]:
 class Checkpoints:
     """Checkpoint files of a training: last.pt, best.pt, numbered ones, and evaluated.pt during an evaluation.
 
-    An iteration is serialised once. The other files are copies rather than links, so that disk damage to one spares the
-    others.
-
-    Args:
-        cfg: Settings of the run.
-        folder: `<run>/checkpoints`.
-        saved: Iteration of the newest checkpoint in the folder, or None.
-        best: Best return of evaluations if `eval.interval` is set, else best trimmed mean return.
-        warn: Function that shows a warning.
-        writes: Whether this process writes files (rank 0).
+    An iteration is serialised once. Other files are copies rather than links, so that disk damage spares them.
     """
 
     def __init__(
-        self,
-        cfg: RunConfig,
-        folder: Path,
-        saved: int | None,
-        best: float | None,
-        warn: Callable[[str], None],
-        *,
-        writes: bool = True,
+        self, cfg: RunConfig, folder: Path, saved: int | None, best: float | None, warn: Warn, *, writes: bool = True
     ) -> None:
         self._cfg, self._folder, self._warn, self._writes = cfg, folder, warn, writes
-        self._last, self._best, self._evaluated = (folder / f"{name}.pt" for name in ("last", "best", "evaluated"))
-        self._saved_at = time.perf_counter()
-        self._numbered_due = False
+        self.last, self._best, self._evaluated = (folder / f"{name}.pt" for name in ("last", "best", "evaluated"))
+        self._saved_at, self._numbered_due = time.perf_counter(), False
         share = SAVE_SHARE / (2 if cfg.eval.interval else 1)
         self.budget, self.budget_evaluated = TimeShare(share), TimeShare(share)
         self._reported_s: dict[str, float] = {}  # reported time between two checkpoints
-        self.saved = saved if self._last.exists() else None
+        self.saved = saved if self.last.exists() else None  # iteration of last.pt
         # None before there is a best.pt. Until then the newest policy is the best, because its mean has most episodes.
         self._best_return = best if self._best.exists() else None
         self._evaluations_decide = cfg.eval.interval > 0
-
-    @property
-    def newest(self) -> Path | None:
-        """Path of the newest checkpoint, or None."""
-        return None if self.saved is None else self._last
 
     @property
     def best_evaluation(self) -> float | None:
@@ -224,10 +186,7 @@ class Checkpoints:
         return self._best_return if self._evaluations_decide else None
 
     def due(self, iteration: int, mean_return: float | None, long: bool = False) -> bool:
-        """Return whether to save after this iteration; `long` means that a signal would abort the next one.
-
-        `mean_return` is the trimmed mean over a full window, else None.
-        """
+        """Return whether to save after this iteration; `long` means that a signal would abort the next one."""
         if not self._writes:
             return False
         age_s = time.perf_counter() - self._saved_at
@@ -262,7 +221,7 @@ class Checkpoints:
         self._numbered_due = False
         try:
             with self.budget.spending():
-                save(self._last, state)
+                save(self.last, state)
                 self.saved = state["iteration"]
                 if self._is_better(mean_return) or self._best_return is None:
                     self._copy_last(self._best)
@@ -314,7 +273,7 @@ class Checkpoints:
             (self._folder / f"{number:06d}.pt").unlink(missing_ok=True)
 
     def _copy_last(self, path: Path) -> None:
-        with open_file(self._last) as last, replacing(path) as file:
+        with open_file(self.last) as last, replacing(path) as file:
             shutil.copyfileobj(last, file)
 
     def _numbered(self, iteration: int) -> bool:

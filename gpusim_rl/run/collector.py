@@ -14,14 +14,13 @@ from gpusim_rl.env import Environment, Step
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.errors import warn
 from gpusim_rl.learn.algorithm import Algorithm
-from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads
-from gpusim_rl.run.checkpoint import EPISODES, REPLAY, anew
+from gpusim_rl.run.checkpoint import EPISODES, REPLAY, clear_entries
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
 from gpusim_rl.run.held_objects import check_devices, devices_checked, generators_of, unsaved
 from gpusim_rl.run.metrics import Metrics, Row
+from gpusim_rl.run.start import RunStart
 from gpusim_rl.run.timing import PhaseTimer
-from gpusim_rl.settings.schema import RunConfig
 
 logger = logging.getLogger("gpusim_rl.run")
 
@@ -33,46 +32,26 @@ def no_pause(done: str) -> None:
 
 
 class Collector:
-    """Collection of rollouts and updates of the algorithm.
+    """Collection of rollouts and updates of the algorithm; `obs` are the next observations, [num_envs, size] each."""
 
-    Attributes:
-        obs: Next observations on the learner's device, shape [num_envs, size] each. The tensors are never replaced:
-            CUDA graphs use their addresses.
-        metrics: Device sums of the log interval.
-        timer: Durations of the phases.
-        graphs: CUDA graphs.
-        num_actors: Processes that step envs for this learner; 0 if it steps its own.
-    """
+    num_actors = 0  # processes that step envs for this learner; 0 if it steps its own
 
-    num_actors = 0
-
-    def __init__(
-        self,
-        cfg: RunConfig,
-        env: Environment,
-        algorithm: Algorithm,
-        obs: dict[str, Tensor],
-        device: torch.device,
-        collective: Collective = ALONE,
-    ) -> None:
-        self._cfg, self.env, self.algorithm, self.obs, self.device = cfg, env, algorithm, obs, device
-        self.metrics = Metrics(cfg.num_envs, device, collective=collective, late_names=not env.resumable)
-        self.timer = PhaseTimer(device)
+    def __init__(self, start: RunStart, env: Environment, algorithm: Algorithm, obs: dict[str, Tensor]) -> None:
+        self._cfg, self.device, collective = start.cfg, start.device, start.collective
+        self.env, self.algorithm = env, algorithm
+        self.obs = obs  # always the same tensors: CUDA graphs use their addresses
+        self.metrics = Metrics(self._cfg.num_envs, self.device, collective, late_names=not env.resumable)
+        self.timer = PhaseTimer(self.device)
         choice = choose_graph(
-            cfg.graph,
-            device,
+            self._cfg.graph,
+            self.device,
             env.device,
             physics_steps=algorithm.horizon * env.physics_evaluations,
-            check_task=cfg.debug.check_task,
+            check_task=self._cfg.debug.check_task,
             library=env.library if env.on_learners_device else None,
         )
-        self.graphs = Graphs(
-            choice,
-            device,
-            generators=generators_of(algorithm, device),
-            stateful=[*env.stateful, algorithm],
-            collective=collective,
-        )
+        generators, stateful = generators_of(algorithm, self.device), [*env.stateful, algorithm]
+        self.graphs = Graphs(choice, self.device, generators=generators, stateful=stateful, collective=collective)
         self._unsaved = [unsaved(owner) for owner in env.stateful]
 
     def collect(self, pause: Pause = no_pause) -> None:
@@ -111,8 +90,8 @@ class Collector:
             changed = [name for name, value in now.items() if before.setdefault(name, value) != value]
             if changed:
                 names = ", ".join(sorted(f"{type(owner).__name__}.{name}" for name in changed)[:4])
-                text = "%s changes, but no checkpoint keeps it: a resumed run begins with the value of __init__."
-                logger.warning(f"{text} Try a tensor of the task, written in place", names)
+                text = "%s changes, but no checkpoint keeps it. Try a tensor of the task, written in place"
+                logger.warning(text, names)
                 self._unsaved = []
 
     def load_state_dict(self, state: Mapping[str, Any], *, same_envs: bool) -> None:
@@ -121,9 +100,9 @@ class Collector:
         if state.get("actor_columns") != self._actor_columns:
             if algorithm.get("replay") is not None:
                 warn("transitions now come from other envs: the replay memory is refilled")
-            algorithm = anew(algorithm, *REPLAY, EPISODES)
+            algorithm = clear_entries(algorithm, *REPLAY, EPISODES)
         if not same_envs:
-            algorithm = anew(algorithm, EPISODES)
+            algorithm = clear_entries(algorithm, EPISODES)
         self.algorithm.policy.load_state_dict(state["policy"])
         self.algorithm.load_state_dict(algorithm)
         if same_envs:

@@ -69,8 +69,7 @@ GENERAL = ("episode", "eval", "speed", "time", "system", "task", "sim", "reward"
 class Console:
     """Display on stdout, with warnings of `plain` and `quiet` on stderr; text is also appended to the file `log`.
 
-    Modes: `rich` (live panel), `plain` (a row per `min_interval_s` seconds), `json` (an object per line), `quiet`
-    (warnings only), `auto` (`rich` on a terminal, else `plain`).
+    Modes are those of `log.console` (docs/outputs.md); `plain` shows a row per `min_interval_s` seconds.
     """
 
     def __init__(self, mode: str, total_iterations: int, log: Path | None, *, min_interval_s: float = 2.0) -> None:

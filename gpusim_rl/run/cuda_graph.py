@@ -71,10 +71,7 @@ def choose_graph(
     check_task: bool,
     library: str | None = None,
 ) -> GraphChoice:
-    """Choose the mode for the setting `graph`.
-
-    `physics_steps` is per rollout. Another `library` that steps its envs on this device may capture graphs of its own.
-    """
+    """Choose the mode for the setting `graph`; another `library` may capture graphs of its own on this device."""
     many = f"auto: more than {MOST_PHYSICS_STEPS} physics evaluations per rollout"
     rules = (
         (wanted == "off", "off", "as configured"),
@@ -92,24 +89,15 @@ def choose_graph(
 class Graphs:
     """Runner of the segments of an iteration: on CUDA each is captured into a torch graph, then replayed.
 
-    A segment must use the same memory at every call, except in attributes of `stateful` objects: a reassigned tensor
-    (or tuple of tensors) is copied to its old address. A Python number that changes there prevents the capture, since
-    a graph would freeze it. Lists and nested objects are not inspected.
+    A segment must use the same memory at every call, except in attributes of `stateful` objects (task, algorithm): a
+    reassigned tensor or tuple of tensors is copied to its old address. A Python number that changes there prevents the
+    capture, since a graph would freeze it. Lists and nested objects are not inspected.
 
     A failed capture warns, restores state and generators, and falls back: from the rollout to the control step, to the
     step in pieces (torch's and the simulator's graphs alternate, so that torch's hold no Warp loops), to eager.
 
-    Args:
-        choice: Mode, which names the segments to capture.
-        device: Device of the learner.
-        generators: Random generators of the algorithm. A graph registers only those that its warm-up used: torch
-            launches two kernels per registered generator before each replay.
-        stateful: The task and the algorithm.
-        collective: Processes that learn together. Sums run between pieces of the update: in a graph, NCCL depends on
-            its version and hangs on failure.
-
-    Attributes:
-        choice: Current mode; a failed capture changes it.
+    A graph registers only the `generators` that its warm-up used: torch launches two kernels for each before a replay.
+    Sums over processes run between pieces of the update: in a graph, NCCL depends on its version and hangs on failure.
     """
 
     def __init__(
@@ -310,11 +298,7 @@ def _attributes(stateful: object) -> dict[str, Any]:
 
 @contextmanager
 def in_place(objects: Sequence[object]) -> Iterator[None]:
-    """Copy tensors that the block reassigns to attributes back to their old addresses; restore attributes if it fails.
-
-    Raises:
-        NotCapturableError: A tensor changed its shape or dtype.
-    """
+    """Copy tensors that the block reassigns to attributes to their old addresses; restore attributes if it fails."""
     before = [dict(_attributes(stateful)) for stateful in objects]
     try:
         yield

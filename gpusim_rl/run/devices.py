@@ -14,11 +14,7 @@ from gpusim_rl.sim import SimChoice, choose_sim
 
 
 def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
-    """Return the learner's device, and the simulator with its device; `outside` is the env class of another library.
-
-    Raises:
-        ConfigError: No such device, or the simulator does not support it.
-    """
+    """Return the learner's device, and the simulator with its device; `outside` is the env class of another library."""
     rl_device = find_device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
     if outside is not None:
         device = rl_device if outside.on_learners_device else torch.device("cpu")

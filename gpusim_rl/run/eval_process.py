@@ -1,7 +1,6 @@
 """Evaluation process next to a training (`eval.interval`).
 
-It reads JSON lines, first the settings, then one checkpoint path per evaluation, and answers each path with a JSON
-line: numbers by name, or an error. It exits when its input closes or the training is killed (`Child`).
+It reads JSON lines (settings, then checkpoint paths) and answers each path with a line of numbers, or an error.
 """
 
 from __future__ import annotations
@@ -42,19 +41,11 @@ _START = "from gpusim_rl.run.eval_process import main; main()"
 
 
 class EvalProcess:
-    """Handle of the evaluation process, whose output is appended to the file `printed`.
-
-    Raises:
-        OSError: The process cannot be started.
-
-    Attributes:
-        evaluating: Iteration of the policy under evaluation, or None.
-        failure: Reason why evaluations have stopped, or None.
-    """
+    """Handle of the evaluation process, whose output is appended to the file `printed`."""
 
     def __init__(self, spec: RunSpec, printed: Path, iteration: int) -> None:
-        self.evaluating: int | None = None
-        self.failure: str | None = None
+        self.evaluating: int | None = None  # iteration of the policy under evaluation
+        self.failure: str | None = None  # reason why evaluations have stopped
         self._interval = spec.cfg.eval.interval
         self._last = iteration  # last one evaluated
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()

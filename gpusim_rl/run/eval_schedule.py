@@ -16,10 +16,7 @@ EVAL_LOG = "eval.log"  # output of the evaluation process, in the run folder
 
 
 class EvalSchedule:
-    """Evaluations every `eval.interval` iterations, in a process next to the training.
-
-    If the process fails, training continues without it. After the last iteration it waits for the result or a signal.
-    """
+    """Evaluations every `eval.interval` iterations in another process, without which training continues if it fails."""
 
     def __init__(
         self, spec: RunSpec, log: Logger, iteration: int, intervals: LogIntervals, timer: PhaseTimer, stop: StopSignal

@@ -30,9 +30,8 @@ def evaluate(
 ) -> tuple[dict[str, float], Tensor]:
     """Run whole episodes in every env with the policy's most likely actions, from the starts `obs`.
 
-    Returns:
-        Number of episodes; mean, deviation and extremes of returns; mean length [control steps]; diverged steps; means
-        of the task's `stats()` as `task/<name>`. And the returns, shape [episodes, num_envs].
+    Return a summary (mean length in control steps; means of the task's `stats()` as `task/<name>`), and the returns,
+    shape [episodes, num_envs].
     """
     num_envs, device = env.num_envs, next(iter(obs.values())).device
     hidden = policy.initial_state(num_envs)

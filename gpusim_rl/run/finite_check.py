@@ -1,7 +1,6 @@
 """Stop of a run whose observations, rewards, loss or policy are NaN or infinite.
 
-NaN in physics or actions only resets the env (`env/nan_guard.py`), and non-finite gradients are skipped
-(`learn/optimizer.py`).
+NaN in physics or actions only resets the env (env/nan_guard.py); learn/optimizer.py skips non-finite gradients.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Search for tensors and random generators in an object, its containers and nested objects, reading no value.
 
-`debug.check_device=true` names the first tensor on the wrong device: torch silently copies host scalars to the GPU at
-every use, and its error for larger tensors names neither of them.
+For `debug.check_device=true`: torch copies host scalars without notice, and its error for tensors names neither.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ def attributes(node: object) -> dict[str, Any]:
 
 
 def unsaved(owner: object) -> dict[str, Any]:
-    """Return state of an object that no checkpoint keeps, by path.
-
-    Checkpoints keep the tensors that `kept_tensors` finds. Others are represented by their version counter, without
-    synchronisation.
-    """
+    """Return state that no checkpoint keeps, by path; of tensors the version counter, without a sync."""
     found: dict[str, Any] = {}
     own = attributes(owner)
     seen = {id(node): node for node in (owner, *(own.get(name) for name in ("cfg", "sim", "_task")))}
@@ -109,10 +104,7 @@ def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) ->
 def _held(
     node: Any, kind: type[T], device: torch.device, path: str = "", seen: dict[int, object] | None = None
 ) -> Iterator[tuple[str, T, torch.device]]:
-    """Yield each object of a kind with its path and expected device.
-
-    That is the `device` of the innermost object around it, such as a replay memory on the host.
-    """
+    """Yield each object of a kind with its path and expected device: the `device` of the innermost object around it."""
     seen = {} if seen is None else seen
     if isinstance(node, PLAIN) or id(node) in seen:
         return

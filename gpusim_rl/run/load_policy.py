@@ -20,22 +20,19 @@ NEEDED = ("config", "obs_sizes", "num_actions", "policy")
 
 
 def load_policy(spec: RunSpec, action_space: ActionSpace, device: torch.device, name: str) -> TrainedPolicy:
-    """Load the policy of another run (folder, .pt file, or task), with the settings in its checkpoint.
-
-    Raises:
-        ConfigError: The run is missing, damaged, not trusted, or has other actions.
-    """
+    """Load the policy of another run (folder, .pt file, or task), with the settings in its checkpoint."""
     file = find_checkpoint(name, spec.cfg.log.dir).file
     state, digest = load_with_digest(file)
     check_training(state, file, NEEDED)
     config = check_saved_settings(state["config"], file, trust=spec.cfg.trust, config_dir=spec.config_dir)
     (theirs, ours) = (settings["task"].get("_target_") for settings in (config, spec.config))
-    if theirs != ours:  # joints, say, may have another order
-        warn(f"{file} is a policy of {theirs}, and this task is {ours}: do observations and actions mean the same?")
+    if theirs != ours:  # joints may have another order
+        warn(f"{file} is a policy of {theirs}, not of {ours}: check that observations and actions mean the same")
     section, algorithm_class = config["algo"].get("name"), load_algorithm_class(config["algo"].get("_target_"))
     settings = build(algorithm_settings_class(section, algorithm_class), config.get(section), f"{file}: {section}")
     if state["num_actions"] != action_space.size:
-        raise ConfigError(f"{file} has {state['num_actions']} actions, and the task {action_space.size}. Try its task")
+        problem = f"has {state['num_actions']} actions, but the task has {action_space.size}"
+        raise ConfigError(problem, key=str(file), hint="Try its task")
     cfg = dataclasses.replace(spec.cfg, algo=section, algorithm=settings)
     with must_fit(file, "its own settings"):
         images = state.get("images", {})

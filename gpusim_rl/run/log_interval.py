@@ -27,12 +27,7 @@ class LogRow:
 
 
 class LogIntervals:
-    """Log intervals of a training, from its collector's metrics and timer.
-
-    Attributes:
-        best_return: Best trimmed mean return over a full window so far, or None.
-        mean_return: The same for the newest row, or None.
-    """
+    """Log intervals of a training, from its collector's metrics and timer."""
 
     def __init__(self, collector: Collector, collective: Collective = ALONE) -> None:
         self._collector, self._collective = collector, collective
@@ -41,8 +36,8 @@ class LogIntervals:
         self._monitor: SystemMonitor | None = None
         self._start = (0, 0)  # iterations and control steps before the interval
         self._added: Row = {}
-        self.best_return: float | None = None
-        self.mean_return: float | None = None
+        self.mean_return: float | None = None  # trimmed mean return of the newest row, if its window is full
+        self.best_return: float | None = None  # best of them so far
 
     def start(self) -> None:
         """Start to monitor the machine."""
@@ -58,11 +53,7 @@ class LogIntervals:
         self._added |= numbers
 
     def end(self, iteration: int, env_steps: int, elapsed_s: float, extra: Mapping[str, Tensor]) -> list[LogRow]:
-        """End an interval; `extra` has more device scalars for its row.
-
-        Returns:
-            Rows that have arrived: on the CPU this one, on CUDA the one before.
-        """
+        """End an interval, with more device scalars for its row; return rows that have arrived (`Metrics.flush`)."""
         numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s, **self._added}
         numbers |= self._collector.numbers()
         self._added = {}
@@ -82,10 +73,7 @@ class LogIntervals:
         return [self._row(*row) for row in self._metrics.drain()]
 
     def pending(self, iteration: int) -> LogRow:
-        """Return the flags of the unfinished interval; waits for the device.
-
-        All processes must call it together, or one would stop while the others wait for it.
-        """
+        """Return the flags of the unfinished interval; waits for the device, and all processes must call it."""
         own, collective = self._metrics.flags(), self._collective
         bad = [value is None or not math.isfinite(value) for value in own.values()]
         by_rank = [rank == collective.rank and any(bad) for rank in range(collective.size)]

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
@@ -30,7 +29,7 @@ from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Wri
 from gpusim_rl.settings.trust import strange_values, words_of_call
 from gpusim_rl.sim.buffers import enough
 
-OF_LOGGER = ("wandb_id", "best_evaluation")  # entries of a checkpoint in `Logger.state_dict`
+LOGGER_KEYS = ("wandb_id", "best_evaluation")  # entries of a checkpoint in `Logger.state_dict`
 DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"  # dumps before the first divergence, after the last finite gradient
 NEARLY = 0.8  # use of a buffer that causes a warning
 
@@ -91,7 +90,7 @@ class Logger:
         self._flags = flags if foreign else []
         in_script = any(target.startswith("__main__.") for _, target in foreign)
         self._script_has = "classes" if in_script else "envs" if spec.envs is not None else ""
-        self._again = [word for word in words_of_call(spec.config) if not word.startswith("log.dir=")]
+        self._machine = [word for word in words_of_call(spec.config) if not word.startswith("log.dir=")]
 
     def __enter__(self) -> Logger:
         return self
@@ -107,9 +106,7 @@ class Logger:
         if not run.complete:
             self.note(run)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.checkpoints.close()
         if kind is not None:
             self.console.note(f"ended by {kind.__name__}: {error}")
@@ -224,7 +221,7 @@ class Logger:
             processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
             program = f"torchrun --nproc-per-node={processes} {program.removeprefix('python ')}"
         config_dir, trust = ([], ["trust=true"]) if self._flags == ["--trust"] else (self._flags, [])
-        train = shlex.join([*config_dir, f"checkpoint={folder}", *self._again, *further, *trust])
+        train = shlex.join([*config_dir, f"checkpoint={folder}", *self._machine, *further, *trust])
         view = shlex.join([folder, *self._flags])
         images = " --renderer policy" if run.env.images else ""
         return [f"{command('play')} {view}", f"{command('record')} {view}{images}", f"{program} {train}", plot]

@@ -24,7 +24,7 @@ def make_collector(start: RunStart, actor: ActorPlace | None = None) -> Collecto
         use_cpus(start, env.num_envs)
         if start.compile.mode == "all":
             env.compile()
-        return Collector(start.cfg, env, algorithm, obs, start.device, start.collective)
+        return Collector(start, env, algorithm, obs)
 
 
 def use_cpus(start: RunStart, num_envs: int) -> None:

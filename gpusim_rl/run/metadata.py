@@ -24,8 +24,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items() if size)
     sizes += "".join(f", {name} {'x'.join(map(str, shape))}" for name, shape in env.images.items())
     ignored = "" if cfg.seed in (-1, start.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
-    threads = torch.get_num_threads()
-    chosen = _precision(run)
+    threads, chosen = torch.get_num_threads(), _precision(run)
     learner = f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}"
     learner += f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
     speed_up = [("compiled", str(start.compile))] if start.compile.mode != "off" else []

@@ -64,10 +64,7 @@ class EpisodeWindow:
         self.total += episodes.shape[1]
 
     def means(self, collective: Collective = ALONE) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return mean return, mean length, number of episodes and trimmed mean return, over all processes.
-
-        The trimmed mean of a window that is not full is NaN.
-        """
+        """Return mean return, mean length, number of episodes and trimmed mean return (NaN before a full window)."""
         count = self.total.clamp(max=self.size)
         known = torch.arange(self.size, device=self.ring.device) < count
         sums = torch.where(known, self.ring[:, :-1], 0.0).sum(dim=1)
@@ -102,26 +99,15 @@ class Taken:
 class Metrics:
     """Device accumulators of one row per log interval.
 
-    On CUDA a row is copied to pinned memory and read one interval later, so the loop never waits for it.
-
-    Args:
-        num_envs: Envs of this process.
-        device: Device of the learner.
-        window: Episodes in the mean return.
-        collective: Processes whose numbers become one row; each has its own window.
-        late_names: Whether another library's envs may add names late, and differently by process.
+    On CUDA a row is copied to pinned memory and read one interval later, so the loop never waits for it. With
+    `late_names`, envs may add names at any step, and differently by process.
     """
 
     def __init__(
-        self,
-        num_envs: int,
-        device: torch.device,
-        window: int = WINDOW,
-        collective: Collective = ALONE,
-        late_names: bool = False,
+        self, num_envs: int, device: torch.device, collective: Collective = ALONE, *, late_names: bool = False
     ) -> None:
         self.num_envs, self.device, self._collective = num_envs, device, collective
-        self.episodes = EpisodeWindow(num_envs, window, device)
+        self.episodes = EpisodeWindow(num_envs, WINDOW, device)
         self._late_names = late_names and collective.size > 1
         self._rollout: list[tuple[Tensor, Tensor]] = []  # numbers and masks of each step, [count, envs]
         self._sums: dict[str, Tensor] = {}
@@ -240,8 +226,7 @@ class Metrics:
     def flush(self, host: Any, extra: Mapping[str, Tensor]) -> list[tuple[Any, Row]]:
         """End an interval, with more device scalars for its row.
 
-        Returns:
-            Rows that have arrived, with their `host` values: on the CPU this one, on CUDA the one before.
+        Return the rows that have arrived, with their `host` values: on the CPU this one, on CUDA the one before.
         """
         collective = self._collective
         if self._late_names:
@@ -249,7 +234,7 @@ class Metrics:
             for name in collective.share(list(dict.fromkeys(name for names in gathered for name in names))):
                 self._sums[name] = self._sums.pop(name, torch.zeros(2, device=self.device))  # same order everywhere
         names = ("episode/return", "episode/length", "episode/count", "episode/trimmed_return")
-        values = dict(zip(names, self.episodes.means(collective), strict=True))
+        values: dict[str, Tensor] = dict(zip(names, self.episodes.means(collective), strict=True))
         for name, value in zip(self._sums, collective.sum([*self._sums.values()]), strict=True):
             values[name] = value[0] / value[1] if value.ndim else value  # a task's statistic: sum and count
         if self._terms is not None:

@@ -60,8 +60,7 @@ class _Recorder:
         left = run.cfg.max_iterations - run.iteration
         active = min(run.cfg.debug.profile, left)
         warm_up = min(WARM_UP, left - active)
-        self._first = run.iteration + warm_up + 1
-        self._last = run.iteration + warm_up + active
+        self._first, self._last = run.iteration + warm_up + 1, run.iteration + warm_up + active
         # The profiler's first step ends before the first iteration, so its own warm-up costs none.
         schedule = torch.profiler.schedule(wait=warm_up, warmup=1, active=active, repeat=1)
         self.profiler = make_profiler(self._device, schedule=schedule, on_trace_ready=self._write)

@@ -23,11 +23,7 @@ class Reporter:
     def publish(self, run: RunView, log: Logger, *, drain: bool = False) -> LogRow | None:
         """Publish rows that have arrived, after ending a due log interval; `drain` instead waits for pending rows.
 
-        Returns:
-            Row after which the policy has not changed for some iterations, or None.
-
-        Raises:
-            TaskError: A number is not finite, or every env failed.
+        Return the row after which the policy has not changed for some iterations, if any.
         """
         rows = self._intervals.drain() if drain else self._rows_of_interval(run)
         for row in rows:

@@ -36,11 +36,7 @@ class RunDir:
 
     @classmethod
     def create(cls, base: Path, name: str, task: str, *, config: Mapping[str, Any], overrides: Sequence[str]) -> RunDir:
-        """Make `<base>/<name>/<time>/` with the files that describe the run; `<base>/<task>/latest` links to it.
-
-        Raises:
-            ConfigError: A name cannot name a folder, or the folder is not writable.
-        """
+        """Make `<base>/<name>/<time>/` with the files that describe the run; `<base>/<task>/latest` links to it."""
         for part in (name, task):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", part) or part in (".", ".."):
                 raise ConfigError("invalid name of a run folder", expected="A-Z a-z 0-9 . _ -", got=part)
@@ -65,9 +61,6 @@ class RunDir:
 
         `digest` is that of the loaded checkpoint. Unless the call `trains`, the folder keeps its settings: a smaller
         `max_iterations` would end the next start at once.
-
-        Raises:
-            ConfigError: The folder is not writable, or another process trains or has trained in it.
         """
         from gpusim_rl.files.checkpoint_file import digest_of  # torch
 
@@ -155,10 +148,9 @@ class RunDir:
             reason = error.strerror if isinstance(error, OSError) else first_line(error)
             warn(f"cannot read {self.env_json} ({reason}): its records of earlier starts are lost")
             before = {}
-        earlier = before.get("earlier")
-        earlier = earlier[-MAX_EARLIER:] if isinstance(earlier, list) else []
-        if before:
-            earlier = [*earlier, {name: before[name] for name in PER_START if name in before}]
+        listed = before.get("earlier")
+        earlier = listed[-MAX_EARLIER:] if isinstance(listed, list) else []
+        earlier += [{name: before[name] for name in PER_START if name in before}] if before else []
         self._describe(config, overrides, {**before, "earlier": earlier})
 
     def _describe(self, config: Mapping[str, Any], overrides: Sequence[str], before: Mapping[str, Any]) -> None:

@@ -16,24 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """Composed and checked run with its classes.
-
-    Attributes:
-        cfg: Settings.
-        task_class: Task (configured by `cfg.task`) or environment of another library (`cfg.env`).
-        algorithm_class: Algorithm, configured by `cfg.algorithm`.
-        config: Composed configuration as plain values.
-        overrides: Equivalent command line.
-        checkpoint: Checkpoint to continue from or evaluate.
-        config_dir: Folder of the user (`-cd`).
-        envs: Ready-made envs of the user's script.
-    """
+    """Composed and checked run with its classes."""
 
     cfg: RunConfig
-    task_class: type[Task[Any]] | type[Environment]
-    algorithm_class: type[Algorithm]
-    config: dict[str, Any]
-    overrides: list[str]
+    task_class: type[Task[Any]] | type[Environment]  # configured by `cfg.task` or `cfg.env`
+    algorithm_class: type[Algorithm]  # configured by `cfg.algorithm`
+    config: dict[str, Any]  # plain values
+    overrides: list[str]  # equivalent command line
     checkpoint: Checkpoint | None = None
-    config_dir: Path | None = None
-    envs: Environment | None = None
+    config_dir: Path | None = None  # the user's folder (`-cd`)
+    envs: Environment | None = None  # ready-made by the user's script

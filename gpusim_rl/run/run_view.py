@@ -13,24 +13,17 @@ from gpusim_rl.settings.schema import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """Read-only view of a run at one moment.
-
-    Attributes:
-        num_actors: Processes that step envs for this learner; 0 if it steps its own.
-        env_steps: Control steps done, summed over envs and processes.
-        elapsed_s: Training time including earlier starts [s].
-        best_return: Best trimmed mean return over a full window so far, or None.
-    """
+    """Read-only view of a run at one moment."""
 
     start: RunStart
     env: Environment
     algorithm: Algorithm
-    num_actors: int
+    num_actors: int  # processes that step envs for this learner; 0 if it steps its own
     graph: GraphChoice
     iteration: int
-    env_steps: int
-    elapsed_s: float
-    best_return: float | None
+    env_steps: int  # control steps, summed over envs and processes
+    elapsed_s: float  # training time including earlier starts
+    best_return: float | None  # best trimmed mean return over a full window
 
     @property
     def cfg(self) -> RunConfig:

@@ -26,25 +26,18 @@ SEEDS_APART = 1_000_003  # seed offset per process
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """Resolved decisions of a run.
-
-    Attributes:
-        seed: Seed of the run; see `process_seed`.
-        device: Device of the learner.
-        iteration: Iterations done before this start.
-        regrouped: Whether the number of processes has changed: new episodes begin, with other noise.
-    """
+    """Resolved decisions of a run."""
 
     spec: RunSpec
     collective: Collective
-    seed: int
-    device: torch.device
+    seed: int  # of the run; see `process_seed`
+    device: torch.device  # of the learner
     sim: SimChoice
     compile: CompileChoice
     resumed: bool = False
-    iteration: int = 0
-    regrouped: bool = False
-    digest: str | None = None
+    iteration: int = 0  # iterations done before this start
+    regrouped: bool = False  # whether the number of processes has changed: new episodes begin, with other noise
+    digest: str | None = None  # of the checkpoint's file
 
     @property
     def cfg(self) -> RunConfig:

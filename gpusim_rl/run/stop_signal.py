@@ -22,24 +22,19 @@ class IterationLeftError(Exception):
 
 
 class StopSignal:
-    """Handler of the first signal in its block; a second one ends the process at once.
-
-    Attributes:
-        number: Signal number, or None.
-        notify: Function that shows a line, called from the signal handler.
-    """
+    """Handler of the first signal in its block; a second one ends the process at once."""
 
     def __init__(self) -> None:
-        self.number: int | None = None
-        self.notify: Callable[[str], None] = lambda text: say(text, file=sys.stderr)
+        self.number: int | None = None  # of the signal
+        self.notify: Callable[[str], None] = lambda text: say(text, file=sys.stderr)  # called by the handler
         self._previous: dict[int, Any] = {}
-        self._began: float | None = None  # the iteration under way; None before the first one
+        self._began: float | None = None  # start of the current iteration
         self._aside_since: float | None = None
-        self._last_s = 0.0  # duration of the one before
+        self._last_s = 0.0  # duration of the previous iteration
 
     def __enter__(self) -> StopSignal:
         self._began, self._last_s = None, 0.0
-        # Python hands signals to the main thread; in another one they are not ours to direct.
+        # Python delivers signals to the main thread only.
         if threading.current_thread() is threading.main_thread():
             numbers = [signal.SIGINT, signal.SIGTERM]
             if HANGUP is not None and signal.getsignal(HANGUP) is not signal.SIG_IGN:  # nohup
@@ -84,10 +79,10 @@ class StopSignal:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
-            if number == HANGUP:  # a terminal that closes sends it, and its shell again
+            if number == HANGUP:  # sent by a closing terminal, and again by its shell
                 return
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self.number = number
-        within = "within this iteration, which takes long; the checkpoint before it stays"
-        moment = within if self.long else "after this iteration, with a checkpoint"
-        self.notify(f"stopping {moment}; once more stops at once")
+        during = "during this iteration, because it is long; the last checkpoint remains"
+        moment = during if self.long else "after this iteration, with a checkpoint"
+        self.notify(f"stopping {moment}; a second signal stops at once")

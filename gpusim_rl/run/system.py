@@ -20,8 +20,7 @@ CHILDREN_EVERY = 10  # samples between searches for children, in which psutil re
 class SystemMonitor:
     """Background thread that samples CPU and GPU load every `interval_s` [s].
 
-    CPU and memory include child processes; 100 % is all CPUs available to this process. GPU numbers include other
-    processes. The load average is the machine's over one minute.
+    CPU (100 %: all available CPUs) and memory are of this process and its children; the rest is the machine's.
     """
 
     def __init__(self, device: object, interval_s: float = 1.0) -> None:
@@ -30,8 +29,7 @@ class SystemMonitor:
         self._self.cpu_percent()  # counts from here
         self._processes = {self._self: self._self}
         self._latest: dict[str, float | None] = dict.fromkeys(NAMES)
-        self._interval_s = interval_s
-        self._stopping = threading.Event()
+        self._interval_s, self._stopping = interval_s, threading.Event()
         self._thread = threading.Thread(target=self._run, name="system-monitor", daemon=True)
         self._thread.start()
 

@@ -11,14 +11,11 @@ BURST_S = 2.0  # work without waiting, for the checkpoints of short runs
 
 
 class TimeShare:
-    """Token bucket that limits work to `share` of the wall-clock time, plus `BURST_S` and the last piece of work.
-
-    Attributes:
-        cost_s: Duration of the last piece of work [s].
-    """
+    """Token bucket that limits work to `share` of the wall-clock time, plus `BURST_S` and the last piece of work."""
 
     def __init__(self, share: float) -> None:
-        self.share, self.cost_s = share, 0.0
+        self.share = share
+        self.cost_s = 0.0  # duration of the last piece of work
         self._balance_s, self._counted_at = BURST_S, time.perf_counter()
         self._working = False
 

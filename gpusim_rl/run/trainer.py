@@ -20,7 +20,7 @@ from gpusim_rl.run.collector import Collector
 from gpusim_rl.run.eval_schedule import EvalSchedule
 from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
-from gpusim_rl.run.logger import OF_LOGGER, SKIPPED, Logger, open_log
+from gpusim_rl.run.logger import LOGGER_KEYS, SKIPPED, Logger, open_log
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.profiler import profiling
 from gpusim_rl.run.reporter import Reporter
@@ -29,35 +29,22 @@ from gpusim_rl.run.run_view import RunView
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 
-OF_PROCESS = ("algorithm", "env", "torch_rng", "metrics")  # per-process entries of the training state
+PER_PROCESS = ("algorithm", "env", "torch_rng", "metrics")  # per-process entries of the training state
 
 
 class Trainer:
-    """Training of one task by one algorithm. Building it leaves nothing on disk.
-
-    Args:
-        start: Start of the run.
-        collector: Environments and algorithm.
-        state: `state_dict` of an earlier start; None for a new run.
-
-    Raises:
-        ConfigError: The checkpoint does not fit.
-
-    Attributes:
-        env_steps: Control steps done, summed over envs and processes.
-        run_dir: Folder of the run; None before `logging` opens it.
-        stop_signal: Handler that ends the training early.
-    """
+    """Training of one task by one algorithm, new or from `state`. Building it leaves nothing on disk."""
 
     def __init__(self, start: RunStart, collector: Collector, state: Mapping[str, Any] | None = None) -> None:
         self.start, self.collector, self.cfg = start, collector, start.cfg
         self.env, self.algorithm = collector.env, collector.algorithm
-        self.iteration = self.env_steps = 0
-        self.run_dir: RunDir | None = None
+        self.iteration = self.env_steps = 0  # done; control steps are summed over envs and processes
+        self.run_dir: RunDir | None = None  # opened by `logging`
         self.stop_signal = StopSignal()
         self.intervals = LogIntervals(collector, start.collective)
         name = start.cfg.env.id or start.cfg.env._target_ or start.task_name
         self._reporter = Reporter(self.intervals, name, self.stop_signal)
+        self._check = self._reporter.finite_check
         self._evaluations: EvalSchedule | None = None
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self._others_stop = False  # whether another process has received a signal
@@ -120,7 +107,8 @@ class Trainer:
             log.note(self.view())  # a capture may have failed
             if self._evaluations is not None:
                 state = lambda: self.state_dict() | log.state_dict()  # noqa: E731
-                self._evaluations.after_iteration(self.iteration, state, learning=self._learning, last=self.complete)
+                learning = self._check.learning
+                self._evaluations.after_iteration(self.iteration, state, learning=learning, last=self.complete)
             self._publish(log)
             stopping = self.stop_signal.number is not None
             due = log.checkpoints.due(self.iteration, self.intervals.mean_return, self.stop_signal.long)
@@ -176,32 +164,25 @@ class Trainer:
             self._put_learner_back(log, idle)
 
     def _put_learner_back(self, log: Logger, row: LogRow) -> None:
-        """Restore the learner from the last checkpoint, once; envs and iteration count continue.
-
-        Non-finite gradients were skipped, so weights are fine, but normaliser statistics may not be.
-        """
-        newest = log.checkpoints.newest
-        if self._put_back or newest is None or self.complete:
+        """Restore the learner from the last checkpoint, once: normaliser statistics may not be finite."""
+        if self._put_back or log.checkpoints.saved is None or self.complete:
             replay = log.dump(SKIPPED, self.state_dict())
-            raise self._reporter.finite_check.no_gradient(row, self.algorithm, replay)
+            raise self._check.no_gradient(row, self.algorithm, replay)
         self._put_back = True
-        state, regrouped = checkpoint.state_of_process(checkpoint.load(newest), self.start.collective)
+        state, regrouped = checkpoint.state_of_process(checkpoint.load(log.checkpoints.last), self.start.collective)
         self.algorithm.policy.load_state_dict(state["policy"])
-        self.algorithm.load_state_dict(checkpoint.anew(state["algorithm"], checkpoint.EPISODES))
+        self.algorithm.load_state_dict(checkpoint.clear_entries(state["algorithm"], checkpoint.EPISODES))
         if regrouped:
             self._seed_noise()
         problem = f"no gradient has been finite for some iterations, up to {row.iterations[-1]}"
         log.console.warn(f"{problem}: restored the learner of iteration {state['iteration']}, once per run")
 
     def save(self, log: Logger, *, final: bool = False) -> None:
-        """Publish pending rows, which a resumed run does not reproduce, and write a checkpoint.
-
-        Unless `final`, a learner that has stopped learning is not saved.
-        """
+        """Publish pending rows, which a resumed run cannot reproduce; save if `final` or still learning."""
         self._publish(log, drain=True)
-        self._reporter.finite_check.check_row(self.intervals.pending(self.iteration), self.iteration, self.algorithm)
-        if final or self._learning:
-            self._reporter.finite_check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
+        self._check.check_row(self.intervals.pending(self.iteration), self.iteration, self.algorithm)
+        if final or self._check.learning:
+            self._check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
             with self.stop_signal.aside(), log.checkpoints.budget.spending():
                 log.checkpoints.save(self._state_to_save(log), self.intervals.mean_return)
 
@@ -212,10 +193,6 @@ class Trainer:
         if unsaved:
             self.save(log, final=True)
         return log.finish(self.view(), left=left)
-
-    @property
-    def _learning(self) -> bool:
-        return self._reporter.finite_check.learning
 
     @property
     def stopping(self) -> bool:
@@ -252,7 +229,7 @@ class Trainer:
         state, collective = self.state_dict() | log.state_dict(), self.start.collective
         if collective.size == 1:
             return state
-        own = tree_map_only(Tensor, Tensor.cpu, {name: state[name] for name in OF_PROCESS})
+        own = tree_map_only(Tensor, Tensor.cpu, {name: state[name] for name in PER_PROCESS})
         return state | {"processes": dict(enumerate(collective.gather(own)))}
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -265,7 +242,7 @@ class Trainer:
             self._seed_noise()
         self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
         self._elapsed_s = float(state["elapsed_s"])
-        self._earlier_log = {name: state.get(name) for name in OF_LOGGER}
+        self._earlier_log = {name: state.get(name) for name in LOGGER_KEYS}
 
     def _seed_noise(self) -> None:
         """Reseed the algorithm's noise, so that processes with the same state differ."""

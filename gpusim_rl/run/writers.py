@@ -55,9 +55,8 @@ class Writers:
     """All writers of a run; one that fails (full disk, dead network) causes a warning, and training continues."""
 
     def __init__(self, writers: Iterable[Writer], warn: Callable[[str], None]) -> None:
-        self._writers = list(writers)
+        self._writers, self._warn = list(writers), warn
         self._failing: set[str] = set()
-        self._warn = warn
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Prepare all writers."""
@@ -100,17 +99,11 @@ class Writers:
 
 @dataclass(frozen=True, slots=True)
 class CsvContent:
-    """Readable part of a metrics.csv. Rows are kept as bytes: cells would take 30 times the memory.
+    """Readable part of a metrics.csv. Rows are kept as bytes: cells would take 30 times the memory."""
 
-    Attributes:
-        columns: Column names, `iteration` first; empty if unreadable.
-        lines: Valid rows, each ending in a newline.
-        damaged: Line number of the first damage (1: header), or None.
-    """
-
-    columns: list[str]
-    lines: bytearray
-    damaged: int | None
+    columns: list[str]  # `iteration` first; empty if unreadable
+    lines: bytearray  # valid rows
+    damaged: int | None  # line number of the first damage (1: header)
 
     def __len__(self) -> int:
         return self.lines.count(b"\n")
@@ -124,11 +117,7 @@ class CsvContent:
 
 
 def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
-    """Read a metrics.csv up to damage or an iteration, without an incomplete last row.
-
-    Raises:
-        ConfigError: The file is larger than `METRICS_BYTES` or not a regular file.
-    """
+    """Read a metrics.csv up to damage or an iteration; raise ConfigError above `METRICS_BYTES`."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > METRICS_BYTES:
             raise ConfigError(f"larger than any run writes ({METRICS_BYTES} bytes)", key=str(path))

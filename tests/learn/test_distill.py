@@ -256,7 +256,7 @@ def test_a_policy_with_other_actions_or_code_is_not_loaded(teacher: str, tmp_pat
     pendulum = {"num_envs": 2, "log": {"console": "quiet", "dir": str(tmp_path)}, "distill": {"teacher": teacher}}
     with pytest.raises(ConfigError, match=r"distill\.teacher=.* observes 4 numbers"):
         make_trainer(prepare("Pendulum", algo="distill", **pendulum))
-    with pytest.raises(ConfigError, match=r"has 1 actions, and the task 8"):
+    with pytest.raises(ConfigError, match=r"has 1 actions, but the task has 8"):
         make_trainer(prepare("Ant", algo="distill", **pendulum))
     state = torch.load(f"{teacher}/checkpoints/last.pt", weights_only=True)
     state["config"]["ppo"]["network"]["_target_"] = "torch.nn.Linear"

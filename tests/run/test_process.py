@@ -47,7 +47,7 @@ def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path: Path, slot: 
     process.send(signal.SIGTERM)
     done = process.ended()
     assert done.returncode == 143
-    assert done.stderr == "stopping after this iteration, with a checkpoint; once more stops at once\n"
+    assert done.stderr.startswith("stopping after this iteration")
     run = the_run(tmp_path / "runs")
     saved = load(run / "checkpoints" / "last.pt")["iteration"]
     assert iterations(run) == list(range(1, saved + 1))

@@ -491,8 +491,7 @@ def test_a_signal_leaves_a_long_iteration_with_the_checkpoint_before_it(tmp_path
     assert parts[:5] == [8, 8, 8, 2, 0]  # control steps, or minibatches
     assert final_state(tmp_path / "resumed")["iteration"] == 3
     out, err = capfd.readouterr()
-    stays = "the checkpoint before it stays"
-    assert err == f"stopping within this iteration, which takes long; {stays}; once more stops at once\n"
+    assert "during this iteration" in err and "the last checkpoint remains" in err
     assert "aborted iteration 4; the newest checkpoint is of iteration 3\n" in out and "\nnext:\n" in out
     monkeypatch.undo()
     make_trainer("Cartpole", tmp_path / "resumed", checkpoint=str(the_run(tmp_path / "resumed")), **settings).train()
@@ -508,7 +507,7 @@ def test_a_signal_in_a_first_iteration_that_turns_out_long_leaves_it_without_a_c
     assert parts[0] == 6  # 12 s
     assert not list((the_run(tmp_path) / "checkpoints").iterdir())
     out, err = capfd.readouterr()
-    assert err == "stopping after this iteration, with a checkpoint; once more stops at once\n"
+    assert "stopping after this iteration" in err
     assert out.endswith("aborted iteration 1; there is no checkpoint\n")
 
 
