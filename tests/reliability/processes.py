@@ -25,20 +25,12 @@ from gpusim_rl.run.time_share import SAVE_ALL
 from helpers.commands import ROOT, Finished
 
 TRAIN = ROOT / "train.py"
+# A training of 20 ms per iteration; an evaluation is one episode.
 SMALL = (
-    "num_envs=16",
-    "ppo.horizon=4",
-    "ppo.epochs=1",
-    "ppo.minibatch_size=64",
-    "ppo.network.hidden=[16,16]",
-    "task.episode_length=60",  # an evaluation is one episode
-    "device=cpu",
-    "wandb_activate=false",
-    "log.console=plain",
-    "log.checkpoint_interval=3",
-    "log.keep=3",
+    *("num_envs=16", "ppo.horizon=4", "ppo.epochs=1", "ppo.minibatch_size=64", "ppo.network.hidden=[16,16]"),
+    *("task.episode_length=60", "device=cpu", "wandb_activate=false"),
+    *("log.console=plain", "log.checkpoint_interval=3", "log.keep=3"),
 )
-"""A training of 20 ms an iteration."""
 MODULES = ("mujoco", "gpusim_rl.api", "gpusim_rl.settings.compose", "gpusim_rl.run.trainer", "gpusim_rl.tasks.cartpole")
 TIMEOUT_S = 60
 HANGS = -signal.SIGALRM

@@ -20,14 +20,8 @@ from reliability.record import record
 
 TASKS = ("Cartpole", "Ant", "AnymalTerrain", "FrankaCubeStack", "ShadowHand")
 SMALL = (
-    "num_envs=4",
-    "max_iterations=1",
-    "device=cpu",
-    "ppo.horizon=2",
-    "ppo.epochs=1",
-    "ppo.network.hidden=[8]",
-    "log.console=plain",
-    "wandb_activate=false",
+    *("num_envs=4", "max_iterations=1", "device=cpu", "log.console=plain", "wandb_activate=false"),
+    *("ppo.horizon=2", "ppo.epochs=1", "ppo.network.hidden=[8]"),
 )
 MEMORY = 2_000_000_000
 """Most memory of a training next to the libraries [bytes]: a huge number of envs must not take the machine's."""
@@ -52,18 +46,8 @@ VALUES = {
     "dict": ("{a:1}", "{a:{b:[1]}}", "{'':1}", "{1:2}"),
     "missing": ("???", "'???'"),
     "interpolation": (
-        "${seed}",
-        "${oc.env:HOME}",
-        "${oc.env:NOPE}",
-        "${nothing}",
-        "'${'",
-        "${",
-        "${task}",
-        "${KEY}",
-        "${oc.create:1}",
-        "${oc.decode:'['}",
-        "${hydra:runtime.cwd}",
-        "${..x}",
+        *("${seed}", "${oc.env:HOME}", "${oc.env:NOPE}", "${nothing}", "'${'", "${", "${task}", "${KEY}"),
+        *("${oc.create:1}", "${oc.decode:'['}", "${hydra:runtime.cwd}", "${..x}"),
     ),
     "long": ("a" * 10_000, "1" * 5000, "[" * 500 + "]" * 500),
     "function": ("glob(*)", "int(abc)", "choice(1,2)", "range(1,3)", "sort(3,1)", "1,2", "cast(1)", "extend_list(1)"),

@@ -120,39 +120,24 @@ def test_saving_takes_a_twentieth_of_the_time_whatever_the_disk(tmp_path, monkey
     )
 
 
-def test_the_end_is_saved_whatever_it_costs(tmp_path, monkeypatch):
-    disk = SlowDisk(monkeypatch, 12.0)
-    checkpoints = checkpoints_in(tmp_path, every=1, iterations=3, warn=lambda line: None)
-    due = []
-    for iteration in (1, 2, 3):
-        disk.now_s += 1.0
-        due.append(checkpoints.due(iteration, None))
-        if due[-1]:
+@pytest.mark.parametrize(
+    ("save_all", "every", "iterations", "iteration_s", "save_s", "expected"),
+    [
+        (False, 1, 3, 1.0, 12.0, [1, 3]),  # the last iteration is always saved
+        (True, 2, 1000, 0.1, 12.0, [2, 4, 6, 8]),  # a search copies numbered checkpoints
+        (True, 30, 1000, 10.0, 70.0, [7, 30]),  # but others stay within the budget
+    ],
+)
+def test_some_checkpoints_are_saved_whatever_they_cost(
+    tmp_path, monkeypatch, save_all, every, iterations, iteration_s, save_s, expected
+):
+    if save_all:
+        monkeypatch.setenv(time_share.SAVE_ALL, "1")
+    disk, saved = SlowDisk(monkeypatch, save_s), []
+    checkpoints = checkpoints_in(tmp_path, every=every, iterations=iterations, warn=lambda line: None)
+    for iteration in range(1, min(iterations, max(8, every)) + 1):
+        disk.now_s += iteration_s
+        if checkpoints.due(iteration, None):
+            saved.append(iteration)
             checkpoints.save({"iteration": iteration}, None)
-    assert due == [True, False, True]
-
-
-def test_a_search_has_the_checkpoints_that_it_copies(tmp_path, monkeypatch):
-    monkeypatch.setenv(time_share.SAVE_ALL, "1")
-    disk = SlowDisk(monkeypatch, 12.0)
-    checkpoints = checkpoints_in(tmp_path, every=2)
-    due = []
-    for iteration in range(1, 7):
-        disk.now_s += 0.1
-        due.append(checkpoints.due(iteration, None))
-        if due[-1]:
-            checkpoints.save({"iteration": iteration}, None)
-    assert due == [False, True] * 3
-
-
-def test_a_search_lifts_the_limit_for_its_own_checkpoints_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv(time_share.SAVE_ALL, "1")
-    disk = SlowDisk(monkeypatch, 70.0)
-    checkpoints = checkpoints_in(tmp_path, every=30, warn=lambda line: None)
-    due = []
-    for iteration in range(1, 31):
-        disk.now_s += 10.0
-        due.append(checkpoints.due(iteration, None))
-        if due[-1]:
-            checkpoints.save({"iteration": iteration}, None)
-    assert sum(due) == 2 and due[-1]
+    assert saved == expected

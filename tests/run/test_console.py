@@ -71,9 +71,6 @@ def show(mode: str, *, total: int = 5, log: Path | None = None, interval_s: floa
     return console
 
 
-# Plain
-
-
 def test_without_a_terminal_auto_is_plain_lines_without_escapes(capsys):
     assert show("auto").mode == "plain"
     out, err = capsys.readouterr()
@@ -154,9 +151,6 @@ def test_eta_does_not_count_the_warm_up(capsys, first, slow_start_s):
     assert etas[4] == f"{left // 60} min {left % 60:02d} s"
 
 
-# Json and quiet
-
-
 def test_json_mode_is_an_object_per_line_with_every_row(capsys):
     show("json", interval_s=1000.0)
     out, err = capsys.readouterr()
@@ -180,9 +174,6 @@ def test_quiet_shows_warnings_only(capsys):
     show("quiet")
     out, err = capsys.readouterr()
     assert out == "" and err == "warning: 2 envs overflowed\n"
-
-
-# train.log
 
 
 @pytest.mark.parametrize("mode", ["plain", "rich", "json", "quiet"])
@@ -219,8 +210,6 @@ def test_a_log_that_cannot_be_written_is_reported_once(tmp_path, capsys):
     assert err.count("train.log (") == 1
     assert "2 envs overflowed" in err
 
-
-# The panel
 
 FIELDS = (
     *("Ant · 2026-01-31_12-00-00", "━", "iteration 5/100", "ETA 3 min 10 s", "steps/s 35,213", "KL 0.00789"),
@@ -277,9 +266,6 @@ def test_names_in_the_panel_are_text_also_where_a_long_iteration_is():
     text = "\n".join(lines)
     assert all(f"{place}{SAFE}" in text for place in ("task/", "loss/", "at ")) and f"at {SAFE} ─" in lines[-1]
     assert not set("\r\x1b\x9b\u2028") & set(text)
-
-
-# A terminal: a real one, by pty
 
 
 def in_terminal(
@@ -341,9 +327,6 @@ def test_a_notice_in_the_middle_of_a_line_follows_it(mode, capsys):
         assert json.loads(out) == {"event": "notice", "text": "stopping"}
     else:
         assert (out + err).strip() == "stopping"
-
-
-# An iteration that takes long
 
 
 @pytest.mark.parametrize("mode", ["rich", "plain", "json", "quiet"])
@@ -459,9 +442,6 @@ def render(output: str, columns: int = 110) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
-# A display that goes away
-
-
 @pytest.mark.parametrize("mode", ["plain", pytest.param("rich", marks=pytest.mark.slow)])
 def test_a_reader_that_leaves_does_not_end_the_run(mode):
     script = (
@@ -510,8 +490,6 @@ def test_signs_that_a_terminal_does_not_have_are_replaced(monkeypatch):
     show("plain")
     assert b"ETA ?" in screen.getvalue()
 
-
-# Names and settings of a stranger's
 
 HOSTILE = "a\nb\r\x1b[2J\x9b\u2028[red]"
 SAFE = "a\\nb\\r\\x1b[2J\\x9b\\u2028[red]"

@@ -152,9 +152,6 @@ def test_it_ends_with_the_training_however_that_ends_and_so_do_processes_of_its_
     process.close()
 
 
-# What decides
-
-
 def test_the_best_evaluation_decides_what_best_pt_is(tmp_path, here):
     here.returns = [1.0, 5.0, float("nan"), 3.0]
     make_trainer("Cartpole", tmp_path, max_iterations=8, eval=EVAL, **SHORT).train()
@@ -208,9 +205,6 @@ def test_an_evaluation_that_hangs_keeps_the_training_neither_from_going_on_nor_f
     assert process.poll(0.001) is None
     assert process.failure == "one has not finished in 0 s" and not process.due(4)
     process.close()
-
-
-# What is measured
 
 
 def test_the_starts_of_all_evaluations_are_the_same(tmp_path):

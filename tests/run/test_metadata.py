@@ -18,12 +18,7 @@ def test_a_run_tells_simulator_threads_precision_and_graphs(tmp_path, monkeypatc
     trainer = make_trainer("Cartpole", tmp_path, device="cpu", sim={"num_threads": 1}, ppo={"precision": "fp32"})
     with trainer.logging() as log:
         noted = log.run_dir.environment
-    assert noted["sim"] == {
-        "name": "mujoco",
-        "device": "cpu",
-        "reason": "auto: no CUDA device in use",
-        "threads": 1,
-    }
+    assert noted["sim"] == {"name": "mujoco", "device": "cpu", "reason": "auto: no CUDA device in use", "threads": 1}
     assert noted["learner"]["device"] == "cpu" and noted["learner"]["threads"] == torch.get_num_threads()
     assert (noted["learner"]["precision"], noted["learner"]["precision_reason"]) == ("fp32", "as configured")
     assert noted["learner"]["memory_gb"] is None and isinstance(noted["learner"]["bf16_is_fast"], bool)

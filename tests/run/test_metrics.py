@@ -112,9 +112,6 @@ def test_the_window_continues_from_its_state():
     assert windows[0].total == windows[1].total
 
 
-# Rows
-
-
 def make_step(
     num_envs: int,
     reward: float,

@@ -18,14 +18,7 @@ from reliability.processes import slot as slot  # a fixture
 from test_writers import values, wandb_records
 
 TRAIN = Path(__file__).parents[2] / "train.py"
-SMALL = [  # as in training.make_trainer
-    "num_envs=8",
-    "ppo.horizon=8",
-    "ppo.epochs=2",
-    "ppo.minibatch_size=32",
-    "ppo.network.hidden=[16,16]",
-    "ppo.network.rnn_size=8",
-]
+SMALL = ("num_envs=8", "ppo.horizon=8", "ppo.epochs=2", "ppo.minibatch_size=32", "ppo.network.hidden=[16,16]")
 
 
 def iterations(run: Path) -> list[int]:

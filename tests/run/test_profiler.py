@@ -17,10 +17,7 @@ from helpers.training import differences, make_trainer, read_csv, the_run
 
 @pytest.mark.parametrize(
     ("settings", "traced"),
-    [
-        ({"max_iterations": 8, "debug": "profile"}, [5, 6, 7]),
-        ({"max_iterations": 2, "debug": {"profile": 3}}, [1, 2]),
-    ],
+    [({"max_iterations": 8, "debug": "profile"}, [5, 6, 7]), ({"max_iterations": 2, "debug": {"profile": 3}}, [1, 2])],
 )
 def test_steady_iterations_are_traced_phase_by_phase(settings, traced, tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, **settings)

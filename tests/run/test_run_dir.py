@@ -170,10 +170,7 @@ def test_a_lock_is_taken_over_from_the_dead_and_kept_by_the_living(tmp_path):
     (run.path / "lock").write_text("process 1 on another-host\n")
     with run.locked():
         assert (run.path / "lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
-        with (
-            pytest.raises(ConfigError, match=rf"is being trained by process {os.getpid()} on "),
-            run.locked(),
-        ):
+        with pytest.raises(ConfigError, match=rf"is being trained by process {os.getpid()} on "), run.locked():
             pass
     assert not (run.path / "lock").exists()
     with pytest.raises(RuntimeError), run.locked():

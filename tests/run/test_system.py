@@ -19,13 +19,7 @@ from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_ava
 from gpusim_rl.run import system
 from gpusim_rl.run.system import SystemMonitor
 
-NAMES = {
-    "system/cpu_percent",
-    "system/memory_gb",
-    "system/gpu_percent",
-    "system/gpu_memory_gb",
-    "system/load",
-}
+NAMES = {"system/cpu_percent", "system/memory_gb", "system/gpu_percent", "system/gpu_memory_gb", "system/load"}
 
 
 def wait_for_reading(monitor: SystemMonitor, expected: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
@@ -97,9 +91,6 @@ def test_a_process_exits_although_its_monitor_was_not_closed():
     assert subprocess.run([sys.executable, "-c", script], cwd=root, timeout=120).returncode == 0
 
 
-# A GPU, as its driver describes it
-
-
 @pytest.fixture
 def fake_gpu(monkeypatch: pytest.MonkeyPatch):
     """Two GPUs in the driver, of which torch sees the second as cuda:0."""
@@ -145,10 +136,7 @@ def test_gpu_numbers_are_of_the_gpu_that_torch_uses(fake_gpu, mig, percent):
 def test_gpus_are_described_with_driver(fake_gpu):
     assert describe_gpus() == {
         "driver": "580.1",
-        "devices": [
-            {"name": "Giant first", "memory_gb": 80.0},
-            {"name": "Giant second", "memory_gb": 80.0},
-        ],
+        "devices": [{"name": "Giant first", "memory_gb": 80.0}, {"name": "Giant second", "memory_gb": 80.0}],
     }
 
 
@@ -158,9 +146,6 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch):
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
     assert describe_gpus() is None
-
-
-# Memory in containers
 
 
 @pytest.fixture

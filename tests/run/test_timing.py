@@ -62,17 +62,6 @@ def test_a_pause_is_of_no_phase_and_no_interval():
     assert 0.02 <= durations.phases()["log"] <= durations.wall_s <= time.perf_counter() - began - 0.2
 
 
-def test_a_phase_that_is_under_way_is_split_between_the_intervals():
-    timer = PhaseTimer(torch.device("cpu"))
-    with timer("log"):
-        time.sleep(0.05)
-        first = timer.flush()
-        time.sleep(0.02)
-    second = timer.flush()
-    assert 0.05 <= first.phases()["log"] <= first.wall_s
-    assert 0.02 <= second.phases()["log"] <= second.wall_s
-
-
 def test_a_phase_and_its_interval_begin_anew_at_the_same_time(monkeypatch):
     timer = PhaseTimer(torch.device("cpu"))
     with timer("log"):

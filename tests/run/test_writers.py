@@ -48,9 +48,6 @@ def write_rows(writer: CsvWriter, iterations: range) -> None:
         writer.write(iteration, row)
 
 
-# metrics.csv
-
-
 def test_csv_has_every_row_at_once_and_reads_back_exactly(tmp_path):
     writer = CsvWriter(tmp_path / "metrics.csv")
     writer.start({})
@@ -249,9 +246,6 @@ def test_csv_writes_what_waits_when_the_run_ends_or_says_that_it_is_incomplete(t
         assert len(warnings) == 2 and ("INCOMPLETE" in warnings[1]) != room_again
 
 
-# One writer's failure
-
-
 class Recorder:
     """A writer that remembers its calls, and fails when told."""
 
@@ -298,9 +292,6 @@ def test_a_bug_in_a_writer_is_not_hidden():
         Writers([writer], lambda _: None).write(1, ROW)
 
 
-# TensorBoard
-
-
 def test_tensorboard_has_every_value_and_forgets_what_a_resumed_run_makes_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -317,8 +308,6 @@ def test_tensorboard_has_every_value_and_forgets_what_a_resumed_run_makes_again(
     assert [(e.step, e.value) for e in events.Scalars("policy/kl")] == [(i, float(i)) for i in range(1, 8)]
     assert b"num_envs: 4" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
-
-# Weights & Biases: real runs of the real client, in processes without network, key or stdin
 
 WANDB_RUN = """
 import os, sys
