@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gpusim_rl.env.vec_env import VecEnv
     from gpusim_rl.files.paths import Checkpoint
     from gpusim_rl.learn.algorithm import Algorithm
-    from gpusim_rl.settings.schema import RunConfig
 
 
 def train(
@@ -88,7 +87,7 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
     return dataclasses.replace(spec, envs=adopted)
 
 
-def _env_keys(cfg: RunConfig) -> list[str]:
+def _env_keys(cfg: Any) -> list[str]:
     """Return the settings of `env` that make envs of another library."""
     return [f"env.{key}" for key in ("id", "_target_", "kwargs", "cfg", "physics") if getattr(cfg.env, key)]
 

@@ -307,9 +307,9 @@ def test_wrong_settings_are_one_line(
 
 
 def test_settings_of_envs_need_the_task_gymnasium() -> None:
-    with pytest.raises(ConfigError, match=r"env\.id has no effect with task Ant\. Try task=Gymnasium"):
+    with pytest.raises(ConfigError, match=r"env\.id: has no effect with task Ant\. Try task=Gymnasium"):
         prepare("Ant", env={"id": "CartPole-v1"})
-    with pytest.raises(ConfigError, match=r"env\.kwargs has no effect with task Ant\. Try task=Gymnasium"):
+    with pytest.raises(ConfigError, match=r"env\.kwargs: has no effect with task Ant\. Try task=Gymnasium"):
         prepare("Ant", env={"kwargs": {"x": 1}})
     with pytest.raises(ConfigError, match="sim and sim_device have no effect"):
         trainer_of("unused", sim={"name": "mujoco"})
@@ -426,7 +426,7 @@ def test_what_cannot_be_done_with_a_run_is_one_line(cart_pole: Any, load_tool: A
         with pytest.raises(SystemExit) as end:
             load_tool(tool).main([str(cart_pole), *(["--policy", "trained"] if tool == "snapshot" else [])])
         assert end.value.code == 2
-    with pytest.raises(ConfigError, match="envs of another library already"):
+    with pytest.raises(ConfigError, match="already vector envs of another library"):
         make_env("Gymnasium", env={"id": "Pendulum-v1"})
 
 
@@ -578,13 +578,10 @@ def test_envs_that_a_script_has_made_are_trained_on(
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"num_envs": 4}, r"train\(SyncVectorEnv\): num_envs=4, and there are 3 envs"),
-        (
-            {"env": {"id": "CartPole-v1"}},
-            r"train\(SyncVectorEnv\): env\.id has no effect on envs that are there already",
-        ),
-        ({"eval": {"interval": 2}}, r"eval\.interval has no effect on envs that are there already"),
-        ({"actors": "process", "algo": "impala"}, r"actors has no effect on envs that are there already"),
+        ({"num_envs": 4}, r"train\(SyncVectorEnv\): there are 3 envs, but num_envs=4"),
+        ({"env": {"id": "CartPole-v1"}}, r"train\(SyncVectorEnv\): env\.id has no effect on existing envs"),
+        ({"eval": {"interval": 2}}, r"eval\.interval has no effect on existing envs"),
+        ({"actors": "process", "algo": "impala"}, r"actors has no effect on existing envs"),
         ({"sim": "mujoco"}, r"sim and sim_device have no effect on envs of Gymnasium"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_training_logs_what_isaac_lab_logs(isaaclab, run_dir):
 
 def test_a_run_is_resumed_evaluated_exported_and_recorded(isaaclab, run_dir):
     resumed = isaaclab.run("train.py", f"checkpoint={run_dir}", "max_iterations=10", "trust=true")
-    assert "new episodes begin, for these envs cannot be restored" in resumed.stdout + resumed.stderr
+    assert "new episodes begin" in resumed.stdout + resumed.stderr
     assert isaaclab.last_row(run_dir)["iteration"] == "10"
     isaaclab.run("train.py", f"checkpoint={run_dir}", "test=true", "trust=true")
     result = json.loads((run_dir / "evaluation.json").read_text())
@@ -65,9 +65,7 @@ def test_other_algorithms_train(isaaclab):
 
 
 def test_settings_of_ours_that_mean_nothing_there_are_one_line(isaaclab):
-    assert isaaclab.error(*TASK, "sim=mujoco").endswith(
-        "sim and sim_device have no effect on envs of Isaac Lab: they step where the learner is"
-    )
+    assert "sim and sim_device have no effect on envs of Isaac Lab" in isaaclab.error(*TASK, "sim=mujoco")
     assert "task.randomize" in isaaclab.error(*TASK, "task.randomize=true")
     assert "env.vectorization has no effect on envs of Isaac Lab" in isaaclab.error(*TASK, "env.vectorization=async")
 

@@ -42,7 +42,7 @@ def test_a_training_logs_what_mjlab_logs(mjlab, run_dir):
 
 def test_a_run_is_resumed_evaluated_exported_and_recorded(mjlab, run_dir):
     resumed = mjlab.run("train.py", f"checkpoint={run_dir}", "max_iterations=8")
-    assert "new episodes begin, for these envs cannot be restored" in resumed.stdout + resumed.stderr
+    assert "new episodes begin" in resumed.stdout + resumed.stderr
     assert mjlab.last_row(run_dir)["iteration"] == "8"
     mjlab.run("train.py", f"checkpoint={run_dir}", "test=true")
     assert json.loads((run_dir / "evaluation.json").read_text())["length_mean"] == 20.0
@@ -53,9 +53,7 @@ def test_a_run_is_resumed_evaluated_exported_and_recorded(mjlab, run_dir):
 
 
 def test_settings_of_ours_that_mean_nothing_there_are_one_line(mjlab):
-    assert mjlab.error(*TASK, "sim=mjwarp").endswith(
-        "sim and sim_device have no effect on envs of mjlab: they step where the learner is"
-    )
+    assert "sim and sim_device have no effect on envs of mjlab" in mjlab.error(*TASK, "sim=mjwarp")
     assert "env.vectorization has no effect on envs of mjlab" in mjlab.error(*TASK, "env.vectorization=async")
 
 

@@ -301,7 +301,7 @@ def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(ConfigError, match=r"env\.cfg has no effect with task=Gymnasium"):
         cfg = prepare("Gymnasium", env={"id": "CartPole-v1", "cfg": {"a": 1}}).cfg.env
         prepare("Gymnasium").task_class.from_settings(cfg, num_envs=2, seed=0, device=CPU)
-    with pytest.raises(ConfigError, match=r"env\.physics has no effect with task Cartpole"):
+    with pytest.raises(ConfigError, match=r"env\.physics: has no effect with task Cartpole"):
         prepare("Cartpole", env={"physics": "newton_mjwarp"})
     with pytest.raises(ConfigError, match=r"task\.randomization_params has no effect here"):
         prepare("MjLab", task={"randomization_params": {"frequency": 1}})

@@ -131,7 +131,7 @@ def test_apex_fills_its_memory_from_actors(tmp_path: Path) -> None:
     rows = read_csv(the_run(tmp_path / "runs"))
     assert [int(float(row["replay/transitions"])) for row in rows][-1] == 10 * 4 * 16
     done = train(tmp_path, "checkpoint=Cartpole", "max_iterations=11", "actors=process", "num_actors=4")
-    assert "the replay memory is filled again" in done.stderr
+    assert "the replay memory is refilled" in done.stderr
 
 
 @pytest.mark.slow

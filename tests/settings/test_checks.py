@@ -152,7 +152,7 @@ def test_an_extreme_value_is_refused(override, words):
 
 def test_a_device_whose_number_is_huge_is_refused():
     run = dataclasses.replace(run_of(), device=f"cuda:{10**8}")
-    with pytest.raises(ConfigError, match=r"this machine has .*; try device="):
+    with pytest.raises(ConfigError, match=r"this machine has .*\. Try device="):
         choose_devices(run)
 
 
