@@ -41,7 +41,7 @@ BARS = "▁▂▃▄▅▆▇█"  # of the sparkline, the lowest first
 STYLES = {"banner": "", "info": "", "notice": "bold", "warning": "bold yellow", "footer": "bold"}
 NUMBERS = {  # label: name in the row
     "return (last 100 episodes)": "episode/return",
-    "best (middle 90 of 100)": "episode/best_return",  # the mean of some episodes more is often above it
+    "best (middle 90 of 100)": "episode/best_return",  # trimmed; the plain mean may exceed it
     "episode length": "episode/length",
     "steps/s": "speed/env_steps_per_s",
     "KL": "policy/kl",

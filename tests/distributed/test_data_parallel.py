@@ -138,9 +138,8 @@ def test_a_process_is_put_back_to_its_own_noise_and_replay_memory(tmp_path, proc
     first = trainer.algorithm.state_dict()
     others = {rank: {"algorithm": first} for rank in range(processes)}
     save(tmp_path / "last.pt", {**trainer.state_dict(), "processes": others | {1: {"algorithm": own}}})
-    log: Any = SimpleNamespace(
-        checkpoints=SimpleNamespace(newest=tmp_path / "last.pt"), console=SimpleNamespace(warn=str)
-    )
+    checkpoints = SimpleNamespace(saved=1, last=tmp_path / "last.pt")
+    log: Any = SimpleNamespace(checkpoints=checkpoints, console=SimpleNamespace(warn=str))
     row: Any = SimpleNamespace(iterations=[1])
     trainer._put_learner_back(log, row)
     now = trainer.algorithm.state_dict()
