@@ -1,1 +1,1 @@
-"""Files of run folders, which may come from a stranger: safe opening, checkpoints, paths, provenance."""
+"""Files of run folders, which may be untrusted: safe opening, checkpoints, paths, provenance."""

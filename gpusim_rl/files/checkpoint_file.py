@@ -1,7 +1,6 @@
-"""The file of a checkpoint: data only, versioned, whole or not there at all, and with a digest of its content.
+"""Checkpoint file: data only, versioned, atomic, with a digest.
 
-It is what `torch.save` writes, a zip archive, whose comment is the SHA-256 of all bytes before it in hex. `torch.load`
-reads it too. `load` reads nothing else: docs/security.md says what it promises.
+A file of `torch.save` (a zip archive) whose comment is the SHA-256 of all bytes before it in hex. See docs/security.md.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from gpusim_rl.public import __version__
 
 FORMAT = 4
 SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-"""Types that a checkpoint holds beside tensors and containers; not classes derived from them (numpy's float)."""
+"""Exact types of leaves in a checkpoint, next to tensors; subclasses (numpy's float) are rejected."""
 
 DIGEST_SIZE = 64  # hex digits
 CLASSES = {
@@ -46,18 +45,18 @@ CLASSES = {
     *(str(dtype).replace(".", " ") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)),
     *(f"torch {storage}" for storage in torch.storage._dtype_to_storage_type_map().values()),
 }
-"""Names that the archive's pickle may hold: none of these allocates more than the archive has. `weights_only=True`
-alone would let a file name `bytearray` or `torch.Tensor`, and so take any amount of memory."""
+"""Names that the pickle may hold; `weights_only=True` alone allows `bytearray`, which allocates any amount of memory.
+"""
 DTYPES = tuple(torch.storage._dtype_to_storage_type_map())
-"""Types of tensors: torch needs other classes than `CLASSES` for uint16 and the like."""
+"""Tensor types; torch needs other classes than `CLASSES` for uint16 and the like."""
 
 
 def save(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write a state, nested dicts and lists of tensors, numbers, strings and None, in place of `path`, atomically.
+    """Write a state (nested dicts and lists of tensors and scalars) to `path`, atomically.
 
     Raises:
-        OSError: The disk is full or the folder is gone. The old file is as it was.
-        ConfigError: `load` could not read it again.
+        OSError: The disk is full or the folder is gone; the old file is unchanged.
+        ConfigError: `load` could not read the state.
     """
     check_is_data(payload)
     versioned = {"format": FORMAT, "gpusim_rl": __version__, **payload}
@@ -77,7 +76,7 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def check_is_data(node: Any, path: str = "") -> None:
-    """Raise ConfigError where a state has more than data; `path` has the keys that lead to this branch of it."""
+    """Raise ConfigError if a state, at key path `path`, holds more than data."""
 
     def not_data(value: Any, where: str) -> ConfigError:
         name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
@@ -102,15 +101,15 @@ def check_is_data(node: Any, path: str = "") -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Do `load_with_digest` without the digest."""
+    """Return a checkpoint's content; see `load_with_digest`."""
     return load_with_digest(path)[0]
 
 
 def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
-    """Read a checkpoint of this format, its tensors on the CPU, and its digest.
+    """Return a checkpoint's content, with tensors on the CPU, and its digest.
 
     Raises:
-        ConfigError: The file is damaged, not ours, of another format, or holds more than data.
+        ConfigError: The file is damaged, foreign, of another format, or holds more than data.
     """
     try:
         file = open_file(path)
@@ -147,14 +146,14 @@ def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the digest of a checkpoint is that of its content; False where it cannot be read."""
+    """Return whether a checkpoint matches its digest; False if unreadable."""
     with suppress(OSError, ConfigError), open_file(path) as file:
         return _is_intact(file)
     return False
 
 
 def digest_of(path: Path) -> str | None:
-    """Returns the digest that a checkpoint carries, unchecked; None where the file cannot be read."""
+    """Return the digest stored in a checkpoint, unchecked; None if unreadable."""
     with suppress(OSError, ConfigError, UnicodeDecodeError), open_file(path) as file:
         file.seek(max(0, file.seek(0, 2) - DIGEST_SIZE))
         return file.read().decode("ascii")
@@ -162,12 +161,12 @@ def digest_of(path: Path) -> str | None:
 
 
 def _in_memory() -> IO[bytes]:
-    """Makes a file without a name. Threads run while torch reads it; it would hold Python's lock for a BytesIO."""
+    """Make an anonymous file. torch reads it without the GIL, unlike a BytesIO, so other threads keep running."""
     return os.fdopen(os.memfd_create("checkpoint"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
 def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
-    """Return the SHA-256 of the first `size` bytes, in hex; write these bytes to a copy."""
+    """Return the hex SHA-256 of the first `size` bytes, copied to `copy`."""
     digest = hashlib.sha256()
     file.seek(0)
     while block := file.read(min(size, 1 << 20)):
@@ -179,7 +178,7 @@ def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
 
 
 def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
-    """Whether the digest of a file is that of its content; writes the file to a copy."""
+    """Return whether a file, copied to `copy`, matches its digest."""
     try:
         size = file.seek(0, 2) - DIGEST_SIZE
     except OSError:  # some files of the kernel, such as /proc/self/mem, have no end
@@ -195,7 +194,7 @@ def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
 
 
 def _damaged(path: Path) -> ConfigError:
-    """Returns the error for a file without the digest of its content."""
+    """Return the error for a digest mismatch, with the newest good checkpoint nearby."""
     hint = ". No other checkpoint there is good" if path.parent.name == "checkpoints" else ""
     if good := next(filter(is_whole, newest_first(path.parent.glob("*.pt"))), None):
         new = "" if good.name == "last.pt" else "; a training from it begins a new run folder"
@@ -208,7 +207,7 @@ def _damaged(path: Path) -> ConfigError:
 
 
 def _strange(file: IO[bytes]) -> str:
-    """Returns what an archive has that `save` does not write, found without unpacking it; empty for nothing."""
+    """Return what `save` would not write in an archive, without unpacking it, or ""."""
     size = file.seek(0, 2)
     file.seek(0)
     if file.read(4) != b"PK\x03\x04":  # else torch reads an older format, and zipfile an archive that is further back
@@ -229,10 +228,10 @@ def _strange(file: IO[bytes]) -> str:
 
 
 def _strange_pickle(content: bytes) -> str:
-    """Returns what a pickle has that `save` does not write; empty for nothing.
+    """Return what `save` would not write in a pickle, or "".
 
-    Follows the pickle's stack with the number of values in each object alone. A tuple that holds a tuple twice, sixty
-    times over, is 300 bytes, and its hash takes for ever where it is the key of a dict.
+    Tracks only the number of values of each object on the pickle's stack: a tuple that holds a tuple twice, sixty
+    levels deep, takes 300 bytes, and its hash as a dict key takes forever.
     """
     sizes: list[int | None] = []  # None: a mark
     memo: dict[Any, int | None] = {}
@@ -265,9 +264,9 @@ def _strange_pickle(content: bytes) -> str:
 
 
 def _is_small(payload: Any) -> bool:
-    """Return whether walking through the state ends soon, and no tensor is larger than its memory.
+    """Return whether the state has a bounded number of values, and no tensor exceeds its storage.
 
-    A pickle of 1 kB can hold lists that contain each other a billion times, and views that repeat one number as often.
+    A pickle of 1 kB can nest lists a billion times, or hold views that repeat one number as often.
     """
     stack = [payload]
     for _ in range(CHECKPOINT_VALUES):

@@ -1,4 +1,4 @@
-"""The arrays of an npz file, which may be a stranger's: read as data, and bounded in size. Free of torch."""
+"""Untrusted npz files: arrays as data, bounded in size. Free of torch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gpusim_rl.files.budgets import UNPACKED_BYTES, UNPACKED_RATIO
 
 BLOCK = 1 << 20
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Compressions that numpy writes. A block of bzip2 or lzma inflates without a bound: 787 bytes are 1 GB."""
+"""Compressions that numpy writes; a block of bzip2 or lzma inflates without bound (787 bytes to 1 GB)."""
 
 
 def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[dict[str, Any], str]:
-    """Return the arrays of a file by name (`names`; None = all), and the SHA-256 of its content in hex.
+    """Return a file's arrays by name and its SHA-256 in hex; ConfigError if it is invalid.
 
-    An entry of the archive that is no array is None, by its file name. ConfigError says what is wrong with the file.
+    Entries that are not arrays are None, by file name.
 
     Args:
         path: File.
-        limit: Largest size, packed and unpacked [bytes]. Unpacked, a small file is bounded further: see budgets.py.
-        names: Names of the arrays that are read.
+        limit: Largest size, packed and unpacked [bytes]; see also `UNPACKED_BYTES`.
+        names: Arrays to read; None = all.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: expected an npz file")
@@ -56,7 +56,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
 
 
 def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None) -> dict[str, Any]:
-    """Inflates the arrays of an archive until their sizes exceed a budget, whatever their entries say [bytes]."""
+    """Inflate arrays up to a budget [bytes], whatever their headers say."""
     arrays: dict[str, Any] = {}
     left = budget
     with safe_open.open_archive(file) as archive:
@@ -83,7 +83,7 @@ def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None
 
 
 def _array(content: memoryview) -> np.ndarray:
-    """Returns the array of an npy file, which lies in the memory of its content."""
+    """Return an npy file's array, a view of its content."""
     source = io.BytesIO(content[: 1 << 17])  # numpy refuses headers of more than 10 kB
     version = np.lib.format.read_magic(source)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -100,6 +100,6 @@ def _array(content: memoryview) -> np.ndarray:
 
 
 def save(path: Path, arrays: dict[str, Any]) -> None:
-    """Write arrays by name in place of `path`, packed."""
+    """Write compressed arrays to `path`, atomically."""
     with safe_open.replacing(path) as file:
         np.savez_compressed(file, **arrays)

@@ -1,4 +1,4 @@
-"""Paths of what we ship, in a checkout, an editable install and a wheel; and of runs."""
+"""Paths of shipped files, in a checkout, an editable install or a wheel, and of runs."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from gpusim_rl.errors import ConfigError, did_you_mean, say
 from gpusim_rl.files.safe_open import refuse_link, refuse_links
 
 SAFE = re.compile(r"[A-Za-z0-9._/=+~,@:%-]+")
-"""Words that TAB offers. Bash puts a word on the command line as it is, and a folder may be named `$(command)`."""
+"""Words that TAB offers: Bash inserts them unquoted, and a folder may be named `$(command)`."""
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkout() -> Path | None:
-    """Returns the folder of the source checkout this package is imported from; None in an installed wheel."""
+    """Return the source checkout of this package; None in a wheel."""
     root = PACKAGE.parent
     return root if (root / "pyproject.toml").is_file() and (root / "tasks").is_dir() else None
 
 
 def cfg_dir() -> Path:
-    """Returns the folder with config.yaml and the groups of settings."""
+    """Return the folder of config.yaml and the settings groups."""
     return _shipped("cfg")
 
 
 def tasks_dir() -> Path:
-    """Returns the folder with one file per task; imported as `gpusim_rl.tasks.<file>`."""
+    """Return the folder of tasks, imported as `gpusim_rl.tasks.<file>`."""
     return _shipped("tasks")
 
 
 def assets_dir() -> Path:
-    """Returns the folder with the MJCF files of our tasks."""
+    """Return the folder of our tasks' MJCF files."""
     return tasks_dir() / "assets"
 
 
 def from_home(name: str) -> Path:
-    """Return the path of a file; a `~` is a home folder. Raises ConfigError where there is no such user."""
+    """Return a path with `~` expanded; ConfigError for an unknown user."""
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
@@ -50,10 +50,7 @@ def from_home(name: str) -> Path:
 
 
 def robot_file(name: str) -> str | Path:
-    """Return the argument of `Scene.add` for a task's setting `robot`.
-
-    That is a file of `assets_dir` without its ending, a path to an .xml or .urdf file, or `menagerie:<robot>`.
-    """
+    """Return the robot of a setting for `Scene.add`: a name in `assets_dir`, an .xml or .urdf, or `menagerie:<robot>`."""
     if name.startswith("menagerie:"):
         return name
     if name.endswith((".xml", ".urdf")):
@@ -66,11 +63,11 @@ def robot_file(name: str) -> str | Path:
 
 
 ROS_PACKAGES: dict[str, Path] = {}
-"""Folders of the ROS packages that `--packages` names, for all robots of the process."""
+"""Folders given by `--packages`, for all robots of the process."""
 
 
 def _package(text: str) -> tuple[str, Path]:
-    """Parse an argument `--packages NAME=FOLDER`, and note the folder in `ROS_PACKAGES`."""
+    """Parse `--packages NAME=FOLDER` into `ROS_PACKAGES`."""
     name, _, folder = text.partition("=")
     path = Path(folder).absolute()
     if not name or not folder or not path.is_dir():
@@ -80,28 +77,28 @@ def _package(text: str) -> tuple[str, Path]:
 
 
 def add_packages_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--packages`, for tools that take a robot's file."""
+    """Add `--packages` to a tool's parser."""
     words = "folder of a ROS package whose meshes a URDF names; may be repeated"
     parser.add_argument("--packages", type=_package, action="append", default=[], metavar="NAME=FOLDER", help=words)
 
 
 def tools_dir() -> Path:
-    """Returns the folder with the tools: each runs as `python tools/x.py` and as `gpusim-rl x`."""
+    """Return the folder of tools, run as `python tools/x.py` or `gpusim-rl x`."""
     return _shipped("tools")
 
 
 def demos_dir() -> Path:
-    """Returns the folder with a small run folder for each task that has a demo policy."""
+    """Return the folder of demo runs, one per task."""
     return PACKAGE / "demos"
 
 
 def learning_file() -> Path:
-    """Returns the file with the best result of each of our tasks; `benchmarks/bench.py learn` writes it."""
+    """Return the file of each task's best result, written by `benchmarks/bench.py learn`."""
     return _shipped("benchmarks") / "learn" / "best.json"
 
 
 def train_file() -> Path:
-    """Returns the training script; a wheel keeps it with the tools (`gpusim_rl.train` is a function)."""
+    """Return the training script; a wheel keeps it with the tools, because `gpusim_rl.train` is a function."""
     root = checkout()
     return (root or tools_dir()) / "train.py"
 
@@ -112,22 +109,26 @@ def _shipped(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checkpoint, and the folder of its run; None for a file that was copied elsewhere."""
+    """Checkpoint file and its run folder; None for a copied file."""
 
     file: Path
     run_dir: Path | None
 
     @property
     def continues(self) -> bool:
-        """Whether a training from here goes on in the run's folder. From any other file it begins a new one."""
+        """Whether training resumes in the run folder; other files start a new one."""
         return self.run_dir is not None and self.file.name == "last.pt"
 
 
 def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
-    """Find what a user calls a run: a folder, a .pt file, or a task (meaning its latest run with a checkpoint).
+    """Find a checkpoint by run folder, .pt file, or task (its latest run with a checkpoint).
 
-    `name` is `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`; `runs` the folder of all runs
-    (`log.dir`). Raises ConfigError where there is no checkpoint, or the run folder holds links.
+    Args:
+        name: `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`.
+        runs: Folder of all runs (`log.dir`).
+
+    Raises:
+        ConfigError: There is no checkpoint, or the run folder holds links.
     """
     path = _resolve(name, runs, ("checkpoints/*.pt",))
     if path.is_dir():
@@ -147,9 +148,10 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
 
 
 def find_run(name: str, runs: str | Path = "runs") -> Path:
-    """Find the folder of a run by its name, as `find_checkpoint` does, even if it has no checkpoint yet.
+    """Find a run folder as `find_checkpoint` does, with or without a checkpoint; a task needs metrics or a checkpoint.
 
-    A task means its latest run with metrics or a checkpoint. Raises ConfigError where there is none, or it holds links.
+    Raises:
+        ConfigError: There is no such run, or it holds links.
     """
     path = _resolve(name, runs, ("metrics.csv", "checkpoints/*.pt"))
     folder = path.parent.parent if path.is_file() else path
@@ -162,7 +164,7 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
 
 
 def newest_first(checkpoints: Iterable[Path]) -> list[Path]:
-    """Sorts checkpoints of a run by their names: a copy has other times. The iteration of best.pt is not known."""
+    """Sort checkpoints of a run by name (copying changes times); best.pt comes last."""
     ranks = {"last": sys.maxsize, "best": -1}
 
     def rank(file: Path) -> int:
@@ -172,7 +174,7 @@ def newest_first(checkpoints: Iterable[Path]) -> list[Path]:
 
 
 def _without_last(run: Path) -> ConfigError:
-    """Returns the error for a folder without checkpoints/last.pt."""
+    """Return the error for a run without checkpoints/last.pt."""
     if checkpoints := [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]:
         newest = newest_first(checkpoints)[0]
         return ConfigError(
@@ -184,7 +186,7 @@ def _without_last(run: Path) -> ConfigError:
 
 
 def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
-    """Returns the path that a user means, existing or not; a group means its latest run with a file of `patterns`."""
+    """Return the path that a user means, existing or not; a group means its latest run with a file of `patterns`."""
     try:
         path = Path(name).expanduser()
         if not path.exists() and (Path(runs) / name).is_dir():
@@ -203,7 +205,7 @@ def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
 
 
 def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
-    """Return the latest run of a group that has a file of `patterns`: a run that crashed hides no other."""
+    """Return a group's latest run with a file of `patterns`, skipping crashed runs."""
     latest, folder = (group / "latest").resolve(), group.resolve()
     of_experiment = folder.parent == base.resolve() == latest.parent.parent  # the group's task, in another folder
     if latest.parent != folder and not of_experiment:
@@ -224,12 +226,12 @@ def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
 
 
 def run_names(runs: str | Path = "runs") -> list[str]:
-    """Returns the tasks and experiments that have a run in the folder of all runs (`log.dir`)."""
+    """Return tasks and experiments that have a run."""
     return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
 
 
 def check_out(out: Path | None, *, overwrite: bool) -> None:
-    """Raise ConfigError, before the work begins, where a tool must not write to the path `--out`."""
+    """Raise ConfigError if a tool must not write to `--out`."""
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}. Try one that is there, or make it first")
     if out is not None and out.exists() and not overwrite:
@@ -238,13 +240,13 @@ def check_out(out: Path | None, *, overwrite: bool) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Returns the path, or where there is such a file the first free one of `<name>-2`, `<name>-3` and so on."""
+    """Return the path, or the first free one of `<name>-2`, `<name>-3`, ..."""
     names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
     return next(name for name in names if not name.exists())
 
 
 def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
-    """Returns the completions of a run's beginning: names of tasks and experiments, else folders and .pt files."""
+    """Return completions of a run: tasks and experiments, else folders and .pt files."""
     # A shell runs what stands in a name: those with other characters are not offered.
     names = [name for name in run_names(runs) if name.startswith(typed) and SAFE.fullmatch(name)]
     files = [f"{path}/" if Path(path).is_dir() else path for path in sorted(glob.glob(f"{glob.escape(typed)}*"))]
@@ -252,7 +254,7 @@ def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:
-    """Return the runs that there are where one was looked for, and the one that may have been meant."""
+    """Return the runs in the nearest folder, with a suggestion."""
     nearest = Path(runs) if "/" not in name else next(parent for parent in path.parents if parent.is_dir())
     hint = did_you_mean(name, run_names(runs))
     contents = _contents(nearest, _leads_to_run) if nearest.is_dir() else "no run yet"
@@ -260,19 +262,19 @@ def _nearest(name: str, path: Path, runs: str | Path) -> str:
 
 
 def _leads_to_run(entry: Path) -> bool:
-    """Return whether an entry of a folder is a checkpoint, a run, or what holds some."""
+    """Return whether a folder's entry is a checkpoint or run, or contains runs."""
     patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
     return entry.suffix == ".pt" or any(next(entry.glob(pattern), None) for pattern in patterns)
 
 
 def from_here(path: Path) -> Path:
-    """Returns the path relative to the current directory where it is below it, for short messages."""
+    """Return the path relative to the current directory if it is below it."""
     current = Path.cwd()
     return path.relative_to(current) if current in path.parents else path
 
 
 def _contents(folder: Path, counts: Callable[[Path], bool] | None = None, limit: int = 6) -> str:
-    """Return the names in a folder, newest first; only those that count."""
+    """Return the names in a folder, newest first."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
     names = [entry.name for entry in entries if entry.name[0] != "." and (counts is None or counts(entry))]
     return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or ("no run" if counts else "nothing")

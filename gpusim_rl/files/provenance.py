@@ -1,4 +1,4 @@
-"""Provenance of a run or a measurement: code, versions and machine."""
+"""Provenance of a run or measurement: code, versions and machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOURCES = ("*.py", "*.yaml", "*.yml", "*.toml", "*.xml", "*.urdf")  # new files 
 
 
 def describe_environment() -> dict[str, Any]:
-    """Returns what a run depends on besides its config. Without the host's name: run folders are shared."""
+    """Return a run's command, versions and hardware, without the host name: run folders are shared."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["python", *sys.argv]),
@@ -55,7 +55,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def installed_version(package: str) -> str | None:
-    """Version of an installed package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -63,7 +63,7 @@ def installed_version(package: str) -> str | None:
 
 
 def check_versions(needed_by: str, needs: Sequence[str], advice: str = "") -> None:
-    """Raise ConfigError where an installed package is none of the versions needed; `advice` ends the message."""
+    """Raise ConfigError if an installed package violates `needs`; `advice` extends the pip command."""
     for need in needs:
         requirement = Requirement(need)
         version = installed_version(requirement.name)
@@ -81,10 +81,10 @@ def _cpu_model() -> str:
 
 
 def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
-    """Return the commit of the project's checkout (else of the current folder), and what differs from it.
+    """Return `{"sha", "dirty"}` and the diff of the checkout (else of the current folder), without `exclude`.
 
-    Files and folders of `exclude`, which the caller writes itself, do not count. The result is `{"sha", "dirty"}` and a
-    diff with new source files in it; None and no diff outside a repository, before its first commit or without git.
+    The diff includes new source files. None and an empty diff outside a repository, before its first commit, or without
+    git.
     """
     folder = paths.checkout() or Path.cwd()
     try:
@@ -109,7 +109,7 @@ def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
 
 
 def _git(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> bytes:
-    """Runs git and returns what it prints, cut at GIT_OUTPUT_LIMIT."""
+    """Return git's output, cut at `GIT_OUTPUT_LIMIT`."""
     with tempfile.TemporaryFile() as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.DEVNULL}
         subprocess.run(["git", *arguments], cwd=folder, env=env, timeout=GIT_TIMEOUT_S, check=True, **streams)

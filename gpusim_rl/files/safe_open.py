@@ -1,6 +1,6 @@
-"""Safe reading and writing of a run folder's files: they may come from a stranger or from a failing disk.
+"""Safe reading and writing of run folders, which may be untrusted or on a failing disk. Free of torch.
 
-They are read as data, or refused: docs/security.md says what is promised. Free of torch.
+Files are read as data or rejected; see docs/security.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import budgets
 
 DIGEST = b"# sha256 "
-"""Beginning of the first line of a saved yaml; the hex digest of what follows the line is behind it."""
+"""Start of a saved yaml's first line, followed by the hex digest of the other lines."""
 NUMBER = re.compile(r"[-+.]?[0-9][0-9a-fA-FxobE_:.+-]*")
 PLAIN = (str, int, float, bool, type(None))
 
@@ -35,11 +35,11 @@ _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+"
 
 
 def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: int = -1) -> IO[bytes]:
-    """Opens a regular file. A link is not followed, a named pipe does not block.
+    """Open a regular file without following links or blocking on pipes.
 
     Raises:
-        ConfigError: It is no regular file; or it is one to write to, and has a second name.
-        OSError: It cannot be opened.
+        ConfigError: The file is not regular, or is opened for writing and has a second name.
+        OSError: The file cannot be opened.
     """
     try:
         number = os.open(path, _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -58,9 +58,9 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
 
 
 def lock(file: IO[bytes]) -> bool:
-    """Lock an open file for this process and those that inherit it, until the last of them has closed it or ended.
+    """Lock an open file until this process and those that inherit it close it.
 
-    Returns False if another process has locked it. Raises OSError where the file system has no locks.
+    Return False if another process holds the lock; raise OSError on a file system without locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,12 +70,7 @@ def lock(file: IO[bytes]) -> bool:
 
 
 def read_bytes(path: Path, limit: int = budgets.SETTINGS_BYTES) -> bytes:
-    """Returns the content of a regular file of at most `limit` bytes.
-
-    Raises:
-        ConfigError: It is larger, or no regular file.
-        OSError: It cannot be read.
-    """
+    """Return a regular file's content; ConfigError above `limit` bytes."""
     with open_file(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -85,7 +80,7 @@ def read_bytes(path: Path, limit: int = budgets.SETTINGS_BYTES) -> bytes:
 
 @contextmanager
 def open_archive(file: IO[bytes]) -> Iterator[zipfile.ZipFile]:
-    """Opens a zip archive. A list of entries of more than `budgets.DIRECTORY_BYTES` is a BadZipFile."""
+    """Open a zip archive; BadZipFile if its entry list exceeds `budgets.DIRECTORY_BYTES`."""
     with zipfile.ZipFile(_Bounded(file)) as archive:  # type: ignore[arg-type]
         archive.fp = file  # the list has been read
         yield archive
@@ -107,10 +102,9 @@ class _Bounded:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that takes the place of `path` only when it is complete and on disk.
+    """Write a file that atomically replaces `path` once complete and on disk.
 
-    Until then a full disk or a kill leaves the old file as it was. A link at `path` is replaced, not followed. Programs
-    that write by name write to `file.name`.
+    A link at `path` is replaced, not followed. Programs that write by name write to `file.name`.
     """
     temporary = temporary_name(path)
     try:
@@ -128,7 +122,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
-    """Do `replacing` for a file that the user asked for: make its folder, and raise ConfigError at a failure."""
+    """Do `replacing` for a user's output: create its folder, and raise ConfigError on failure."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -138,12 +132,12 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def temporary_name(path: Path) -> Path:
-    """Returns a name beside `path` that no other process uses."""
+    """Return a unique hidden path next to `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def keep_damaged(path: Path) -> str:
-    """Copy a file that is about to be replaced; return the copy's name, `<name>-damaged`, `<name>-damaged-2` ..."""
+    """Copy a file to the first free `<name>-damaged`, `<name>-damaged-2`, ...; return the copy's name."""
     stems = itertools.chain(["-damaged"], (f"-damaged-{count}" for count in itertools.count(2)))
     copies = (path.with_stem(path.stem + stem) for stem in stems)
     copy = next(copy for copy in copies if not os.path.lexists(copy))
@@ -155,7 +149,7 @@ def keep_damaged(path: Path) -> str:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Deletes what a killed process left of `replacing`. No other process may be writing there."""
+    """Delete leftovers of `replacing` from a killed process; no other process may be writing there."""
     for file in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", file.name):
             with suppress(OSError):
@@ -163,14 +157,14 @@ def remove_temporary(folder: Path) -> None:
 
 
 def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) -> None:
-    """Raise ConfigError where a run folder holds more than files and folders, which could lead to the user's own files.
+    """Raise ConfigError if a run folder contains links or special files.
 
-    Links below `wandb` are W&B's own, which replaces them and does not follow them.
+    W&B replaces its own links below `wandb`.
 
     Args:
-        folder: The folder.
-        depth: Folders around it that belong to the run; too many are an error.
-        skipped: Beginnings of names in it that may be links.
+        folder: Folder to check.
+        depth: Depth below the run folder.
+        skipped: Name prefixes of entries that may be links.
     """
     if depth > budgets.FOLDERS:
         raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
@@ -185,7 +179,7 @@ def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) ->
 
 
 def refuse_link(path: Path) -> None:
-    """Refuses an entry of a run folder that is no file and no folder."""
+    """Raise ConfigError unless an entry is a file or folder."""
     mode = path.lstat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise _not_a_file(path, mode)
@@ -203,20 +197,20 @@ def _not_a_file(path: Path, mode: int) -> ConfigError:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a value that stands in two places twice: `load_yaml` takes no aliases."""
+    """Dumper without aliases, which `load_yaml` rejects."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def dump_yaml(value: Any) -> bytes:
-    """Returns plain values as yaml, with their digest in the first line."""
+    """Return plain values as yaml, with a digest in the first line."""
     body = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
     return DIGEST + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
 def read_intact(path: Path) -> bytes | None:
-    """Returns the content of a saved yaml that is as `dump_yaml` wrote it; None where it is not, or cannot be read."""
+    """Return a saved yaml that matches its digest, else None."""
     try:
         content = read_bytes(path)
     except OSError:
@@ -226,10 +220,7 @@ def read_intact(path: Path) -> bytes | None:
 
 
 def load_yaml(path: Path, content: bytes | None = None) -> Any:
-    """Read plain values, whoever wrote them, from a file; or from its `content`, where that was read before.
-
-    Raises ConfigError where the file cannot be read, is no yaml, or holds more than data: see `check_plain`.
-    """
+    """Return plain values of an untrusted yaml file, or of its `content`; ConfigError if it is not plain yaml."""
     try:
         content = read_bytes(path) if content is None else content
         check_events(content, path)
@@ -248,10 +239,7 @@ def load_yaml(path: Path, content: bytes | None = None) -> Any:
 
 
 def check_events(text: bytes, path: Path) -> None:
-    """Refuses aliases (a few stand for millions of values), tags (they name classes), long numbers, masses of values.
-
-    Parsing is lazy: a large text costs no more than `budgets.SETTINGS_VALUES` values.
-    """
+    """Reject aliases, tags, long numbers and masses of values, before any is built: parsing is lazy."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
         where = f"{path} line {event.start_mark.line + 1}"
@@ -268,12 +256,7 @@ def check_events(text: bytes, path: Path) -> None:
 
 
 def check_plain(value: Any, where: Path | str) -> None:
-    """Refuse saved settings from a file (`where`) that hold more than resolved data.
-
-    Raises:
-        ConfigError: There is an interpolation, which could read the environment; an object that is neither number nor
-            text; or masses of values.
-    """
+    """Raise ConfigError if settings from `where` hold interpolations, objects or masses of values."""
     count = 0
 
     def check(node: Any, key: str, depth: int) -> None:
@@ -301,7 +284,7 @@ def check_plain(value: Any, where: Path | str) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Read a file such as env.json; a damaged one is a ValueError, such as ConfigError."""
+    """Return an object such as env.json; ValueError if it is damaged."""
     try:
         value = json.loads(read_bytes(path))
     except RecursionError:

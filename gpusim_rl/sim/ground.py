@@ -1,4 +1,4 @@
-"""What scenes stand on, as parts of their MuJoCo specs: planes and height fields."""
+"""Ground of a scene: planes and height fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TERRAIN_DEPTH = 1.0  # of the ground below its lowest point [m]; what sinks deep
 
 
 def add_plane(spec: mujoco.MjSpec, friction: Sequence[float], solimp: Sequence[float], margin: float) -> None:
-    """Adds a plane; see `Scene.add_ground`."""
+    """Add a plane; see `Scene.add_ground`."""
     _add_material(spec)
     spec.worldbody.add_geom(
         name=NAME,
@@ -32,7 +32,7 @@ def add_plane(spec: mujoco.MjSpec, friction: Sequence[float], solimp: Sequence[f
 
 
 def add_terrain(spec: mujoco.MjSpec, terrain: Terrain, friction: Sequence[float]) -> None:
-    """Adds a height field and its border; see `Scene.add_terrain`."""
+    """Add a height field and its border; see `Scene.add_terrain`."""
     half_x, half_y = terrain.half_size
     surface = add_heights(spec, NAME, terrain.heights.cpu().numpy(), terrain.half_size, (0.0, 0.0, 0.0), friction)
     if border := 0.5 * terrain.cfg.border:
@@ -58,7 +58,7 @@ def add_heights(
     pos: Sequence[float],
     friction: Sequence[float],
 ) -> dict[str, Any]:
-    """Adds a height field and its geom; returns the properties of its surface."""
+    """Add a height field and its geom; return its surface properties."""
     low, relief = heights.min(), max(heights.max() - heights.min(), 1e-3)
     if spec.material(NAME) is None:
         _add_material(spec)
@@ -84,11 +84,7 @@ def add_heights(
 def read_heights(
     call: str, heights: np.ndarray | str | Path, size: Sequence[float], height: float | None
 ) -> Float[np.ndarray, "x y"]:
-    """Returns heights [m] of an array or a picture; see `Scene.add_heightfield`.
-
-    Raises:
-        TaskError: They cannot be read, or are no ground.
-    """
+    """Return heights [m] of an array or picture; see `Scene.add_heightfield`."""
     if isinstance(heights, str | Path):
         if height is None or not height > 0.0:
             raise TaskError(f"{call}: a picture needs its height above 0 m, got {height}")
@@ -108,7 +104,7 @@ def read_heights(
 
 
 def _read_picture(file: Path) -> Float[np.ndarray, "x y"]:
-    """Returns brightness of a PNG picture, from 0 (its darkest point) to 1 (its brightest): +x is right, +y is up."""
+    """Return a PNG's brightness, 0 (darkest) to 1 (brightest): +x is right, +y is up."""
     spec = mujoco.MjSpec()
     spec.add_hfield(name="picture", file=str(file.resolve()), size=[1.0, 1.0, 1.0, 1.0])
     spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="picture")

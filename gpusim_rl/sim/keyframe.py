@@ -1,4 +1,4 @@
-"""Reference poses: draws a robot again in the pose of one of its keyframes."""
+"""Reference poses: redraw a robot in the pose of a keyframe."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TIE_TOLERANCE = 1e-3  # m or rad; keyframes are written with few digits
 
 
 def ties_bodies(spec: mujoco.MjSpec) -> bool:
-    """Returns whether more than joints ties bodies: such a robot is drawn again only where it fits."""
+    """Return whether equalities tie bodies, not just joints or tendons."""
     return any(tie.type not in _JOINT_TIES for tie in spec.equalities)
 
 
 def usable(spec: mujoco.MjSpec, keyframe: str) -> bool:
-    """Return whether `stand` can take a keyframe; a line says why one that is in the file cannot be taken."""
+    """Return whether `stand` accepts a keyframe; log why not if the file has it."""
     if keyframe not in {key.name for key in spec.keys}:
         return False
     try:
@@ -36,16 +36,14 @@ def usable(spec: mujoco.MjSpec, keyframe: str) -> bool:
 
 
 def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
-    """Makes a keyframe the reference pose, in which worlds begin.
+    """Make a keyframe the reference pose; positions keep their meaning by each joint's `ref`.
 
-    A joint's `ref` says which position it has in the pose that the file draws: the bodies are drawn again, and every
-    position keeps its meaning. Of a keyframe only positions count. The file's ties between joints and between tendons
-    count from the reference pose, so they are written anew.
-
-    A ball joint has no `ref`: its rotation counts from the keyframe, and one with limits or a spring stays as it is.
+    Velocities and controls of the keyframe are ignored. Joint and tendon ties count from the reference pose and are
+    rewritten. A ball joint has no `ref`: its rotation counts from the keyframe; one with limits or a spring keeps its
+    pose.
 
     Raises:
-        TaskError: There is no such keyframe, or it has other numbers than the robot. Or it breaks a tie of two bodies.
+        TaskError: The keyframe is missing, has the wrong size, or breaks a tie of two bodies.
         ValueError: The robot does not compile.
     """
     names = [key.name for key in spec.keys]
@@ -75,11 +73,11 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
 def _draw_again(
     spec: mujoco.MjSpec, model: mujoco.MjModel, body: mujoco.MjsBody, pose: np.ndarray, shifts: dict[str, float]
 ) -> None:
-    """Draws a body as its joints have moved it, and its joints as the later ones of them have moved them.
+    """Redraw a body as moved by its joints, and each joint as moved by the later ones.
 
-    Joints follow each other: T e^(S1 q1) ... e^(Sn qn), with twists S in the body's frame. From the pose of a keyframe
-    this is T E1 ... En e^(S1' d1) ... e^(Sn' dn), where En is the last joint's motion to the keyframe, d what is left,
-    and S1' is S1 as seen behind E2 ... En.
+    Joints compose as T e^(S1 q1) ... e^(Sn qn), with twists S in the body's frame. From a keyframe's pose this is T E1
+    ... En e^(S1' d1) ... e^(Sn' dn): En is the last joint's motion to the keyframe, d the remainder, and S1' is S1 seen
+    from behind E2 ... En.
     """
     pos, quat = np.array(body.pos), _quat(spec, body)
     joints: list[mujoco.MjsJoint] = []
@@ -111,7 +109,7 @@ def _draw_again(
 
 
 def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns translation and rotation, in the body's frame, from the drawn pose to a position of a joint."""
+    """Return translation and rotation in the body's frame, from the drawn pose to a joint position."""
     moved = position[0] - model.qpos0[model.jnt_qposadr[joint.id]]
     turn = np.array([1.0, 0.0, 0.0, 0.0])
     if joint.type == mujoco.mjtJoint.mjJNT_SLIDE:
@@ -125,7 +123,7 @@ def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray)
 
 
 def _count_anew(tie: mujoco.MjsEquality, shifts: dict[str, float]) -> None:
-    """Writes y - y0 = P(x - x0) for a reference pose in which x0 and y0 have moved."""
+    """Rewrite y - y0 = P(x - x0) for moved x0 and y0."""
     polynomial = np.polynomial.Polynomial(tie.data[:5])
     if tie.name2:
         polynomial = polynomial(np.polynomial.Polynomial([shifts.get(tie.name2, 0.0), 1.0]))
@@ -136,7 +134,7 @@ def _count_anew(tie: mujoco.MjsEquality, shifts: dict[str, float]) -> None:
 
 
 def _quat(spec: mujoco.MjSpec, body: mujoco.MjsBody) -> np.ndarray:
-    """Returns the orientation of a body in its parent, wxyz, however the file says it."""
+    """Return a body's orientation in its parent, wxyz."""
     if body.alt.type == mujoco.mjtOrientation.mjORIENTATION_QUAT:
         return np.array(body.quat) / np.linalg.norm(body.quat)
     degree, sequence = bool(spec.compiler.degree), spec.compiler.eulerseq

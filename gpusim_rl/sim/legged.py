@@ -1,4 +1,4 @@
-"""Feet, standing pose and a first guess of the motors, from the model of a legged robot."""
+"""Legged robots: infer feet, standing pose and motors from the model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.sim.scene import Scene
 
 ARMATURE = 1.7e-4
-"""Guess of an armature per largest torque [kg m^2 / N m]: that of Go1, Go2 and G1 is 1.4e-4 to 3.3e-4."""
+"""Guessed armature per largest torque [kg m^2 / N m]; Go1, Go2 and G1 have 1.4e-4 to 3.3e-4."""
 SAG = 0.2
-"""Error of a joint's servo under the robot's own weight for which a guessed armature suffices [rad]; Go1's is 0.22."""
+"""Servo error under the robot's own weight that a guessed armature allows [rad]; Go1's is 0.22."""
 SERVO_HZ = 10.0  # natural frequency of the servos of velocity tasks
 SCALE = 0.3
 """Action scale of joints whose armature was guessed from a load [rad]; Go1's is 0.31."""
@@ -33,13 +33,12 @@ _GEOM = mujoco.mjtGeom
 
 @dataclass(frozen=True, kw_only=True)
 class Foot:
-    """What stands on the ground.
+    """Part that stands on the ground.
 
     Attributes:
         item: `body:<name>`, or `geom:<name>` of a shape.
-        body: Its body.
-        sole: Its lowest point in the pose, in the frame of the body [m].
-        place: The same ahead and to the left of the root [m].
+        sole: Lowest point in the pose, in the body's frame [m].
+        place: Lowest point ahead and to the left of the root [m].
     """
 
     item: str
@@ -50,20 +49,18 @@ class Foot:
 
 @dataclass(frozen=True, kw_only=True)
 class LeggedRobot:
-    """A robot with legs. All names are those of its file.
+    """Legged robot; names are those of its file.
 
     Attributes:
-        root: Its root body.
-        torso: Body that is to be upright.
-        imu: Site of the IMU; None if it has none.
-        feet: Its feet, in the order of its bodies or as they were given.
-        pose: Joint positions of the pose in which it stands [rad].
-        height: Height of the root in it [m].
+        torso: Body to keep upright.
+        imu: IMU site, if any.
+        pose: Joint positions of the standing pose [rad].
+        height: Height of the root in the pose [m].
         motors: Armature [kg m^2] and largest torque [N m] of each joint.
         scales: Action scale of joints whose armature was guessed from a load [rad].
-        knees: Knees, or what bends a leg most.
-        pitches: Other joints of legs that turn about the robot's y axis.
-        notes: What was guessed, a line each.
+        knees: Second pitch joint of each leg.
+        pitches: Other leg joints about the y axis.
+        notes: Guesses, a line each.
     """
 
     root: str
@@ -80,7 +77,7 @@ class LeggedRobot:
 
     @property
     def trot(self) -> tuple[float, ...]:
-        """1 for feet that swing together in a trot, -1 for the others, in the order of `feet`."""
+        """1 for feet that swing together in a trot, else -1, in the order of `feet`."""
 
         def order(foot: Foot) -> int:  # even and odd on each side in turn, and other on the other side
             x, y = foot.place
@@ -90,18 +87,17 @@ class LeggedRobot:
 
 
 def read_legged(scene: Scene, name: str, feet: Sequence[str] = ()) -> LeggedRobot:
-    """Finds out what a task must know of a walking robot.
+    """Infer what a task needs to know about a walking robot.
 
-    Feet are the ends of limbs that are called so, or that are lowest. The pose is the scene's reference pose, if it
-    has joints off zero; otherwise legs are bent so that each foot is below its hip.
+    The pose is the scene's reference pose if any joint is off zero; otherwise legs bend with each foot below its hip.
 
     Args:
         scene: Scene with the robot.
-        name: Its name in the scene.
-        feet: Names of bodies or shapes that are its feet; empty finds them.
+        name: Name of the robot in the scene.
+        feet: Bodies or shapes that are feet; empty: ends of limbs with a foot's name, else the lowest ones.
 
     Raises:
-        TaskError: It has no floating base, or no feet that can be found, or a joint that follows another one.
+        TaskError: The robot has no floating base, no identifiable feet, or a joint that follows another.
     """
     return _Reader(scene, name).read(feet)
 
@@ -169,12 +165,11 @@ class _Reader:
         )
 
     def limits(self, joint: int) -> tuple[float, float]:
-        """Returns the range of a joint [rad or m], at most a turn."""
+        """Return a joint's range [rad or m], at most one turn."""
         low, high = self.model.jnt_range[joint] if self.model.jnt_limited[joint] else (-math.pi, math.pi)
         return float(low), float(high)
 
     def named(self, names: Sequence[str]) -> dict[str, list[int]]:
-        """Returns the shapes of feet that were given, by item."""
         bodies = {self.name("body", i): i for i in self.bodies}
         geoms = {name: g for g in self.shapes if (name := self.name("geom", g))}
         found = {}
@@ -189,7 +184,7 @@ class _Reader:
         return found
 
     def found(self) -> dict[str, list[int]]:
-        """Returns the shapes of the feet, by item: of the ends of limbs those that are called so, or are lowest."""
+        """Return the inferred feet's shapes: ends of limbs with a foot's name, else the lowest."""
         model, weld = self.model, self.model.body_weldid
         inner = {weld[model.body_parentid[i]] for i in self.bodies if weld[model.body_parentid[i]] != weld[i]}
         ends: dict[int, list[int]] = {}  # the shapes of what is rigid, and moves nothing else
@@ -223,7 +218,7 @@ class _Reader:
         return [g for g in self.shapes if self.body_of[g] == body]
 
     def bottom(self, geom: int) -> float:
-        """Returns the height of the lowest point of a shape [m]."""
+        """Return the height of a shape's lowest point [m]."""
         (radius, length, _), box = self.model.geom_size[geom], self.model.geom_aabb[geom]
         up = self.data.geom_xmat[geom].reshape(3, 3)[2]
         match self.model.geom_type[geom]:
@@ -238,7 +233,7 @@ class _Reader:
         return float(self.data.geom_xpos[geom, 2]) - float(half)
 
     def lowest(self, shapes: list[int]) -> list[int]:
-        """Return those of a foot's shapes that reach the ground: a foot's link may have the shank's shapes too."""
+        """Return the shapes that reach the ground; a foot's link may also have the shank's."""
         ground = min(map(self.bottom, shapes))
         return [shape for shape in shapes if self.bottom(shape) < ground + SOLE]
 
@@ -252,7 +247,7 @@ class _Reader:
         return Foot(item=item, body=self.name("body", body), sole=sole, place=(float(x), float(y)))
 
     def above(self, body: int) -> list[int]:
-        """Return the joints between the root and a body, the upper ones first."""
+        """Return the joints between the root and a body, upper ones first."""
         chain = []
         while body != self.root:
             chain.append(body)
@@ -260,7 +255,7 @@ class _Reader:
         return [j for j in self.joints if self.model.jnt_bodyid[j] in chain]
 
     def bend(self, leg: list[int], shapes: list[int], share: float) -> None:
-        """Bends hip and knee so that the foot is below the hip, and as near to it as a share of the longest leg."""
+        """Bend hip and knee: foot below the hip, at `share` of the leg's longest reach."""
         model, data = self.model, self.data
         if len(leg) < 2:
             return
@@ -270,14 +265,14 @@ class _Reader:
         start = data.qpos[address].copy()
 
         def place(angles: np.ndarray) -> tuple[float, float]:
-            """Where the foot is: ahead of the hip, and below it [m]."""
+            """Return the foot's position ahead of and below the hip [m]."""
             data.qpos[address] = angles
             mujoco.mj_kinematics(model, data)
             x, _, z = data.geom_xpos[shapes].mean(axis=0) - data.xanchor[leg[0]]
             return float(x), -float(z)
 
         def level(hip: float, knee: float) -> np.ndarray:
-            """The angles of the leg; what is below the knee keeps the foot level."""
+            """Return the leg's angles; the joint below the knee keeps the foot level."""
             angles = np.array([hip, knee, *start[2:]])
             if len(leg) > 2:
                 turned = signs[:2] @ (angles[:2] - start[:2])
@@ -301,7 +296,7 @@ class _Reader:
         data.qpos[address] = np.clip(np.round(level(*best), 2), *ranges.T)
 
     def motors(self, height: float, feet: list[list[int]]) -> dict[str, tuple[float, float]]:
-        """Return armature and largest torque of each joint, and note how many were guessed; `feet` are their shapes."""
+        """Return armature and largest torque of each joint; note the guesses."""
         model, data, motors = self.model, self.data, {}
         legs, loads = [self.above(self.body_of[shapes[0]]) for shapes in feet], self.loads(feet)
         heaviest: dict[float, float] = {}  # load of the joints with motors of one kind
@@ -332,7 +327,7 @@ class _Reader:
         return {self.name("joint", j): tuple(float(f"{x:.4g}") for x in motor) for j, motor in motors.items()}  # type: ignore[misc]
 
     def loads(self, feet: list[list[int]]) -> dict[int, float]:
-        """Return the torque of each joint that holds the robot in the pose, feet sharing its weight equally [N m]."""
+        """Return joint torques that hold the pose, the feet sharing the weight equally [N m]."""
         model, data = self.model, self.data
         mujoco.mj_forward(model, data)
         torque, jacobian = data.qfrc_bias.copy(), np.zeros((3, model.nv))
@@ -343,7 +338,7 @@ class _Reader:
         return {j: abs(float(torque[model.jnt_dofadr[j]])) for j in self.joints}
 
     def effort(self, joint: int) -> float | None:
-        """Returns the largest torque of a joint by its actuator, or by its own limit."""
+        """Return a joint's largest torque, by its actuator or its own limit."""
         model = self.model
         for a in range(model.nactuator):
             if model.actuator_trntype[a] != _JOINT or model.actuator_trnid[a, 0] != joint:

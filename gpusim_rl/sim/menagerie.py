@@ -1,6 +1,6 @@
-"""Robots of MuJoCo Menagerie, by name: `Scene.add("go1", "menagerie:unitree_go1")`.
+"""Robots of MuJoCo Menagerie by name: `Scene.add("go1", "menagerie:unitree_go1")`.
 
-The package `mujoco-menagerie` (our extra `robots`) knows them, and downloads a model when it is first used.
+The package `mujoco-menagerie` (extra `robots`) downloads a model on first use.
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ HOME = "home"  # the keyframe in which Menagerie's robots stand
 
 
 def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
-    """Returns the robot alone, ready for `Scene.add`: its reference pose is the one in which it stands.
-
-    Floor, lights, cameras and keyframes of its file are left out, and so are its solver settings: those are the
-    scene's. The robot's `home` keyframe becomes the reference pose: joints keep their zeros and limits, and
-    `default_joint_pos` is the stance.
+    """Return the robot alone, without its file's floor, lights, cameras, keyframes and solver settings.
 
     Args:
-        source: Name `menagerie:<robot>`, or `menagerie:<robot>/<model>` for one of its other files
-            (`menagerie:unitree_g1/g1_with_hands`).
-        keyframe: Name of another keyframe in place of `home`. A robot without `home`, or whose bodies are tied to each
-            other, stays as its file draws it unless this is given.
+        source: `menagerie:<robot>`, or `menagerie:<robot>/<model>` (`menagerie:unitree_g1/g1_with_hands`).
+        keyframe: Reference pose in place of `home`. Without it, a robot with tied bodies or no `home` keeps its file's
+            pose.
 
     Raises:
-        TaskError: The package is not installed, has no such robot, model or keyframe, or cannot get it.
+        TaskError: The package, robot, model or keyframe is missing, or the download fails.
     """
     robot_name, _, entry = source.removeprefix(PREFIX).partition("/")
     try:
@@ -67,7 +62,6 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
 
 
 def _strip(spec: mujoco.MjSpec) -> None:
-    """Removes everything except the robot."""
     world = spec.worldbody
     gone = [*world.geoms, *world.sites, *spec.lights, *spec.cameras]
     names = {element.name for element in gone if element.name}

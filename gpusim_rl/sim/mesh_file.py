@@ -1,4 +1,4 @@
-"""Meshes that MuJoCo does not read, or refuses: other formats by trimesh, and flat or tiny ones."""
+"""Mesh repair: formats that MuJoCo cannot read, and flat or tiny meshes that it rejects."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ _THIN = 1e-3  # least half size of the box that stands for a flat collision mesh
 
 
 def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
-    """Give a mesh the shapes of a file as its vertices and faces [m].
+    """Replace a mesh's file by vertices [m] and faces; ValueError if it is unreadable or trimesh is missing.
 
-    A Collada file's `<unit>` counts. Its `<up_axis>` does not, as in ROS.
-
-    Raises:
-        ValueError: The file cannot be read, or trimesh is not installed.
+    A Collada file's `<unit>` applies, its `<up_axis>` does not, as in ROS.
     """
     try:
         trimesh: Any = import_extra("trimesh", "robots", file.name)
@@ -36,7 +33,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
     regular_file(file, budgets.MESH_BYTES)
 
     class Resolver(FilePathResolver):
-        """Buffers of glTF; no materials and no pictures, which nobody draws."""
+        """Buffers of glTF only: materials and pictures are never drawn."""
 
         def get(self, name: str) -> bytes:
             path = file.parent / name
@@ -67,15 +64,10 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
 
 
 def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
-    """Make a mesh compile; return what changed, empty for a mesh that compiles as it is.
-
-    Args:
-        mesh: Mesh of a spec.
-        file: Its file.
-        collides: Whether a collision shape is made of it: that needs a volume.
+    """Make a mesh compile, with a volume if it `collides`; return what changed, or "".
 
     Raises:
-        ValueError: The mesh cannot be mended.
+        ValueError: The mesh is beyond repair.
     """
     error = _compiles(mesh, file, collides)
     if not error:
@@ -104,7 +96,7 @@ def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
 
 
 def _compiles(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
-    """Return why MuJoCo does not compile a mesh on its own; empty if it does."""
+    """Return MuJoCo's error for the mesh on its own, or ""."""
     spec = mujoco.MjSpec()
     alone = spec.add_mesh(name="mesh", scale=list(mesh.scale), inertia=mesh.inertia)
     if mesh.file:

@@ -1,8 +1,7 @@
 """`sim=newton`: Newton with its MuJoCo solver, from the same scene.
 
-Newton imports the scene's MJCF, and compiles it for its solver, which is MuJoCo Warp. The solver's data are what a task
-reads and writes here. Newton's own state follows them: its quaternions are xyzw, the velocity of its free bodies is
-that of the centre of mass, and its joints count from the pose that the file draws.
+Tasks read and write the data of its solver, MuJoCo Warp. Newton's own state follows: its quaternions are xyzw, free
+bodies have the velocity of the centre of mass, and joints count from the pose that the file draws.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _FREE = mujoco.mjtJoint.mjJNT_FREE.value
 
 
 class NewtonSim(WarpSim):
-    """The scene as Newton imports it; see `WarpSim`. Each physics step is a step of Newton's solver."""
+    """Scene imported by Newton; a physics step is a step of Newton's solver."""
 
     name = "newton"
 
@@ -127,10 +126,9 @@ class NewtonSim(WarpSim):
             self._body_com.copy_(values[:, 1:])
 
     def mirror(self) -> MjwarpSim:
-        """Returns the same worlds in MuJoCo Warp, which computes what Newton does not: sensors and rays.
+        """Return the same worlds in MuJoCo Warp, for sensors and rays.
 
-        It is never stepped: it follows the state. It has the scene's parameters, not those that were changed in some
-        worlds.
+        It follows the state, with the scene's parameters, not those of randomised worlds.
         """
         if self._mirror is None:
             self._mirror = MjwarpSim(self.scene, self.num_envs, self._cfg, self.device)
@@ -162,7 +160,6 @@ class NewtonSim(WarpSim):
         self._solver.step(self._newton_state, self._newton_state, self._control, None, self.dt)
 
     def _write_newton_state(self) -> None:
-        """Gives Newton the state and the forces on bodies, which its next step begins with."""
         torch.sub(self.qpos, self._reference, out=self._joint_q)
         self._joint_qd.copy_(self.qvel)
         for q, v, body in self._free_joints:

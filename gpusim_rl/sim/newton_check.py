@@ -1,4 +1,4 @@
-"""Whether Newton's solver has the model that MuJoCo makes of a scene: nothing is lost in silence."""
+"""Import check: Newton's solver must have the model that MuJoCo compiles from the scene."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS |= {name: name for name in ("body", "tendon", "pair", "exclude", "actuato
 """Prefixes of the compared arrays of `MjModel`, and what they belong to."""
 
 _FIRST = {"dof": "jnt_dofadr", "qpos": "jnt_qposadr", "wrap": "tendon_adr"}
-"""Where the first of an element is, if it has several."""
+"""Arrays with the address of an element's first row."""
 
 _OTHER_ARRAYS = re.compile(
     r"\w+_(user|group|rgba|matid|width|plugin|sameframe|simple\w*|(geom|bvh|M)adr)|tendon_adr"  # pictures, numbering
@@ -37,19 +37,13 @@ _OTHER_ARRAYS = re.compile(
     r"|\w+_actfrclimited"  # there is a limit that is never reached
     r"|actuator_ctrlspec"  # of DC motors, which are refused
 )
-"""Those that may differ, and why."""
+"""Arrays that may differ, and why."""
 
 _NO_LIMIT = 1e5  # where there is none, Newton has one above this
 
 
 def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
-    """Compares the model of Newton's solver with the scene's own.
-
-    Everything reads the solver's arrays by MuJoCo's numbers: they must have the same elements in the same order.
-
-    Raises:
-        ConfigError: An element is missing, or has other numbers.
-    """
+    """Raise ConfigError if the solver's model is not the scene's, element by element."""
     model, solved, labels = scene.model, solver.mj_model, solver.model.body_label
     same = len(labels) == num_envs * (model.nbody - 1)
     if not same or not all(labels[i].endswith(f"/{model.body(i + 1).name}") for i in range(model.nbody - 1)):
@@ -77,7 +71,7 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
 
 
 def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
-    """Compares the pairs of geoms that the solver looks at with those that may touch by MuJoCo's rules."""
+    """Compare the solver's candidate pairs with those that may touch by MuJoCo's rules."""
     geoms = collided_geoms(model)
     touch, (first, second) = may_touch(model), (model.pair_geom1, model.pair_geom2)
     touch[first, second] = touch[second, first] = True
@@ -89,7 +83,7 @@ def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
 
 
 def _array(solver: Any, name: str) -> np.ndarray:
-    """Returns an array as the solver steps with it; of the first env, where each has its own."""
+    """Return an array as the solver steps with it, of the first env."""
     compiled, array = getattr(solver.mj_model, name), getattr(solver.mjw_model, name, None)
     if array is None or isinstance(array, int | float):
         return compiled

@@ -1,4 +1,4 @@
-"""How Newton imports a scene, and the solver that it gets."""
+"""Newton import: the model and solver of a scene."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OF_PAIRS = ("solref", "solreffriction", "solimp", "gap", "friction")  # margins
 
 
 class _Solver(newton.solvers.SolverMuJoCo):
-    """Newton's solver, with the scene's shapes, its rules of contact and all terms of its fixed tendons."""
+    """Newton's solver with the scene's shapes, contact rules and complete fixed tendons."""
 
     def __init__(self, model: newton.Model, scene: mujoco.MjModel, **options: Any) -> None:
         self._scene = scene
@@ -50,11 +50,10 @@ class _Solver(newton.solvers.SolverMuJoCo):
         self._take_over()
 
     def _take_over(self) -> None:
-        """Give the solver what Newton has otherwise, or only to the six digits of XML.
+        """Copy what Newton computes differently, or only to XML's six digits.
 
-        Its convex hulls have at most 64 points. It finds other principal axes, other centres of massless bodies, and
-        other weights of bodies that only turn or only slide. It sets margins to 0 for MuJoCo's CCD; MuJoCo Warp
-        takes them. Robots often start exactly at a limit.
+        Its convex hulls have at most 64 points; principal axes, centres of massless bodies, and weights of bodies that
+        only turn or slide differ. It zeroes margins, which MuJoCo Warp supports. Robots often start exactly at a limit.
         """
         scene, solved, geoms = self._scene, self.mjw_model, collided_geoms(self._scene)
         rows = np.flatnonzero(np.isin(scene.geom_type[geoms], (_HFIELD, _MESH)))
@@ -80,7 +79,7 @@ class _Solver(newton.solvers.SolverMuJoCo):
     def _init_pairs(self, model: Any, spec: mujoco.MjSpec, shape_mapping: Any, template_world: Any) -> None:
         """Replace Newton's masks, excludes, pairs, mocap bodies and equalities with the scene's.
 
-        Newton filters contacts along its own joints, also of fixed bodies and connects. It orders equalities by type.
+        Newton also filters contacts along joints of fixed bodies and connects, and orders equalities by type.
         """
         scene, numbers, bodies = self._scene, collided_geoms(self._scene), spec.bodies
         geoms, sites = ([each for body in bodies for each in getattr(body, kind)] for kind in ("geoms", "sites"))
@@ -122,11 +121,7 @@ class _Solver(newton.solvers.SolverMuJoCo):
 
 
 def make_solver(scene: Scene, num_envs: int, cfg: SimConfig) -> newton.solvers.SolverMuJoCo:
-    """Returns Newton's MuJoCo solver of so many worlds of a scene; its `model` is Newton's model of them.
-
-    Raises:
-        ConfigError: Newton cannot simulate the scene.
-    """
+    """Return Newton's MuJoCo solver for `num_envs` worlds; ConfigError if it cannot simulate the scene."""
     model = scene.model
     if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
         raise lacks_option("solver", "mjSOL_PGS")
@@ -146,7 +141,7 @@ def make_solver(scene: Scene, num_envs: int, cfg: SimConfig) -> newton.solvers.S
 
 
 def lacks_option(name: str, value: object) -> ConfigError:
-    """Returns the error for an option of MuJoCo that Newton does not take over."""
+    """Return the error for an option that Newton ignores."""
     return ConfigError(f"sim=newton lacks the option {name} = {value}; try another scene.option.{name}, or sim=mujoco")
 
 
@@ -194,7 +189,7 @@ def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers
 
 
 def collided_geoms(model: mujoco.MjModel) -> np.ndarray:
-    """Returns the numbers of the geoms that can touch something, or guide a tendon; Newton's solver has no others."""
+    """Return the geoms that can touch something or guide a tendon; Newton's solver has no others."""
     guides = (model.wrap_type == mujoco.mjtWrap.mjWRAP_SPHERE) | (model.wrap_type == mujoco.mjtWrap.mjWRAP_CYLINDER)
     named = np.concatenate([model.wrap_objid[guides], model.pair_geom1, model.pair_geom2])
     masked = (model.geom_contype != 0) | (model.geom_conaffinity != 0)

@@ -1,4 +1,4 @@
-"""MJCF as Newton's importer takes it."""
+"""MJCF for Newton's importer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ _DEFAULTS |= dict.fromkeys(("solimp", "solimplimit", "solimpfriction"), ("0.9", 
 
 
 def plain_xml(xml: str, model: mujoco.MjModel) -> str:
-    """Returns XML as Newton takes it: without frames, files, planes and rules of contact, and with all numbers.
+    """Return XML without frames, files, planes and contact rules, and with complete vectors.
 
-    Newton reads the bodies of frames after the others, and those of later frames first: bodies would have other
-    numbers. Of planes it knows only those of the world; a body that is fixed to the world may have some in MuJoCo.
-    The solver makes planes of spheres again, and has the rules of contact. MuJoCo writes a vector up to the last
-    number that is not its default, and Newton takes 0 for the others.
+    Newton reads bodies in frames last, in reverse, and planes only on the world, not on bodies fixed to it; the solver
+    restores planes and contact rules. MuJoCo omits a vector's trailing defaults, which Newton reads as 0.
     """
     root = ET.fromstring(xml)
     used = {name for pair in root.iterfind("contact/pair") for name in (pair.get("geom1"), pair.get("geom2"))}
@@ -53,7 +51,7 @@ def _text(values: np.ndarray | np.floating) -> str:
 
 
 def _inline_mesh(element: ET.Element, model: mujoco.MjModel) -> None:
-    """Gives a mesh the vertices of the file that MuJoCo has read: XML does not say in which folder it is."""
+    """Inline the vertices that MuJoCo read: the XML does not know the file's folder."""
     mesh = model.mesh(element.get("name"))
     vertices, faces = model.mesh_vert[mesh.vertadr[0] :][: mesh.vertnum[0]], model.mesh_face[mesh.faceadr[0] :]
     turn = np.zeros(9)
@@ -78,7 +76,7 @@ def _inline_heights(element: ET.Element, model: mujoco.MjModel) -> None:
 
 
 def _pose(element: ET.Element) -> tuple[np.ndarray, np.ndarray]:
-    """Returns position [m] and orientation wxyz; MuJoCo writes no other form of an orientation."""
+    """Return position [m] and orientation wxyz, the only form that MuJoCo writes."""
     pos, quat = element.get("pos", "0 0 0"), element.get("quat", "1 0 0 0")
     turn = np.array(quat.split(), dtype=float)
     mujoco.mju_normalize4(turn)
@@ -86,7 +84,7 @@ def _pose(element: ET.Element) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inline_frames(parent: ET.Element) -> None:
-    """Replaces the frames of a body by their elements, with the place and the class that these have there."""
+    """Replace frames by their elements, with composed pose and inherited class."""
     children: list[ET.Element] = []
     for child in list(parent):
         if child.tag in ("body", "frame"):

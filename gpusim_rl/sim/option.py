@@ -1,4 +1,4 @@
-"""MuJoCo's `<option>` and `<flag>` of a scene: what the task sets, and else what the robots' files say."""
+"""MuJoCo's `<option>` and `<flag>` of a scene: set by the task, else by the robots' files."""
 
 from __future__ import annotations
 
@@ -38,18 +38,13 @@ _FLAGS = {
 
 
 USUAL = (100, 50)
-"""MuJoCo's limits of iterations, and of those of a line search. They guard against endless loops; its CPU version
-stops each world where that has converged."""
+"""MuJoCo's default limits of solver and line-search iterations."""
 ON_WARP = (12, 20)
-"""Limits of Warp's solver, where a scene has the usual ones: all worlds wait for the slowest one. docs/gpu.md tells
-what they change."""
+"""Limits on Warp where a scene has the defaults: all worlds wait for the slowest. See docs/gpu.md."""
 
 
 def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int] = USUAL) -> tuple[int, int]:
-    """Returns how many iterations the constraint solver may take, and each of its line searches.
-
-    The settings win over the options of the scene. Where the scene has MuJoCo's limits, `usual` takes their place.
-    """
+    """Return the limits of solver and line-search iterations: settings, else the scene's, with `usual` for MuJoCo's."""
     iterations, ls_iterations = (
         replacement if limit == default else limit
         for limit, default, replacement in zip((scene.iterations, scene.ls_iterations), USUAL, usual, strict=True)
@@ -58,10 +53,7 @@ def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int]
 
 
 class SceneOption:
-    """The options of a scene, by the names of `mujoco.MjOption`.
-
-    What is written here is the task's: no file changes it. `changed` is called when an option was written.
-    """
+    """Options by their names in `mujoco.MjOption`; files cannot change those written here."""
 
     _spec: mujoco.MjSpec
     _changed: Callable[[], None]
@@ -88,11 +80,7 @@ class SceneOption:
         self._changed()
 
     def take_over(self, part: mujoco.MjSpec, source: str) -> None:
-        """Takes over what the spec of a file says and the task does not, and removes it there.
-
-        Raises:
-            TaskError: Another file says something else.
-        """
+        """Move a file's options here, except those set by the task; TaskError if files disagree."""
         for name, value in _authored(part).items():
             field = _FLAGS[name][0] if name in _FLAGS else name
             before, other = self._decided.get(field) or self._decided.get(name) or (value, source)
@@ -113,14 +101,14 @@ class SceneOption:
 
 
 def clear_option(spec: mujoco.MjSpec) -> None:
-    """Makes a spec say nothing about options; MuJoCo reports what a file has set even where it is the default."""
+    """Reset a spec's options, including MuJoCo's record of which ones a file has set."""
     spec.option = mujoco.MjSpec().option
     authored = spec.authored
     authored.option = authored.disableflags = authored.enableflags = authored.disableactuator = 0
 
 
 def _authored(spec: mujoco.MjSpec) -> dict[str, Any]:
-    """Returns what a file says; of a spec that was made in Python, what differs from MuJoCo's default."""
+    """Return the options that a file sets, or for a spec made in Python those off their default."""
     default, options = mujoco.MjSpec().option, {}
     for bit, name in enumerate(_FIELDS):
         if name is not None:

@@ -1,4 +1,4 @@
-"""What `Scene.add` makes of a robot's file before it joins the scene."""
+"""Robot files: read, name and adjust a robot before it joins the scene."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpusim_rl.sim.urdf import is_urdf, read_urdf
 logger = logging.getLogger(__name__)
 
 HIDDEN_GROUP = 3
-"""First group of geoms that no viewer draws."""
+"""First group of geoms that viewers hide."""
 _WARNINGS_SHOWN = 4
 _FREE = mujoco.mjtJoint.mjJNT_FREE
 
@@ -31,7 +31,7 @@ _said: set[str] = set()  # a scene is made for training, evaluation and tools, a
 
 @contextmanager
 def mujoco_warnings(source: str) -> Iterator[None]:
-    """Log what MuJoCo warns of in the block as one line, without what it has warned of before."""
+    """Log the block's MuJoCo warnings in one line, each once per process."""
     lines: list[str] = []
     caught: list[warnings.WarningMessage] = []
     mujoco.set_mju_user_warning(lines.append)
@@ -51,7 +51,7 @@ def mujoco_warnings(source: str) -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """Returns the message of an error without its line breaks."""
+    """Return an error's message without line breaks."""
     return " ".join(str(error).split())
 
 
@@ -61,16 +61,14 @@ def read_robot(
     keyframe: str | None,
     fixed_base: bool | None,
 ) -> tuple[mujoco.MjSpec, dict[str, float]]:
-    """Reads a file; see `Scene.add` for the arguments.
+    """Read a robot; see `Scene.add` for the arguments.
 
     Returns:
-        A spec whose bodies, joints and actuators all have names, and the velocity limits of joints [rad/s or m/s] that
-        the file has.
+        Spec with all bodies, joints and actuators named, and a URDF's velocity limits [rad/s or m/s].
 
     Raises:
         TaskError: An argument does not fit the file.
-        ValueError: The file is not valid.
-        FileNotFoundError: It is not there.
+        ValueError, FileNotFoundError: The file is invalid or missing.
     """
     limits: dict[str, float] = {}
     notes: list[str] = []
@@ -104,7 +102,7 @@ def read_robot(
 
 
 def free_objects(spec: mujoco.MjSpec) -> list[str]:
-    """Returns the bodies under the worldbody, behind the first one, that move freely."""
+    """Return the free bodies under the worldbody after the first body."""
     return [body.name for body in spec.worldbody.bodies[1:] if _free_joint(body)]
 
 
@@ -127,10 +125,7 @@ def _fix_base(spec: mujoco.MjSpec, fixed: bool) -> None:
 
 
 def _fix_masses(spec: mujoco.MjSpec) -> None:
-    """Gives all bodies the masses and inertias that the file's compiler settings make.
-
-    A scene would lose `settotalmass`: it is a setting of the whole spec. The others belong to elements.
-    """
+    """Write compiled masses into the bodies: attaching loses `settotalmass`, a setting of the whole spec."""
     compiler = spec.compiler
     compiler.fusestatic = compiler.discardvisual = False  # they would remove bodies
     model = spec.compile()
@@ -147,10 +142,9 @@ def _fix_masses(spec: mujoco.MjSpec) -> None:
 
 
 def hide_collision_shapes(model: mujoco.MjModel) -> None:
-    """Move collision shapes of bodies that have visual ones to a group that is not drawn.
+    """Hide collision shapes (group 0 by convention) of bodies with visual shapes (group 1 or 2).
 
-    By convention visual shapes are in group 1 or 2, collision shapes in 0 or 3. A visual shape much smaller than the
-    others is a detail of a body that is drawn by its collision shapes.
+    A visual shape much smaller than the collision shapes is a detail, not the body's look.
     """
     collides = (model.geom_contype | model.geom_conaffinity) != 0
     visual, drawn = ~collides & np.isin(model.geom_group, (1, 2)), collides & (model.geom_group == 0)
@@ -162,11 +156,11 @@ def hide_collision_shapes(model: mujoco.MjModel) -> None:
 
 
 def attach(scene: mujoco.MjSpec, spec: mujoco.MjSpec, name: str, frame: mujoco.MjsFrame, source: object) -> None:
-    """Attach a robot to the spec of a scene.
+    """Attach a robot to a scene's spec.
 
     Raises:
-        TaskError: An element of it names what it does not have: `MjSpec.attach` would drop the element.
-        ValueError: The same, by the line of its file.
+        TaskError: An element references a missing name; `MjSpec.attach` would drop the element.
+        ValueError: The same, with its line in the file.
     """
     kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
     expected = {kind: len(getattr(scene, kind)) + len(getattr(spec, kind)) for kind in kinds}

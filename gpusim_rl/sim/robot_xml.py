@@ -1,4 +1,4 @@
-"""Bounded reading of a robot's XML: encodings, nesting, sizes, includes, and the line for each file that is refused."""
+"""Bounded reading of a robot's XML, includes and assets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REPLICATED = ("replicate", "composite", "flexcomp")
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Raise ValueError where the block takes more than `budgets.ROBOT_BYTES`, whatever a robot's file asks for."""
+    """Raise ValueError if the block takes more than `budgets.ROBOT_BYTES`."""
     try:
         pages = 0 if resource is None else int(Path("/proc/self/statm").read_text().split()[5])
     except OSError:
@@ -57,7 +57,7 @@ def bounded_memory() -> Iterator[None]:
 
 
 def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
-    """Raise ValueError for a path that is no regular file (a pipe blocks), too large, or a Git LFS pointer."""
+    """Raise ValueError if a path is a pipe or the like, too large, or a Git LFS pointer."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file. Try a copy of its content")
     if path.is_file() and path.stat().st_size > limit:
@@ -67,13 +67,9 @@ def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
 
 
 def read_content(file: Path) -> bytes:
-    """Return an XML file as UTF-8 without its prolog, and without what other readers skip before and after it.
+    """Return an XML file as UTF-8 without prolog; ValueError if it is not regular or too large.
 
-    A file that is not in the encoding of its prolog is UTF-8, or has a character for each byte.
-
-    Raises:
-        ValueError: It is not a regular file, or too large.
-        OSError: It cannot be read.
+    Files in another than their declared encoding are read as UTF-8, else as Latin-1.
     """
     regular_file(file, budgets.XML_BYTES)
     content, text = file.read_bytes(), ""
@@ -89,10 +85,10 @@ def read_content(file: Path) -> bytes:
 
 
 def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Callable[[str], object]) -> None:
-    """Call `start` and `end` for each element. Prefixes of names are kept, declared or not.
+    """Call `start` and `end` for each element, with prefixed names, declared or not.
 
     Raises:
-        ValueError: The text is not XML, or is nested too deeply, or has too many elements.
+        ValueError: The text is not XML, nested too deeply, or too large.
     """
     parser, depth, count = expat.ParserCreate(), 0, 0
 
@@ -120,14 +116,14 @@ def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Ca
 
 
 def parse(content: bytes) -> ElementTree.Element:
-    """Return the tree of a text, without comments; raises ValueError as `walk`."""
+    """Return the tree of a text without comments; see `walk`."""
     builder = ElementTree.TreeBuilder()
     walk(content, builder.start, builder.end)
     return builder.close()
 
 
 def root_tag(file: Path) -> str:
-    """Return the name of a file's first element; empty if it cannot be read."""
+    """Return the name of a file's root element, "" if unreadable."""
     tags = list[str]()
     with suppress(OSError, ValueError):  # MuJoCo says what is wrong
         walk(read_content(file)[:_HEAD], lambda tag, attributes: tags.append(tag), str)
@@ -135,11 +131,11 @@ def root_tag(file: Path) -> str:
 
 
 def read_mjcf(file: Path) -> mujoco.MjSpec:
-    """Read an MJCF file after a look at it, the files that it includes, and the assets that it names.
+    """Read an MJCF file after checking it, its includes and its assets.
 
     Raises:
-        ValueError: A file is not valid, not a regular file, or would take unbounded memory.
-        FileNotFoundError: The file is not there.
+        ValueError: A file is invalid, not regular, or needs unbounded memory.
+        FileNotFoundError: The file is missing.
     """
     if not file.exists():
         raise FileNotFoundError(f"there is no file {file}")
@@ -153,11 +149,7 @@ def read_mjcf(file: Path) -> mujoco.MjSpec:
 
 
 def included_files(file: Path) -> set[Path]:
-    """Return a file and those that it includes, after a look at what their elements allocate.
-
-    Raises:
-        ValueError: See `read_mjcf`.
-    """
+    """Return a file and its includes, after checking what their elements allocate."""
     waiting, seen, meshes, places = [file], set[Path](), set[str](), {""}
     while waiting:
         path = waiting.pop().resolve()
@@ -179,7 +171,7 @@ def included_files(file: Path) -> set[Path]:
 
 
 def _included(file: Path, meshes: set[str], places: set[str]) -> list[str]:
-    """Return the files that a file includes; add the meshes of its `<flexcomp>`, and its folders of meshes."""
+    """Return a file's includes; collect its `<flexcomp>` meshes and mesh folders."""
     included, copies = list[str](), [1]
 
     def start(tag: str, attributes: dict[str, str]) -> None:
@@ -202,7 +194,7 @@ def _included(file: Path, meshes: set[str], places: set[str]) -> list[str]:
 
 
 def _integers(text: str) -> list[int]:
-    """Return the first three whole numbers of an attribute; MuJoCo says what is wrong with others."""
+    """Return an attribute's first three integers; MuJoCo reports malformed ones."""
     try:
         return [min(int(float(word)), 1 << 40) for word in text.split(None, 3)[:3]]
     except (ValueError, OverflowError):
@@ -210,7 +202,7 @@ def _integers(text: str) -> list[int]:
 
 
 def check_assets(spec: mujoco.MjSpec) -> None:
-    """Raise ValueError for an asset that is a pipe or the like, or whose header asks for too much memory."""
+    """Raise ValueError for an asset that is missing, not regular, or too large by its header."""
     folder, compiler, missing = Path(spec.modelfiledir), spec.compiler, list[str]()
     assets = [(mesh.file, compiler.meshdir) for mesh in (*spec.meshes, *spec.hfields, *spec.skins)]
     for texture in spec.textures:

@@ -1,4 +1,4 @@
-"""What one world contains: robots, objects, ground and sensors, before any simulator sees it."""
+"""Scene: robots, objects, ground and sensors of one world, independent of the simulator."""
 
 from __future__ import annotations
 
@@ -43,37 +43,30 @@ _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 
 
 class Scene:
-    """One world, simulator-neutral; the canonical form is a `mujoco.MjSpec`.
+    """One world as a `mujoco.MjSpec`.
 
-    Every robot or object is added under a name, which prefixes the names of all its elements (`ant/torso`) and under
-    which `Sim.articulation` finds it.
-
-    A scene has one set of MuJoCo's options (`<option>`, `<flag>`). The task sets them by the arguments below, or by
-    their names in `option`. What it does not set is what the robots' files say, and else MuJoCo's default.
+    Every robot or object has a name, which prefixes its elements (`ant/torso`). A scene has one set of MuJoCo options:
+    those of the task, from these arguments or `option`; else those of the robots' files; else MuJoCo's defaults.
 
     Args:
-        physics_hz: Physics steps per simulated second [Hz]; the time step of a file has no effect.
-        integrator: Integrator of MuJoCo. `euler`, the default, is the fastest. It gains energy from fast rotation: a
-            floating robot that turns by more than about a sixth of a radian per step speeds up until it diverges. A
-            policy may find that this pays: see `max_angular_velocity`. `implicit` takes the gyroscopic forces at the
-            end of the step and stays stable; a step of Ant costs a third more. `implicitfast` takes only the drives'
-            and joints' damping at the end of the step: for stiff drives, at about the cost of `euler`. `rk4` is the
-            fourth-order Runge-Kutta method: four evaluations of the dynamics per step.
-        cone: Shape of the friction cones. `pyramidal`, the default, is the fastest. Its friction depends on the
-            tangent directions of a contact, which MuJoCo and MuJoCo Warp choose differently for steep capsules on
-            planes: there one step of Ant differs by up to 0.46 rad/s. With `elliptic` cones it is 4e-5, feet on the
-            ground creep half as fast, and a step of Humanoid costs a third more.
-        impratio: Ratio of the stiffness of friction to that of the contact's normal, for elliptic cones. At 1, the
-            default, what is grasped creeps out of the hand; 10 holds it.
-        gravity: Acceleration downwards [m/s^2], or a vector in the world frame; the default is 9.81.
-        max_angular_velocity: Limit for bodies with a free joint [rad/s]: after each control step what turns faster is
-            slowed down to it. PhysX has such a limit too, of 64 rad/s. None is no limit.
+        physics_hz: Physics steps per simulated second [Hz]; a file's time step is ignored.
+        integrator: `euler`, the default, is the fastest, but gains energy from fast rotation: a floating robot that
+            turns more than about a sixth of a radian per step speeds up until it diverges, which a policy may exploit;
+            see `max_angular_velocity`. `implicit` stays stable; a step of Ant costs a third more. `implicitfast` suits
+            stiff drives at about the cost of `euler`. `rk4` evaluates the dynamics four times per step.
+        cone: Friction cones. `pyramidal`, the default, is the fastest; its friction depends on a contact's tangents,
+            which MuJoCo and MuJoCo Warp choose differently for steep capsules on planes: a step of Ant then differs by
+            up to 0.46 rad/s. With `elliptic` it is 4e-5, feet creep half as fast, and a step of Humanoid costs a third
+            more.
+        impratio: Stiffness of friction relative to the normal, for elliptic cones. At 1, the default, grasped objects
+            creep out of the hand; 10 holds them.
+        gravity: Downward acceleration, or a vector in the world frame [m/s^2]; default 9.81.
+        max_angular_velocity: Limit for free bodies, applied after each control step [rad/s]; PhysX's is 64.
 
     Attributes:
-        option: MuJoCo's options by their names in `mujoco.MjOption`. What the task writes here holds against all files,
-            if it is written before they are added.
-        njmax: Constraint rows that MuJoCo Warp allocates for an env, where `sim.njmax` does not say. None, the default,
-            estimates them from geoms and joints. It drops contacts that find no row: `sim/overflow` tells.
+        option: MuJoCo's options by name. Values written before files are added override them.
+        njmax: Constraint rows per env in MuJoCo Warp if `sim.njmax` is null; None estimates them. Contacts without a
+            row are dropped, as `sim/overflow` reports.
 
     Example:
         scene = Scene(physics_hz=120)
@@ -120,7 +113,7 @@ class Scene:
         self._model = None
 
     def choose(self, integrator: str | None, cone: str | None) -> None:
-        """Sets the integrator and the friction cones, by the names of the arguments above; None leaves it."""
+        """Set integrator and friction cones by name; None keeps them."""
         if integrator is not None:
             self.option.integrator = getattr(mujoco.mjtIntegrator, f"mjINT_{integrator.upper()}")
         if cone is not None:
@@ -133,22 +126,21 @@ class Scene:
         solimp: Sequence[float] = (0.9, 0.95, 0.001),
         margin: float = 0.0,
     ) -> None:
-        """Adds an infinite horizontal plane at height 0 with a light above it.
+        """Add an infinite plane at height 0 and a light.
 
         Args:
-            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
-            solimp: Impedance at the surface, at a depth, and that depth [m]; contacts use the mean of the two geoms'.
-            margin: Distance at which contacts begin to be found [m]; contacts use the sum of the two geoms'.
+            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of two geoms.
+            solimp: Impedance at the surface and at a depth, and that depth [m]; contacts use the mean of two geoms.
+            margin: Distance at which contacts are detected [m]; contacts use the sum of two geoms.
         """
         ground.add_plane(self.spec, friction, solimp, margin)
         self.add_light()
 
     def add_terrain(self, terrain: Terrain, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
-        """Adds the ground of a terrain with a light above it, the same for all worlds: a height field and its border.
+        """Add a terrain and a light: a height field shared by all worlds, with its border.
 
-        What sinks in so far that its middle is below ground stays there, for MuJoCo pushes it out of each cell of the
-        field into the next. So contacts are as stiff as the time step allows: feet should be balls of 4 cm or more.
-        The friction is as in `add_ground`.
+        Geoms that sink in past their centre stay there, so contacts are as stiff as the time step allows: use feet with
+        a radius of 4 cm or more.
         """
         ground.add_terrain(self.spec, terrain, friction)
         self.add_light()
@@ -163,28 +155,25 @@ class Scene:
         friction: Sequence[float] = (1.0, 0.005, 0.0001),
         name: str = "ground",
     ) -> None:
-        """Adds ground of your own with a light above it: a height field, the same for all worlds.
-
-        Feet should be balls of 4 cm or more, see `add_terrain`. Nothing is beyond its edges.
+        """Add a height field shared by all worlds, and a light. See `add_terrain` about feet.
 
         Args:
-            heights: Heights [m] at the points of a grid, shape [x, y], or a PNG picture, whose right is +x and whose
-                top is +y.
+            heights: Heights [m], shape [x, y], or a PNG file (right is +x, top is +y).
             size: Lengths along x and y [m].
             height: Height of a picture's brightest point above its darkest [m].
-            pos: Position of the middle, at height 0 [m]; the darkest point of a picture is at height 0.
-            friction: Friction as in `add_ground`.
+            pos: Position of the centre [m]; a picture's darkest point is at height 0.
+            friction: See `add_ground`.
             name: Name of the geom and the height field.
 
         Raises:
-            TaskError: The heights are not a grid of finite numbers, or cannot be read, or a size is not positive.
+            TaskError: The heights or sizes are invalid, or the file is unreadable.
         """
         field = ground.read_heights("Scene.add_heightfield", heights, size, height)
         ground.add_heights(self.spec, name, field, (0.5 * size[0], 0.5 * size[1]), pos, friction)
         self.add_light()
 
     def add_light(self) -> None:
-        """Adds a directional light from above; it matters only for pictures."""
+        """Add a directional light for pictures."""
         self.spec.worldbody.add_light(
             type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, pos=[0, 0, 6], dir=[0.3, 0.2, -1.0], castshadow=True
         )
@@ -201,33 +190,31 @@ class Scene:
         fixed_base: bool | None = None,
         packages: Mapping[str, str | Path] | None = None,
     ) -> None:
-        """Adds a robot or object from an MJCF or URDF file or a spec, with all that the file has.
+        """Add a robot or object from an MJCF or URDF file or a spec.
 
-        All bodies of the file are one articulation, in the file's order. Its root is the first body under the
-        worldbody; it has a root state if that body has a free joint. Any other body under the worldbody that has a free
-        joint is an object: with what hangs on it, it is an articulation of its own, `<name>/<body>`. Geoms of the
-        worldbody are fixed, and make no articulation. Ball joints move, but are not among an articulation's joints:
-        their position is not one number.
+        The file is one articulation, with the first body under the worldbody as root. Each further body there with a
+        free joint starts an articulation of its own, `<name>/<body>`. Geoms of the worldbody are fixed and belong to
+        none. Ball joints move but are not among an articulation's joints. Unnamed bodies, joints and actuators get
+        names (`body4`).
 
-        Its bodies, joints and actuators without a name get one (`body4`): an articulation finds them by name. Its
-        options are those of the scene, unless the task has set them (see `Scene`). Its `<compiler>` settings hold for
-        its own elements. Of these, `fusestatic`, `discardvisual`, `fitaabb` and `lengthrange` have no effect.
+        The file's options join the scene's (see `Scene`). Its `<compiler>` settings apply to its own elements, except
+        for `fusestatic`, `discardvisual`, `fitaabb` and `lengthrange`.
 
         Args:
             name: Name in the scene; elements become `<name>/<element>`.
-            robot: A file, a spec (which is consumed), or a robot of MuJoCo Menagerie: `menagerie:unitree_go1`.
+            robot: File, spec (consumed), or robot of MuJoCo Menagerie (`menagerie:unitree_go1`).
             pos: Position of its frame in the world [m].
             quat: Orientation of its frame, wxyz.
-            keyframe: Name of the file's keyframe that becomes the reference pose, in which worlds begin. Joints keep
-                their zeros and limits. None is the pose that the file draws; of Menagerie's robots it is `home`.
-            fixed_base: Whether the base is fixed: False gives the first body a free joint, True removes it. None is as
-                the file has it: in URDF files the base is fixed.
-            packages: Folder of each ROS package that a URDF file names, for `package://<package>/meshes/x.stl`. A
-                package that is missing here is looked for by its name, in the file's folder and those above it.
+            keyframe: Keyframe that becomes the reference pose, in which worlds start; joints keep their zeros and
+                limits. Default: `home` for Menagerie, else the pose of the file.
+            fixed_base: False adds a free joint to the first body, True removes it. Default: as in the file; fixed for
+                URDF.
+            packages: Folders of ROS packages in a URDF (`package://<package>/meshes/x.stl`). Others are searched by
+                name in the file's folder and its parents.
 
         Raises:
-            TaskError: The name is taken. Or the file is missing or not valid, or refers to what it does not have. Or
-                an option has another value in a file that was added before. Or another argument does not fit the file.
+            TaskError: The name is taken, the file is missing or invalid, options conflict with an earlier file, or an
+                argument does not fit the file.
         """
         label = f"Scene.add({name!r})"
         if name in (*self._velocity_limits, *self.articulation_names):
@@ -252,11 +239,11 @@ class Scene:
         self._model = None
 
     def prefix(self, articulation: str) -> str:
-        """Returns what the names of an articulation's elements begin with in the scene's model."""
+        """Return the prefix of an articulation's elements in the model."""
         return f"{self._objects.get(articulation, articulation)}/"
 
     def bodies_of(self, articulation: str) -> list[int]:
-        """Returns an articulation's bodies in the scene's model, in their order; none if it does not exist."""
+        """Return an articulation's body ids in order; empty if it does not exist."""
         model, prefix = self.model, self.prefix(articulation)
         bodies = [i for i in range(model.nbody) if model.body(i).name.startswith(prefix)]
         roots = {i: model.body(model.body_rootid[i]).name for i in bodies}
@@ -265,11 +252,11 @@ class Scene:
         return [i for i in bodies if roots[i] not in self._objects]
 
     def elements_of(self, articulation: str, kind: str) -> dict[str, int]:
-        """Returns numbers in the scene's model of an articulation's elements, by their names in its own file.
+        """Return ids of an articulation's elements by their names in its file; empty if it does not exist.
 
         Args:
-            articulation: Name of the articulation; one that does not exist has no elements.
-            kind: `body`, `joint` (hinges and slides only), `actuator`, `tendon`, `site` or `sensor`.
+            articulation: Name of the articulation.
+            kind: `body`, `joint` (hinges and slides), `actuator`, `tendon`, `site` or `sensor`.
         """
         model, prefix, bodies = self.model, self.prefix(articulation), self.bodies_of(articulation)
         if kind == "body":
@@ -287,18 +274,15 @@ class Scene:
         return {getattr(model, kind)(i).name.removeprefix(prefix): i for i in ids}
 
     def sensor_columns(self, name: str) -> range:
-        """Returns the columns of the simulators' sensor data that a sensor of the scene's model writes."""
+        """Return a sensor's columns of the sensor data."""
         sensor = self.model.sensor(name)
         return range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
 
     def contact_columns(self, body: str) -> list[int]:
-        """Returns columns of the sensor data that tell of a body's contacts, by its name in the scene's model.
+        """Return the sensor-data columns of a body's contacts; TaskError without a contact sensor.
 
-        Force [N], torque [N m] about a point, and that point [m]; position of the body [m] and its orientation wxyz.
-        All are of the same physics step, in the world frame.
-
-        Raises:
-            TaskError: It has no contact sensor.
+        Force [N], torque [N m] about a point, that point [m], body position [m] and orientation wxyz, all of one
+        physics step in the world frame.
         """
         if body not in self.contact_sensors:
             raise TaskError(f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()")
@@ -310,7 +294,7 @@ class Scene:
             raise TaskError(f"Scene.{call}: no {articulation!r}; the scene has {self.articulation_names}")
 
     def _joints_of(self, articulation: str) -> list[mujoco.MjsJoint]:
-        """Returns its hinges and slides in the spec."""
+        """Return an articulation's hinges and slides in the spec."""
         prefix, joints = self.prefix(articulation), []
         for joint in self.spec.joints:
             if joint.name.startswith(prefix) and joint.type in _SCALAR:
@@ -322,12 +306,9 @@ class Scene:
         return joints
 
     def velocity_limits(self, name: str) -> dict[str, float]:
-        """Returns the largest speeds of joints [rad/s or m/s] that a URDF file states, by joint.
+        """Return a URDF's velocity limits [rad/s or m/s] by joint.
 
-        MuJoCo does not limit the speed of joints; a drive does: `add_actuators(velocity_limit=...)`.
-
-        Raises:
-            TaskError: There is no such articulation.
+        MuJoCo ignores them; pass them to `add_actuators(velocity_limit=...)`.
         """
         self._check_name("velocity_limits", name)
         return dict(self._velocity_limits.get(name, {}))
@@ -348,37 +329,34 @@ class Scene:
         delay: actuators.Value | None = None,
         max_delay: actuators.Value | None = None,
     ) -> None:
-        """Puts a drive on each of some joints: an actuator of the joint's name, which acts in every physics step.
+        """Add a drive, named after its joint, to each of several joints; it acts in every physics step.
 
-        Every value is one number for all of the joints, or numbers by joint or pattern: `{"*_hip": 80, "*_knee": 120}`.
+        A value is one number for all joints, or numbers by joint or pattern: `{"*_hip": 80, "*_knee": 120}`.
 
-        With a `velocity_limit` a drive follows the torque-speed line of a DC motor: what it asks for is clipped to
-        +-stall_effort (+-1 - v / velocity_limit), and then to +-effort_limit. At the velocity limit no torque is left
-        to go faster, and beyond it the motor brakes. It is MuJoCo's DC motor
-        (https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf), and the same line as Isaac Lab's `DCMotor`.
+        With `velocity_limit` a drive follows the torque-speed line of a DC motor, as Isaac Lab's `DCMotor`: its effort
+        is clipped to +-stall_effort (+-1 - v / velocity_limit), then to +-effort_limit; beyond the velocity limit it
+        brakes. See https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf.
 
         Args:
             name: Name of the robot.
-            joints: Names or patterns (`*_hip`, `[fr]*_knee`) of its hinges and slides.
-            kind: Meaning of the control. `position`: target position [rad or m]; the effort is
-                stiffness (target - position) - damping velocity. `velocity`: target velocity [rad/s or m/s]; the effort
-                is damping (target - velocity). `torque`: the effort [N m or N]. `dc_motor`: voltage, from -1 to 1 of
-                the supply; the effort is stall_effort (control - velocity / velocity_limit).
-            stiffness: Stiffness of a servo [N m/rad or N/m].
-            damping: Damping of a servo [N m s/rad or N s/m].
-            effort_limit: Largest effort [N m or N]; None is the limit that the file has for the joint, or none.
-            velocity_limit: Speed at which the drive has no effort left [rad/s or m/s]; None is no such line. A URDF
-                file's are `scene.velocity_limits(name)`.
-            stall_effort: Effort of the line at standstill [N m or N]; None is `effort_limit`.
-            armature: Inertia of the rotor behind the gear [kg m^2 or kg]; None leaves the file's.
-            friction: Dry friction of the joint [N m or N]; None leaves the file's.
-            delay: Time until a control acts [s], rounded up to physics steps. Until the first control of an
-                episode arrives, that one acts.
-            max_delay: Largest delay that a world can get through `sim.param("actuator_delay", ...)` [s]; None is
-                `delay`.
+            joints: Names or patterns (`*_hip`, `[fr]*_knee`) of hinges and slides.
+            kind: Meaning of the control. `position`: target position [rad or m]; effort = stiffness (target - position)
+                - damping velocity. `velocity`: target velocity [rad/s or m/s]; effort = damping (target - velocity).
+                `torque`: effort [N m or N]. `dc_motor`: voltage from -1 to 1; effort = stall_effort (control - velocity
+                / velocity_limit).
+            stiffness: Servo stiffness [N m/rad or N/m].
+            damping: Servo damping [N m s/rad or N s/m].
+            effort_limit: Largest effort [N m or N]; default: the file's, if any.
+            velocity_limit: Speed without effort [rad/s or m/s]; see `velocity_limits` for a URDF's.
+            stall_effort: Effort at standstill [N m or N]; default `effort_limit`.
+            armature: Rotor inertia behind the gear [kg m^2 or kg]; default: the file's.
+            friction: Dry friction [N m or N]; default: the file's.
+            delay: Delay of a control [s], rounded up to physics steps; an episode's first control acts until it
+                arrives.
+            max_delay: Largest delay for `sim.param("actuator_delay", ...)` [s]; default `delay`.
 
         Raises:
-            TaskError: A pattern matches no joint, a joint has an actuator already, or a value is missing, superfluous
+            TaskError: A pattern matches no joint, a joint already has an actuator, or a value is missing, superfluous
                 or negative.
         """
         self._check_name(f"add_actuators({name!r})", name)
@@ -395,7 +373,7 @@ class Scene:
     def add_sensor(
         self, name: str, sensor: str, kind: str, *, cutoff: float = 0.0, against: str | None = None, **of: str
     ) -> None:
-        """Makes `articulation.sensor(sensor)` available, where the articulation's own file has no such sensor.
+        """Add a sensor that the file lacks; read it by `articulation.sensor(sensor)`.
 
             scene.add_sensor("go1", "imu_gyro", "gyro", body="trunk")
             scene.add_sensor("go1", "foot_force", "touch", site="foot")
@@ -403,28 +381,24 @@ class Scene:
         Args:
             name: Name of the articulation.
             sensor: Name of the new sensor.
-            kind: Kind as MuJoCo's XML calls it: `gyro`, `accelerometer`, `force`, `touch`, `framelinacc`,
-                `rangefinder`, ... See https://mujoco.readthedocs.io/en/stable/XMLreference.html#sensor.
-            cutoff: Largest absolute value that it reads, in its unit; 0 = no limit.
-            against: Other side of a `contact` sensor of a body or geom. `ground`: what is fixed to the env; it reads
-                the number of contacts and their net force on the element [N], world frame. `self`: the body and all
-                that hangs on it, among themselves; it reads the number, and the largest force, in its contact's frame.
-            **of: Element that it is on: one of `site`, `body`, `joint`, `actuator`, `tendon` and `geom`, by its name in
-                the articulation's file. A body stands for its frame: a gyro of a body has the body's axes.
+            kind: Kind in MuJoCo's XML: `gyro`, `accelerometer`, `force`, `touch`, `framelinacc`, `rangefinder`, ... See
+                https://mujoco.readthedocs.io/en/stable/XMLreference.html#sensor.
+            cutoff: Largest absolute reading, in its unit; 0 = no limit.
+            against: Other side of a `contact` sensor. `ground` (fixed to the env): number of contacts and their net
+                force on the element [N], world frame. `self` (contacts within the body's subtree): their number and the
+                largest force, in its contact frame.
+            **of: `site`, `body`, `joint`, `actuator`, `tendon` or `geom` by its name in the file; a body stands for its
+                frame.
 
         Raises:
-            TaskError: There is no such kind or element, or the name is taken.
+            TaskError: The kind or element does not exist, or the name is taken.
         """
         self._check_name("add_sensor", name)
         add_sensor(self.spec, name, self.prefix(name), sensor, kind, of, cutoff, against)
         self._model = None
 
     def add_contact_sensor(self, name: str, bodies: Sequence[str]) -> None:
-        """Makes `articulation.contacts(bodies)` available: the net contact wrench on each of its bodies.
-
-        Raises:
-            TaskError: A body does not exist.
-        """
+        """Add sensors for `articulation.contacts(bodies)`: the net contact wrench on each body."""
         known = {body.name for body in self.spec.bodies[1:]}  # without the world
         for body in (f"{self.prefix(name)}{body}" for body in bodies):
             if body not in known:
@@ -447,11 +421,7 @@ class Scene:
         self._model = None
 
     def add_effort_sensors(self, name: str) -> None:
-        """Makes `articulation.joint_effort` available: the force of the actuators on each joint.
-
-        Raises:
-            TaskError: There is no such articulation.
-        """
+        """Add sensors for `articulation.joint_effort`: the actuators' force on each joint."""
         self._check_name("add_effort_sensors", name)
         if name in self.effort_sensors:
             return
@@ -480,32 +450,29 @@ class Scene:
         groups: Sequence[int] = (0, 1, 2),
         samples: int = 1,
     ) -> None:
-        """Makes `Sim.camera(name)` available: images of every world. Nothing is drawn until a task asks for them.
+        """Add a camera for `Sim.camera(name)`: images of every world, drawn on demand.
 
             scene.add_camera("side", pos=(0.0, -3.0, 1.0), target=(0.0, 0.0, 0.5), size=(84, 84))
             scene.add_camera("wrist", body="arm/hand", pos=(0.05, 0.0, 0.0), outputs=("rgb", "depth"))
-            scene.add_camera("go1/tracking", size=(64, 64))
-
-        A camera that a robot's file has is added by its name in the scene, without a place.
+            scene.add_camera("go1/tracking", size=(64, 64))  # a camera of the robot's file
 
         Args:
             name: Name of the camera.
-            body: Body that carries it, by its name in the scene (`arm/hand`); None is the world.
-            pos: Position [m], in the body's frame.
-            quat: Orientation, wxyz, in the body's frame. A camera looks along its -z axis, its y axis is up and its x
-                axis to the right in the image. None is that of the body.
-            fovy: Angle of view from top to bottom [degrees]; None is 45, or that of the file.
+            body: Body that carries it (`arm/hand`); None is the world.
+            pos: Position in the body's frame [m].
+            quat: Orientation in the body's frame, wxyz: the camera looks along -z, its y is up, its x right in the
+                image.
+            fovy: Vertical field of view [degrees]; default: the file's, else 45.
             size: Height and width [pixels].
-            outputs: Images that it draws, of `rgb`, `depth` and `segmentation`.
-            every: Control steps from one frame to the next.
-            target: Point that it looks at [m], in the body's frame, in place of `quat`; z is up in the image.
-            groups: Groups of geoms that it draws, of MuJoCo's 0 to 5. Few primitives are drawn many times faster than
-                fine meshes.
-            samples: Rays of a pixel along each side; `rgb` is their mean. With 1 a thing that is thinner than a pixel
-                is there or not; 2 costs four times as much. The other outputs are of the first ray.
+            outputs: Any of `rgb`, `depth` and `segmentation`.
+            every: Control steps per frame.
+            target: Point to look at in the body's frame [m], in place of `quat`; z is up in the image.
+            groups: MuJoCo's geom groups to draw. A few primitives draw many times faster than fine meshes.
+            samples: Rays per pixel along each side, averaged in `rgb`; 2 costs four times as much, and smooths things
+                thinner than a pixel.
 
         Raises:
-            TaskError: The name is taken, there is no such body or camera, or a value is out of its range.
+            TaskError: The name is taken, the body or camera does not exist, or a value is out of range.
         """
         if name in self.cameras:
             raise TaskError(f"Scene.add_camera: the scene already draws with a camera {name!r}; names must be unique")
@@ -516,7 +483,7 @@ class Scene:
 
     @property
     def senses_steps(self) -> bool:
-        """Whether physics steps compute sensors. What only `Articulation.sensor` reads is computed where it is read."""
+        """Whether physics steps compute sensors; those only `Articulation.sensor` reads are computed on reading."""
         model = self.model
         late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # these keep what earlier steps read
         touches = bool(np.any(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))  # ours, or of the user's spec
@@ -524,11 +491,11 @@ class Scene:
 
     @property
     def evaluations(self) -> int:
-        """How often a physics step evaluates the dynamics."""
+        """Evaluations of the dynamics per physics step."""
         return 4 if self.model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4 else 1
 
     def limit_rotation(self, qvel: Float[Tensor, "envs nv"]) -> None:
-        """Slows down, in place, what turns faster than `max_angular_velocity`; qvel in MuJoCo's layout."""
+        """Limit free bodies to `max_angular_velocity` in place; qvel is in MuJoCo's layout."""
         if self.max_angular_velocity is not None:
             model = self.model
             for dof in model.jnt_dofadr[model.jnt_type == _FREE].tolist():
@@ -536,11 +503,7 @@ class Scene:
 
     @property
     def model(self) -> mujoco.MjModel:
-        """The compiled model.
-
-        Raises:
-            TaskError: MuJoCo's compiler refuses the scene.
-        """
+        """Compiled model; TaskError if MuJoCo rejects the scene."""
         if self._model is None:
             try:
                 with _PROCESS_WIDE, mujoco_warnings("Scene"), bounded_memory():

@@ -9,9 +9,9 @@ import mujoco
 from gpusim_rl.errors import TaskError, did_you_mean
 
 _SITE_AXES = ("gyro", "accelerometer", "velocimeter", "magnetometer", "force", "torque", "rangefinder")
-"""Kinds of sensors that sit on a site, and need no more of it than its place and axes."""
+"""Sensor kinds that need only the pose of a site."""
 _SUBTREE = ("subtreecom", "subtreelinvel", "subtreeangmom")
-"""Kinds that are of a body with all that hangs on it; MuJoCo knows them by the body, not by its frame."""
+"""Sensor kinds of a body's subtree; MuJoCo addresses them by the body, not its frame."""
 _FOUND_AND_FORCE = 1 << 0 | 1 << 1  # MuJoCo's contact sensor: bits of its data specification,
 _REDUCTION = {"ground": 3, "self": 2}  # and what it tells of many contacts: net force, or contact of the largest
 _OF = {
@@ -39,7 +39,7 @@ def add_sensor(
     cutoff: float,
     against: str | None,
 ) -> None:
-    """Adds a sensor to the spec of a scene; see `Scene.add_sensor`."""
+    """Add a sensor to a scene's spec; see `Scene.add_sensor`."""
     call = f"Scene.add_sensor({articulation!r}, {name!r})"
     if kind not in _KINDS:
         raise TaskError(f"{call}: there is no kind {kind!r}.{did_you_mean(kind, _KINDS)}")

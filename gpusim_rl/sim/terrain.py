@@ -1,4 +1,4 @@
-"""Terrain: patches of ground from easy to hard as one height field, and a table of its heights for observations."""
+"""Terrain: patches from easy to hard as one height field, with a height table for observations."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ NOISE_SPACING = 0.2  # between the points of rough ground [m]
 NUM_OBSTACLES = 40  # on a patch
 GAP_DEPTH = 1.0  # of what a robot shall not step into [m]
 MOST_POINTS = 50_000_000
-"""Heights of a terrain: making as many takes some GB."""
+"""Heights of a terrain; computing this many takes several GB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerrainConfig:
-    """A grid of square patches: a row along y for each level, a column along x for each variation of a kind."""
+    """Grid of square patches: a row along y per level, a column along x per variation of a kind."""
 
     seed: Natural  # of what is random in the patches
     levels: Count  # from easy to hard
     columns: Annotated[dict[str, Count], Rule("a section <kind>: <number of columns>", lambda kinds: len(kinds) > 0)]
-    """Number of columns of each kind, in their order; the kinds are those of `KINDS`."""
+    """Number of columns of each kind, in order; see `KINDS`."""
     patch_size: Positive  # m
     platform_size: Positive  # m; a flat square in the middle of every patch
     resolution: Positive  # m between neighbouring heights
@@ -63,20 +63,19 @@ class TerrainConfig:
 
 
 class Terrain:
-    """The ground of all worlds: one height field around the world's origin, on whose patches worlds begin.
+    """Ground shared by all worlds: a height field around the origin.
 
-    Levels lie along +x, columns along +y. The lines between the patches and the border around all of them are at height
-    0. `Scene.add_terrain` puts it into the physics. The same configuration always gives the same terrain.
+    Levels lie along +x, columns along +y. The lines between patches and the border are at height 0. Equal
+    configurations give equal terrain.
 
     Args:
         cfg: Kinds and sizes of the patches.
-        device: Device on which `height` and `scan` compute.
+        device: Device of `height` and `scan`.
 
     Attributes:
-        cfg: Configuration of the terrain.
-        heights: Height of the ground at the points of a square grid [m], shape [x, y].
-        origins: Middle of the platform of every patch [m], shape [levels, columns, 3].
-        half_size: Distance of the patches' outer edges from the world's origin along x and y [m].
+        heights: Ground height on a square grid [m], shape [x, y].
+        origins: Centre of each platform [m], shape [levels, columns, 3].
+        half_size: Distance of the patches' outer edges from the origin along x and y [m].
         kinds: Kind of each column.
     """
 
@@ -101,10 +100,9 @@ class Terrain:
         self._cells = -half, half - 1.0  # first and last along x and y, counted from the middle
 
     def height(self, x: Float[Tensor, "*batch"], y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Returns the height of the ground [m] at points of the world [m]: exactly that of MuJoCo's height field.
+        """Return the ground height at world points [m] as MuJoCo computes it; 0 beyond all patches.
 
-        MuJoCo cuts each cell into two triangles along the diagonal from its lowest to its highest x and y. Beyond all
-        patches it is 0.
+        MuJoCo splits a cell into two triangles along the diagonal from its lowest to its highest x and y.
         """
         return self._height(torch.stack([x, y]))
 
@@ -126,13 +124,7 @@ class Terrain:
     def scan(
         self, pos: Float[Tensor, "envs 3"], yaw: Float[Tensor, " envs"], points: Float[Tensor, "points 2"]
     ) -> Float[Tensor, "envs points"]:
-        """Returns the ground's height [m] at points of a level frame that stands at `pos` and is turned by `yaw`.
-
-        Args:
-            pos: Origin of the frame [m], world frame; its height does not matter.
-            yaw: Angle of the frame's x axis from the world's [rad].
-            points: Points [m] in the frame.
-        """
+        """Return the ground height [m] at `points` [m] of a level frame at `pos` [m], turned by `yaw` [rad]."""
         x, y = points.unbind(dim=1)
         ahead = torch.addcmul(pos[:, :2].T[..., None], yaw.cos()[:, None], points.T[:, None])
         sin = yaw.sin()[:, None]
@@ -143,7 +135,7 @@ class Terrain:
 
 @dataclass(frozen=True, slots=True)
 class _Canvas:
-    """What a kind of ground is made from: the patches of its columns, at all levels at once."""
+    """Patches of one kind's columns, at all levels at once."""
 
     cfg: TerrainConfig
     random: np.random.Generator
@@ -153,7 +145,7 @@ class _Canvas:
 
     @property
     def cells(self) -> int:
-        """Cells along a side of a patch."""
+        """Cells along a patch's side."""
         return len(self.edge)
 
     @property
@@ -163,20 +155,20 @@ class _Canvas:
 
     @property
     def between(self) -> np.ndarray:
-        """Points between the patch's edge and the platform, without both, shape [x, y]."""
+        """Mask of points strictly between edge and platform, shape [x, y]."""
         return (self.edge > 0) & (self.edge < self.foot)
 
     @property
     def climb(self) -> np.ndarray:
-        """Cells from the patch's edge to each point, at most those to the platform, shape [x, y]."""
+        """Cells from the patch's edge to each point, up to the platform, shape [x, y]."""
         return np.minimum(self.edge, self.foot)
 
     def cells_of(self, length: float) -> int:
-        """Returns a length [m] in whole cells, at least one."""
+        """Return a length [m] in whole cells, at least one."""
         return max(1, round(length / self.cfg.resolution))
 
     def uniform(self, low: float, high: float, *shape: int) -> np.ndarray:
-        """Returns random numbers for every patch, shape [levels, columns, *shape]."""
+        """Return random numbers for every patch, shape [levels, columns, *shape]."""
         return self.random.uniform(low, high, (len(self.difficulty), self.columns, *shape))
 
 
@@ -189,7 +181,7 @@ def _stairs(canvas: _Canvas) -> Heights:
 
 
 def _rough(canvas: _Canvas) -> Heights:
-    """Returns random heights at the points of a coarse grid, with bilinear interpolation."""
+    """Return bilinearly interpolated random heights."""
     spacing = canvas.cells_of(NOISE_SPACING)
     size = canvas.cells // spacing + 2
     coarse = canvas.uniform(-1.0, 1.0, size, size)
@@ -201,7 +193,7 @@ def _rough(canvas: _Canvas) -> Heights:
 
 
 def _obstacles(canvas: _Canvas) -> Heights:
-    """Returns low boxes and holes with sides of 1 to 2 m; where they overlap the last one counts."""
+    """Return low boxes and holes with sides of 1 to 2 m; the last one wins where they overlap."""
     place = np.arange(canvas.cells) * canvas.cfg.resolution
     middle = canvas.uniform(0.0, canvas.cfg.patch_size, 2, NUM_OBSTACLES, 1)
     half_side = 0.5 * canvas.uniform(1.0, 2.0, 2, NUM_OBSTACLES, 1)
@@ -214,7 +206,7 @@ def _obstacles(canvas: _Canvas) -> Heights:
 
 
 def _stepping_stones(canvas: _Canvas) -> Heights:
-    """Returns square stones with sides from 1.5 to 0.4 m, from 0.2 to 0.4 m apart."""
+    """Return square stones with sides of 1.5 to 0.4 m, 0.2 to 0.4 m apart."""
     side = np.rint((1.5 - 1.1 * canvas.difficulty) / canvas.cfg.resolution)
     pitch = side + np.rint((0.2 + 0.2 * canvas.difficulty) / canvas.cfg.resolution)
     place = np.arange(canvas.cells) + np.floor(pitch * canvas.uniform(0.0, 1.0, 2, 1))
@@ -224,7 +216,7 @@ def _stepping_stones(canvas: _Canvas) -> Heights:
 
 
 def _gap(canvas: _Canvas) -> Heights:
-    """Returns a trench around the platform, from 0.2 to 1 m wide."""
+    """Return a trench around the platform, 0.2 to 1 m wide."""
     width = np.rint((0.2 + 0.8 * canvas.difficulty) / canvas.cfg.resolution)
     return -GAP_DEPTH * (canvas.between & (canvas.edge > canvas.foot - width))
 
@@ -241,11 +233,11 @@ KINDS: dict[str, Callable[[_Canvas], Heights]] = {
     "stepping_stones": _stepping_stones,
     "gap": _gap,
 }
-"""Kinds of ground. Up and down are as seen from the platform: on `stairs_up` it lies in a pit."""
+"""Kinds of ground. Up and down are seen from the platform: on `stairs_up` it lies in a pit."""
 
 
 def _patches(cfg: TerrainConfig) -> Heights:
-    """Returns heights of all patches, whose points begin at the lowest x and y and end one before the highest."""
+    """Return heights of all patches, each without its edge at the highest x and y."""
     cells = round(cfg.patch_size / cfg.resolution)
     place = np.arange(cells)
     to_edge = np.minimum(place, cells - place)

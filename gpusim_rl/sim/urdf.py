@@ -1,4 +1,4 @@
-"""URDF files: what ROS leaves to be found, what MuJoCo's reader refuses or drops, and a line for what was changed."""
+"""URDF reader: resolve ROS paths, repair what MuJoCo rejects or drops, and report each change."""
 
 from __future__ import annotations
 
@@ -46,21 +46,18 @@ _SYMMETRIC = np.array([[0, 1, 2], [1, 3, 4], [2, 4, 5]])
 
 
 def is_urdf(file: Path) -> bool:
-    """Returns whether a file is URDF, whatever its name ends with."""
+    """Return whether a file is URDF, whatever its suffix."""
     return root_tag(file) == "robot"
 
 
 def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.MjSpec, dict[str, float], list[str]]:
-    """Read a robot with MuJoCo's reader: every link becomes a body, with its visual and its collision shapes.
+    """Read a robot: every link becomes a body with its visual and collision shapes.
 
-    A `<mujoco><compiler .../></mujoco>` of the file holds, except for settings of meshes and of removed shapes.
+    The file's MuJoCo `<compiler>` applies, except for its mesh and shape-removal settings. TaskError and ValueError
+    name what is missing or invalid.
 
     Returns:
-        The spec, the velocity limits of joints [rad/s or m/s], and a line for each kind of change.
-
-    Raises:
-        TaskError: A mesh or its package is not there, or cannot be read.
-        ValueError: The file is not valid.
+        Spec, velocity limits of joints [rad/s or m/s], and a line per kind of change.
     """
     notes: dict[str, list[str]] = {"links without a physical mass or inertia": [], "read": [], "left out": []}
     changed, tidied, left_out = notes.values()
@@ -92,7 +89,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
 
 
 def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
-    """Return the links, joints and materials of a file; raise ValueError for a xacro template."""
+    """Return links, joints and materials; raise ValueError for a xacro template."""
     content, template = read_content(file), f"it is a xacro template; try: xacro {file.name} > robot.urdf"
     try:
         robot = parse(content)
@@ -110,7 +107,7 @@ def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
 
 
 def _set_compiler(robot: ElementTree.Element) -> str:
-    """Complete the settings of MuJoCo's compiler; return the file's folder of meshes."""
+    """Complete MuJoCo's compiler settings; return the mesh folder."""
     settings = robot.find("mujoco")
     settings = ElementTree.SubElement(robot, "mujoco") if settings is None else settings
     compiler = settings.find("compiler")
@@ -136,7 +133,7 @@ def _tidy_joints(robot: ElementTree.Element, tidied: list[str], left_out: list[s
 
 
 def _read(robot: ElementTree.Element) -> mujoco.MjSpec:
-    """Read a robot with MuJoCo; raise ValueError with the name of the link or joint that is wrong."""
+    """Read a robot with MuJoCo; errors name the link or joint."""
     robot.text = "\n"
     for element in robot:
         element.tail = "\n"  # MuJoCo says in which line an element is
@@ -163,10 +160,7 @@ def _some(lines: list[str]) -> str:
 
 
 def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
-    """Write the numbers of attributes as MuJoCo reads them, and keep the first of elements that are there twice.
-
-    Raise ValueError for text that has no number.
-    """
+    """Rewrite numbers in MuJoCo's syntax, and drop repeated elements."""
     for owner in (*robot.findall("link"), *robot.findall("joint"), *robot.findall("material")):
         for element in owner.iter():
             first = {child.tag: child for child in reversed(element) if child.tag not in ("visual", "collision")}
@@ -203,10 +197,9 @@ def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
 
 
 def _exclude_overlaps(spec: mujoco.MjSpec) -> list[str]:
-    """Exclude the pairs of links that overlap in the reference pose from collision; return them.
+    """Exclude links that overlap in the reference pose from colliding, as MoveIt's setup assistant does.
 
-    A mesh collides as its convex hull, which often reaches into the link after the next. Such links would push each
-    other apart from the first step on. MoveIt's setup assistant disables the same pairs.
+    A mesh collides as its convex hull, which often reaches into the link after the next.
     """
     try:
         model = spec.copy().compile()
@@ -223,9 +216,9 @@ def _exclude_overlaps(spec: mujoco.MjSpec) -> list[str]:
 
 
 def _empty_links(robot: ElementTree.Element) -> None:
-    """Make links without `<inertial>` massless where a link that is fixed to them has a mass.
+    """Make links without `<inertial>` massless if a link fixed to them has a mass.
 
-    ROS's KDL takes no inertia of a root link: its mass is in a fixed child, and its own shapes are not to weigh again.
+    ROS's KDL ignores a root link's inertia, so files put it in a fixed child.
     """
     group = {link.get("name"): {link.get("name")} for link in robot.findall("link")}
     for joint in robot.findall("joint[@type='fixed']"):
@@ -244,9 +237,9 @@ def _empty_links(robot: ElementTree.Element) -> None:
 
 
 def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
-    """Make a link's mass and inertia physical; return the link and what it got, empty where nothing changed.
+    """Make a link's mass and inertia physical; return what changed, or "".
 
-    MuJoCo's `balanceinertia` acts on the rest: A + B < C becomes the mean of the three.
+    MuJoCo's `balanceinertia` handles A + B < C: all three become their mean.
     """
     inertial, name = link.find("inertial"), link.get("name", "")
     mass = None if inertial is None else inertial.find("mass")
@@ -287,13 +280,7 @@ def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
 def _check_shapes(
     link: ElementTree.Element, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: dict[str, list[str]]
 ) -> None:
-    """Find the meshes of a link, and remove shapes that are empty.
-
-    A visual shape whose mesh is missing is removed too where a collision shape is there.
-
-    Raises:
-        TaskError: A mesh is not there.
-    """
+    """Resolve a link's meshes; remove empty shapes, and visual ones whose mesh is missing next to a collision shape."""
     name = link.get("name", "")
     for shape in (*link.findall("collision"), *link.findall("visual")):
         geometry = shape.find("geometry")
@@ -329,12 +316,7 @@ def _mend_meshes(
     colliding: set[str],
     left_out: list[str],
 ) -> None:
-    """Read the meshes that MuJoCo does not, and mend or remove those that it does not compile.
-
-    Raises:
-        TaskError: A mesh that collides, or the only shape of a link, cannot be read.
-        ValueError: MuJoCo does not compile the robot.
-    """
+    """Read meshes of other formats; repair or remove those that MuJoCo cannot compile."""
     paths = {mesh.name: mesh.file for mesh in spec.meshes}
     broken = dict[str, str]()
     for mesh in spec.meshes:
@@ -371,11 +353,7 @@ def _mend_meshes(
 
 
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: list[str]) -> Path:
-    """Return the path of a mesh, with a note where its package or folder has another name.
-
-    Raises:
-        TaskError: The mesh is not there.
-    """
+    """Return the path of a mesh; note when its package or folder differs here."""
     if len(name) > _LONGEST:
         raise TaskError(f"{file.name}: the name of a mesh has {len(name)} characters, expected at most {_LONGEST}")
     packages = {**ROS_PACKAGES, **packages}
