@@ -28,8 +28,6 @@ from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
 from gpusim_rl.sim.warp_sim import WarpSim
 
-_FREE = mujoco.mjtJoint.mjJNT_FREE.value
-
 
 class NewtonSim(WarpSim):
     """Scene imported by Newton; a physics step is a step of Newton's solver."""
@@ -46,7 +44,7 @@ class NewtonSim(WarpSim):
         check_import(scene, solver, num_envs)
         self._geoms = torch.as_tensor(collided_geoms(scene.model), device=device)
 
-        # In every step the solver writes the inputs of its data anew, and clears the flags of overflow.
+        # Each solver step overwrites its data's inputs and overflow flags.
         if scene.model.nu:
             self.ctrl = self._per_world(self._control.mujoco.ctrl)
         self.qfrc_applied = self._per_world(self._control.joint_f)[:, : scene.model.nv]
@@ -57,7 +55,7 @@ class NewtonSim(WarpSim):
 
         self._mirror: MjwarpSim | None = None
         self._solver_values: dict[str, Tensor] = {}
-        start = torch.from_numpy(reference_pose(scene.model)).to(device)  # to the last digit, which XML has not
+        start = torch.from_numpy(reference_pose(scene.model)).to(device)  # XML has only six digits
         for qpos in (self.qpos, self._view(self._model.qpos0)):
             qpos.copy_(start.expand_as(qpos))
 
@@ -67,14 +65,14 @@ class NewtonSim(WarpSim):
 
     def _make_newton_views(self) -> None:
         model, state = self.scene.model, self._newton_state
-        # Behind MuJoCo's coordinates there are those of the joints that close loops; its solver has constraints there.
+        # MuJoCo's coordinates are followed by those of loop-closing joints, which its solver has as constraints.
         self._joint_q = self._per_world(state.joint_q)[:, : model.nq]
         self._joint_qd = self._per_world(state.joint_qd)[:, : model.nv]
         self._body_f = self._per_world(state.body_f)  # force, torque at the centre of mass; world frame
         self._body_com = self._per_world(self._solver.model.body_com)
+        free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE.value)
         self._free_joints = [
-            (int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j]), int(model.jnt_bodyid[j]) - 1)
-            for j in np.flatnonzero(model.jnt_type == _FREE)
+            (int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j]), int(model.jnt_bodyid[j]) - 1) for j in free
         ]
         reference = reference_pose(model)
         for q, _, _ in self._free_joints:
@@ -82,7 +80,7 @@ class NewtonSim(WarpSim):
         self._reference = torch.from_numpy(reference).to(self.device)
 
     def _make_sensors(self) -> None:
-        # Newton imports no sensors. Contacts come from the solver's external forces on bodies.
+        # Newton imports no sensors; contacts come from the solver's external forces on bodies.
         scene, model = self.scene, self.scene.model
 
         def tensor(numbers: Sequence[int]) -> Tensor:
@@ -93,8 +91,7 @@ class NewtonSim(WarpSim):
         self.sensordata = torch.zeros(self.num_envs, model.nsensordata, device=self.device)
         bodies = [model.body(body).id for body in scene.contact_sensors]
         self._contact_bodies, self._contact_roots = tensor(bodies), tensor(model.body_rootid[bodies].tolist())
-        # Of a body's contacts: force, torque and orientation. The point that MuJoCo gives the torque about, and the
-        # body's position, stay zero: the torque here is about the body's origin.
+        # Force, torque and orientation. The torque is about the body's origin, so point and position stay zero.
         columns = [scene.contact_columns(body) for body in scene.contact_sensors]
         self._contact_columns = tensor([column for each in columns for column in (*each[:6], *each[12:])])
         joints = [joint for name in scene.effort_sensors for joint in scene.elements_of(name, "joint").values()]
@@ -103,22 +100,21 @@ class NewtonSim(WarpSim):
 
     def _expand(self, field: str) -> Tensor:
         values = super()._expand(field)
-        if FIELDS[field].pictures or field in LIMITED:  # where there is no limit, the numbers mean nothing
+        if FIELDS[field].pictures or field in LIMITED:  # values without a limit mean nothing
             return values
         expected = torch.as_tensor(model_values(self.scene.model, field), dtype=torch.float32).to(self.device)
-        if FIELDS[field].of == "geom":
-            # The solver has only the geoms that can touch something: these values are copied to it.
+        if FIELDS[field].of == "geom":  # for all geoms, then copied to the solver's `_geoms`
             self._solver_values[field] = values
             values = expected.expand(self.num_envs, *expected.shape).clone()
             expected = expected[self._geoms]
-        self._solver_values.get(field, values).copy_(expected)  # to the last digit
+        self._solver_values.get(field, values).copy_(expected)  # XML has only six digits
         return values
 
     def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
-        self._tell_newton(field)
+        self._copy_param(field)
         super()._wrote_param(field, where)
 
-    def _tell_newton(self, field: str) -> None:
+    def _copy_param(self, field: str) -> None:
         values = self._params.values[field]
         if field in self._solver_values:
             self._solver_values[field].copy_(values.index_select(1, self._geoms))
@@ -126,10 +122,7 @@ class NewtonSim(WarpSim):
             self._body_com.copy_(values[:, 1:])
 
     def mirror(self) -> MjwarpSim:
-        """Return the same worlds in MuJoCo Warp, for sensors and rays.
-
-        It follows the state, with the scene's parameters, not those of randomised worlds.
-        """
+        """Return the same worlds in MuJoCo Warp, for sensors and rays; randomised parameters are not copied."""
         if self._mirror is None:
             self._mirror = MjwarpSim(self.scene, self.num_envs, self._cfg, self.device)
             self._follow_from_now_on()
@@ -143,8 +136,7 @@ class NewtonSim(WarpSim):
 
     def _follow_state(self) -> None:
         super()._follow_state()
-        mirror = self._mirror
-        if mirror is not None:
+        if (mirror := self._mirror) is not None:
             for name in ("qpos", "qvel", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat"):
                 getattr(mirror, name).copy_(getattr(self, name))
             mirror.wrote_state(torch.ones_like(self.diverged))
@@ -172,8 +164,7 @@ class NewtonSim(WarpSim):
         self._body_f.copy_(self.xfrc_applied[:, 1:])
 
     def _sense_step(self) -> None:
-        # Of the state that the last physics step began with, as are the forces. cfrc_ext is the torque about the tree's
-        # centre of mass, and the force, that act on a body.
+        # All from the start of the last physics step. cfrc_ext: torque about the tree's centre of mass, force.
         bodies = self._contact_bodies
         torque, force = self._cfrc_ext.index_select(1, bodies).split(3, dim=-1)
         com = self._derived["subtree_com"].index_select(1, self._contact_roots)
@@ -198,4 +189,4 @@ class NewtonSim(WarpSim):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         for field in self._params.values:
-            self._tell_newton(field)
+            self._copy_param(field)

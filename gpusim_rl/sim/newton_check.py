@@ -8,38 +8,30 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.buffers import may_touch
-from gpusim_rl.sim.newton_model import collided_geoms, lacks_option
+from gpusim_rl.sim.newton_model import collided_geoms, lacks_option, unsupported
 from gpusim_rl.sim.scene import Scene
 
-_OTHER_COUNTS = re.compile(
+_OTHER_COUNTS = re.compile(  # counts that may differ, and why
     "ngeom|nmesh.*|npolygonmax|nbvh.*|noct"  # geoms that touch nothing are left out
-    "|nC"  # entries of the mass matrix that are always 0
-    "|nsensor.*"  # there are none; see `NewtonSim`
-    "|ncam|nlight|nmat|ntex.*|nskin.*|nkey|nuser.*|nnumeric.*|ntuple.*"  # what physics does not read
+    "|nC"  # zeros of the mass matrix
+    "|nsensor.*"  # none, see `NewtonSim`
+    "|ncam|nlight|nmat|ntex.*|nskin.*|nkey|nuser.*|nnumeric.*|ntuple.*"  # unused by physics
     "|nnames.*|npaths|nbuffer|narena|nconmax|njmax"  # names and memory
 )
-"""Counts of `MjModel` that may differ, and why."""
-
+# Prefixes of the compared arrays, their kinds of elements, and arrays with an element's first row.
 _KINDS = {"jnt": "joint", "dof": "joint", "qpos": "joint", "wrap": "tendon", "eq": "equality"}
 _KINDS |= {name: name for name in ("body", "tendon", "pair", "exclude", "actuator", "geom", "site")}
-"""Prefixes of the compared arrays of `MjModel`, and what they belong to."""
-
 _FIRST = {"dof": "jnt_dofadr", "qpos": "jnt_qposadr", "wrap": "tendon_adr"}
-"""Arrays with the address of an element's first row."""
-
-_OTHER_ARRAYS = re.compile(
+_NO_LIMIT = 1e5  # Newton's limits above this mean none
+_OTHER_ARRAYS = re.compile(  # arrays that may differ, and why
     r"\w+_(user|group|rgba|matid|width|plugin|sameframe|simple\w*|(geom|bvh|M)adr)|tendon_adr"  # pictures, numbering
-    r"|\w+_(invweight0|acc0|M0|length0?|lengthrange|subtreemass)"  # they follow from the others
+    r"|\w+_(invweight0|acc0|M0|length0?|lengthrange|subtreemass)"  # derived from the others
     r"|body_(geomnum|bvhnum|margin)"  # geoms that touch nothing are left out
-    r"|geom_(size|dataid|rbound)|site_(type|size)"  # of geoms, whose boxes are compared; of sensors
-    r"|\w+_actfrclimited"  # there is a limit that is never reached
-    r"|actuator_ctrlspec"  # of DC motors, which are refused
+    r"|geom_(size|dataid|rbound)|site_(type|size)"  # geoms' boxes are compared; only sensors use sites' shapes
+    r"|\w+_actfrclimited"  # Newton's limit is out of reach
+    r"|actuator_ctrlspec"  # DC motors, which are rejected
 )
-"""Arrays that may differ, and why."""
-
-_NO_LIMIT = 1e5  # where there is none, Newton has one above this
 
 
 def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
@@ -47,22 +39,21 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
     model, solved, labels = scene.model, solver.mj_model, solver.model.body_label
     same = len(labels) == num_envs * (model.nbody - 1)
     if not same or not all(labels[i].endswith(f"/{model.body(i + 1).name}") for i in range(model.nbody - 1)):
-        raise _differs("this scene", "other bodies")
+        raise unsupported("Newton imports this scene with other bodies")
     for name in (model.tendon(i).name for i in range(model.ntendon)):
         if name not in {solved.tendon(i).name for i in range(solved.ntendon)}:
-            raise ConfigError(f"sim=newton does not import the tendon {name!r}; try sim=mjwarp")
+            raise unsupported(f"Newton does not import the tendon {name!r}")
+    counts = {"ngeom": (solved.ngeom, len(collided_geoms(model)))}
+    counts["nfluidshape"] = int(solved.geom_fluid[:, 0].sum()), int(model.geom_fluid[:, 0].sum())
     for name in dir(model):
-        prefix = name.split("_")[0].removesuffix("0")
-        if prefix in _KINDS and isinstance(getattr(model, name), np.ndarray) and not _OTHER_ARRAYS.fullmatch(name):
+        prefix, value = name.split("_")[0].removesuffix("0"), getattr(model, name)
+        if prefix in _KINDS and isinstance(value, np.ndarray) and not _OTHER_ARRAYS.fullmatch(name):
             _check_array(name, prefix, model, solver)
-    counts = [name for name in dir(model) if name[0] == "n" and isinstance(getattr(model, name), int)]
-    counts = [name for name in counts if not _OTHER_COUNTS.fullmatch(name)]
-    pairs = {name: (getattr(solved, name), getattr(model, name)) for name in counts}
-    pairs["ngeom"] = solved.ngeom, len(collided_geoms(model))
-    pairs["nfluidshape"] = int(solved.geom_fluid[:, 0].sum()), int(model.geom_fluid[:, 0].sum())
-    for name, (found, expected) in pairs.items():
-        if found != expected:
-            raise _differs("this scene", f"{name} = {found}, expected {expected}")
+        elif name[0] == "n" and isinstance(value, int) and not _OTHER_COUNTS.fullmatch(name):
+            counts[name] = getattr(solved, name), value
+    for name, (got, expected) in counts.items():
+        if got != expected:
+            raise unsupported(f"Newton imports this scene with {name} = {got}, expected {expected}")
     _check_contacts(model, solver.mjw_model)
     of_settings = ("timestep", "iterations", "ls_iterations")
     for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
@@ -79,7 +70,7 @@ def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
     found[tuple(solved.nxn_geom_pair_filtered.numpy().reshape(-1, 2).T)] = True
     for a, b in np.argwhere(np.triu(touch != (found | found.T), 1)):
         names = " and ".join(repr(model.geom(geoms[i]).name) for i in (a, b))
-        raise _differs(f"the geoms {names}", f"contact = {found[a, b]}, expected {touch[a, b]}")
+        raise unsupported(f"Newton imports the geoms {names} with contact = {found[a, b]}, expected {touch[a, b]}")
 
 
 def _array(solver: Any, name: str) -> np.ndarray:
@@ -101,7 +92,7 @@ def _check_array(name: str, prefix: str, model: mujoco.MjModel, solver: Any) -> 
     if expected.shape != found.shape or not expected.size:
         return  # a count differs
     expected, found = (values.reshape(len(values), -1) for values in (expected, found))
-    if name.endswith("quat"):  # the other sign is the same orientation
+    if name.endswith("quat"):  # q and -q are the same orientation
         found *= np.where((found * expected).sum(axis=1, keepdims=True) < 0.0, -1.0, 1.0)
     if name.endswith("range"):
         for each, values in ((model, expected), (solver.mj_model, found)):
@@ -114,11 +105,6 @@ def _check_array(name: str, prefix: str, model: mujoco.MjModel, solver: Any) -> 
         owner = int(rows[row])
         if prefix in _FIRST:
             owner = int(np.searchsorted(getattr(model, _FIRST[prefix]), row, side="right")) - 1
+        element = f"the {kind} {getattr(model, kind)(owner).name or owner!r}"
         got, wanted = (" ".join(f"{value:g}" for value in values[row]) for values in (found, expected))
-        raise _differs(
-            f"the {kind} {getattr(model, kind)(owner).name or owner!r}", f"{name} = {got}, expected {wanted}"
-        )
-
-
-def _differs(where: str, what: str) -> ConfigError:
-    return ConfigError(f"sim=newton imports {where} with {what}; try sim=mjwarp")
+        raise unsupported(f"Newton imports {element} with {name} = {got}, expected {wanted}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import warp as wp
 
-from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.errors import ConfigError, first_line, import_extra
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls, is_dc_motor
 from gpusim_rl.sim.articulation import reference_pose
@@ -26,17 +26,16 @@ if TYPE_CHECKING:
 else:
     with without_gradients():
         newton = import_extra("newton", "newton", "sim=newton")
-        _ = newton.solvers.SolverMuJoCo  # is imported when it is first asked for
+        _ = newton.solvers.SolverMuJoCo  # imported lazily
 
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
-_PLANE, _MESH = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_MESH.value
-_HFIELD = mujoco.mjtGeom.mjGEOM_HFIELD.value
-_BODY, _SITE, _OF_JOINTS = mujoco.mjtObj.mjOBJ_BODY.value, mujoco.mjtObj.mjOBJ_SITE.value, mujoco.mjtEq.mjEQ_JOINT.value
-_TAKEN = (
+_PLANE, _MESH, _HFIELD = (getattr(mujoco.mjtGeom, f"mjGEOM_{kind}").value for kind in ("PLANE", "MESH", "HFIELD"))
+_BODY, _SITE, _EQ_JOINT = mujoco.mjtObj.mjOBJ_BODY.value, mujoco.mjtObj.mjOBJ_SITE.value, mujoco.mjtEq.mjEQ_JOINT.value
+_COPIED = (
     *("body_ipos", "body_inertia", "body_iquat", "body_invweight0", "dof_invweight0", "tendon_invweight0"),
     *("eq_data", "eq_solref", "eq_solimp", "jnt_range", "geom_size", "geom_margin", "pair_margin"),
 )
-_OF_PAIRS = ("solref", "solreffriction", "solimp", "gap", "friction")  # margins are set afterwards
+_PAIR_FIELDS = ("solref", "solreffriction", "solimp", "gap", "friction")  # margins are copied later
 
 
 class _Solver(newton.solvers.SolverMuJoCo):
@@ -58,21 +57,21 @@ class _Solver(newton.solvers.SolverMuJoCo):
         scene, solved, geoms = self._scene, self.mjw_model, collided_geoms(self._scene)
         rows = np.flatnonzero(np.isin(scene.geom_type[geoms], (_HFIELD, _MESH)))
         if self.mj_model.ngeom != len(geoms) or np.any(self.mj_model.geom_type[rows] != scene.geom_type[geoms[rows]]):
-            return  # `check_import` refuses the scene
+            return  # `check_import` reports it
         prefixes = ("mesh_", "nmesh", "npolygonmax", "hfield_", "nhfield")
         for name in (name for name in dir(solved) if name.startswith(prefixes)):
             value, theirs = getattr(scene, name), getattr(solved, name)
             setattr(solved, name, wp.array(value, dtype=theirs.dtype) if isinstance(theirs, wp.array) else value)
         data = mujoco.MjData(scene)
         mujoco.mj_kinematics(scene, data)
-        still = rows[scene.body_weldid[scene.geom_bodyid[geoms[rows]]] == 0]  # kinematics leaves them where they were
-        taken: list[tuple[Any, Any, str, Any]] = [(scene, solved, name, slice(None)) for name in _TAKEN]
-        taken += [(scene, solved, f"geom_{name}", rows) for name in ("dataid", "pos", "quat", "aabb", "rbound")]
-        taken += [(data, self.mjw_data, name, still) for name in ("geom_xpos", "geom_xmat")]
-        for source, target, name, chosen in taken:
+        still = rows[scene.body_weldid[scene.geom_bodyid[geoms[rows]]] == 0]  # kinematics skips them
+        copies: list[tuple[Any, Any, str, Any]] = [(scene, solved, name, slice(None)) for name in _COPIED]
+        copies += [(scene, solved, f"geom_{name}", rows) for name in ("dataid", "pos", "quat", "aabb", "rbound")]
+        copies += [(data, self.mjw_data, name, still) for name in ("geom_xpos", "geom_xmat")]
+        for source, target, name, chosen in copies:
             values, array = getattr(source, name), getattr(target, name)
             values = values[geoms] if name.startswith("geom") else values
-            if values.size and array.shape[1] == len(values):  # else `check_import` refuses the scene
+            if values.size and array.shape[1] == len(values):  # else `check_import` reports it
                 theirs = wp.to_torch(array)
                 theirs[:, chosen] = torch.as_tensor(values[chosen]).to(theirs).view(theirs[0, chosen].shape)
 
@@ -84,7 +83,7 @@ class _Solver(newton.solvers.SolverMuJoCo):
         scene, numbers, bodies = self._scene, collided_geoms(self._scene), spec.bodies
         geoms, sites = ([each for body in bodies for each in getattr(body, kind)] for kind in ("geoms", "sites"))
         if (len(bodies), len(geoms), len(sites)) != (scene.nbody, len(numbers), scene.nsite):
-            return  # `check_import` refuses the scene
+            return  # `check_import` reports it
         for body, number in zip(bodies, scene.body_mocapid.tolist(), strict=True):
             body.mocap = number >= 0
         for geom, i in zip(geoms, numbers.tolist(), strict=True):
@@ -96,23 +95,23 @@ class _Solver(newton.solvers.SolverMuJoCo):
         for one in scene.exclude_signature.tolist():
             spec.add_exclude(bodyname1=bodies[one >> 16].name, bodyname2=bodies[one & 0xFFFF].name)
         for i, (first, second) in enumerate(np.searchsorted(numbers, [scene.pair_geom1, scene.pair_geom2]).T):
-            values = {name: getattr(scene, f"pair_{name}")[i] for name in _OF_PAIRS}
+            values = {name: getattr(scene, f"pair_{name}")[i] for name in _PAIR_FIELDS}
             names = {"geomname1": geoms[first].name, "geomname2": geoms[second].name}
             spec.add_pair(condim=int(scene.pair_dim[i]), **names, **values)
         elements = {_BODY: bodies, _SITE: sites}
         for i, equality in enumerate(spec.equalities[: scene.neq]):
             kind, ends = int(scene.eq_objtype[i]), (scene.eq_obj1id[i], scene.eq_obj2id[i])
-            known = spec.joints if scene.eq_type[i] == _OF_JOINTS else elements.get(kind)
-            if known is not None:  # tendons' come last
+            known = spec.joints if scene.eq_type[i] == _EQ_JOINT else elements.get(kind)
+            if known is not None:  # tendons come last
                 equality.name1, equality.name2 = (known[end].name if end >= 0 else "" for end in ends)
                 equality.type, equality.objtype, equality.active = scene.eq_type[i], kind, scene.eq_active0[i]
                 equality.data = scene.eq_data[i]
 
     def _init_tendons(self, model: Any, spec: mujoco.MjSpec, joint_mapping: Any, *rest: Any, **named: Any) -> Any:
-        # Newton makes one joint of several of a body, and leaves that out of tendons: they get the solver's own joints.
+        # Newton merges several joints of a body and drops them from tendons: give these the solver's own joints.
         attributes: Any = SimpleNamespace(**vars(model.mujoco))
         if len(self._tendon_joints):
-            joints = attributes.tendon_joint.numpy()  # those of the first world, which the solver reads, come first
+            joints = attributes.tendon_joint.numpy()  # the first world's, which the solver reads, come first
             joints[: len(self._tendon_joints)] = self._tendon_joints[: len(joints)]
             attributes.tendon_joint = wp.array(joints)
         single: Any = SimpleNamespace(mujoco=attributes, joint_type=wp.zeros(len(spec.joints), dtype=int))
@@ -126,49 +125,51 @@ def make_solver(scene: Scene, num_envs: int, cfg: SimConfig) -> newton.solvers.S
     if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
         raise lacks_option("solver", "mjSOL_PGS")
     if np.any(model.jnt_type == mujoco.mjtJoint.mjJNT_BALL):
-        raise ConfigError("sim=newton is not told of ball joints; try sim=mjwarp")
+        raise unsupported("ball joints are not supported")
     if any(is_dc_motor(model, i) for i in range(model.nactuator)) or delayed_controls(model)[0]:
-        raise ConfigError("sim=newton has neither DC motors nor delays of actuators; try sim=mjwarp")
+        raise unsupported("DC motors and delays of actuators are not supported")
     with warnings.catch_warnings():
         # Newton pins exact versions of MuJoCo; our tests compare the physics instead.
         warnings.simplefilter("ignore", newton.NewtonWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return _solver(_import(scene, num_envs), scene, cfg)
-        except (NotImplementedError, ValueError, OSError, ImportError) as error:  # it wants SciPy for some meshes
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(f"sim=newton cannot simulate this scene: {reason}; try sim=mjwarp") from None
+        except (NotImplementedError, ValueError, OSError, ImportError) as error:  # some meshes need SciPy
+            raise unsupported(f"cannot simulate this scene: {first_line(error)}") from None
+
+
+def unsupported(problem: str) -> ConfigError:
+    """Return an error that suggests `sim=mjwarp`."""
+    return ConfigError(problem, key="sim=newton", hint="Try sim=mjwarp")
 
 
 def lacks_option(name: str, value: object) -> ConfigError:
     """Return the error for an option that Newton ignores."""
-    return ConfigError(f"sim=newton lacks the option {name} = {value}; try another scene.option.{name}, or sim=mujoco")
+    hint = f"Try another scene.option.{name}, or sim=mujoco"
+    return ConfigError(f"sim=newton lacks the option {name} = {value}", hint=hint)
 
 
 def _import(scene: Scene, num_envs: int) -> newton.Model:
-    world = newton.ModelBuilder()
-    # Newton's default gap would let contacts begin before geoms touch.
-    world.default_shape_cfg.gap = 0.0
-    model = scene.model  # compiles; only then can the spec be written as XML
+    world, model = newton.ModelBuilder(), scene.model  # compiles, as `spec.to_xml` requires
+    world.default_shape_cfg.gap = 0.0  # Newton's default starts contacts before geoms touch
     newton.solvers.SolverMuJoCo.register_custom_attributes(world)
-    # Which geoms collide is a matter of their masks, not of their classes' names.
+    # Masks decide which geoms collide, not the names of classes.
     world.add_mjcf(plain_xml(scene.spec.to_xml(), model), ctrl_direct=True, visual_classes=(), collider_classes=())
     builder = newton.ModelBuilder()
     builder.replicate(world, num_envs)
     imported: Any = builder.finalize()  # its arrays may be None, and its attributes of MuJoCo are dynamic
-    if world.joint_dof_count >= model.nv:  # else `check_import` will refuse
+    if world.joint_dof_count >= model.nv:  # else `check_import` reports it
         scalar = model.jnt_type != _FREE  # XML has six digits, and Newton counts from the pose that the file draws
-        of_worlds = wp.to_torch(imported.mujoco.dof_ref).view(num_envs, -1)
+        refs = wp.to_torch(imported.mujoco.dof_ref).view(num_envs, -1)
         reference = torch.as_tensor(reference_pose(model)[model.jnt_qposadr[scalar]], dtype=torch.float32)
-        of_worlds[:, model.jnt_dofadr[scalar]] = reference.to(of_worlds.device)
+        refs[:, model.jnt_dofadr[scalar]] = reference.to(refs.device)
     imported.set_gravity(tuple(model.opt.gravity.astype(np.float32).tolist()))
     return imported
 
 
 def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers.SolverMuJoCo:
     option = scene.model.opt
-    # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and Newton has defaults
-    # of its own.
+    # XML omits options with MuJoCo's default, and Newton has its own defaults.
     numbers = ("impratio", "tolerance", "ls_tolerance", "ccd_tolerance", "density", "viscosity")
     choices = ("solver", "integrator", "cone", "jacobian", "ccd_iterations")
     options: dict[str, Any] = dict(zip(("njmax", "nconmax"), buffer_sizes(scene, cfg), strict=True))
@@ -181,10 +182,10 @@ def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers
         scene.model,
         separate_worlds=True,
         enable_multiccd=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_MULTICCD,
-        kinematic_switchable_roots=False,  # else every root has an inactive weld
+        kinematic_switchable_roots=False,  # else every root gets an inactive weld
         **options,
     )
-    solver.mjw_model.opt.run_rne_postconstraint = bool(scene.contact_sensors)  # makes cfrc_ext
+    solver.mjw_model.opt.run_rne_postconstraint = bool(scene.contact_sensors)  # computes cfrc_ext
     return solver
 
 

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 import mujoco
 import numpy as np
 
+# MuJoCo's defaults of constraint parameters.
 _DEFAULTS = dict.fromkeys(("solref", "solreflimit", "solreffriction"), ("0.02", "1"))
 _DEFAULTS |= dict.fromkeys(("solimp", "solimplimit", "solimpfriction"), ("0.9", "0.95", "0.001", "0.5", "2"))
-"""MuJoCo's defaults of the constraints' parameters."""
 
 
 def plain_xml(xml: str, model: mujoco.MjModel) -> str:
@@ -33,11 +33,11 @@ def plain_xml(xml: str, model: mujoco.MjModel) -> str:
             _inline_heights(element, model)
         elif element.tag == "geom" and element.get("type") == "plane":
             element.attrib |= {"type": "sphere", "size": "1", "mass": "0"}
-        if element.tag == "geom" and element.get("name") in used:  # else Newton has it before those that collide
+        if element.tag == "geom" and element.get("name") in used:  # else Newton moves it before those that collide
             element.set("contype", "1")
     world = root.findall("worldbody")[0]
     _inline_frames(world)
-    for i, body in enumerate(world.iter("body"), 1):  # MuJoCo's: for some meshes Newton finds other inertia
+    for i, body in enumerate(world.iter("body"), 1):  # Newton computes another inertia for some meshes
         if model.body_mass[i] > 0.0:
             body[:] = [child for child in body if child.tag != "inertial"]
             values = {"pos": model.body_ipos, "quat": model.body_iquat, "diaginertia": model.body_inertia}
@@ -56,8 +56,7 @@ def _inline_mesh(element: ET.Element, model: mujoco.MjModel) -> None:
     vertices, faces = model.mesh_vert[mesh.vertadr[0] :][: mesh.vertnum[0]], model.mesh_face[mesh.faceadr[0] :]
     turn = np.zeros(9)
     mujoco.mju_quat2Mat(turn, model.mesh_quat[mesh.id])
-    # To the frame of the file: MuJoCo has them about the centre of mass.
-    vertices = vertices @ turn.reshape(3, 3).T + model.mesh_pos[mesh.id]
+    vertices = vertices @ turn.reshape(3, 3).T + model.mesh_pos[mesh.id]  # from the inertial frame to the file's
     for name in ("file", "content_type", "builtin", "params", "refpos", "refquat", "normal", "texcoord"):
         element.attrib.pop(name, None)
     element.set("scale", "1 1 1")
@@ -72,7 +71,7 @@ def _inline_heights(element: ET.Element, model: mujoco.MjModel) -> None:
     for name in ("file", "content_type"):
         element.attrib.pop(name, None)
     element.attrib |= {"nrow": str(shape[0]), "ncol": str(shape[1])}
-    element.set("elevation", " ".join(f"{value:.9g}" for value in heights[::-1].ravel()))  # the last row is first
+    element.set("elevation", " ".join(f"{value:.9g}" for value in heights[::-1].ravel()))  # last row first
 
 
 def _pose(element: ET.Element) -> tuple[np.ndarray, np.ndarray]:

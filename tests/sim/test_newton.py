@@ -15,6 +15,7 @@ import torch
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
+from helpers.raised import raises
 from helpers.scenes import ANT, ARM, BALL, advance, ant_scene, arm_scene, everywhere, make, only
 
 pytest.importorskip("newton")
@@ -250,8 +251,9 @@ def test_joints_and_drives_that_newton_lacks_are_refused(drive, word):
     scene.add("arm", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>"))
     if drive is not None:
         scene.add_actuators("arm", "shoulder", kind="torque", **drive)
-    with pytest.raises(ConfigError, match=f"^sim=newton .*{word}.*; try sim=mjwarp$"):
+    with raises(ConfigError, key="sim=newton", hint="Try sim=mjwarp") as error:
         make("newton", scene, 1)
+    assert word in error.value.problem
 
 
 @pytest.mark.parametrize(
@@ -265,9 +267,9 @@ def test_joints_and_drives_that_newton_lacks_are_refused(drive, word):
 def test_an_option_that_newton_lacks_is_refused(option, value):
     scene = arm_scene()
     setattr(scene.option, option, value)
-    with pytest.raises(ConfigError, match=rf"^sim=newton lacks the option {option} = .*option\.{option}") as error:
+    with raises(ConfigError, hint=f"Try another scene.option.{option}, or sim=mujoco") as error:
         make("newton", scene, 1)
-    assert "\n" not in str(error.value)
+    assert f"sim=newton lacks the option {option} =" in error.value.problem
 
 
 def test_options_that_newton_knows_are_taken_over():
@@ -387,10 +389,9 @@ PATH = '<spatial name="t" stiffness="1"><site site="w"/><site site="e"/></spatia
 def test_what_newton_imports_otherwise_is_refused_by_name(xml, where):
     scene = Scene(physics_hz=200)
     scene.add("a", mujoco.MjSpec.from_string(xml))
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, key="sim=newton", hint="Try sim=mjwarp") as error:
         make("newton", scene, 1)
-    line = str(error.value)
-    assert line.startswith(f"sim=newton imports {where}") and line.endswith("; try sim=mjwarp") and "\n" not in line
+    assert where in error.value.problem and "\n" not in str(error.value)
 
 
 class Changed:
@@ -408,9 +409,8 @@ def test_a_lost_tendon_is_named(monkeypatch):
     scene = Scene(physics_hz=200)
     scene.add("leg", mujoco.MjSpec.from_string(LEG.format(couple="", turn="", equality="")))
     monkeypatch.delattr(importlib.import_module("gpusim_rl.sim.newton_model")._Solver, "_init_tendons")
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match="tendon 'leg/turn'"):
         make("newton", scene, 1)
-    assert str(error.value) == "sim=newton does not import the tendon 'leg/turn'; try sim=mjwarp"
 
 
 def test_every_count_of_the_model_is_compared():
@@ -478,8 +478,9 @@ def test_a_mesh_for_which_newton_lacks_scipy_is_one_line(tmp_path, monkeypatch):
     robot.write_text(f"<mujoco><asset>{mesh}</asset><worldbody>{body}</worldbody></mujoco>")
     scene = Scene(physics_hz=200)
     scene.add("b", robot)
-    with pytest.raises(ConfigError, match=r"^sim=newton cannot simulate this scene: .*scipy.*; try sim=mjwarp$"):
+    with raises(ConfigError, key="sim=newton", hint="Try sim=mjwarp") as error:
         make("newton", scene, 1)
+    assert "scipy" in error.value.problem
 
 
 def test_a_height_field_of_a_file(tmp_path):
