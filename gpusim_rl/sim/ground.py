@@ -14,40 +14,29 @@ from gpusim_rl.errors import TaskError
 from gpusim_rl.sim.terrain import Terrain
 
 NAME = "ground"
-TERRAIN_DEPTH = 1.0  # of the ground below its lowest point [m]; what sinks deeper falls through
+TERRAIN_DEPTH = 1.0  # ground below its lowest point [m]; what sinks deeper falls through
 
 
 def add_plane(spec: mujoco.MjSpec, friction: Sequence[float], solimp: Sequence[float], margin: float) -> None:
     """Add a plane; see `Scene.add_ground`."""
     _add_material(spec)
-    spec.worldbody.add_geom(
-        name=NAME,
-        type=mujoco.mjtGeom.mjGEOM_PLANE,
-        size=[0, 0, 1],
-        friction=list(friction),
-        solimp=[*solimp, 0.5, 2.0],
-        margin=margin,
-        material=NAME,
-    )
+    surface = {"friction": list(friction), "solimp": [*solimp, 0.5, 2.0], "margin": margin, "material": NAME}
+    spec.worldbody.add_geom(name=NAME, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], **surface)
 
 
 def add_terrain(spec: mujoco.MjSpec, terrain: Terrain, friction: Sequence[float]) -> None:
     """Add a height field and its border; see `Scene.add_terrain`."""
     half_x, half_y = terrain.half_size
     surface = add_heights(spec, NAME, terrain.heights.cpu().numpy(), terrain.half_size, (0.0, 0.0, 0.0), friction)
-    if border := 0.5 * terrain.cfg.border:
-        for side in (-1, 1):
-            for name, pos, size in (
-                ("x", [side * (half_x + border), 0], [border, half_y + 2 * border]),
-                ("y", [0, side * (half_y + border)], [half_x, border]),
-            ):
-                spec.worldbody.add_geom(
-                    name=f"border_{'+' if side > 0 else '-'}{name}",
-                    type=mujoco.mjtGeom.mjGEOM_BOX,
-                    pos=[*pos, -TERRAIN_DEPTH],
-                    size=[*size, TERRAIN_DEPTH],
-                    **surface,
-                )
+    surface |= {"type": mujoco.mjtGeom.mjGEOM_BOX}
+    border = 0.5 * terrain.cfg.border
+    for sign, side in (("-", -1), ("+", 1)) if border else ():
+        for name, pos, size in (
+            ("x", [side * (half_x + border), 0], [border, half_y + 2 * border]),
+            ("y", [0, side * (half_y + border)], [half_x, border]),
+        ):
+            place, size = [*pos, -TERRAIN_DEPTH], [*size, TERRAIN_DEPTH]
+            spec.worldbody.add_geom(name=f"border_{sign}{name}", pos=place, size=size, **surface)
 
 
 def add_heights(
@@ -62,22 +51,13 @@ def add_heights(
     low, relief = heights.min(), max(heights.max() - heights.min(), 1e-3)
     if spec.material(NAME) is None:
         _add_material(spec)
-    surface = {
-        "friction": list(friction),
-        "material": NAME,
-        "solref": [2.0 * spec.option.timestep, 1.0],
-        "solmix": 1e3,  # its own solref counts, not the mean with the other geom's
-    }
-    spec.add_hfield(
-        name=name,
-        size=[*half_size, relief, TERRAIN_DEPTH],
-        ncol=heights.shape[0],
-        nrow=heights.shape[1],
-        userdata=((heights.T - low) / relief).ravel(),
-    )
-    spec.worldbody.add_geom(
-        name=name, type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname=name, pos=[pos[0], pos[1], pos[2] + low], **surface
-    )
+    surface = {"friction": list(friction), "material": NAME, "solref": [2.0 * spec.option.timestep, 1.0]}
+    surface["solmix"] = 1e3  # use our solref instead of the mean with the other geom's
+    columns, rows = heights.shape
+    userdata = ((heights.T - low) / relief).ravel()
+    spec.add_hfield(name=name, size=[*half_size, relief, TERRAIN_DEPTH], ncol=columns, nrow=rows, userdata=userdata)
+    kind, place = mujoco.mjtGeom.mjGEOM_HFIELD, [pos[0], pos[1], pos[2] + low]
+    spec.worldbody.add_geom(name=name, type=kind, hfieldname=name, pos=place, **surface)
     return surface
 
 
@@ -87,19 +67,20 @@ def read_heights(
     """Return heights [m] of an array or picture; see `Scene.add_heightfield`."""
     if isinstance(heights, str | Path):
         if height is None or not height > 0.0:
-            raise TaskError(f"{call}: a picture needs its height above 0 m, got {height}")
+            raise TaskError(key=f"{call}: height", expected="above 0 m for a picture", got=height)
         try:
             field = height * _read_picture(Path(heights))
         except ValueError as error:
-            raise TaskError(f"{call}: cannot read {heights}: {' '.join(str(error).split())}") from None
+            raise TaskError(f"cannot read {heights}: {' '.join(str(error).split())}", key=call) from None
     elif height is not None:
-        raise TaskError(f"{call}: height is for pictures; an array has heights in m")
+        raise TaskError("height is for pictures; an array has heights in m", key=call)
     else:
         field = np.asarray(heights, dtype=np.float64)
     if field.ndim != 2 or min(field.shape) < 2 or not np.isfinite(field).all():
-        raise TaskError(f"{call}: heights must be finite, of shape [x, y] from 2 x 2 on, got shape {list(field.shape)}")
+        expected = "finite numbers of shape [x, y], at least [2, 2]"
+        raise TaskError(f"invalid heights of shape {list(field.shape)}", key=call, expected=expected)
     if len(size) != 2 or not min(size) > 0.0:
-        raise TaskError(f"{call}: size must be two lengths above 0 m, got {size}")
+        raise TaskError(key=f"{call}: size", expected="two lengths above 0 m", got=size)
     return field
 
 
@@ -113,15 +94,9 @@ def _read_picture(file: Path) -> Float[np.ndarray, "x y"]:
 
 
 def _add_material(spec: mujoco.MjSpec) -> None:
-    spec.add_texture(
-        name=NAME,
-        type=mujoco.mjtTexture.mjTEXTURE_2D,
-        builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
-        rgb1=[0.36, 0.40, 0.46],
-        rgb2=[0.30, 0.34, 0.40],
-        width=256,
-        height=256,
-    )
+    look = {"rgb1": [0.36, 0.40, 0.46], "rgb2": [0.30, 0.34, 0.40], "width": 256, "height": 256}
+    look |= {"type": mujoco.mjtTexture.mjTEXTURE_2D, "builtin": mujoco.mjtBuiltin.mjBUILTIN_CHECKER}
+    spec.add_texture(name=NAME, **look)
     textures = [""] * mujoco.mjtTextureRole.mjNTEXROLE.value
     textures[mujoco.mjtTextureRole.mjTEXROLE_RGB.value] = NAME
     spec.add_material(name=NAME, textures=textures, texrepeat=[1, 1], texuniform=True)

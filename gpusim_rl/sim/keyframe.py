@@ -13,9 +13,11 @@ from gpusim_rl.errors import TaskError, did_you_mean
 logger = logging.getLogger(__name__)
 
 _JOINT_TIES = (mujoco.mjtEq.mjEQ_JOINT, mujoco.mjtEq.mjEQ_TENDON)
-# Where a compiled tie keeps what MuJoCo derives from the reference pose: the place of one body in the other.
+# Where a compiled tie stores the pose of one body in the other, derived from the reference pose.
 _DERIVED = {mujoco.mjtEq.mjEQ_CONNECT: slice(3, 6), mujoco.mjtEq.mjEQ_WELD: slice(3, 10)}
-_TIE_TOLERANCE = 1e-3  # m or rad; keyframes are written with few digits
+_TIE_TOLERANCE = 1e-3  # m or rad; keyframes have few digits
+
+Pose = tuple[np.ndarray, np.ndarray]  # position, quaternion wxyz
 
 
 def ties_bodies(spec: mujoco.MjSpec) -> bool:
@@ -29,7 +31,7 @@ def usable(spec: mujoco.MjSpec, keyframe: str) -> bool:
         return False
     try:
         stand(spec.copy(), keyframe)
-    except (TaskError, ValueError) as error:
+    except ValueError as error:
         logger.warning("the pose stays as the file draws it: %s", " ".join(str(error).split()))
         return False
     return True
@@ -48,58 +50,56 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
     """
     names = [key.name for key in spec.keys]
     if keyframe not in names:
-        hint = did_you_mean(keyframe, names)
-        raise TaskError(f"no keyframe {keyframe!r}.{hint} There are {names}" if names else "the file has no keyframes")
+        hint = f"{did_you_mean(keyframe, names)} Available: {', '.join(names) or 'none'}"
+        raise TaskError(f"no keyframe {keyframe!r}", hint=hint)
     before = spec.compile()
     pose = np.array(spec.keys[names.index(keyframe)].qpos)
     if len(pose) != before.nq:
-        raise TaskError(f"keyframe {keyframe!r} has {len(pose)} positions, expected {before.nq}")
+        raise TaskError(f"keyframe {keyframe!r} has {len(pose)} positions", expected=str(before.nq))
     shifts: dict[str, float] = {}
-    for body in spec.bodies:
-        if body.id:
-            _draw_again(spec, before, body, pose, shifts)
+    for body in spec.bodies[1:]:
+        _redraw(spec, before, body, pose, shifts)
     after = spec.compile()
     for tendon in spec.tendons:
         shifts[tendon.name] = float(after.tendon_length0[tendon.id] - before.tendon_length0[tendon.id])
     for tie in spec.equalities:
         if tie.type in _JOINT_TIES:
-            _count_anew(tie, shifts)
+            _shift_tie(tie, shifts)
         elif part := _DERIVED.get(tie.type):
             was, now = (model.eq_data[tie.id, part] for model in (before, after))
             if not np.allclose(was, now, atol=_TIE_TOLERANCE):
                 raise TaskError(f"keyframe {keyframe!r} breaks the tie of {tie.name1!r} and {tie.name2!r}")
 
 
-def _draw_again(
+def _redraw(
     spec: mujoco.MjSpec, model: mujoco.MjModel, body: mujoco.MjsBody, pose: np.ndarray, shifts: dict[str, float]
 ) -> None:
     """Redraw a body as moved by its joints, and each joint as moved by the later ones.
 
-    Joints compose as T e^(S1 q1) ... e^(Sn qn), with twists S in the body's frame. From a keyframe's pose this is T E1
-    ... En e^(S1' d1) ... e^(Sn' dn): En is the last joint's motion to the keyframe, d the remainder, and S1' is S1 seen
-    from behind E2 ... En.
+    Joints compose as T e^(S1 q1) ... e^(Sn qn), with twists S in the body's frame. From a keyframe's pose this is
+    T E1 ... En e^(S1' d1) ... e^(Sn' dn): En is the last joint's motion to the keyframe, d the remainder, and S1' is S1
+    seen from behind E2 ... En.
     """
     pos, quat = np.array(body.pos), _quat(spec, body)
     joints: list[mujoco.MjsJoint] = []
     for joint in body.joints:
         first = model.jnt_qposadr[joint.id]
         if joint.type == mujoco.mjtJoint.mjJNT_FREE:
-            drawn = (pos, quat)
-            frame = _then((model.body_pos[body.id], model.body_quat[body.id]), _inverse(drawn))
+            frame = _then((model.body_pos[body.id], model.body_quat[body.id]), _inverse((pos, quat)))
             pos, quat = _then(_inverse(frame), (pose[first : first + 3], pose[first + 3 : first + 7]))
             continue
         motion = _motion(model, joint, pose[first:])
-        moved = pose[first] - model.qpos0[first]
         if joint.type == mujoco.mjtJoint.mjJNT_SLIDE:
             joint.ref = pose[first]
         elif joint.type == mujoco.mjtJoint.mjJNT_HINGE:
             joint.ref = math.degrees(pose[first]) if spec.compiler.degree else pose[first]
         if joint.type != mujoco.mjtJoint.mjJNT_BALL:
-            shifts[joint.name] = float(moved)
+            shifts[joint.name] = float(pose[first] - model.qpos0[first])
+        back = _inverse(motion)
         for earlier in joints:
-            back = _inverse(motion)
             if earlier.frame is not None:
-                raise TaskError(f"joint {earlier.name!r} shares its body, and is in a <frame>; write its pos and axis")
+                problem = f"joint {earlier.name!r} shares its body and is in a <frame>"
+                raise TaskError(problem, hint="Try writing its pos and axis without")
             earlier.axis = _rotate(back[1], earlier.axis)
             earlier.pos = _rotate(back[1], earlier.pos) + back[0]
         joints.append(joint)
@@ -108,7 +108,7 @@ def _draw_again(
     body.alt.type = mujoco.mjtOrientation.mjORIENTATION_QUAT
 
 
-def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray) -> Pose:
     """Return translation and rotation in the body's frame, from the drawn pose to a joint position."""
     moved = position[0] - model.qpos0[model.jnt_qposadr[joint.id]]
     turn = np.array([1.0, 0.0, 0.0, 0.0])
@@ -122,7 +122,7 @@ def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray)
     return anchor - _rotate(turn, anchor), turn
 
 
-def _count_anew(tie: mujoco.MjsEquality, shifts: dict[str, float]) -> None:
+def _shift_tie(tie: mujoco.MjsEquality, shifts: dict[str, float]) -> None:
     """Rewrite y - y0 = P(x - x0) for moved x0 and y0."""
     polynomial = np.polynomial.Polynomial(tie.data[:5])
     if tie.name2:
@@ -139,9 +139,6 @@ def _quat(spec: mujoco.MjSpec, body: mujoco.MjsBody) -> np.ndarray:
         return np.array(body.quat) / np.linalg.norm(body.quat)
     degree, sequence = bool(spec.compiler.degree), spec.compiler.eulerseq
     return np.array(spec.resolve_orientation(degree=degree, sequence=sequence, orientation=body.alt))
-
-
-Pose = tuple[np.ndarray, np.ndarray]  # position, quaternion wxyz
 
 
 def _then(first: Pose, second: Pose) -> Pose:

@@ -14,18 +14,15 @@ import numpy as np
 from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.sim.scene import Scene
 
-ARMATURE = 1.7e-4
-"""Guessed armature per largest torque [kg m^2 / N m]; Go1, Go2 and G1 have 1.4e-4 to 3.3e-4."""
-SAG = 0.2
-"""Servo error under the robot's own weight that a guessed armature allows [rad]; Go1's is 0.22."""
-SERVO_HZ = 10.0  # natural frequency of the servos of velocity tasks
-SCALE = 0.3
-"""Action scale of joints whose armature was guessed from a load [rad]; Go1's is 0.31."""
+ARMATURE = 1.7e-4  # guessed armature per largest torque [kg m^2 / N m]; Go1, Go2 and G1 have 1.4e-4 to 3.3e-4
+SAG = 0.2  # servo error under the robot's weight that a guessed armature allows [rad]; Go1's is 0.22
+SERVO_HZ = 10.0  # natural frequency of the velocity tasks' servos
+SCALE = 0.3  # action scale of joints whose armature was guessed from a load [rad]; Go1's is 0.31
 FOOT = re.compile(r"foot|feet|toe|ankle|sole|paw|calf_?tip", re.IGNORECASE)
 TORSO = re.compile(r"torso|trunk|chest", re.IGNORECASE)
-SOLE = 0.02  # height above its lowest point within which the shapes of a foot stand on the ground [m]
-LOW = 0.15  # share of the root's height within which the lowest ends of limbs are feet
-BENT = {True: 0.94, False: 0.7}  # height of the hips in a pose, as a share of the longest leg: of two legs, and of more
+SOLE = 0.02  # shapes of a foot whose lowest point is within this height of the lowest one touch the ground [m]
+LOW = 0.15  # fraction of the root's height below which lowest ends of limbs are feet
+BENT = {True: 0.94, False: 0.7}  # height of the hips in the pose, as a fraction of the longest leg: bipeds, others
 _HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
 _JOINT, _NONE = mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtBias.mjBIAS_NONE.value
 _GEOM = mujoco.mjtGeom
@@ -79,7 +76,7 @@ class LeggedRobot:
     def trot(self) -> tuple[float, ...]:
         """1 for feet that swing together in a trot, else -1, in the order of `feet`."""
 
-        def order(foot: Foot) -> int:  # even and odd on each side in turn, and other on the other side
+        def order(foot: Foot) -> int:  # rank from the front, shifted by one on the left side
             x, y = foot.place
             return (y > 0) + sum(other.place[0] > x for other in self.feet if (other.place[1] > 0) == (y > 0))
 
@@ -106,19 +103,18 @@ class _Reader:
     def __init__(self, scene: Scene, name: str) -> None:
         self.model = model = scene.model
         self.prefix, self.bodies = scene.prefix(name), scene.bodies_of(name)
-        self.data, self.notes = mujoco.MjData(model), list[str]()
-        self.scales = dict[str, float]()
+        self.data, self.notes, self.scales = mujoco.MjData(model), list[str](), dict[str, float]()
         self.body_of: list[int] = model.geom_bodyid.tolist()
-        of_root = [j for j in range(model.njnt) if model.jnt_bodyid[j] in self.bodies[:1]]
-        if not of_root or model.jnt_type[of_root[0]] != mujoco.mjtJoint.mjJNT_FREE:
-            raise TaskError("the robot has no floating base: its first body has no free joint; try --free-base")
-        self.root, base = self.bodies[0], model.jnt_qposadr[of_root[0]]
+        root_joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] in self.bodies[:1]]
+        if not root_joints or model.jnt_type[root_joints[0]] != mujoco.mjtJoint.mjJNT_FREE:
+            raise TaskError("the robot has no floating base: its first body has no free joint", hint="Try --free-base")
+        self.root, base = self.bodies[0], model.jnt_qposadr[root_joints[0]]
         self.data.qpos[base + 3 : base + 7] = 1.0, 0.0, 0.0, 0.0
-        moving = np.flatnonzero(np.isin(model.jnt_type, (_HINGE, _SLIDE)) & np.isin(model.jnt_bodyid, self.bodies))
-        self.joints: list[int] = moving.tolist()
+        moving = np.isin(model.jnt_type, (_HINGE, _SLIDE)) & np.isin(model.jnt_bodyid, self.bodies)
+        self.joints: list[int] = np.flatnonzero(moving).tolist()
         for first in model.eq_obj1id[model.eq_type == mujoco.mjtEq.mjEQ_JOINT].tolist():
-            problem = "follows another one, and the task drives all joints; try a file without it"
-            raise TaskError(f"joint {self.name('joint', first)!r} {problem}")
+            problem = f"joint {self.name('joint', first)!r} follows another one, but the task drives all joints"
+            raise TaskError(problem, hint="Try a file without it")
         touches = (model.geom_contype | model.geom_conaffinity) > 0
         self.shapes = [g for g in range(model.ngeom) if self.body_of[g] in self.bodies and touches[g]]
 
@@ -127,37 +123,34 @@ class _Reader:
 
     def read(self, names: Sequence[str]) -> LeggedRobot:
         model, data = self.model, self.data
-        address = model.jnt_qposadr[self.joints]
-        stands = bool(model.qpos0[address].any())
+        stands = bool(model.qpos0[model.jnt_qposadr[self.joints]].any())
         for j in self.joints:
             low, high = self.limits(j)
             data.qpos[model.jnt_qposadr[j]] = min(max(model.qpos0[model.jnt_qposadr[j]], low), high)
         mujoco.mj_kinematics(model, data)
-        shapes = self.named(names) if names else self.found()
-        shapes = {item: self.lowest(of_foot) for item, of_foot in shapes.items()}
+        feet = {item: self.lowest(shapes) for item, shapes in (self.named(names) if names else self.found()).items()}
         turns = (model.jnt_type == _HINGE) & (np.abs(data.xaxis[:, 1]) > 0.7)  # about the y axis
-        legs = [[j for j in self.above(self.body_of[of_foot[0]]) if turns[j]] for of_foot in shapes.values()]
+        legs = [[j for j in self.above(self.body_of[shapes[0]]) if turns[j]] for shapes in feet.values()]
         shared = {j for one, two in itertools.combinations(legs, 2) for j in set(one) & set(two)}  # of the waist
         legs = [[j for j in leg if j not in shared] for leg in legs]
         if not stands:
-            for leg, of_foot in zip(legs, shapes.values(), strict=True):
-                self.bend(leg, of_foot, BENT[len(shapes) == 2])
+            for leg, shapes in zip(legs, feet.values(), strict=True):
+                self.bend(leg, shapes, BENT[len(feet) == 2])
         mujoco.mj_kinematics(model, data)
         height = float(data.xpos[self.root, 2]) - min(map(self.bottom, self.shapes))
         imus = [i for i in range(model.nsite) if "imu" in self.name("site", i).lower()]
         imus.sort(key=lambda i: model.site_bodyid[i])  # the root's before the torso's
         if not imus:
-            advice = "the task puts one at the root's origin; correct its place in `sites`"
-            self.notes.append(f"the file has no IMU site: {advice}")
+            self.notes.append("no IMU site in the file: placed at the root's origin; correct it in `sites`")
         upper = [i for i in self.bodies if TORSO.search(self.name("body", i))]
         return LeggedRobot(
             root=self.name("body", self.root),
             torso=self.name("body", (upper or self.bodies)[0]),
             imu=self.name("site", imus[0]) if imus else None,
-            feet=[self.foot(item, of_foot) for item, of_foot in shapes.items()],
+            feet=[self.foot(item, shapes) for item, shapes in feet.items()],
             pose={self.name("joint", j): round(float(data.qpos[model.jnt_qposadr[j]]), 3) for j in self.joints},
             height=math.ceil(1000 * height) / 1000,
-            motors=self.motors(height, [*shapes.values()]),
+            motors=self.motors(height, [*feet.values()]),
             scales=self.scales,
             knees=[self.name("joint", leg[1]) for leg in legs if len(leg) > 1],
             pitches=[self.name("joint", j) for leg in legs for j in (*leg[:1], *leg[2:])],
@@ -172,42 +165,40 @@ class _Reader:
     def named(self, names: Sequence[str]) -> dict[str, list[int]]:
         bodies = {self.name("body", i): i for i in self.bodies}
         geoms = {name: g for g in self.shapes if (name := self.name("geom", g))}
-        found = {}
+        feet = {}
         for name in names:
             if name not in bodies and name not in geoms:
-                known = [*bodies, *geoms]
-                raise TaskError(f"--feet: no body or shape {name!r}.{did_you_mean(name, known)} There are {known}")
-            item = f"body:{name}" if name in bodies else f"geom:{name}"
-            found[item] = self.of_body(bodies[name]) if name in bodies else [geoms[name]]
-            if not found[item]:
-                raise TaskError(f"--feet: body {name!r} has no shape that could touch the ground")
-        return found
+                hint = f"{did_you_mean(name, [*bodies, *geoms])} Available: {', '.join([*bodies, *geoms])}"
+                raise TaskError(f"no body or shape {name!r}", key="--feet", hint=hint)
+            shapes = self.of_body(bodies[name]) if name in bodies else [geoms[name]]
+            if not shapes:
+                raise TaskError(f"body {name!r} has no shape that can touch the ground", key="--feet")
+            feet[f"{'body' if name in bodies else 'geom'}:{name}"] = shapes
+        return feet
 
     def found(self) -> dict[str, list[int]]:
         """Return the inferred feet's shapes: ends of limbs with a foot's name, else the lowest."""
         model, weld = self.model, self.model.body_weldid
         inner = {weld[model.body_parentid[i]] for i in self.bodies if weld[model.body_parentid[i]] != weld[i]}
-        ends: dict[int, list[int]] = {}  # the shapes of what is rigid, and moves nothing else
+        ends: dict[int, list[int]] = {}  # shapes of each rigid group at the end of a limb
         for g in self.shapes:
             group = int(weld[self.body_of[g]])
             if group not in inner and group != weld[self.root]:
                 ends.setdefault(group, []).append(g)
         names = {g: f"{self.name('body', self.body_of[g])} {self.name('geom', g)}" for g in self.shapes}
-        called = {group: [g for g in shapes if FOOT.search(names[g])] for group, shapes in ends.items()}
-        called = {group: shapes for group, shapes in called.items() if shapes}
-        if len(called) < 2:
+        matches = [[g for g in shapes if FOOT.search(names[g])] for shapes in ends.values()]
+        matches = [shapes for shapes in matches if shapes]
+        if len(matches) < 2:
             heights = {group: min(map(self.bottom, shapes)) for group, shapes in ends.items()}
             least = min(heights.values(), default=0.0)
             limit = least + LOW * (self.data.xpos[self.root, 2] - least)
-            called = {group: shapes for group, shapes in ends.items() if heights[group] <= limit}
-        if len(called) < 2:
+            matches = [shapes for group, shapes in ends.items() if heights[group] <= limit]
+        if len(matches) < 2:
             limbs = [self.name("body", group) for group in ends]
-            raise TaskError(
-                f"found no feet: of the ends of limbs, {limbs}, no two are called foot, toe or ankle, or are lowest;"
-                " try --feet left_foot,right_foot"
-            )
+            problem = f"found no feet: no two of the limbs' ends {limbs} are called foot, toe or ankle, or are lowest"
+            raise TaskError(problem, hint="Try --feet left_foot,right_foot")
         feet = {}
-        for shapes in called.values():
+        for shapes in matches:
             lowest = min(shapes, key=self.bottom)
             body, name = self.body_of[lowest], self.name("geom", lowest)
             alone = FOOT.search(self.name("body", body)) or not name or self.of_body(body) == [lowest]
@@ -261,15 +252,7 @@ class _Reader:
             return
         address = model.jnt_qposadr[leg]
         ranges = np.array([self.limits(j) for j in leg])
-        signs = np.sign(data.xaxis[leg, 1])
-        start = data.qpos[address].copy()
-
-        def place(angles: np.ndarray) -> tuple[float, float]:
-            """Return the foot's position ahead of and below the hip [m]."""
-            data.qpos[address] = angles
-            mujoco.mj_kinematics(model, data)
-            x, _, z = data.geom_xpos[shapes].mean(axis=0) - data.xanchor[leg[0]]
-            return float(x), -float(z)
+        signs, start = np.sign(data.xaxis[leg, 1]), data.qpos[address].copy()
 
         def level(hip: float, knee: float) -> np.ndarray:
             """Return the leg's angles; the joint below the knee keeps the foot level."""
@@ -279,11 +262,18 @@ class _Reader:
                 angles[2] = np.clip(start[2] - signs[2] * turned, *ranges[2])
             return angles
 
+        def place(angles: tuple[float, float]) -> tuple[float, float]:
+            """Return the foot's position ahead of and below the hip [m]."""
+            data.qpos[address] = level(*angles)
+            mujoco.mj_kinematics(model, data)
+            x, _, z = data.geom_xpos[shapes].mean(axis=0) - data.xanchor[leg[0]]
+            return float(x), -float(z)
+
         grid = [np.linspace(low, high, 31) for low, high in ranges[:2]]
-        reach = max(place(level(*angles))[1] for angles in itertools.product(*grid))
+        reach = max(place(angles)[1] for angles in itertools.product(*grid))
 
         def cost(angles: tuple[float, float]) -> float:
-            x, z = place(level(*angles))
+            x, z = place(angles)
             return x**2 + (z - share * reach) ** 2 + 1e-4 * reach**2 * float(np.square(angles).sum())
 
         best = min(itertools.product(*grid), key=cost)
@@ -299,17 +289,17 @@ class _Reader:
         """Return armature and largest torque of each joint; note the guesses."""
         model, data, motors = self.model, self.data, {}
         legs, loads = [self.above(self.body_of[shapes[0]]) for shapes in feet], self.loads(feet)
-        heaviest: dict[float, float] = {}  # load of the joints with motors of one kind
+        heaviest: dict[float, float] = {}  # load of the joints whose motors are of one kind
         gravity = float(np.linalg.norm(model.opt.gravity))
-        of_legs = 0.5 * float(model.body_subtreemass[self.root]) * gravity * height
+        standing = 0.5 * float(model.body_subtreemass[self.root]) * gravity * height
         unknown = without = 0
         for j in self.joints:
             effort = self.effort(j)
             if effort is None:
                 body, unknown = model.jnt_bodyid[j], unknown + 1
                 lever = float(np.linalg.norm(data.subtree_com[body] - data.xanchor[j]))
-                hangs = max(5.0 * float(model.body_subtreemass[body]) * gravity * lever, 0.05 * of_legs)
-                guess = of_legs if any(j in leg for leg in legs) else min(hangs, of_legs)
+                hangs = max(5.0 * float(model.body_subtreemass[body]) * gravity * lever, 0.05 * standing)
+                guess = standing if any(j in leg for leg in legs) else min(hangs, standing)
                 effort = float(f"{guess:.2g}")
             motors[j] = float(model.dof_armature[model.jnt_dofadr[j]]), effort
             heaviest[effort] = max(heaviest.get(effort, 0.0), loads[j])
@@ -320,7 +310,7 @@ class _Reader:
                 if stiff > ARMATURE * effort:  # a quarter of the largest torque would hardly move it
                     self.scales[self.name("joint", j)] = SCALE
         if unknown:
-            self.notes.append(f"{unknown} joints have no largest torque in the file: guessed from what they carry")
+            self.notes.append(f"{unknown} joints have no largest torque in the file: guessed from their loads")
         if without:
             guess = f"{ARMATURE:g} x largest torque, or more where the servo would sag by {SAG:g} rad"
             self.notes.append(f"{without} joints have no armature in the file: guessed {guess}")

@@ -14,7 +14,7 @@ from gpusim_rl.sim import keyframe as keyframes
 from gpusim_rl.sim.option import clear_option
 
 PREFIX = "menagerie:"
-HOME = "home"  # the keyframe in which Menagerie's robots stand
+HOME = "home"  # Menagerie's keyframe of the standing robot
 
 
 def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
@@ -35,11 +35,11 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
         raise TaskError(str(error)) from None
     names = package.names()
     if robot_name not in names:
-        hint = did_you_mean(robot_name, names)
-        raise TaskError(f"{source}: no such robot.{hint} `python -m mujoco_menagerie names` lists all {len(names)}")
+        hint = f"{did_you_mean(robot_name, names)} `python -m mujoco_menagerie names` lists all {len(names)}"
+        raise TaskError("no such robot", key=source, hint=hint)
     robot = package.get(robot_name)
     if entry and entry not in robot.entry_names:
-        raise TaskError(f"{source}: {robot_name} has no model {entry!r}; it has {', '.join(robot.entry_names)}")
+        raise TaskError(f"no model {entry!r}", key=source, hint=f"Available: {', '.join(robot.entry_names)}")
     try:
         spec = mujoco.MjSpec.from_file(str(robot.xml(entry or robot.default_model)))
         if keyframe is not None:
@@ -47,16 +47,14 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
         elif not keyframes.ties_bodies(spec) and keyframes.usable(spec, HOME):
             keyframes.stand(spec, HOME)
     except TaskError as error:
-        raise TaskError(f"{source}: {error}") from None
+        raise error.within(source) from None
     except package.DownloadError as error:
         url, _, reason = str(error).partition(": ")
         reason = getattr(error.__cause__, "reason", None) or reason  # in place of <urlopen error ...>
-        raise TaskError(
-            f"{source}: cannot download {url}: {' '.join(str(reason).split())}. Without a network: unpack that archive,"
-            f" or clone mujoco_menagerie, and set MENAGERIE_ROOT to the folder that has {robot_name}/ in it"
-        ) from None
+        hint = f"Without network: unpack it, and set MENAGERIE_ROOT to the folder that contains {robot_name}/"
+        raise TaskError(f"cannot download {url}: {' '.join(str(reason).split())}", key=source, hint=hint) from None
     except (package.MenagerieError, OSError, ValueError) as error:
-        raise TaskError(f"{source}: {' '.join(str(error).split())}") from None
+        raise TaskError(" ".join(str(error).split()), key=source) from None
     _strip(spec)
     return spec
 

@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 import mujoco
 import numpy as np
 
-from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.errors import import_extra
 from gpusim_rl.files import budgets
 from gpusim_rl.sim.robot_xml import regular_file
 
 MUJOCO_READS = (".stl", ".obj", ".msh")
 _BOX = [0, 1, 3, 0, 3, 2, 4, 7, 5, 4, 6, 7, 0, 5, 1, 0, 4, 5, 2, 3, 7, 2, 7, 6, 0, 2, 6, 0, 6, 4, 1, 5, 7, 1, 7, 3]
-_THIN = 1e-3  # least half size of the box that stands for a flat collision mesh [m]
+_THIN = 1e-3  # least half size of the box that replaces a flat collision mesh [m]
 
 
 def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
@@ -23,13 +23,12 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
 
     A Collada file's `<unit>` applies, its `<up_axis>` does not, as in ROS.
     """
-    try:
-        trimesh: Any = import_extra("trimesh", "robots", file.name)
-        if file.suffix.lower() == ".dae":
-            import_extra("collada", "robots", file.name)
-        from trimesh.resolvers import FilePathResolver
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+    kind, metres = file.suffix.lower().removeprefix("."), 1.0
+    trimesh: Any = import_extra("trimesh", "robots", file.name)
+    if kind == "dae":
+        import_extra("collada", "robots", file.name)
+    from trimesh.resolvers import FilePathResolver
+
     regular_file(file, budgets.MESH_BYTES)
 
     class Resolver(FilePathResolver):
@@ -43,12 +42,9 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
             return path.read_bytes()
 
     try:
-        metres = 1.0
-        if file.suffix.lower() == ".dae":
-            unit = ElementTree.parse(file).getroot().find("{*}asset/{*}unit")
-            metres = 1.0 if unit is None else float(unit.get("meter", 1.0))
+        if kind == "dae" and (unit := ElementTree.parse(file).getroot().find("{*}asset/{*}unit")) is not None:
+            metres = float(unit.get("meter", 1.0))
         with file.open("rb") as content:
-            kind = file.suffix.lower().removeprefix(".")
             scene = trimesh.load_scene(content, file_type=kind, resolver=Resolver(str(file)), skip_materials=True)
         drawn = [scene.geometry[scene.graph[node][1]] for node in scene.graph.nodes_geometry]
         corners = 3 * sum(len(getattr(part, "faces", ())) for part in drawn)
@@ -56,10 +52,10 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
             raise ValueError(f"its faces have {corners} corners, expected at most {budgets.ASSET_NUMBERS}")
         shape = scene.to_mesh()
         vertices, faces = metres * np.asarray(shape.vertices), np.asarray(shape.faces)
-    except Exception as error:  # of any library that reads a stranger's file
+    except Exception as error:  # of any library that reads an untrusted file
         raise ValueError(f"cannot read the mesh: {' '.join(str(error).split())}") from None
     if not len(faces) or not np.isfinite(vertices).all():
-        raise ValueError("the mesh has no faces, or corners that are not finite")
+        raise ValueError("the mesh has no faces, or non-finite corners")
     mesh.file, mesh.uservert, mesh.userface = "", vertices.ravel(), faces.ravel()
 
 
@@ -70,14 +66,13 @@ def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
         ValueError: The mesh is beyond repair.
     """
     error = _compiles(mesh, file, collides)
-    if not error:
-        return ""
-    if mesh.file and "volume" not in error:
+    if error and mesh.file and "volume" not in error:
         read_by_trimesh(mesh, file)
-        if not (error := _compiles(mesh, file, collides)):
-            return ""
-    mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
-    if not (error := _compiles(mesh, file, collides)):
+        error = _compiles(mesh, file, collides)
+    if error:
+        mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
+        error = _compiles(mesh, file, collides)
+    if not error:
         return ""
     if mesh.file:
         read_by_trimesh(mesh, file)
@@ -92,7 +87,7 @@ def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
     mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_CONVEX
     if error := _compiles(mesh, file, collides):
         raise ValueError(error)
-    return "flat: its bounds collide, at least 2 mm thick"
+    return "flat: collides as its bounding box, at least 2 mm thick"
 
 
 def _compiles(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:

@@ -11,21 +11,15 @@ import numpy as np
 from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.settings.schema import SimConfig
 
-# In the order of MuJoCo's MJOPTION_FIELDS: `MjSpec.authored.option` has a bit for each. None: not one setting, see
-# `_FLAGS`, and the time step, which is the task's (`physics_hz`).
+# In the order of MuJoCo's MJOPTION_FIELDS, each a bit of `MjSpec.authored.option`. None: the time step, and `_FLAGS`.
 _FIELDS = (
     *(None, "impratio", "tolerance", "ls_tolerance", "noslip_tolerance", "ccd_tolerance", "sleep_tolerance"),
     *("gravity", "wind", "magnetic", "density", "viscosity", "o_margin", "o_solref", "o_solimp", "o_friction"),
     *("integrator", "cone", "jacobian", "solver", "iterations", "ls_iterations", "noslip_iterations"),
     *("ccd_iterations", None, None, "disableactuator", "sdf_initpoints", "sdf_iterations"),
 )
-_KINDS = {
-    "integrator": mujoco.mjtIntegrator,
-    "cone": mujoco.mjtCone,
-    "jacobian": mujoco.mjtJacobian,
-    "solver": mujoco.mjtSolver,
-}
-# By the name in a file: the field whose bit it is, and what the file says where the bit is set.
+_KINDS = {name: getattr(mujoco, f"mjt{name.capitalize()}") for name in ("integrator", "cone", "jacobian", "solver")}
+# By name in a file: field, bit, and the file's word for a set bit.
 _FLAGS = {
     f"flag {bit.name.removeprefix(prefix).lower()}": (field, bit.value, word)
     for kind, prefix, field, word in (
@@ -35,12 +29,8 @@ _FLAGS = {
     for bit in kind.__members__.values()
     if bit.name.startswith(prefix)
 }
-
-
-USUAL = (100, 50)
-"""MuJoCo's default limits of solver and line-search iterations."""
-ON_WARP = (12, 20)
-"""Limits on Warp where a scene has the defaults: all worlds wait for the slowest. See docs/gpu.md."""
+USUAL = (100, 50)  # MuJoCo's default limits of solver and line-search iterations
+ON_WARP = (12, 20)  # limits on Warp where a scene has the defaults: all worlds wait for the slowest; see docs/gpu.md
 
 
 def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int] = USUAL) -> tuple[int, int]:
@@ -57,7 +47,7 @@ class SceneOption:
 
     _spec: mujoco.MjSpec
     _changed: Callable[[], None]
-    _decided: dict[str, tuple[Any, str | None]]  # by name: the value, and the file that says it; None is the task
+    _decided: dict[str, tuple[Any, str | None]]  # value and file (None: the task) by name
 
     def __init__(self, spec: mujoco.MjSpec, changed: Callable[[], None]) -> None:
         vars(self).update(_spec=spec, _changed=changed, _decided={})
@@ -66,37 +56,36 @@ class SceneOption:
         value = getattr(self._spec.option, name)
         if isinstance(value, np.ndarray):
             value = value.copy()
-            value.setflags(write=False)  # else a number written into it would be nobody's
+            value.setflags(write=False)  # a number written into the copy would be lost
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = [field for field in dir(self._spec.option) if not field.startswith("_")]
         if name == "timestep":
-            raise TaskError("scene.option.timestep is 1 / physics_hz; try task.physics_hz")
+            raise TaskError("scene.option.timestep is 1 / physics_hz", hint="Try task.physics_hz")
         if name not in known:
-            raise TaskError(f"scene.option has no {name!r}.{did_you_mean(name, known)}")
+            raise TaskError(f"scene.option has no {name!r}", hint=did_you_mean(name, known))
         setattr(self._spec.option, name, value)
         self._decided[name] = (value, None)
         self._changed()
 
     def take_over(self, part: mujoco.MjSpec, source: str) -> None:
         """Move a file's options here, except those set by the task; TaskError if files disagree."""
+        option = self._spec.option
         for name, value in _authored(part).items():
             field = _FLAGS[name][0] if name in _FLAGS else name
             before, other = self._decided.get(field) or self._decided.get(name) or (value, source)
             if other is None:
-                continue  # the task's
+                continue  # set by the task
             if value != before:
                 values = f"{_shown(name, before)} in {other} and {_shown(name, value)} in {source}"
-                raise TaskError(f"{name} is {values}; a scene has one: set scene.option.{field} before")
+                raise TaskError(f"{name} is {values}", hint=f"Try setting scene.option.{field} before adding them")
             self._decided[name] = value, other
-            option = self._spec.option
             if name in _FLAGS:
                 _, bit, word = _FLAGS[name]
                 bits = getattr(option, field)
-                setattr(option, field, bits | bit if value == word else bits & ~bit)
-            else:
-                setattr(option, name, value)
+                value = bits | bit if value == word else bits & ~bit
+            setattr(option, field, value)
         clear_option(part)
 
 

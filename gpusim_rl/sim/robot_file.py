@@ -20,13 +20,12 @@ from gpusim_rl.sim.urdf import is_urdf, read_urdf
 
 logger = logging.getLogger(__name__)
 
-HIDDEN_GROUP = 3
-"""First group of geoms that viewers hide."""
+HIDDEN_GROUP = 3  # first group of geoms that viewers hide
 _WARNINGS_SHOWN = 4
 _FREE = mujoco.mjtJoint.mjJNT_FREE
 
 
-_said: set[str] = set()  # a scene is made for training, evaluation and tools, and warns once
+_said: set[str] = set()  # training, evaluation and tools each build the scene: warn once
 
 
 @contextmanager
@@ -40,8 +39,7 @@ def mujoco_warnings(source: str) -> Iterator[None]:
             warnings.simplefilter("always")
             yield
     finally:
-        # Without a handler MuJoCo appends every warning to MUJOCO_LOG.TXT in the user's folder; simulators report
-        # worlds that go bad by mask.
+        # Without a handler MuJoCo appends warnings to MUJOCO_LOG.TXT; simulators report diverged worlds by mask.
         mujoco.set_mju_user_warning(logger.debug)
         lines = [" ".join(line.split()) for line in (*lines, *(str(warning.message) for warning in caught))]
         if new := [line for line in dict.fromkeys(lines) if line not in _said]:
@@ -70,20 +68,19 @@ def read_robot(
         TaskError: An argument does not fit the file.
         ValueError, FileNotFoundError: The file is invalid or missing.
     """
-    limits: dict[str, float] = {}
-    notes: list[str] = []
+    limits, notes = dict[str, float](), list[str]()
     from_menagerie = isinstance(source, str) and source.startswith(menagerie.PREFIX)
-    if from_menagerie:
-        spec = menagerie.load(str(source), keyframe)
-    elif not isinstance(source, str | Path):
+    from_urdf = isinstance(source, str | Path) and not from_menagerie and is_urdf(Path(source))
+    if packages is not None and not from_urdf:
+        raise TaskError("packages are for URDF files")
+    if isinstance(source, mujoco.MjSpec):
         spec = source
-    elif is_urdf(Path(source)):
+    elif from_menagerie:
+        spec = menagerie.load(str(source), keyframe)
+    elif from_urdf:
         spec, limits, notes = read_urdf(Path(source), packages or {})
-        packages = None
     else:
         spec = read_mjcf(Path(source))
-    if packages is not None:
-        raise TaskError("packages are for URDF files")
     for line in (line for line in notes if line not in _said):
         logger.warning(line)
     _said.update(notes)
@@ -92,7 +89,7 @@ def read_robot(
             element.name = element.name or f"{kind}{number}"
     if keyframe is not None and not from_menagerie:
         keyframes.stand(spec, keyframe)
-    for key in list(spec.keys):  # they are of this file's positions alone
+    for key in list(spec.keys):  # their size is that of this file
         spec.delete(key)
     if fixed_base is not None:
         _fix_base(spec, fixed_base)
@@ -112,15 +109,14 @@ def _free_joint(body: mujoco.MjsBody) -> mujoco.MjsJoint | None:
 
 def _fix_base(spec: mujoco.MjSpec, fixed: bool) -> None:
     if not (bodies := spec.worldbody.bodies):
-        raise TaskError("fixed_base is for files with a body")
-    base = bodies[0]
-    joint = _free_joint(base)
+        raise TaskError("fixed_base needs a file with a body")
+    base, joint = bodies[0], _free_joint(bodies[0])
     if fixed and joint is not None:
         spec.delete(joint)
     elif not fixed and joint is None:
         if base.joints:
             names = [joint.name for joint in base.joints]
-            raise TaskError(f"fixed_base=False: the base {base.name!r} moves by {names}; it cannot move freely too")
+            raise TaskError(f"the base {base.name!r} moves by {names} and cannot be free too", key="fixed_base=False")
         base.add_freejoint(name="root")
 
 
@@ -129,15 +125,13 @@ def _fix_masses(spec: mujoco.MjSpec) -> None:
     compiler = spec.compiler
     compiler.fusestatic = compiler.discardvisual = False  # they would remove bodies
     model = spec.compile()
-    for body in spec.bodies:
-        if body.id == 0:
-            continue
+    for body in spec.bodies[1:]:
         body.explicitinertial = True
         body.mass, body.ipos = model.body_mass[body.id], model.body_ipos[body.id]
         body.iquat, body.inertia = model.body_iquat[body.id], model.body_inertia[body.id]
-        body.fullinertia[0] = math.nan  # not given
+        body.fullinertia[0] = math.nan  # unset
         body.ialt.type = mujoco.mjtOrientation.mjORIENTATION_QUAT
-    compiler.settotalmass, compiler.boundmass, compiler.boundinertia = -1.0, 0.0, 0.0  # they have acted
+    compiler.settotalmass, compiler.boundmass, compiler.boundinertia = -1.0, 0.0, 0.0  # already applied
     compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
 
 
@@ -149,23 +143,22 @@ def hide_collision_shapes(model: mujoco.MjModel) -> None:
     collides = (model.geom_contype | model.geom_conaffinity) != 0
     visual, drawn = ~collides & np.isin(model.geom_group, (1, 2)), collides & (model.geom_group == 0)
     for body in range(1, model.nbody):
-        of_body = model.geom_bodyid == body
-        looks, shapes = (model.geom_rbound[of_body & kind].max(initial=0.0) for kind in (visual, drawn))
+        geoms = model.geom_bodyid == body
+        looks, shapes = (model.geom_rbound[geoms & kind].max(initial=0.0) for kind in (visual, drawn))
         if looks > 0.5 * shapes > 0.0:
-            model.geom_group[of_body & drawn] = HIDDEN_GROUP
+            model.geom_group[geoms & drawn] = HIDDEN_GROUP
 
 
 def attach(scene: mujoco.MjSpec, spec: mujoco.MjSpec, name: str, frame: mujoco.MjsFrame, source: object) -> None:
     """Attach a robot to a scene's spec.
 
-    Raises:
-        TaskError: An element references a missing name; `MjSpec.attach` would drop the element.
-        ValueError: The same, with its line in the file.
+    TaskError, or ValueError with the line in the file, for a reference to a missing name: `MjSpec.attach` would drop
+    the element.
     """
     kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
     expected = {kind: len(getattr(scene, kind)) + len(getattr(spec, kind)) for kind in kinds}
     scene.attach(spec, prefix=f"{name}/", frame=frame)
     if lost := [kind for kind in kinds if len(getattr(scene, kind)) < expected[kind]]:
         if isinstance(source, str | Path):
-            mujoco.MjSpec.from_file(str(source)).compile()  # says which name it is, and on which line
-        raise TaskError(f"among its {' and '.join(lost)} some name what it does not have")
+            mujoco.MjSpec.from_file(str(source)).compile()  # raises ValueError with the name and its line
+        raise TaskError(f"some of its {' and '.join(lost)} refer to missing elements")

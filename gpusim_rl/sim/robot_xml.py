@@ -15,6 +15,7 @@ from xml.parsers import expat
 
 import mujoco
 
+from gpusim_rl.errors import TaskError
 from gpusim_rl.files import budgets
 
 try:
@@ -22,28 +23,25 @@ try:
 except ImportError:  # Windows
     resource = None
 
-# MuJoCo multiplies these as 32-bit numbers, and writes beyond its memory where they overflow.
+# MuJoCo multiplies these as 32-bit integers, and writes out of bounds if they overflow.
 _SIZED = {"hfield": [("nrow", "ncol")], "texture": [("width", "height")], "numeric": [("size",)]}
-_USERS = 1000  # elements that have the numbers of `<size nuser_...>` each
+_USERS = 1000  # elements that `<size nuser_...>` applies to
 _ENCODINGS = re.compile(r"(utf|iso-|windows-|cp|gb|big5|shift_jis|euc-|koi8|(us-)?ascii)", re.IGNORECASE)
 _LFS = b"version https://git-lfs.github.com"
-_HEAD = 100_000  # bytes in which a file's first element begins
+_HEAD = 100_000  # bytes in which the root element starts
 _REPLICATED = ("replicate", "composite", "flexcomp")
 
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
     """Raise ValueError if the block takes more than `budgets.ROBOT_BYTES`."""
-    try:
-        pages = 0 if resource is None else int(Path("/proc/self/statm").read_text().split()[5])
-    except OSError:
-        pages = 0
-    if resource is None or not pages:  # macOS and Windows have no such limit
+    statm = Path("/proc/self/statm")
+    if resource is None or not statm.exists():  # macOS and Windows have no such limit
         yield
         return
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        used = pages * resource.getpagesize() + budgets.ROBOT_BYTES
+        used = int(statm.read_text().split()[5]) * resource.getpagesize() + budgets.ROBOT_BYTES
         bounds = [limit for limit in (*limits, used) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), limits[1]))
         yield
@@ -57,13 +55,16 @@ def bounded_memory() -> Iterator[None]:
 
 
 def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
-    """Raise ValueError if a path is a pipe or the like, too large, or a Git LFS pointer."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file. Try a copy of its content")
-    if path.is_file() and path.stat().st_size > limit:
-        raise ValueError(f"{path} has {path.stat().st_size >> 20} MB, expected at most {limit >> 20} MB")
-    if path.is_file() and path.stat().st_size < 1000 and path.read_bytes().startswith(_LFS):
-        raise ValueError(f"{path} is a Git LFS pointer, not the file. Try: git lfs pull")
+    """Raise TaskError if a path is a pipe or the like, too large, or a Git LFS pointer."""
+    if not path.is_file():
+        if path.exists():
+            raise TaskError("it is not a regular file", key=str(path), hint="Try a copy of its content")
+        return
+    size = path.stat().st_size
+    if size > limit:
+        raise TaskError(f"it has {size >> 20} MB", key=str(path), expected=f"at most {limit >> 20} MB")
+    if size < 1000 and path.read_bytes().startswith(_LFS):
+        raise TaskError("it is a Git LFS pointer, not the file", key=str(path), hint="Try: git lfs pull")
 
 
 def read_content(file: Path) -> bytes:
@@ -85,10 +86,9 @@ def read_content(file: Path) -> bytes:
 
 
 def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Callable[[str], object]) -> None:
-    """Call `start` and `end` for each element, with prefixed names, declared or not.
+    """Call `start` and `end` for each element; ValueError if the text is no XML, nested too deeply, or too large.
 
-    Raises:
-        ValueError: The text is not XML, nested too deeply, or too large.
+    Names keep their prefixes, declared or not.
     """
     parser, depth, count = expat.ParserCreate(), 0, 0
 
@@ -100,13 +100,13 @@ def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Ca
             raise ValueError(f"XML: line {parser.CurrentLineNumber}: elements are {limit}")
         start(tag, attributes)
 
-    def entity(name: str, *_: object) -> None:
-        raise ValueError(f"XML: the entity {name[:40]!r}: robots' readers know none. Try its text in its place")
-
     def closed(tag: str) -> None:
         nonlocal depth
         depth -= 1
         end(tag)
+
+    def entity(name: str, *_: object) -> None:
+        raise ValueError(f"XML: entity {name[:40]!r} is not supported. Try its text")
 
     parser.StartElementHandler, parser.EndElementHandler, parser.EntityDeclHandler = opened, closed, entity
     try:
@@ -125,7 +125,7 @@ def parse(content: bytes) -> ElementTree.Element:
 def root_tag(file: Path) -> str:
     """Return the name of a file's root element, "" if unreadable."""
     tags = list[str]()
-    with suppress(OSError, ValueError):  # MuJoCo says what is wrong
+    with suppress(OSError, ValueError):  # MuJoCo reports it
         walk(read_content(file)[:_HEAD], lambda tag, attributes: tags.append(tag), str)
     return tags[0] if tags else ""
 
@@ -138,7 +138,7 @@ def read_mjcf(file: Path) -> mujoco.MjSpec:
         FileNotFoundError: The file is missing.
     """
     if not file.exists():
-        raise FileNotFoundError(f"there is no file {file}")
+        raise FileNotFoundError("there is no such file")
     included_files(file)
     spec = mujoco.MjSpec.from_file(str(file))
     if spec.strippath:  # `attach` would lose it
@@ -153,7 +153,7 @@ def included_files(file: Path) -> set[Path]:
     waiting, seen, meshes, places = [file], set[Path](), set[str](), {""}
     while waiting:
         path = waiting.pop().resolve()
-        if path in seen or not path.exists():  # MuJoCo says which one is missing
+        if path in seen or not path.exists():  # MuJoCo reports a missing one
             continue
         seen.add(path)
         if len(seen) > budgets.XML_FILES:
@@ -187,7 +187,7 @@ def _included(file: Path, meshes: set[str], places: set[str]) -> list[str]:
         for names in per_element or _SIZED.get(tag, ()):
             numbers = [number for name in names for number in _integers(attributes.get(name, ""))[:1]]
             if math.prod(numbers) * (_USERS if per_element else 1) > budgets.ASSET_NUMBERS:
-                raise ValueError(f"<{tag}>: {' x '.join(names)} is {math.prod(numbers)}; it allocates too many numbers")
+                raise ValueError(f"<{tag}>: {' x '.join(names)} = {math.prod(numbers)} allocates too many numbers")
 
     walk(read_content(file), start, lambda tag: copies.pop())
     return included
@@ -217,12 +217,12 @@ def check_assets(spec: mujoco.MjSpec) -> None:
                     head = file.read(24)
                 width, height = struct.unpack(">II", head[16:24]) if len(head) == 24 else (0, 0)
                 if width * height > budgets.ASSET_NUMBERS:
-                    raise ValueError(f"{path}: has {width} x {height} pixels, expected at most {budgets.ASSET_NUMBERS}")
+                    raise TaskError(f"it has {width} x {height} pixels, over {budgets.ASSET_NUMBERS}", key=str(path))
     try:
         if missing:
-            spec.copy().compile()  # a file of an attached model is elsewhere
+            spec.copy().compile()  # an attached model has its files elsewhere
     except ValueError as error:
         meshes = [mesh.name for mesh in spec.meshes if mesh.file in missing]
         users = [f" of body {geom.parent.name!r}" for geom in spec.geoms if geom.meshname in meshes][:1]
-        where = f"looked in {folder / compiler.meshdir}. Try to put it there, or to correct its path or `meshdir`"
+        where = f"looked in {folder / compiler.meshdir}. Try putting it there, or correcting its path or `meshdir`"
         raise ValueError(f"{' '.join(str(error).split())}{''.join(users)}; {where}") from None

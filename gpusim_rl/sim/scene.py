@@ -17,29 +17,18 @@ from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import actuators, ground, menagerie
 from gpusim_rl.sim.camera import SceneCamera, add_camera
 from gpusim_rl.sim.option import SceneOption
-from gpusim_rl.sim.robot_file import (
-    attach,
-    free_objects,
-    hide_collision_shapes,
-    mujoco_warnings,
-    one_line,
-    read_robot,
-)
+from gpusim_rl.sim.robot_file import attach, free_objects, hide_collision_shapes, mujoco_warnings, one_line, read_robot
 from gpusim_rl.sim.robot_xml import bounded_memory
 from gpusim_rl.sim.scene_sensors import add_sensor
 from gpusim_rl.sim.terrain import Terrain
 
-# MuJoCo's contact sensor: bits of its data specification, and the reduction of all matching contacts to one wrench.
-_CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS = 1 << 1, 1 << 2, 1 << 4
-_REDUCE_NETFORCE = 3
-
-logger = logging.getLogger(__name__)
-
-_PROCESS_WIDE = threading.RLock()  # for the limit of memory and the handler of warnings: two threads never swap them
-
-_FREE = mujoco.mjtJoint.mjJNT_FREE
+# MuJoCo's contact sensor: bits of its data specification, and the reduction of all contacts to one wrench.
+_CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS, _REDUCE_NETFORCE = 1 << 1, 1 << 2, 1 << 4, 3
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
+_PROCESS_WIDE = threading.RLock()  # guards the memory limit and the warning handler
+
+logger = logging.getLogger(__name__)
 
 
 class Scene:
@@ -91,7 +80,7 @@ class Scene:
         self._model: mujoco.MjModel | None = None
         self.option = SceneOption(self.spec, self._changed)
         if max_angular_velocity is not None and not max_angular_velocity > 0.0:
-            raise TaskError(f"Scene: max_angular_velocity must be above 0 rad/s, got {max_angular_velocity}")
+            raise TaskError(key="Scene.max_angular_velocity", expected="above 0", got=max_angular_velocity)
         self.max_angular_velocity = max_angular_velocity
         self.njmax: int | None = None
         self.choose(integrator, cone)
@@ -100,14 +89,14 @@ class Scene:
         if gravity is not None:
             vector = [0.0, 0.0, -gravity] if isinstance(gravity, int | float) else list(gravity)
             if len(vector) != 3:
-                raise TaskError(f"Scene: gravity must be a number or three numbers [m/s^2], got {gravity}")
+                raise TaskError(key="Scene.gravity", expected="one or three numbers", got=gravity)
             self.option.gravity = vector
-        self.contact_sensors: list[str] = []  # bodies, by their names in the model
+        self.contact_sensors: list[str] = []  # bodies' names in the model
         self.effort_sensors: set[str] = set()
         self.articulation_names: list[str] = []
         self.cameras: dict[str, SceneCamera] = {}
-        self._velocity_limits: dict[str, dict[str, float]] = {}  # of joints, by what was added
-        self._objects: dict[str, str] = {}  # articulations that share a file with another one: the name of that
+        self._velocity_limits: dict[str, dict[str, float]] = {}  # by file, then joint
+        self._objects: dict[str, str] = {}  # file of each free object after the first body
 
     def _changed(self) -> None:
         self._model = None
@@ -218,7 +207,7 @@ class Scene:
         """
         label = f"Scene.add({name!r})"
         if name in (*self._velocity_limits, *self.articulation_names):
-            raise TaskError(f"{label}: the scene already has a {name!r}; names must be unique")
+            raise TaskError("the scene already has this name", key=label)
         from_menagerie = isinstance(robot, str) and robot.startswith(menagerie.PREFIX)
         try:
             with _PROCESS_WIDE, mujoco_warnings(label), bounded_memory():
@@ -229,10 +218,9 @@ class Scene:
             frame = self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat))
             attach(self.spec, spec, name, frame, None if from_menagerie else robot)
         except TaskError as error:
-            named = str(error).startswith(menagerie.PREFIX)  # by what was to be loaded
-            raise error if named else TaskError(f"{label}: {error}") from None
+            raise error.within(label) from None
         except (ValueError, OSError) as error:
-            raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
+            raise TaskError(f"cannot load {robot}: {one_line(error)}", key=label) from None
         self._velocity_limits[name] = velocity_limits
         self._objects |= {f"{name}/{body}": name for body in objects}
         self.articulation_names += [name] * has_bodies + [f"{name}/{body}" for body in objects]
@@ -267,7 +255,7 @@ class Scene:
         else:
             element = getattr(model, kind)
             ids = [i for i in range(getattr(model, f"n{kind}")) if element(i).name.startswith(prefix)]
-        if kind == "actuator":  # of a file's actuators those on joints are of the articulation that has the joint
+        if kind == "actuator":  # those on joints belong to the joint's articulation
             on_joint = np.isin(model.actuator_trntype, [transmission.value for transmission in _ON_JOINTS])
             joint_of, rest = model.actuator_trnid[:, 0], articulation not in self._objects
             ids = [i for i in ids if (model.jnt_bodyid[joint_of[i]] in bodies if on_joint[i] else rest)]
@@ -285,13 +273,15 @@ class Scene:
         physics step in the world frame.
         """
         if body not in self.contact_sensors:
-            raise TaskError(f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()")
+            hint = "Try scene.add_contact_sensor in the task's scene()"
+            raise TaskError(f"body {body!r} has no contact sensor", hint=hint)
         names = (f"{body}/contact", f"{body}/contact_pos", f"{body}/contact_quat")
         return [column for name in names for column in self.sensor_columns(name)]
 
     def _check_name(self, call: str, articulation: str) -> None:
         if articulation not in self.articulation_names:
-            raise TaskError(f"Scene.{call}: no {articulation!r}; the scene has {self.articulation_names}")
+            hint = f"Available: {', '.join(self.articulation_names)}"
+            raise TaskError(f"no {articulation!r}", key=f"Scene.{call}", hint=hint)
 
     def _joints_of(self, articulation: str) -> list[mujoco.MjsJoint]:
         """Return an articulation's hinges and slides in the spec."""
@@ -367,7 +357,7 @@ class Scene:
             drivable = {joint.name.removeprefix(self.prefix(name)): joint for joint in self._joints_of(name)}
             actuators.add_actuators(self.spec, drivable, joints, kind, values)
         except TaskError as error:
-            raise TaskError(f"Scene.add_actuators({name!r}): {error}") from None
+            raise error.within(f"Scene.add_actuators({name!r})") from None
         self._model = None
 
     def add_sensor(
@@ -399,24 +389,20 @@ class Scene:
 
     def add_contact_sensor(self, name: str, bodies: Sequence[str]) -> None:
         """Add sensors for `articulation.contacts(bodies)`: the net contact wrench on each body."""
+        kinds, objects = mujoco.mjtSensor, mujoco.mjtObj
         known = {body.name for body in self.spec.bodies[1:]}  # without the world
+        wrench = [_CONTACT_FORCE | _CONTACT_TORQUE | _CONTACT_POS, _REDUCE_NETFORCE, 1]
         for body in (f"{self.prefix(name)}{body}" for body in bodies):
             if body not in known:
-                raise TaskError(f"Scene.add_contact_sensor: no body {body!r}; the scene has {sorted(known)}")
+                hint = f"Available: {', '.join(sorted(known))}"
+                raise TaskError(f"no body {body!r}", key="Scene.add_contact_sensor", hint=hint)
             if body in self.contact_sensors:
                 continue
-            self.spec.add_sensor(
-                name=f"{body}/contact",
-                type=mujoco.mjtSensor.mjSENS_CONTACT,
-                reftype=mujoco.mjtObj.mjOBJ_BODY,  # as the second body: the sensor reports what acts on it
-                refname=body,
-                intprm=[_CONTACT_FORCE | _CONTACT_TORQUE | _CONTACT_POS, _REDUCE_NETFORCE, 1],
-            )
-            for sensor, kind in (
-                (f"{body}/contact_pos", mujoco.mjtSensor.mjSENS_FRAMEPOS),
-                (f"{body}/contact_quat", mujoco.mjtSensor.mjSENS_FRAMEQUAT),
-            ):
-                self.spec.add_sensor(name=sensor, type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
+            second = {"reftype": objects.mjOBJ_BODY, "refname": body}  # the sensor reports what acts on the second body
+            self.spec.add_sensor(name=f"{body}/contact", type=kinds.mjSENS_CONTACT, intprm=wrench, **second)
+            for pose, kind in (("pos", kinds.mjSENS_FRAMEPOS), ("quat", kinds.mjSENS_FRAMEQUAT)):
+                frame = {"objtype": objects.mjOBJ_XBODY, "objname": body}
+                self.spec.add_sensor(name=f"{body}/contact_{pose}", type=kind, **frame)
             self.contact_sensors.append(body)
         self._model = None
 
@@ -425,13 +411,9 @@ class Scene:
         self._check_name("add_effort_sensors", name)
         if name in self.effort_sensors:
             return
+        kind = {"type": mujoco.mjtSensor.mjSENS_JOINTACTFRC, "objtype": mujoco.mjtObj.mjOBJ_JOINT}
         for joint in self._joints_of(name):
-            self.spec.add_sensor(
-                name=f"{joint.name}/effort",
-                type=mujoco.mjtSensor.mjSENS_JOINTACTFRC,
-                objtype=mujoco.mjtObj.mjOBJ_JOINT,
-                objname=joint.name,
-            )
+            self.spec.add_sensor(name=f"{joint.name}/effort", objname=joint.name, **kind)
         self.effort_sensors.add(name)
         self._model = None
 
@@ -475,7 +457,7 @@ class Scene:
             TaskError: The name is taken, the body or camera does not exist, or a value is out of range.
         """
         if name in self.cameras:
-            raise TaskError(f"Scene.add_camera: the scene already draws with a camera {name!r}; names must be unique")
+            raise TaskError(f"the scene already draws with a camera {name!r}", key="Scene.add_camera")
         camera = SceneCamera(name, size, tuple(outputs), every, tuple(sorted({*groups})), samples)
         add_camera(self.spec, camera, body, pos, quat, target, fovy)
         self.cameras[name] = camera
@@ -485,8 +467,8 @@ class Scene:
     def senses_steps(self) -> bool:
         """Whether physics steps compute sensors; those only `Articulation.sensor` reads are computed on reading."""
         model = self.model
-        late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # these keep what earlier steps read
-        touches = bool(np.any(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))  # ours, or of the user's spec
+        late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # they store earlier readings
+        touches = bool(np.any(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))
         return touches or bool(self.effort_sensors) or late
 
     @property
@@ -498,7 +480,7 @@ class Scene:
         """Limit free bodies to `max_angular_velocity` in place; qvel is in MuJoCo's layout."""
         if self.max_angular_velocity is not None:
             model = self.model
-            for dof in model.jnt_dofadr[model.jnt_type == _FREE].tolist():
+            for dof in model.jnt_dofadr[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE].tolist():
                 qvel[:, dof + 3 : dof + 6].renorm_(2, 0, self.max_angular_velocity)  # the 2-norm of each row
 
     @property
@@ -510,5 +492,5 @@ class Scene:
                     self._model = actuators.with_whole_steps(self.spec.compile())
                 hide_collision_shapes(self._model)
             except ValueError as error:
-                raise TaskError(f"Scene: MuJoCo cannot compile it: {one_line(error)}") from None
+                raise TaskError(f"MuJoCo cannot compile it: {one_line(error)}", key="Scene") from None
         return self._model

@@ -17,18 +17,17 @@ from gpusim_rl.settings.schema import Count, Natural, NotNegative, Positive, Rul
 Heights = Float[np.ndarray, "levels columns x y"]
 
 TREAD = 0.3  # depth of a stair [m]
-NOISE_SPACING = 0.2  # between the points of rough ground [m]
-NUM_OBSTACLES = 40  # on a patch
-GAP_DEPTH = 1.0  # of what a robot shall not step into [m]
-MOST_POINTS = 50_000_000
-"""Heights of a terrain; computing this many takes several GB."""
+NOISE_SPACING = 0.2  # grid spacing of rough ground [m]
+NUM_OBSTACLES = 40  # per patch
+GAP_DEPTH = 1.0  # [m]
+MOST_POINTS = 50_000_000  # heights of a terrain; computing this many takes several GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerrainConfig:
     """Grid of square patches: a row along y per level, a column along x per variation of a kind."""
 
-    seed: Natural  # of what is random in the patches
+    seed: Natural  # of the random patches
     levels: Count  # from easy to hard
     columns: Annotated[dict[str, Count], Rule("a section <kind>: <number of columns>", lambda kinds: len(kinds) > 0)]
     """Number of columns of each kind, in order; see `KINDS`."""
@@ -36,30 +35,26 @@ class TerrainConfig:
     platform_size: Positive  # m; a flat square in the middle of every patch
     resolution: Positive  # m between neighbouring heights
     height_step: Positive  # m; heights are multiples of it
-    border: NotNegative  # m of flat ground around all patches; nothing is beyond it
+    border: NotNegative  # m of flat ground around all patches; nothing lies beyond it
 
     def __post_init__(self) -> None:
         unknown = [kind for kind in self.columns if kind not in KINDS]
         if unknown:
-            raise ConfigError(f"terrain.columns: unknown kinds {unknown}; there are {list(KINDS)}")
+            raise ConfigError(f"unknown kinds {unknown}", key="terrain.columns", hint=f"Available: {', '.join(KINDS)}")
         if not self.platform_size < self.patch_size:
-            raise ConfigError(
-                f"terrain.platform_size must be below patch_size, got {self.platform_size}; try {self.patch_size / 2:g}"
-            )
+            expected = f"below patch_size, such as {self.patch_size / 2:g}"
+            raise ConfigError(key="terrain.platform_size", expected=expected, got=self.platform_size)
         along = self.patch_size / self.resolution
         points = self.levels * sum(self.columns.values()) * along * along
         if points > MOST_POINTS:
-            raise ConfigError(
-                f"terrain has {points:.3g} heights, at most {MOST_POINTS:.3g} fit; try fewer levels or columns, or a"
-                " larger resolution"
-            )
+            hint = "Try fewer levels or columns, or a larger resolution"
+            raise ConfigError(f"{points:.3g} heights, but at most {MOST_POINTS:.3g} fit", key="terrain", hint=hint)
         for key in ("patch_size", "platform_size"):
             cells = getattr(self, key) / self.resolution
             if abs(cells - round(cells)) > 1e-6 or round(cells) % 2 or cells < 1:
                 even = 2 * max(1, round(cells / 2)) * self.resolution
-                raise ConfigError(
-                    f"terrain.{key} must be an even multiple of resolution, got {getattr(self, key)}; try {even:g}"
-                )
+                expected = f"an even multiple of resolution, such as {even:g}"
+                raise ConfigError(key=f"terrain.{key}", expected=expected, got=getattr(self, key))
 
 
 class Terrain:
@@ -93,7 +88,7 @@ class Terrain:
         self.half_size = (0.5 * levels * cfg.patch_size, 0.5 * columns * cfg.patch_size)
         self.heights: Float[Tensor, "x y"] = torch.tensor(field, dtype=torch.float32, device=device)
         self.origins: Float[Tensor, "levels columns 3"] = torch.tensor(origins, dtype=torch.float32, device=device)
-        # The four corners of a cell under one index: that of its corner with the lowest x and y.
+        # A cell's four corners, all addressed by the index of its corner with the lowest x and y.
         table, row = self.heights.flatten(), self.heights.shape[1]
         self._corners = (table, table[1:], table[row:], table[row + 1 :])
         half = torch.tensor([size // 2 for size in self.heights.shape], dtype=torch.float32, device=device)
@@ -110,15 +105,15 @@ class Terrain:
         resolution, (half_x, half_y) = self.cfg.resolution, (size // 2 for size in self.heights.shape)
         first, last = (limit.view(2, *[1] * (points.ndim - 1)) for limit in self._cells)
         cell = (points / resolution).floor_()  # along x and y, counted from the middle
-        cell.clamp_(first, last).nan_to_num_()  # of a world that diverged
-        # From the nearest grid line: in units of the whole field float32 would lose a tenth of a millimetre.
+        cell.clamp_(first, last).nan_to_num_()  # diverged worlds
+        # Relative to the cell: in units of the whole field float32 would lose a tenth of a millimetre.
         u, v = torch.sub(points, cell, alpha=resolution).div_(resolution).clamp_(0.0, 1.0)
         i, j = cell.int()
         row = self.heights.shape[1]
         index = torch.add(j, i, alpha=row).add_(half_x * row + half_y).flatten()
         z00, z01, z10, z11 = (corner.index_select(0, index).view(u.shape) for corner in self._corners)
         along_x, along_y = z10 - z00, z01 - z00
-        fold = (z11 - z10).sub_(along_y)  # at the diagonal; the smaller of u and v tells how far the point is behind it
+        fold = (z11 - z10).sub_(along_y)  # at the diagonal, beyond which the point lies by min(u, v)
         return z00.addcmul_(u, along_x).addcmul_(v, along_y).addcmul_(torch.minimum(u, v), fold)
 
     def scan(
@@ -145,7 +140,6 @@ class _Canvas:
 
     @property
     def cells(self) -> int:
-        """Cells along a patch's side."""
         return len(self.edge)
 
     @property
@@ -164,7 +158,6 @@ class _Canvas:
         return np.minimum(self.edge, self.foot)
 
     def cells_of(self, length: float) -> int:
-        """Return a length [m] in whole cells, at least one."""
         return max(1, round(length / self.cfg.resolution))
 
     def uniform(self, low: float, high: float, *shape: int) -> np.ndarray:

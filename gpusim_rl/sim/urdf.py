@@ -19,15 +19,14 @@ from gpusim_rl.sim.mesh_file import MUJOCO_READS, mend, read_by_trimesh
 from gpusim_rl.sim.robot_xml import parse, read_content, regular_file, root_tag
 
 PACKAGE_SCHEMES = ("package://", "model://")
-LEAST_MASS, LEAST_INERTIA = 1e-6, 1e-9
-"""MuJoCo's `boundmass` [kg] and `boundinertia` [kg m^2] for links without mass or inertia."""
+LEAST_MASS, LEAST_INERTIA = 1e-6, 1e-9  # MuJoCo's `boundmass` [kg] and `boundinertia` [kg m^2] for massless links
 WATER = 1000.0  # kg/m^3
-_SHOWN = 3  # paths in a message
-_FOLDERS, _LONGEST = 10, 1000  # folders of a mesh's name that may be others here, and its characters at most
-_LINKS_SHOWN = 12  # links in a line
+_SHOWN, _LINKS_SHOWN = 3, 12  # paths in a message, links in a line
+_FOLDERS, _LONGEST = 10, 1000  # limits of a mesh's name: leading folders that may differ here, characters
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_DEFAULT = re.compile(r"\$\(optenv\s+\w+\s*([^)]*)\)")  # of an environment variable, in files of xacro and roslaunch
-_FIND = re.compile(r"^(?:file:/*)?\$\(find\s+([^)\s]+)\s*\)/*")  # roslaunch's folder of a package
+_DEFAULT = re.compile(r"\$\(optenv\s+\w+\s*([^)]*)\)")  # default of an environment variable, in xacro and roslaunch
+_FIND = re.compile(r"^(?:file:/*)?\$\(find\s+([^)\s]+)\s*\)/*")  # package folder, in roslaunch
+_INERTIA = ("ixx", "ixy", "ixz", "iyy", "iyz", "izz")
 _NUMBERS = {
     "origin": {"xyz": 3, "rpy": 3},
     "axis": {"xyz": 3},
@@ -36,7 +35,7 @@ _NUMBERS = {
     "color": {"rgba": 4},
     **{tag: {"radius": 1, "length": 1} for tag in ("sphere", "cylinder", "capsule")},
     "mass": {"value": 1},
-    "inertia": dict.fromkeys(("ixx", "ixy", "ixz", "iyy", "iyz", "izz"), 1),
+    "inertia": dict.fromkeys(_INERTIA, 1),
     "limit": dict.fromkeys(("lower", "upper", "effort", "velocity"), 1),
     "dynamics": {"damping": 1, "friction": 1},
     "mimic": {"multiplier": 1, "offset": 1},
@@ -74,7 +73,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
         _check_shapes(link, file, folder, packages, notes)
         for shape in (*link.findall("visual"), *link.findall("collision")):
             if (name := shape.get("name")) is not None and name in names:
-                del shape.attrib["name"]  # MuJoCo would print a line and leave it out
+                del shape.attrib["name"]  # MuJoCo would print a line and drop it
             names.add(name or "")
             if (mesh := shape.find("geometry/mesh")) is not None:
                 links.setdefault(mesh.get("filename", ""), []).append(link)
@@ -83,21 +82,21 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     _mend_meshes(spec, file, links, colliding, left_out)
     stated = {joint.get("name", ""): joint.find("limit") for joint in robot.findall("joint")}
     limits = {name: float(limit.get("velocity", "nan")) for name, limit in stated.items() if limit is not None}
-    limits = {name: speed for name, speed in limits.items() if speed > 0.0}  # some exporters write 0 for none
+    limits = {name: speed for name, speed in limits.items() if speed > 0.0}  # some exporters write 0 for no limit
     notes["links that overlap where all joints are 0, and do not collide"] = _exclude_overlaps(spec)
     return spec, limits, [f"{file}: {kind}: {_some(lines)}" for kind, lines in notes.items() if lines]
 
 
 def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
     """Return links, joints and materials; raise ValueError for a xacro template."""
-    content, template = read_content(file), f"it is a xacro template; try: xacro {file.name} > robot.urdf"
+    content, template = read_content(file), f"it is a xacro template. Try: xacro {file.name} > robot.urdf"
     try:
         robot = parse(content)
     except ValueError as error:
         outside = (part.rpartition(b"-->")[2] for part in content.split(b"<!--"))  # of comments
         raise ValueError(template if any(b"<xacro:" in part for part in outside) else str(error)) from None
     for shape in (*robot.iterfind("link/visual"), *robot.iterfind("link/collision")):
-        for child in [child for child in shape if child.tag.startswith("xacro:")]:  # xacro had no such macro
+        for child in [child for child in shape if child.tag.startswith("xacro:")]:  # call of an undefined macro
             left_out.append(f"<{child.tag}>")
             shape.remove(child)
     if any(element.tag.startswith("xacro:") for element in robot.iter()):
@@ -108,14 +107,13 @@ def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
 
 def _set_compiler(robot: ElementTree.Element) -> str:
     """Complete MuJoCo's compiler settings; return the mesh folder."""
-    settings = robot.find("mujoco")
-    settings = ElementTree.SubElement(robot, "mujoco") if settings is None else settings
-    compiler = settings.find("compiler")
-    compiler = ElementTree.SubElement(settings, "compiler") if compiler is None else compiler
-    folder = compiler.attrib.pop("meshdir", ".")
+    parent = robot
+    for tag in ("mujoco", "compiler"):
+        child = parent.find(tag)
+        parent = ElementTree.SubElement(parent, tag) if child is None else child
+    folder = parent.attrib.pop("meshdir", ".")
     bounds = {"balanceinertia": "true", "boundmass": f"{LEAST_MASS:g}", "boundinertia": f"{LEAST_INERTIA:g}"}
-    ours = dict.fromkeys(("strippath", "fusestatic", "discardvisual"), "false")
-    compiler.attrib = {**bounds, **compiler.attrib, **ours}
+    parent.attrib = {**bounds, **parent.attrib, **dict.fromkeys(("strippath", "fusestatic", "discardvisual"), "false")}
     return folder
 
 
@@ -136,14 +134,14 @@ def _read(robot: ElementTree.Element) -> mujoco.MjSpec:
     """Read a robot with MuJoCo; errors name the link or joint."""
     robot.text = "\n"
     for element in robot:
-        element.tail = "\n"  # MuJoCo says in which line an element is
+        element.tail = "\n"  # MuJoCo's errors have line numbers
     try:
         return mujoco.MjSpec.from_string(ElementTree.tostring(robot, encoding="unicode"))
     except ValueError as error:
         message = " ".join(str(error).split()).removeprefix("XML Error: ")
-        if (found := re.search(r" Element '\w+', line (\d+)$", message)) and 2 <= int(found[1]) <= len(robot) + 1:
-            message = f"{_name(robot[int(found[1]) - 2])}: {message[: found.start()]}"
-        message = message.rstrip(": ").replace("URDF body not found", "the joints above it make a circle")
+        if (match := re.search(r" Element '\w+', line (\d+)$", message)) and 2 <= int(match[1]) <= len(robot) + 1:
+            message = f"{_name(robot[int(match[1]) - 2])}: {message[: match.start()]}"
+        message = message.rstrip(": ").replace("URDF body not found", "the joints above it form a circle")
         if "repeated" in message:
             message += f" {Counter(link.get('name') for link in robot.findall('link')).most_common(1)[0][0]!r}"
         raise ValueError(message) from None
@@ -164,21 +162,20 @@ def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
     for owner in (*robot.findall("link"), *robot.findall("joint"), *robot.findall("material")):
         for element in owner.iter():
             first = {child.tag: child for child in reversed(element) if child.tag not in ("visual", "collision")}
-            second = dict.fromkeys(child for child in element if first.get(child.tag, child) is not child)
-            tidied += [f"{_name(owner)}: a second <{child.tag}>" for child in second]
-            element[:] = [child for child in element if child not in second]
+            repeated = dict.fromkeys(child for child in element if first.get(child.tag, child) is not child)
+            tidied += [f"{_name(owner)}: a second <{child.tag}>" for child in repeated]
+            element[:] = [child for child in element if child not in repeated]
             for attribute, count in _NUMBERS.get(element.tag, {}).items():
                 if (text := element.get(attribute)) is None:
                     continue
                 place = f"{_name(owner)}: {attribute} of <{element.tag}>"
-                if len(text) > 1000:  # patterns and lists of more take minutes and gigabytes
+                if len(text) > 1000:  # longer patterns and lists take minutes and gigabytes
                     raise ValueError(f"{place}: expected {count} numbers, got {len(text)} characters")
                 words = [word for word in re.split(r"[\s,]+", _DEFAULT.sub(r"\1", text)) if word]
                 if element.tag == "limit" and words and words[0].lstrip("+-").lower() in ("inf", "infinity"):
                     del element.attrib[attribute]  # no limit
                     continue
-                matches = [_NUMBER.match(word) for word in words]
-                numbers = [match.group() for match in matches if match is not None]
+                numbers = [match.group() for match in map(_NUMBER.match, words) if match is not None]
                 numbers *= 3 if attribute == "scale" and len(numbers) == 1 else 1
                 numbers += ["1"] if attribute == "rgba" and len(numbers) == 3 else []
                 few = len(numbers) < count or not math.isfinite(sum(map(float, numbers)))
@@ -204,11 +201,11 @@ def _exclude_overlaps(spec: mujoco.MjSpec) -> list[str]:
     try:
         model = spec.copy().compile()
     except ValueError:
-        return []  # the scene says what it is
+        return []  # the scene reports it
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    touching = data.contact.dist < 0.0
-    pairs = np.unique(np.sort(model.geom_bodyid[data.contact.geom[touching]], axis=1), axis=0)
+    touching = data.contact.geom[data.contact.dist < 0.0]
+    pairs = np.unique(np.sort(model.geom_bodyid[touching], axis=1), axis=0)
     names = [(model.body(one).name, model.body(two).name) for one, two in pairs if one]
     for one, two in names:
         spec.add_exclude(bodyname1=one, bodyname2=two)
@@ -241,72 +238,63 @@ def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
 
     MuJoCo's `balanceinertia` handles A + B < C: all three become their mean.
     """
-    inertial, name = link.find("inertial"), link.get("name", "")
-    mass = None if inertial is None else inertial.find("mass")
-    if inertial is None or mass is None or mass.get("value") is None:
+    inertial, mass, name = link.find("inertial"), link.find("inertial/mass[@value]"), link.get("name", "")
+    if inertial is None or mass is None:
         if inertial is not None:
-            link.remove(inertial)  # MuJoCo weighs its collision shapes
+            link.remove(inertial)  # MuJoCo derives mass from the collision shapes
         if link.find("collision") is None:
             return f"{name} mass 0 -> {LEAST_MASS:g} kg" if moves else ""
         return "" if inertial is None else f"{name} no mass -> of its collision shapes as water"
-    inertia = inertial.find("inertia")
-    given = float(mass.get("value", ""))
+    inertia, given = inertial.find("inertia"), float(mass.get("value", ""))
     inertia = ElementTree.SubElement(inertial, "inertia") if inertia is None else inertia
-    keys = ("ixx", "ixy", "ixz", "iyy", "iyz", "izz")
-    matrix = np.array([float(inertia.get(key, 0.0)) for key in keys])[_SYMMETRIC]
+    matrix = np.array([float(inertia.get(key, 0.0)) for key in _INERTIA])[_SYMMETRIC]
     moments, axes = np.linalg.eigh(matrix)
-    was = " ".join(f"{moment:.3g}" for moment in moments)
-    if given < LEAST_MASS:
-        now = np.maximum(moments, LEAST_INERTIA)
-        mass.set("value", f"{LEAST_MASS:g}")
-    elif moments.max() < 1e-15:  # a point: the inertia of a ball of water
+    if given >= LEAST_MASS and moments.max() < 1e-15:  # a point: the inertia of a ball of water
         now = np.full(3, 0.4 * given * (3.0 * given / (4.0 * math.pi * WATER)) ** (2.0 / 3.0))
     else:
-        now = moments if moments.min() > 1e-14 else np.maximum(moments, LEAST_INERTIA)
-    if not np.array_equal(now, moments):
-        matrix = axes * now @ axes.T
-    for row, column, key in zip(*np.triu_indices(3), keys, strict=True):
-        if inertia.get(key) is None or not np.array_equal(now, moments):
+        now = np.maximum(moments, LEAST_INERTIA) if given < LEAST_MASS or moments.min() <= 1e-14 else moments
+    changed = not np.array_equal(now, moments)
+    matrix = axes * now @ axes.T if changed else matrix
+    for row, column, key in zip(*np.triu_indices(3), _INERTIA, strict=True):
+        if changed or inertia.get(key) is None:
             inertia.set(key, repr(float(matrix[row, column])))
-    ordered = np.sort(now)
-    unbalanced = ordered[0] + ordered[1] < ordered[2] * (1.0 - 1e-9)
     if given < LEAST_MASS:
+        mass.set("value", f"{LEAST_MASS:g}")
         return f"{name} mass {given:g} -> {LEAST_MASS:g} kg" if moves else ""
-    if unbalanced:
+    was, new = (" ".join(f"{moment:.3g}" for moment in values) for values in (moments, now))
+    least, middle, largest = np.sort(now)
+    if least + middle < largest * (1.0 - 1e-9):
         return f"{name} inertia {was} -> {now.mean():.3g} kg m^2, the mean of the three"
-    return "" if np.array_equal(now, moments) else f"{name} inertia {was} -> {' '.join(f'{n:.3g}' for n in now)} kg m^2"
+    return f"{name} inertia {was} -> {new} kg m^2" if changed else ""
 
 
 def _check_shapes(
     link: ElementTree.Element, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: dict[str, list[str]]
 ) -> None:
     """Resolve a link's meshes; remove empty shapes, and visual ones whose mesh is missing next to a collision shape."""
-    name = link.get("name", "")
+    name, left_out = link.get("name", ""), notes["left out"]
     for shape in (*link.findall("collision"), *link.findall("visual")):
-        geometry = shape.find("geometry")
-        kind = next(iter(geometry), None) if geometry is not None else None
+        kind, reason = shape.find("geometry/*"), ""
         sizes = [] if kind is None else [kind.get(size, "0") for size in _SHAPES.get(kind.tag, ())]
-        if kind is None or kind.tag not in ("mesh", *_SHAPES):
-            reason = "without geometry" if kind is None else f"<{kind.tag}>"
-        elif sizes and not all(float(size) > 0.0 for text in sizes for size in text.split()):
+        if kind is None:
+            reason = "without geometry"
+        elif kind.tag not in ("mesh", *_SHAPES):
+            reason = f"<{kind.tag}>"
+        elif not all(float(size) > 0.0 for text in sizes for size in text.split()):
             reason = f"{kind.tag} of size {' '.join(sizes)}"
-        else:
-            reason = ""
-        if not reason and kind is not None and kind.tag == "mesh":
+        elif kind.tag == "mesh":
             try:
                 path = _find(kind.get("filename", ""), file, folder, packages, notes["read"])
                 regular_file(path)
                 kind.set("filename", str(path))
-            except (TaskError, ValueError) as error:
+            except TaskError as error:
                 if shape.tag == "collision" or link.find("collision") is None:
-                    text = str(error).removeprefix(f"{file.name}: ")
-                    raise TaskError(f"{file.name}: link {name!r}: {text}") from None
-                reason = str(error).removeprefix(f"{file.name}: ")
-                if any("no mesh" in line for line in notes["left out"]):
-                    reason = reason.partition("; looked for ")[0]
+                    raise error.within(f"{file.name}: link {name!r}") from None
+                known = any("no mesh" in line for line in left_out)
+                reason = str(error).partition("; looked for ")[0] if known else str(error)
         if reason:
             link.remove(shape)
-            notes["left out"].append(f"{shape.tag} of {name}: {reason}")
+            left_out.append(f"{shape.tag} of {name}: {reason}")
 
 
 def _mend_meshes(
@@ -317,8 +305,7 @@ def _mend_meshes(
     left_out: list[str],
 ) -> None:
     """Read meshes of other formats; repair or remove those that MuJoCo cannot compile."""
-    paths = {mesh.name: mesh.file for mesh in spec.meshes}
-    broken = dict[str, str]()
+    paths, broken = {mesh.name: mesh.file for mesh in spec.meshes}, dict[str, str]()
     for mesh in spec.meshes:
         if Path(mesh.file).suffix.lower() not in MUJOCO_READS:
             try:
@@ -342,10 +329,9 @@ def _mend_meshes(
     for name, reason in broken.items():
         path = paths[name]
         for link in links.get(path, []):
-            needed = path in colliding or link.find("collision") is None
             text = f"link {link.get('name', '')!r}: mesh {path}: {reason}"
-            if needed:
-                raise TaskError(f"{file.name}: {text}")
+            if path in colliding or link.find("collision") is None:
+                raise TaskError(text, key=file.name)
             left_out.append(text)
         for geom in [geom for geom in spec.geoms if geom.meshname == name]:
             spec.delete(geom)
@@ -355,12 +341,11 @@ def _mend_meshes(
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: list[str]) -> Path:
     """Return the path of a mesh; note when its package or folder differs here."""
     if len(name) > _LONGEST:
-        raise TaskError(f"{file.name}: the name of a mesh has {len(name)} characters, expected at most {_LONGEST}")
-    packages = {**ROS_PACKAGES, **packages}
-    above = [*file.resolve().parents]
+        raise TaskError(f"the name of a mesh has {len(name)} characters", expected=f"at most {_LONGEST}")
+    packages, above = {**ROS_PACKAGES, **packages}, [*file.resolve().parents]
     name = _FIND.sub(r"package://\1/", name.strip().replace("\\", "/"))
-    scheme = next((scheme for scheme in PACKAGE_SCHEMES if name.startswith(scheme)), None)
-    package, _, rest = name.removeprefix(scheme or "").partition("/")
+    scheme = next((scheme for scheme in PACKAGE_SCHEMES if name.startswith(scheme)), "")
+    package, _, rest = name.removeprefix(scheme).partition("/")
     if scheme and package in packages:
         tried, guesses = [Path(packages[package]).expanduser() / rest.lstrip("/")], []
     else:
@@ -370,20 +355,20 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
         guesses = [parent / Path(*parts[i:]) for i in starts for parent in above]
         guesses.append(folder / Path(rest).name)  # as MuJoCo
         if scheme:
-            named = [parent / rest for parent in above if parent.name == package]
+            tried = [parent / rest for parent in above if parent.name == package]
             above[-1:] = [Path(place) for place in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if place]
-            tried = [*named, *(parent / package / rest for parent in above)]
+            tried += [parent / package / rest for parent in above]
         else:
             tried = [file.parent / rest, *(parent / rest for parent in above[1:] if not Path(rest).is_absolute())]
     if folder != file.parent:
         tried += [folder / rest, folder / Path(rest).name]
     for path in (*tried, *guesses):
-        if os.path.isfile(path):  # False where a name is too long
+        if os.path.isfile(path):  # False if a name is too long
             if path not in tried:
                 notes.append(f"mesh {name} is {path}")
             return path.resolve()
-    hint = f"--packages {package}=FOLDER; in Python packages={{{package!r}: <its folder>}}"
-    hint = hint if scheme else "to put it there, or to correct its path in the file"
-    places = list(dict.fromkeys(str(path) for path in tried))
+    hint = f"Try --packages {package}=FOLDER; in Python packages={{{package!r}: <its folder>}}"
+    hint = hint if scheme else "Try putting it there, or correcting its path in the file"
+    places = list(dict.fromkeys(map(str, tried)))
     more = f" and in {len(places) - _SHOWN} folders above" if len(places) > _SHOWN else ""
-    raise TaskError(f"{file.name}: no mesh {name!r}; looked for {', '.join(places[:_SHOWN])}{more}; try {hint}")
+    raise TaskError(f"no mesh {name!r}; looked for {', '.join(places[:_SHOWN])}{more}", hint=hint)

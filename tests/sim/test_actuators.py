@@ -352,7 +352,7 @@ def test_what_is_behind_an_actuator_with_two_controls_has_its_own_numbers():
         ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}},
          r"stiffness: no number for \['shoulder'\]; it has \['elbow'\]"),
         ({"stall_effort": 3.0}, "stall_effort needs a velocity_limit"),
-        ({"name": "leg"}, r"no 'leg'; the scene has \['arm'\]"),
+        ({"name": "leg"}, r"no 'leg'. Available: arm"),
     ],
 )  # fmt: skip
 def test_a_wrong_drive_is_one_line(arguments, line):

@@ -445,7 +445,7 @@ def test_every_field_of_pictures_has_a_case():
         ({"name": "marble/owm"}, "Did you mean 'marble/own'?"),
         ({"name": "marble/own", "pos": (0, 0, 1)}, "cannot be given too"),
         ({"body": "marble/marbel"}, "Did you mean 'marble/marble'?"),
-        ({"name": "there"}, "names must be unique"),
+        ({"name": "there"}, "already"),
         ({"size": (64, 0)}, "from 1 to 4096 pixels, got (64, 0)"),
         ({"size": (64, 5000)}, "got (64, 5000)"),
         ({"outputs": ("rgb", "normal")}, "some of rgb, depth, segmentation"),

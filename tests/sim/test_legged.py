@@ -101,9 +101,9 @@ def test_given_feet_are_taken():
 @pytest.mark.parametrize(
     ("change", "feet", "line"),
     [
-        (("<freejoint/>", ""), (), "no floating base: its first body has no free joint; try --free-base"),
+        (("<freejoint/>", ""), (), "no floating base"),
         ((" ", " "), ("left_shn",), "--feet: no body or shape 'left_shn'. Did you mean 'left_shin'"),
-        (("<geom ", '<geom contype="0" conaffinity="0" '), (), "found no feet: .* try --feet"),
+        (("<geom ", '<geom contype="0" conaffinity="0" '), (), "found no feet"),
         (
             ("<actuator>", '<equality><joint joint1="left_hip" joint2="right_hip"/></equality><actuator>'),
             (),

@@ -219,39 +219,33 @@ def test_bodies_that_are_tied_stay_where_the_file_has_them(package):
 
 
 @pytest.mark.parametrize(
-    ("source", "line"),
+    ("source", "words"),
     [
-        ("menagerie:tiny_walkr", "no such robot. Did you mean 'tiny_walker'? `python -m mujoco_menagerie names`"),
-        ("menagerie:zzz", "no such robot. `python -m mujoco_menagerie names` lists all 2"),
-        ("menagerie:tiny_walker/wlkr", "tiny_walker has no model 'wlkr'; it has walker, walker_degrees, broken, lost"),
-        (
-            "menagerie:tiny_walker/lost",
-            "cannot download https://example.org/tiny_walker.tar.xz: no such host. Without a network: unpack",
-        ),
+        ("menagerie:tiny_walkr", "no such robot. Did you mean 'tiny_walker'. .python -m mujoco_menagerie names"),
+        ("menagerie:zzz", "no such robot.* all 2"),
+        ("menagerie:tiny_walker/wlkr", "no model 'wlkr'.* walker, walker_degrees, broken, lost"),
+        ("menagerie:tiny_walker/lost", "https://example.org/tiny_walker.tar.xz: no such host.* MENAGERIE_ROOT"),
         ("menagerie:tiny_walker/broken", "XML"),
     ],
 )
-def test_what_is_not_there_is_one_line(package, source, line):
-    with pytest.raises(TaskError, match=line.replace("?", r"\?").replace("`", ".")) as error:
+def test_a_missing_robot_is_one_line(package, source, words):
+    with pytest.raises(TaskError, match=words) as error:
         scene_of(source)
+    assert error.value.key == f"Scene.add('robot'): {source}"
     assert "\n" not in str(error.value) and "urlopen" not in str(error.value)
 
 
 def test_a_robot_that_lacks_what_its_elements_name_is_named_by_the_scene(monkeypatch):
     xml = '<mujoco><worldbody><body/></worldbody><actuator><motor name="m" joint="gone"/></actuator></mujoco>'
     monkeypatch.setattr(menagerie, "load", lambda *_: mujoco.MjSpec.from_string(xml))
-    with pytest.raises(
-        TaskError, match=r"^Scene\.add\('robot'\): among its actuators some name what it does not have$"
-    ):
+    with pytest.raises(TaskError, match=r"^Scene\.add\('robot'\): some of its actuators"):
         scene_of("menagerie:tiny_walker")
 
 
 def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_menagerie", None)
-    with pytest.raises(TaskError) as error:
+    with pytest.raises(TaskError, match=r"needs mujoco_menagerie: pip install 'gpusim-rl\[robots\]'$"):
         scene_of("menagerie:unitree_go1")
-    expected = "menagerie:unitree_go1 needs mujoco_menagerie: pip install 'gpusim-rl[robots]'"
-    assert str(error.value) == expected
 
 
 def test_the_package_itself_is_understood(tmp_path, monkeypatch):

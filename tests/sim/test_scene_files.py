@@ -24,6 +24,7 @@ from gpusim_rl.files import budgets
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim import scene as scene_module
 from gpusim_rl.sim.params import find_elements
+from helpers.raised import raises
 from helpers.scenes import ARM, BALL, advance, everywhere, make, only
 
 ROBOTS = Path(__file__).parents[1] / "helpers" / "robots"
@@ -193,7 +194,7 @@ def test_fixtures_and_several_robots_stand_where_they_are_put():
     arm.actuate(torch.ones(2, 1))
     sim.step(1)
     assert float(arm.joint_vel[0, 0]) != float(sim.articulation("arm-1").joint_vel[0, 0])
-    with pytest.raises(TaskError, match="the scene already has a 'table'"):
+    with pytest.raises(TaskError, match=r"add\('table'\): .* already"):
         scene.add("table", mujoco.MjSpec.from_string(rock))
     still = Scene(physics_hz=100)
     still.add("rock", mujoco.MjSpec.from_string(rock))
@@ -241,18 +242,18 @@ def test_a_picture_is_ground(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("heights", "size", "more", "line"),
+    ("heights", "size", "more", "word"),
     [
-        (np.zeros(3), (1, 1), {}, r"heights must be finite, of shape \[x, y\] from 2 x 2 on, got shape \[3\]"),
-        (np.full((2, 2), np.nan), (1, 1), {}, "heights must be finite"),
-        (np.zeros((2, 2)), (1, 0), {}, r"size must be two lengths above 0 m, got \(1, 0\)"),
-        (np.zeros((2, 2)), (1, 1), {"height": 1.0}, "height is for pictures"),
-        ("hill.png", (1, 1), {}, "a picture needs its height above 0 m, got None"),
+        (np.zeros(3), (1, 1), {}, r"shape \[3\]"),
+        (np.full((2, 2), np.nan), (1, 1), {}, "finite"),
+        (np.zeros((2, 2)), (1, 0), {}, r"size: .*got \(1, 0\)"),
+        (np.zeros((2, 2)), (1, 1), {"height": 1.0}, "pictures"),
+        ("hill.png", (1, 1), {}, "height: .*got None"),
         ("nowhere.png", (1, 1), {"height": 1.0}, "cannot read nowhere.png"),
     ],
 )
-def test_what_is_no_ground_is_one_line(heights, size, more, line):
-    with pytest.raises(TaskError, match=f"^Scene.add_heightfield: {line}") as error:
+def test_what_is_no_ground_is_one_line(heights, size, more, word):
+    with pytest.raises(TaskError, match=f"^Scene.add_heightfield: .*{word}") as error:
         Scene(100).add_heightfield(heights, size, **more)
     assert "\n" not in str(error.value)
 
@@ -345,15 +346,15 @@ TIED = """
 
 
 @pytest.mark.parametrize(
-    ("xml", "keyframe", "line"),
+    ("xml", "keyframe", "problem", "hint"),
     [
-        (POSES, "hom", r"no keyframe 'hom'. Did you mean 'home'\? There are \['home', 'zero'\]"),
-        (ARM, "home", "the file has no keyframes"),
-        (TIED, "home", "keyframe 'home' breaks the tie of 'a' and 'b'"),
+        (POSES, "hom", "no keyframe 'hom'", "Did you mean 'home'? Available: home, zero"),
+        (ARM, "home", "no keyframe 'home'", "Available: none"),
+        (TIED, "home", "keyframe 'home' breaks the tie of 'a' and 'b'", ""),
     ],
 )
-def test_a_keyframe_that_is_not_there_is_one_line(xml, keyframe, line):
-    with pytest.raises(TaskError, match=rf"^Scene.add\('it'\): {line}$"):
+def test_a_keyframe_that_does_not_fit_is_rejected(xml, keyframe, problem, hint):
+    with raises(TaskError, key="Scene.add('it')", problem=problem, hint=hint):
         Scene(100).add("it", mujoco.MjSpec.from_string(xml), keyframe=keyframe)
 
 
@@ -380,7 +381,7 @@ def test_a_urdf_arm_has_what_its_file_says():
     assert scene.velocity_limits("arm") == {"shoulder": 6, "elbow": 8, "left_finger": 0.2, "right_finger": 0.2}
     lower = model.body("arm/lower")
     assert lower.mass[0] == 0.6 and sorted(lower.inertia) == pytest.approx([0.001, 0.006, 0.006])
-    with pytest.raises(TaskError, match=r"velocity_limits: no 'leg'; the scene has \['arm'\]"):
+    with raises(TaskError, key="Scene.velocity_limits", hint="Available: arm"):
         scene.velocity_limits("leg")
 
 
@@ -578,16 +579,11 @@ def test_collada_without_its_reader_is_one_line(package, monkeypatch, caplog):
         (
             ("my_robot/collision", "other/nowhere"),
             None,
-            r"r.urdf: link 'base': no mesh 'package://other/nowhere/base.stl'; looked for \S*urdf/other/",
+            r"r.urdf: link 'base': no mesh 'package://other/nowhere/base.stl'; .*urdf/other/.*--packages other=FOLDER",
         ),
-        (("my_robot/collision", "other/nowhere"), None, r"try --packages other=FOLDER; in Python packages=\{'other': "),
-        (("x", "x"), {"my_robot": "/nowhere"}, "looked for /nowhere/collision/base.stl; try --packages my_robot="),
-        (
-            ("base.stl", "bas.stl"),
-            None,
-            r"no mesh 'package://my_robot/collision/bas.stl'; looked for \S*/my_robot/coll",
-        ),
-        (("<joint", "<xacro:joint"), None, "it is a xacro template; try: xacro r.urdf > robot.urdf"),
+        (("x", "x"), {"my_robot": "/nowhere"}, r"/nowhere/collision/base.stl\. .*packages=\{'my_robot': "),
+        (("base.stl", "bas.stl"), None, r"'package://my_robot/collision/bas.stl'; .*/my_robot/coll"),
+        (("<joint", "<xacro:joint"), None, "xacro r.urdf > robot.urdf"),
         (("</robot>", ""), None, r"cannot load \S*r.urdf: XML: no element found"),
         (('<child link="l"/>', '<child link="m"/>'), None, r"cannot load \S*r.urdf"),
     ],
@@ -601,16 +597,16 @@ def test_a_urdf_that_cannot_be_read_is_one_line(package, change, packages, line)
 
 
 @pytest.mark.parametrize(
-    ("xml", "arguments", "line"),
+    ("xml", "arguments", "words"),
     [
-        (BALL, {"packages": {"a": "b"}}, "packages are for URDF files"),
+        (BALL, {"packages": {"a": "b"}}, "packages .*URDF"),
         (ARM.replace('<body name="base" pos="0 0 1">', '<body name="base"><joint name="yaw"/>'), {"fixed_base": False},
-         r"fixed_base=False: the base 'base' moves by \['yaw'\]; it cannot move freely too"),
-        ("<mujoco/>", {"fixed_base": True}, "fixed_base is for files with a body"),
+         r"fixed_base=False: the base 'base' moves by \['yaw'\]"),
+        ("<mujoco/>", {"fixed_base": True}, "fixed_base .*body"),
     ],
 )  # fmt: skip
-def test_arguments_that_do_not_fit_the_file_are_one_line(xml, arguments, line):
-    with pytest.raises(TaskError, match=rf"^Scene.add\('it'\): {line}$"):
+def test_arguments_that_do_not_fit_the_file_are_rejected(xml, arguments, words):
+    with pytest.raises(TaskError, match=rf"^Scene.add\('it'\): {words}"):
         Scene(100).add("it", mujoco.MjSpec.from_string(xml), **arguments)
 
 

@@ -13,6 +13,7 @@ import torch
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.terrain import KINDS, TREAD, Terrain, TerrainConfig
+from helpers.raised import raises
 from helpers.scenes import BALL, advance, everywhere, make
 
 LEVELS, PATCH, PLATFORM, RESOLUTION = 5, 8.0, 3.0, 0.1
@@ -154,19 +155,19 @@ def test_columns_are_in_the_order_of_the_configuration():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key"),
     [
-        ({"columns": {"stairs": 1}}, "unknown kinds \\['stairs'\\]; there are .*'stairs_up'"),
-        ({"platform_size": 8.0}, "platform_size must be below patch_size"),
-        ({"patch_size": 8.05}, "patch_size must be an even multiple of resolution"),
-        ({"platform_size": 3.1}, "platform_size must be an even multiple of resolution"),
-        ({"resolution": 1e18}, "platform_size must be an even multiple of resolution|patch_size must be an even"),
-        ({"resolution": 1e-320}, "terrain has inf heights, at most 5e\\+07 fit; try fewer levels"),
-        ({"levels": 10**6}, "at most 5e\\+07 fit"),
+        ({"columns": {"stairs": 1}}, "terrain.columns"),
+        ({"platform_size": 8.0}, "terrain.platform_size"),
+        ({"patch_size": 8.05}, "terrain.patch_size"),
+        ({"platform_size": 3.1}, "terrain.platform_size"),
+        ({"resolution": 1e18}, "terrain.patch_size"),
+        ({"resolution": 1e-320}, "terrain"),
+        ({"levels": 10**6}, "terrain"),
     ],
 )
-def test_a_wrong_configuration_is_one_line(change, message):
-    with pytest.raises(ConfigError, match=message) as error:
+def test_an_invalid_configuration_is_one_line(change, key):
+    with raises(ConfigError, key=key) as error:
         config(**change)
     assert "\n" not in str(error.value)
 
