@@ -27,28 +27,17 @@ from gpusim_rl.files.safe_open import open_archive, open_file, replacing
 from gpusim_rl.public import __version__
 
 FORMAT = 4
-SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-"""Exact types of leaves in a checkpoint, next to tensors; subclasses (numpy's float) are rejected."""
-
+SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)  # exact types
 DIGEST_SIZE = 64  # hex digits
+# Names that the pickle may hold; `weights_only=True` alone allows `bytearray`, which allocates any amount of memory.
 CLASSES = {
-    "torch._utils _rebuild_tensor_v2",
-    "torch._utils _rebuild_parameter",
-    "torch device",
-    "torch Size",
-    "collections OrderedDict",
-    "builtins set",
-    "__builtin__ set",
-    "builtins complex",
-    "__builtin__ complex",
+    *("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "torch device", "torch Size"),
+    *("collections OrderedDict", "builtins set", "__builtin__ set", "builtins complex", "__builtin__ complex"),
     "_codecs encode",  # bytes
     *(str(dtype).replace(".", " ") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)),
     *(f"torch {storage}" for storage in torch.storage._dtype_to_storage_type_map().values()),
 }
-"""Names that the pickle may hold; `weights_only=True` alone allows `bytearray`, which allocates any amount of memory.
-"""
-DTYPES = tuple(torch.storage._dtype_to_storage_type_map())
-"""Tensor types; torch needs other classes than `CLASSES` for uint16 and the like."""
+DTYPES = tuple(torch.storage._dtype_to_storage_type_map())  # others (uint16) need classes beyond `CLASSES`
 
 
 def save(path: Path, payload: Mapping[str, Any]) -> None:
@@ -80,9 +69,8 @@ def check_is_data(node: Any, path: str = "") -> None:
 
     def not_data(value: Any, where: str) -> ConfigError:
         name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        return ConfigError(
-            f"the state to save has a {name} at {where}; a checkpoint holds tensors, numbers, strings, lists and dicts"
-        )
+        what = "a checkpoint holds tensors, numbers, text, lists and dicts"
+        return ConfigError(f"the state to save has a {name} at {where}; {what}")
 
     kind = type(node)
     if kind in (dict, OrderedDict):
@@ -95,7 +83,7 @@ def check_is_data(node: Any, path: str = "") -> None:
             check_is_data(value, f"{path}/{index}")
     elif kind in (torch.Tensor, torch.nn.Parameter):
         if node.dtype not in DTYPES:
-            raise ConfigError(f"the state to save has a tensor of {node.dtype} at {path}. Try torch.int32")
+            raise ConfigError(f"the state to save has a tensor of {node.dtype} at {path}", hint="Try torch.int32")
     elif kind not in SCALARS:
         raise not_data(node, path)
 
@@ -116,33 +104,33 @@ def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
     except OSError as error:
         raise ConfigError(f"cannot read checkpoint {path}: {error.strerror}") from None
     with file, _in_memory() as copy:
-        # First without a copy: a file with holes takes no memory. Then a copy is checked and used: others may write to
-        # the file meanwhile.
+        # First without a copy, so that a sparse file takes no memory; then on the copy, which nobody else can change.
         for target in (None, copy):
             if not _is_intact(file, target):
                 raise _damaged(path)
-            problem = _strange(target or file)
-            if problem:
-                raise ConfigError(f"checkpoint {path} {problem}: gpusim_rl did not write it")
+            if problem := _strange(target or file):
+                raise _foreign(path, problem)
         copy.seek(0)
         try:
             payload = torch.load(copy, map_location="cpu", weights_only=True)
-        except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
+        except Exception:  # torch's reader fails on foreign bytes in a dozen ways, none of them informative
             raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
         copy.seek(-DIGEST_SIZE, 2)
         digest = copy.read().decode()
     version = payload.get("format") if isinstance(payload, dict) and "gpusim_rl" in payload else None
     if not isinstance(version, int) or version < 1:
-        raise ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")
+        raise ConfigError("not a checkpoint of gpusim_rl", key=str(path))
     if version != FORMAT:
-        raise ConfigError(
-            f"checkpoint {path} has format {version} of gpusim_rl {payload['gpusim_rl']}; this is gpusim_rl"
-            f" {__version__}, which reads format {FORMAT}. Try the version that wrote it (env.json of the run"
-            " names its commit)"
-        )
+        problem = f"format {version} of gpusim_rl {payload['gpusim_rl']}"
+        expected, hint = f"format {FORMAT} of gpusim_rl {__version__}", "Try the commit in env.json of the run"
+        raise ConfigError(problem, key=f"checkpoint {path}", expected=expected, hint=hint)
     if not _is_small(payload):
-        raise ConfigError(f"checkpoint {path} has values without end: gpusim_rl did not write it")
+        raise _foreign(path, "it has values without end")
     return payload, digest
+
+
+def _foreign(path: Path, problem: str) -> ConfigError:
+    return ConfigError(f"{problem}; gpusim_rl did not write it", key=f"checkpoint {path}")
 
 
 def is_whole(path: Path) -> bool:
@@ -195,36 +183,34 @@ def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
 
 def _damaged(path: Path) -> ConfigError:
     """Return the error for a digest mismatch, with the newest good checkpoint nearby."""
-    hint = ". No other checkpoint there is good" if path.parent.name == "checkpoints" else ""
+    hint = "No other checkpoint there is good" if path.parent.name == "checkpoints" else ""
     if good := next(filter(is_whole, newest_first(path.parent.glob("*.pt"))), None):
-        new = "" if good.name == "last.pt" else "; a training from it begins a new run folder"
+        new = "" if good.name == "last.pt" else "; training from it starts a new run folder"
         advice = shlex.quote(f"checkpoint={good}")
-        hint = f". The newest good checkpoint there is {good.name}: try {advice} (tools: only the path{new})"
-    return ConfigError(
-        f"cannot read checkpoint {path}: damaged, or not a checkpoint of gpusim_rl (the SHA-256 of its content is not"
-        f" the one in it){hint}"
-    )
+        hint = f"The newest good checkpoint there is {good.name}: try {advice} (tools: only the path{new})"
+    problem = f"cannot read checkpoint {path}: damaged, or not of gpusim_rl (its content does not match its SHA-256)"
+    return ConfigError(problem, hint=hint)
 
 
 def _strange(file: IO[bytes]) -> str:
     """Return what `save` would not write in an archive, without unpacking it, or ""."""
     size = file.seek(0, 2)
     file.seek(0)
-    if file.read(4) != b"PK\x03\x04":  # else torch reads an older format, and zipfile an archive that is further back
-        return "is no archive of torch"
+    if file.read(4) != b"PK\x03\x04":  # torch would read an older format, and zipfile an archive further back
+        return "it is no archive of torch"
     try:
         with open_archive(file) as archive:
             entries = archive.infolist()
             pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
             if min((entry.header_offset for entry in entries), default=1) != 0 or len(pickles) != 1:
-                return "is no archive of torch"
+                return "it is no archive of torch"
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-                return "is compressed"
+                return "it is compressed"
             if sum(entry.file_size for entry in entries) > size:
-                return "holds more than its size"
+                return "it holds more than its size"
             return _strange_pickle(archive.read(pickles[0]))
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, LookupError, NotImplementedError, RuntimeError):
-        return "is no archive of torch"
+        return "it is no archive of torch"
 
 
 def _strange_pickle(content: bytes) -> str:
@@ -237,9 +223,9 @@ def _strange_pickle(content: bytes) -> str:
     memo: dict[Any, int | None] = {}
     for count, (code, argument, _) in enumerate(pickletools.genops(content)):
         if code.name in ("GLOBAL", "INST") and argument not in CLASSES:
-            return f"names {argument!r}"
+            return f"it names {argument!r}"
         if code.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4", "DUP") or count > 20 * CHECKPOINT_VALUES:
-            return "is a pickle of another kind"
+            return "it is a pickle of another kind"
         if code.name.endswith("PUT"):  # PUT, BINPUT, LONG_BINPUT
             memo[argument] = sizes[-1]
         elif code.name == "MEMOIZE":
@@ -249,16 +235,14 @@ def _strange_pickle(content: bytes) -> str:
         elif code.name == "MARK":
             sizes.append(None)
         else:
-            size = 0
-            operands = list(code.stack_before)
+            size, operands = 0, list(code.stack_before)
             if pickletools.markobject in operands:
                 while (top := sizes.pop()) is not None:
                     size += top
                 operands = operands[: operands.index(pickletools.markobject)]
-            for _ in operands:
-                size += sizes.pop() or 0
+            size += sum(sizes.pop() or 0 for _ in operands)
             if size > CHECKPOINT_VALUES:
-                return "has values without end"
+                return "it has values without end"
             sizes.extend(size + 1 for _ in code.stack_after)
     return ""
 

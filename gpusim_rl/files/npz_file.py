@@ -18,8 +18,8 @@ from gpusim_rl.files import safe_open
 from gpusim_rl.files.budgets import UNPACKED_BYTES, UNPACKED_RATIO
 
 BLOCK = 1 << 20
+# Compressions that numpy writes; a block of bzip2 or lzma inflates without bound (787 bytes to 1 GB).
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Compressions that numpy writes; a block of bzip2 or lzma inflates without bound (787 bytes to 1 GB)."""
 
 
 def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[dict[str, Any], str]:
@@ -38,7 +38,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
         with safe_open.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
-                raise ConfigError(f"{path} has more than {limit} bytes")
+                raise ConfigError(f"it has more than {limit} bytes", key=str(path))
             if not size:
                 raise EOFError("it is empty")
             arrays = _read(file, path, min(limit, max(UNPACKED_BYTES, UNPACKED_RATIO * size)), names)
@@ -46,12 +46,12 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
             file.seek(0)
             while block := file.read(BLOCK):
                 digest.update(block)
-        return arrays, digest.hexdigest()
+            return arrays, digest.hexdigest()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except ConfigError:
         raise
-    except Exception as error:  # the readers of zip and numpy fail on foreign bytes in a dozen ways
+    except Exception as error:  # zip and numpy fail on foreign bytes in a dozen ways
         raise ConfigError(f"{path} is no npz file: {first_line(error)}") from None
 
 
@@ -68,15 +68,14 @@ def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None
             if names is not None and name not in names:
                 continue
             if entry.compress_type not in PACKED:
-                raise ConfigError(
-                    f"{path} has {entry.filename} in a compression that numpy does not write. Try np.savez"
-                )
+                problem = f"{entry.filename} has a compression that numpy does not write"
+                raise ConfigError(problem, key=str(path), hint="Try np.savez")
             content = bytearray()
             with archive.open(entry) as packed:
                 while block := packed.read(BLOCK):
                     left -= len(block)
                     if left < 0:
-                        raise ConfigError(f"{path} has more than {budget} bytes unpacked")
+                        raise ConfigError(f"it has more than {budget} bytes unpacked", key=str(path))
                     content += block
             arrays[name] = _array(memoryview(content))
     return arrays

@@ -15,9 +15,9 @@ from pathlib import Path
 from gpusim_rl.errors import ConfigError, did_you_mean, say
 from gpusim_rl.files.safe_open import refuse_link, refuse_links
 
-SAFE = re.compile(r"[A-Za-z0-9._/=+~,@:%-]+")
-"""Words that TAB offers: Bash inserts them unquoted, and a folder may be named `$(command)`."""
+SAFE = re.compile(r"[A-Za-z0-9._/=+~,@:%-]+")  # words that TAB offers: a folder may be named `$(command)`
 PACKAGE = Path(__file__).resolve().parents[1]
+_EXPECTED = "expected a run folder, a .pt file or a trained task"
 
 
 def checkout() -> Path | None:
@@ -46,11 +46,11 @@ def from_home(name: str) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{name}: {str(error).rstrip('.')}. Try a whole path") from None
+        raise ConfigError(str(error).rstrip("."), key=name, hint="Try a whole path") from None
 
 
 def robot_file(name: str) -> str | Path:
-    """Return the robot of a setting for `Scene.add`: a name in `assets_dir`, an .xml or .urdf, or `menagerie:<robot>`."""
+    """Return a setting's robot for `Scene.add`: a name in `assets_dir`, .xml or .urdf, or `menagerie:<robot>`."""
     if name.startswith("menagerie:"):
         return name
     if name.endswith((".xml", ".urdf")):
@@ -58,28 +58,27 @@ def robot_file(name: str) -> str | Path:
     file = assets_dir() / f"{name}.xml"
     if not file.is_file():
         hint = did_you_mean(name, [path.stem for path in assets_dir().glob("*.xml")])
-        raise ConfigError(f"no robot {name!r} in tasks/assets.{hint} Others: path/to/robot.xml, or menagerie:<robot>")
+        hint += " Others: path/to/robot.xml, or menagerie:<robot>"
+        raise ConfigError(f"no robot {name!r} in tasks/assets", hint=hint)
     return file
 
 
-ROS_PACKAGES: dict[str, Path] = {}
-"""Folders given by `--packages`, for all robots of the process."""
+ROS_PACKAGES: dict[str, Path] = {}  # folders given by `--packages`, for all robots of the process
 
 
 def _package(text: str) -> tuple[str, Path]:
-    """Parse `--packages NAME=FOLDER` into `ROS_PACKAGES`."""
     name, _, folder = text.partition("=")
     path = Path(folder).absolute()
     if not name or not folder or not path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected NAME=FOLDER of a ROS package that is there, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected NAME=FOLDER of an existing ROS package, got {text!r}")
     ROS_PACKAGES[name] = path
     return name, path
 
 
 def add_packages_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--packages` to a tool's parser."""
-    words = "folder of a ROS package whose meshes a URDF names; may be repeated"
-    parser.add_argument("--packages", type=_package, action="append", default=[], metavar="NAME=FOLDER", help=words)
+    """Add `--packages`, which fills `ROS_PACKAGES`, to a tool's parser."""
+    text = "folder of a ROS package whose meshes a URDF names; repeatable"
+    parser.add_argument("--packages", type=_package, action="append", default=[], metavar="NAME=FOLDER", help=text)
 
 
 def tools_dir() -> Path:
@@ -99,8 +98,7 @@ def learning_file() -> Path:
 
 def train_file() -> Path:
     """Return the training script; a wheel keeps it with the tools, because `gpusim_rl.train` is a function."""
-    root = checkout()
-    return (root or tools_dir()) / "train.py"
+    return (checkout() or tools_dir()) / "train.py"
 
 
 def _shipped(name: str) -> Path:
@@ -137,9 +135,7 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
         refuse_links(path)
         return Checkpoint(path / "checkpoints" / "last.pt", path)
     if not path.is_file():
-        raise ConfigError(
-            f"no checkpoint {name!r}: expected a run folder, a .pt file or a trained task; {_nearest(name, path, runs)}"
-        )
+        raise ConfigError(f"no checkpoint {name!r}: {_EXPECTED}", hint=_nearest(name, path, runs))
     run_dir = path.parent.parent
     if path.parent.name != "checkpoints" or not (run_dir / "config.yaml").is_file():
         return Checkpoint(path, None)
@@ -159,7 +155,8 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
         refuse_links(folder)
         return folder
     if not path.exists():
-        raise ConfigError(f"no run {name!r}: expected a run folder or a trained task; {_nearest(name, path, runs)}")
+        problem = f"no run {name!r}: expected a run folder or a trained task"
+        raise ConfigError(problem, hint=_nearest(name, path, runs))
     raise ConfigError(f"{folder} is not a run folder: it has no config.yaml, there is {_contents(folder)}")
 
 
@@ -174,13 +171,11 @@ def newest_first(checkpoints: Iterable[Path]) -> list[Path]:
 
 
 def _without_last(run: Path) -> ConfigError:
-    """Return the error for a run without checkpoints/last.pt."""
     if checkpoints := [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]:
         newest = newest_first(checkpoints)[0]
-        return ConfigError(
-            f"no checkpoints/last.pt in {run}: it is gone. The newest checkpoint there is {newest.name}: try"
-            f" {shlex.quote(f'checkpoint={newest}')} (tools: only the path; a training from it begins a new run folder)"
-        )
+        hint = f"The newest checkpoint there is {newest.name}: try {shlex.quote(f'checkpoint={newest}')}"
+        hint += " (tools: only the path; training from it starts a new run folder)"
+        return ConfigError(f"no checkpoints/last.pt in {run}: it is gone", hint=hint)
     ended = " (it ended before its first one, or has just begun)" if (run / "config.yaml").is_file() else ""
     return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, there is {_contents(run)}")
 
@@ -193,35 +188,33 @@ def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
             path = Path(runs) / name
     except (OSError, RuntimeError, ValueError) as error:  # too long; no such user; a null byte
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"no run {name!r}: {reason}; expected a run folder, a .pt file or a trained task") from None
-    if (path / "latest").is_dir() and not (path / "config.yaml").exists():  # a run has no `latest` of its own
+        raise ConfigError(f"no run {name!r}: {reason}; {_EXPECTED}") from None
+    if (path / "latest").is_dir() and not (path / "config.yaml").exists():  # a run has no `latest`
         path = _latest(path, Path(runs), patterns)
-    if path.parent.name == "checkpoints" and path.exists():  # asked of the path as it is named: `resolve` follows links
+    if path.parent.name == "checkpoints" and path.exists():  # on the path as typed: `resolve` follows links
         refuse_link(path.parent)
         refuse_link(path)
     if path.name == "checkpoints" and path.is_dir():
         path = path.parent
-    return from_here(path.resolve())  # a run stays the same run when `latest` moves on
+    return from_here(path.resolve())  # the same run even if `latest` moves on
 
 
 def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
     """Return a group's latest run with a file of `patterns`, skipping crashed runs."""
     latest, folder = (group / "latest").resolve(), group.resolve()
-    of_experiment = folder.parent == base.resolve() == latest.parent.parent  # the group's task, in another folder
+    of_experiment = folder.parent == base.resolve() == latest.parent.parent  # a task's run in an experiment's folder
     if latest.parent != folder and not of_experiment:
-        raise ConfigError(f"{group}/latest leads to {latest}, out of the folder. Try the run folder that you mean")
+        problem = f"{group}/latest leads to {latest}, out of the folder"
+        raise ConfigError(problem, hint="Try the run folder that you mean")
 
     def trained(run: Path) -> bool:
         return any(file.is_file() for pattern in patterns for file in run.glob(pattern))
 
-    if trained(latest):
-        return latest
-    runs = [run for run in folder.iterdir() if not run.is_symlink() and trained(run)]
+    runs = [] if trained(latest) else [run for run in folder.iterdir() if not run.is_symlink() and trained(run)]
     if not runs:
         return latest
-    newest = max(runs, key=lambda run: [int(digits) for digits in re.findall(r"\d+", run.name)])  # named after the time
-    text = f"{from_here(latest)} has no {' or '.join(patterns)}: using {from_here(newest)}"
-    say(text, file=sys.stderr)
+    newest = max(runs, key=lambda run: [int(digits) for digits in re.findall(r"\d+", run.name)])  # names are times
+    say(f"{from_here(latest)} has no {' or '.join(patterns)}: using {from_here(newest)}", file=sys.stderr)
     return newest
 
 
@@ -233,10 +226,11 @@ def run_names(runs: str | Path = "runs") -> list[str]:
 def check_out(out: Path | None, *, overwrite: bool) -> None:
     """Raise ConfigError if a tool must not write to `--out`."""
     if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}. Try one that is there, or make it first")
+        hint = "Try one that is there, or make it first"
+        raise ConfigError(f"there is no folder {out.parent}", key=f"--out {out}", hint=hint)
     if out is not None and out.exists() and not overwrite:
         kind = "folder" if out.is_dir() else "file"
-        raise ConfigError(f"--out {out}: the {kind} exists. Try another name, or --overwrite")
+        raise ConfigError(f"the {kind} exists", key=f"--out {out}", hint="Try another name, or --overwrite")
 
 
 def free_name(path: Path) -> Path:
@@ -247,18 +241,18 @@ def free_name(path: Path) -> Path:
 
 def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
     """Return completions of a run: tasks and experiments, else folders and .pt files."""
-    # A shell runs what stands in a name: those with other characters are not offered.
+    # Names that a shell would execute are not offered.
     names = [name for name in run_names(runs) if name.startswith(typed) and SAFE.fullmatch(name)]
     files = [f"{path}/" if Path(path).is_dir() else path for path in sorted(glob.glob(f"{glob.escape(typed)}*"))]
     return names or [path for path in files if path.endswith(("/", ".pt")) and SAFE.fullmatch(path)]
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:
-    """Return the runs in the nearest folder, with a suggestion."""
+    """Return a hint at the runs in the nearest folder, with a suggestion."""
     nearest = Path(runs) if "/" not in name else next(parent for parent in path.parents if parent.is_dir())
-    hint = did_you_mean(name, run_names(runs))
     contents = _contents(nearest, _leads_to_run) if nearest.is_dir() else "no run yet"
-    return f"in {nearest} there is {contents}{hint and '.'}{hint}"
+    hint = did_you_mean(name, run_names(runs))
+    return f"In {nearest} there is {contents}{hint and '.'}{hint}"
 
 
 def _leads_to_run(entry: Path) -> bool:

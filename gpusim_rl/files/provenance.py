@@ -26,29 +26,21 @@ from gpusim_rl.machine.hardware import available_cpus, describe_gpus
 from gpusim_rl.public import __version__
 
 PACKAGES = ("torch", "numpy", "mujoco", "mujoco-warp", "warp-lang", "newton", "hydra-core", "omegaconf", "wandb")
-"""Packages whose versions are in env.json."""
-GIT_TIMEOUT_S = 10
-GIT_OUTPUT_LIMIT = 4 * 2**20  # bytes
+GIT_TIMEOUT_S, GIT_OUTPUT_LIMIT = 10, 4 * 2**20  # the limit in bytes
 SOURCES = ("*.py", "*.yaml", "*.yml", "*.toml", "*.xml", "*.urdf")  # new files in git.diff
 
 
 def describe_environment() -> dict[str, Any]:
     """Return a run's command, versions and hardware, without the host name: run folders are shared."""
+    versions = {package: version for package in PACKAGES if (version := installed_version(package))}
+    cores, threads = psutil.cpu_count(logical=False), psutil.cpu_count()
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["python", *sys.argv]),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "versions": {
-            "gpusim-rl": __version__,
-            **{package: version for package in PACKAGES if (version := installed_version(package))},
-        },
-        "cpu": {
-            "model": _cpu_model(),
-            "cores": psutil.cpu_count(logical=False),
-            "threads": psutil.cpu_count(),
-            "available": available_cpus(),
-        },
+        "versions": {"gpusim-rl": __version__, **versions},
+        "cpu": {"model": _cpu_model(), "cores": cores, "threads": threads, "available": available_cpus()},
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "gpu": describe_gpus(),
     }
@@ -68,8 +60,8 @@ def check_versions(needed_by: str, needs: Sequence[str], advice: str = "") -> No
         requirement = Requirement(need)
         version = installed_version(requirement.name)
         if version is not None and not requirement.specifier.contains(version, prereleases=True):
-            command = " ".join(f"'{each}'" for each in needs) + advice
-            raise ConfigError(f"{needed_by} needs {need}, and {version} is installed; try: pip install {command}")
+            hint = f"Try: pip install {' '.join(repr(each) for each in needs)}{advice}"
+            raise ConfigError(f"{needed_by} needs {need}, and {version} is installed", hint=hint)
 
 
 def _cpu_model() -> str:
@@ -92,12 +84,11 @@ def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
         sha = _git(root, "rev-parse", "HEAD").decode().strip()
         excluded = [path.absolute() for path in exclude]
         skip = [f":(exclude,top){p.relative_to(root)}" for p in excluded if p.is_relative_to(root) and p != root]
-        listing = ("ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES, *skip)
-        new = _git(root, *listing)
+        new = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES, *skip)
         index = root / _git(root, "rev-parse", "--git-path", "index").decode().rstrip("\n")
         with tempfile.TemporaryDirectory() as scratch:
-            # Announced in a copy of the index, new files show in the diff; the user's index stays.
-            # The copy keeps the time of the index: git sees by it which files may have changed since, unnoticed.
+            # New files are announced in a copy, so that they show in the diff and the user's index stays unchanged.
+            # copy2 keeps the index's time, by which git knows which files may have changed since.
             env = {**os.environ, "GIT_INDEX_FILE": shutil.copy2(index, f"{scratch}/index")}
             if new:
                 files = new.decode().rstrip("\0").split("\0")

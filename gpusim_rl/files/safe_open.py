@@ -26,10 +26,10 @@ import yaml
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import budgets
 
-DIGEST = b"# sha256 "
-"""Start of a saved yaml's first line, followed by the hex digest of the other lines."""
+DIGEST = b"# sha256 "  # start of a saved yaml's first line, followed by the hex digest of the other lines
 NUMBER = re.compile(r"[-+.]?[0-9][0-9a-fA-FxobE_:.+-]*")
 PLAIN = (str, int, float, bool, type(None))
+TOO_MANY = "too many or too deeply nested values for saved settings"
 
 _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT}
 
@@ -44,7 +44,7 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
     try:
         number = os.open(path, _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe without a reader
             raise _not_a_file(path, path.lstat().st_mode) from None
         raise
     state = os.fstat(number)
@@ -53,7 +53,7 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
         raise _not_a_file(path, state.st_mode)
     if mode != "rb" and state.st_nlink > 1:
         os.close(number)
-        raise ConfigError(f"{path} is a second name of another file (a hard link). Try a copy of it in its place")
+        raise ConfigError(f"{path} is a second name of another file (a hard link)", hint="Try a copy in its place")
     return os.fdopen(number, mode, buffering)
 
 
@@ -74,7 +74,7 @@ def read_bytes(path: Path, limit: int = budgets.SETTINGS_BYTES) -> bytes:
     with open_file(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ConfigError(f"{path} has more than {limit} bytes: it is not what a run writes")
+        raise ConfigError(f"it has more than {limit} bytes, unlike a run's files", key=str(path))
     return content
 
 
@@ -108,8 +108,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """
     temporary = temporary_name(path)
     try:
-        # The name is new (O_EXCL): whatever stands in the folder is neither followed nor overwritten.
-        with temporary.open("x+b") as file:
+        with temporary.open("x+b") as file:  # a new name (O_EXCL): nothing is followed or overwritten
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -143,7 +142,7 @@ def keep_damaged(path: Path) -> str:
     copy = next(copy for copy in copies if not os.path.lexists(copy))
     with open_file(path) as file, replacing(copy) as new:
         if os.fstat(file.fileno()).st_size > budgets.COPIED_BYTES:
-            raise ConfigError(f"{path} has more than {budgets.COPIED_BYTES} bytes: it is not what a run writes")
+            raise ConfigError(f"it has more than {budgets.COPIED_BYTES} bytes, unlike a run's files", key=str(path))
         shutil.copyfileobj(file, new)
     return copy.name
 
@@ -167,10 +166,10 @@ def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) ->
         skipped: Name prefixes of entries that may be links.
     """
     if depth > budgets.FOLDERS:
-        raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
+        raise ConfigError(f"folders are nested {depth} deep, unlike a run's", key=str(folder))
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # a file of a process that trains there
+            with suppress(FileNotFoundError):  # a file of a running training
                 if entry.name.startswith(skipped):
                     continue
                 refuse_link(Path(entry.path))
@@ -190,7 +189,7 @@ def _not_a_file(path: Path, mode: int) -> ConfigError:
     kind = kinds.get(stat.S_IFMT(mode), "no regular file")
     with suppress(OSError):  # it is no link, or no longer one
         kind = f"a link to {os.readlink(path)}"
-    return ConfigError(f"{path} is {kind}: a run folder holds only files and folders of its own. Try removing it")
+    return ConfigError(f"{path} is {kind}; a run folder has only its own files and folders", hint="Try removing it")
 
 
 # Settings
@@ -229,11 +228,11 @@ def load_yaml(path: Path, content: bytes | None = None) -> Any:
         raise
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:  # an int of 5,000 digits is a ValueError
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an int of 5,000 digits
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ConfigError(f"{path}{line}: not valid yaml: {problem}") from None
+        raise ConfigError(f"not valid yaml: {problem}", key=f"{path}{line}") from None
     check_plain(value, path)
     return value
 
@@ -242,17 +241,19 @@ def check_events(text: bytes, path: Path) -> None:
     """Reject aliases, tags, long numbers and masses of values, before any is built: parsing is lazy."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
-        where = f"{path} line {event.start_mark.line + 1}"
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise ConfigError(f"{where}: an anchor or alias (& or *) is not read here; try the values in its place")
-        if getattr(event, "tag", None) is not None:
-            raise ConfigError(f"{where}: the tag {event.tag!r}: saved settings have none")
+        where, problem = f"{path} line {event.start_mark.line + 1}", ""
         long = isinstance(event, yaml.ScalarEvent) and len(event.value) > budgets.NUMBER_CHARACTERS
-        if long and NUMBER.fullmatch(event.value):
-            raise ConfigError(f"{where}: a number of {len(event.value)} characters")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > budgets.SETTINGS_DEPTH or count > budgets.SETTINGS_VALUES:
-            raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            problem = "an anchor or alias (& or *) is not allowed. Try the values in its place"
+        elif getattr(event, "tag", None) is not None:
+            problem = f"the tag {event.tag!r} is not allowed in saved settings"
+        elif long and NUMBER.fullmatch(event.value):
+            problem = f"a number of {len(event.value)} characters"
+        elif depth > budgets.SETTINGS_DEPTH or count > budgets.SETTINGS_VALUES:
+            problem = TOO_MANY
+        if problem:
+            raise ConfigError(problem, key=where)
 
 
 def check_plain(value: Any, where: Path | str) -> None:
@@ -263,7 +264,7 @@ def check_plain(value: Any, where: Path | str) -> None:
         nonlocal count
         count += 1
         if count > budgets.SETTINGS_VALUES or depth > budgets.SETTINGS_DEPTH:
-            raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
+            raise ConfigError(TOO_MANY, key=str(where))
         if isinstance(node, dict):
             for name, item in node.items():
                 check_type(name, "a key")
@@ -274,11 +275,11 @@ def check_plain(value: Any, where: Path | str) -> None:
         else:
             check_type(node, key)
             if isinstance(node, str) and "${" in node:
-                raise ConfigError(f"{where}: {key} is the interpolation {node!r}: saved settings are resolved values")
+                raise ConfigError(f"{key} is the interpolation {node!r}, expected its value", key=str(where))
 
     def check_type(node: Any, name: str) -> None:
         if type(node) not in PLAIN:
-            raise ConfigError(f"{where}: {name} is a {type(node).__name__}: saved settings are numbers and text")
+            raise ConfigError(f"{name} is a {type(node).__name__}, expected numbers and text", key=str(where))
 
     check(value, "", 0)
 
@@ -288,7 +289,7 @@ def load_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_bytes(path))
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply") from None
+        raise ConfigError("nested too deeply", key=str(path)) from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected an object, got {type(value).__name__}")
+        raise ConfigError(f"expected an object, got {type(value).__name__}", key=str(path))
     return value

@@ -84,7 +84,7 @@ class LeggedRobot:
 
 
 def read_legged(scene: Scene, name: str, feet: Sequence[str] = ()) -> LeggedRobot:
-    """Infer what a task needs to know about a walking robot.
+    """Infer what a task needs to know about a walking robot; TaskError if it has no floating base or identifiable feet.
 
     The pose is the scene's reference pose if any joint is off zero; otherwise legs bend with each foot below its hip.
 
@@ -92,9 +92,6 @@ def read_legged(scene: Scene, name: str, feet: Sequence[str] = ()) -> LeggedRobo
         scene: Scene with the robot.
         name: Name of the robot in the scene.
         feet: Bodies or shapes that are feet; empty: ends of limbs with a foot's name, else the lowest ones.
-
-    Raises:
-        TaskError: The robot has no floating base, no identifiable feet, or a joint that follows another.
     """
     return _Reader(scene, name).read(feet)
 

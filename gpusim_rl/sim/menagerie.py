@@ -24,9 +24,6 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
         source: `menagerie:<robot>`, or `menagerie:<robot>/<model>` (`menagerie:unitree_g1/g1_with_hands`).
         keyframe: Reference pose in place of `home`. Without it, a robot with tied bodies or no `home` keeps its file's
             pose.
-
-    Raises:
-        TaskError: The package, robot, model or keyframe is missing, or the download fails.
     """
     robot_name, _, entry = source.removeprefix(PREFIX).partition("/")
     try:

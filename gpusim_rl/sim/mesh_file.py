@@ -60,11 +60,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
 
 
 def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
-    """Make a mesh compile, with a volume if it `collides`; return what changed, or "".
-
-    Raises:
-        ValueError: The mesh is beyond repair.
-    """
+    """Make a mesh compile, with a volume if it `collides`; return what changed, or "". ValueError: beyond repair."""
     error = _compiles(mesh, file, collides)
     if error and mesh.file and "volume" not in error:
         read_by_trimesh(mesh, file)

@@ -59,21 +59,16 @@ def read_robot(
     keyframe: str | None,
     fixed_base: bool | None,
 ) -> tuple[mujoco.MjSpec, dict[str, float]]:
-    """Read a robot; see `Scene.add` for the arguments.
+    """Read a robot, see `Scene.add`; return its spec, all elements named, and a URDF's velocity limits [rad/s or m/s].
 
-    Returns:
-        Spec with all bodies, joints and actuators named, and a URDF's velocity limits [rad/s or m/s].
-
-    Raises:
-        TaskError: An argument does not fit the file.
-        ValueError, FileNotFoundError: The file is invalid or missing.
+    TaskError: an argument does not fit. ValueError, FileNotFoundError: the file is invalid or missing.
     """
     limits, notes = dict[str, float](), list[str]()
     from_menagerie = isinstance(source, str) and source.startswith(menagerie.PREFIX)
     from_urdf = isinstance(source, str | Path) and not from_menagerie and is_urdf(Path(source))
     if packages is not None and not from_urdf:
         raise TaskError("packages are for URDF files")
-    if isinstance(source, mujoco.MjSpec):
+    if not isinstance(source, str | Path):
         spec = source
     elif from_menagerie:
         spec = menagerie.load(str(source), keyframe)
@@ -150,11 +145,7 @@ def hide_collision_shapes(model: mujoco.MjModel) -> None:
 
 
 def attach(scene: mujoco.MjSpec, spec: mujoco.MjSpec, name: str, frame: mujoco.MjsFrame, source: object) -> None:
-    """Attach a robot to a scene's spec.
-
-    TaskError, or ValueError with the line in the file, for a reference to a missing name: `MjSpec.attach` would drop
-    the element.
-    """
+    """Attach a robot to a scene's spec; TaskError or ValueError for missing names: `MjSpec.attach` drops users."""
     kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
     expected = {kind: len(getattr(scene, kind)) + len(getattr(spec, kind)) for kind in kinds}
     scene.attach(spec, prefix=f"{name}/", frame=frame)

@@ -68,10 +68,7 @@ def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
 
 
 def read_content(file: Path) -> bytes:
-    """Return an XML file as UTF-8 without prolog; ValueError if it is not regular or too large.
-
-    Files in another than their declared encoding are read as UTF-8, else as Latin-1.
-    """
+    """Return an XML file as UTF-8 without prolog; other than the declared encoding, try UTF-8, then Latin-1."""
     regular_file(file, budgets.XML_BYTES)
     content, text = file.read_bytes(), ""
     named = re.search(rb"<\?xml [^>]*encoding *= *[\"']([\w-]+)", content[:_HEAD])
@@ -86,10 +83,7 @@ def read_content(file: Path) -> bytes:
 
 
 def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Callable[[str], object]) -> None:
-    """Call `start` and `end` for each element; ValueError if the text is no XML, nested too deeply, or too large.
-
-    Names keep their prefixes, declared or not.
-    """
+    """Call `start` and `end` with each element's prefixed name; ValueError for text that is invalid or too large."""
     parser, depth, count = expat.ParserCreate(), 0, 0
 
     def opened(tag: str, attributes: dict[str, str]) -> None:
@@ -131,12 +125,7 @@ def root_tag(file: Path) -> str:
 
 
 def read_mjcf(file: Path) -> mujoco.MjSpec:
-    """Read an MJCF file after checking it, its includes and its assets.
-
-    Raises:
-        ValueError: A file is invalid, not regular, or needs unbounded memory.
-        FileNotFoundError: The file is missing.
-    """
+    """Read an MJCF file after checking it, its includes and its assets; ValueError or OSError names what is wrong."""
     if not file.exists():
         raise FileNotFoundError("there is no such file")
     included_files(file)

@@ -50,13 +50,10 @@ def is_urdf(file: Path) -> bool:
 
 
 def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.MjSpec, dict[str, float], list[str]]:
-    """Read a robot: every link becomes a body with its visual and collision shapes.
+    """Read a robot; return spec, velocity limits of joints [rad/s or m/s], and a line per kind of change.
 
-    The file's MuJoCo `<compiler>` applies, except for its mesh and shape-removal settings. TaskError and ValueError
-    name what is missing or invalid.
-
-    Returns:
-        Spec, velocity limits of joints [rad/s or m/s], and a line per kind of change.
+    Every link becomes a body with its visual and collision shapes. The file's MuJoCo `<compiler>` applies, except for
+    its mesh and shape-removal settings. TaskError and ValueError name what is missing or invalid.
     """
     notes: dict[str, list[str]] = {"links without a physical mass or inertia": [], "read": [], "left out": []}
     changed, tidied, left_out = notes.values()
@@ -234,10 +231,7 @@ def _empty_links(robot: ElementTree.Element) -> None:
 
 
 def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
-    """Make a link's mass and inertia physical; return what changed, or "".
-
-    MuJoCo's `balanceinertia` handles A + B < C: all three become their mean.
-    """
+    """Make a link's mass and inertia physical; return what changed, or "". `balanceinertia` handles A + B < C."""
     inertial, mass, name = link.find("inertial"), link.find("inertial/mass[@value]"), link.get("name", "")
     if inertial is None or mass is None:
         if inertial is not None:

@@ -72,7 +72,7 @@ def test_settings_of_ours_that_mean_nothing_there_are_one_line(isaaclab):
 
 def test_our_own_simulators_say_what_they_need_there(isaaclab):
     line = isaaclab.error("task=Cartpole", "num_envs=4", "device=cpu")
-    assert line.startswith("error: sim=mujoco needs mujoco>=3.17,<5, and 3.12.0 is installed; try: pip install ")
+    assert line.startswith("error: sim=mujoco needs mujoco>=3.17,<5, and 3.12.0 is installed. Try: pip install ")
 
 
 def test_the_commands_of_the_document_run(isaaclab, tmp_path):

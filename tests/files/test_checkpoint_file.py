@@ -19,6 +19,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.files.checkpoint_file import FORMAT, load, save
 from helpers.checkpoints import PAYLOAD, sealed
+from helpers.raised import raises
 
 
 def test_round_trip_is_exact(tmp_path):
@@ -51,7 +52,7 @@ def test_what_can_be_saved_can_be_read(tmp_path, value):
 )
 def test_what_cannot_be_read_again_is_not_saved(tmp_path, value, at):
     save(tmp_path / "last.pt", PAYLOAD)
-    with pytest.raises(ConfigError, match=rf"^the state to save has a pathlib\.PosixPath at {at}; a checkpoint holds"):
+    with pytest.raises(ConfigError, match=rf"pathlib\.PosixPath at {at};"):
         save(tmp_path / "last.pt", value)
     assert load(tmp_path / "last.pt")["iteration"] == 7
 
@@ -96,7 +97,7 @@ def test_another_format_names_the_version_that_wrote_it(tmp_path, version):
     archive = io.BytesIO()
     torch.save({"gpusim_rl": "9.8.7", "format": version}, archive)
     sealed(tmp_path / "other.pt", archive.getvalue())
-    with pytest.raises(ConfigError, match=rf"format {version} of gpusim_rl 9\.8\.7; .* reads format {FORMAT}"):
+    with raises(ConfigError, problem=f"format {version} of gpusim_rl 9.8.7"):
         load(tmp_path / "other.pt")
 
 
@@ -110,7 +111,7 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
         load(tmp_path / "last.pt")
     for file in tmp_path.iterdir():
         file.write_bytes(b"x")
-    with pytest.raises(ConfigError, match=r"not the one in it\)$"):
+    with raises(ConfigError, hint=""):
         load(tmp_path / "last.pt")
 
 

@@ -64,18 +64,18 @@ def test_a_checkpoint_that_is_not_there_says_what_is(run_dir, name, words):
 def test_only_runs_are_named_where_there_is_no_such_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(ConfigError, match=r"trained task; in runs there is no run yet$"):
+    with pytest.raises(ConfigError, match=r"In runs there is no run yet$"):
         paths.find_checkpoint("Ant")
     (tmp_path / "runs" / "empty").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"; in runs there is no run$"):
+    with pytest.raises(ConfigError, match=r"\. In runs there is no run$"):
         paths.find_run("Ant")
     run = tmp_path / "runs" / "Cartpole" / "2026-01-31_12-00-00"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("")
     (tmp_path / "mine.pt").write_text("")
-    with pytest.raises(ConfigError, match=r"; in runs there is Cartpole$"):
+    with pytest.raises(ConfigError, match=r"\. In runs there is Cartpole$"):
         paths.find_run("Ant")
-    with pytest.raises(ConfigError, match=r"; in .* there is (mine\.pt, runs|runs, mine\.pt)$"):
+    with pytest.raises(ConfigError, match=r"\. In .* there is (mine\.pt, runs|runs, mine\.pt)$"):
         paths.find_checkpoint("./no.pt")
 
 

@@ -50,7 +50,7 @@ def test_a_number_without_end_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": yaml.safe_load("2020-01-01")}, [b"x"], {("a",): 1}])
 def test_saved_settings_are_numbers_and_text(value: Any) -> None:
-    with pytest.raises(ConfigError, match="saved settings are numbers and text"):
+    with pytest.raises(ConfigError, match="expected numbers and text"):
         check_plain(value, "config.yaml")
 
 

@@ -533,7 +533,7 @@ def test_a_mujoco_warp_that_is_too_old_is_one_line(monkeypatch):
     sim = make("mujoco", ant_with_eye(), 2)
     monkeypatch.setattr(provenance, "installed_version", lambda name: "3.11.0" if name == "mujoco-warp" else "4.0.0")
     with pytest.raises(
-        ConfigError, match=r"a camera needs mujoco-warp>=4.0,<5, and 3.11.0 is installed; try: pip install"
+        ConfigError, match=r"a camera needs mujoco-warp>=4.0,<5, and 3.11.0 is installed. Try: pip install"
     ):
         sim.camera("eye")
 

@@ -427,7 +427,7 @@ def test_an_older_package_is_one_line(monkeypatch, name, older, need):
     with pytest.raises(ConfigError) as error:
         make(name, ball_scene(), 1)
     got = older[Requirement(need).name]
-    assert str(error.value).startswith(f"sim={name} needs {need}, and {got} is installed; try: pip install 'mujoco>=")
+    assert str(error.value).startswith(f"sim={name} needs {need}, and {got} is installed. Try: pip install 'mujoco>=")
 
 
 def test_without_mujoco_warp_there_is_one_line(monkeypatch):

@@ -55,7 +55,7 @@ def test_a_run_is_judged_without_loading_torch(tool):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["Nothing"], "no run 'Nothing': expected a run folder or a trained task; in runs there is "),
+        (["Nothing"], "no run 'Nothing': expected a run folder or a trained task. In runs there is "),
         (["runs"], "runs is not a run folder: it has no config.yaml, there is "),
         (["-cd", "my_cfg", "Nothing"], "no run 'Nothing': "),
         (["scalling", "task=Ant"], "unknown command 'scalling'. Did you mean 'scaling'?"),

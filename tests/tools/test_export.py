@@ -256,7 +256,7 @@ def test_what_runs_on_the_robot_needs_neither_torch_nor_this_package(file):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["Nothing"], "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task; in runs there is"),
+        (["Nothing"], "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task. In runs there is"),
         (["empty"], "no checkpoint in empty (it ended before its first one, or has just begun): expected checkpoints/"),
         (["Ant", "--out", "new/x"], "--out new/x: there is no folder new. Try one that is there, or make it first"),
         (["Ant", "--out", "runs"], "--out runs: the folder exists. Try another name, or --overwrite"),

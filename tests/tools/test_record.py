@@ -133,7 +133,7 @@ def test_bad_input_is_one_line(tool_here, arguments, line):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task; in runs"),
+        (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task. In runs"),
         (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x720"),
         (("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'"),
     ],

@@ -119,7 +119,7 @@ def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("Cartpol",), "no checkpoint 'Cartpol': expected a run folder, a .pt file or a trained task; in runs"),
+        (("Cartpol",), "no checkpoint 'Cartpol': expected a run folder, a .pt file or a trained task. In runs"),
         (("Cartpole", "--out", "new/x.png"), "--out new/x.png: there is no folder new. Try one that is there, or make"),
         (("Cartpole", "--out", "x.jpg"), "a picture's name must end in .png, got 'x.jpg'"),
         (("Cartpole", "--num-envs", "400"), "160x120 pixels are too few for 400 envs"),
