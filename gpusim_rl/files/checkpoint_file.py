@@ -43,9 +43,7 @@ DTYPES = tuple(torch.storage._dtype_to_storage_type_map())  # others (uint16) ne
 def save(path: Path, payload: Mapping[str, Any]) -> None:
     """Write a state (nested dicts and lists of tensors and scalars) to `path`, atomically.
 
-    Raises:
-        OSError: The disk is full or the folder is gone; the old file is unchanged.
-        ConfigError: `load` could not read the state.
+    ConfigError if `load` could not read the state; OSError leaves the old file unchanged.
     """
     check_is_data(payload)
     versioned = {"format": FORMAT, "gpusim_rl": __version__, **payload}
@@ -96,8 +94,7 @@ def load(path: Path) -> dict[str, Any]:
 def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
     """Return a checkpoint's content, with tensors on the CPU, and its digest.
 
-    Raises:
-        ConfigError: The file is damaged, foreign, of another format, or holds more than data.
+    ConfigError if the file is damaged, foreign, of another format, or holds more than data.
     """
     try:
         file = open_file(path)

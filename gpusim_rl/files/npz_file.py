@@ -23,14 +23,10 @@ PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[dict[str, Any], str]:
-    """Return a file's arrays by name and its SHA-256 in hex; ConfigError if it is invalid.
+    """Return a file's arrays by name (of `names` only) and its SHA-256 in hex; ConfigError if it is invalid.
 
-    Entries that are not arrays are None, by file name.
-
-    Args:
-        path: File.
-        limit: Largest size, packed and unpacked [bytes]; see also `UNPACKED_BYTES`.
-        names: Arrays to read; None = all.
+    Entries that are not arrays are None. `limit` bounds the packed and unpacked size [bytes], see also
+    `UNPACKED_BYTES`.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: expected an npz file")

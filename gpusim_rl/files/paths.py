@@ -119,14 +119,10 @@ class Checkpoint:
 
 
 def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
-    """Find a checkpoint by run folder, .pt file, or task (its latest run with a checkpoint).
+    """Find a checkpoint by run folder, .pt file, or task (its latest run with a checkpoint) in `runs` (`log.dir`).
 
-    Args:
-        name: `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`.
-        runs: Folder of all runs (`log.dir`).
-
-    Raises:
-        ConfigError: There is no checkpoint, or the run folder holds links.
+    Names are such as `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`. ConfigError if there
+    is no checkpoint, or the run folder holds links.
     """
     path = _resolve(name, runs, ("checkpoints/*.pt",))
     if path.is_dir():
@@ -144,11 +140,7 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
 
 
 def find_run(name: str, runs: str | Path = "runs") -> Path:
-    """Find a run folder as `find_checkpoint` does, with or without a checkpoint; a task needs metrics or a checkpoint.
-
-    Raises:
-        ConfigError: There is no such run, or it holds links.
-    """
+    """Find a run folder as `find_checkpoint` does; a task means its latest run with metrics or a checkpoint."""
     path = _resolve(name, runs, ("metrics.csv", "checkpoints/*.pt"))
     folder = path.parent.parent if path.is_file() else path
     if (folder / "config.yaml").is_file():

@@ -37,9 +37,7 @@ _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+"
 def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: int = -1) -> IO[bytes]:
     """Open a regular file without following links or blocking on pipes.
 
-    Raises:
-        ConfigError: The file is not regular, or is opened for writing and has a second name.
-        OSError: The file cannot be opened.
+    ConfigError if the file is not regular, or is opened for writing and has a second name.
     """
     try:
         number = os.open(path, _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -58,10 +56,7 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
 
 
 def lock(file: IO[bytes]) -> bool:
-    """Lock an open file until this process and those that inherit it close it.
-
-    Return False if another process holds the lock; raise OSError on a file system without locks.
-    """
+    """Lock an open file for this process and those that inherit it; return False if another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -156,14 +151,9 @@ def remove_temporary(folder: Path) -> None:
 
 
 def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) -> None:
-    """Raise ConfigError if a run folder contains links or special files.
+    """Raise ConfigError if a run folder, `depth` levels below its top, contains links or special files.
 
-    W&B replaces its own links below `wandb`.
-
-    Args:
-        folder: Folder to check.
-        depth: Depth below the run folder.
-        skipped: Name prefixes of entries that may be links.
+    Entries whose names start with `skipped` may be links. W&B replaces its own links below `wandb`.
     """
     if depth > budgets.FOLDERS:
         raise ConfigError(f"folders are nested {depth} deep, unlike a run's", key=str(folder))

@@ -38,15 +38,11 @@ def usable(spec: mujoco.MjSpec, keyframe: str) -> bool:
 
 
 def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
-    """Make a keyframe the reference pose; positions keep their meaning by each joint's `ref`.
+    """Make a keyframe the reference pose, in which each joint's `ref` keeps the meaning of positions.
 
-    Velocities and controls of the keyframe are ignored. Joint and tendon ties count from the reference pose and are
+    The keyframe's velocities and controls are ignored. Joint and tendon ties count from the reference pose and are
     rewritten. A ball joint has no `ref`: its rotation counts from the keyframe; one with limits or a spring keeps its
-    pose.
-
-    Raises:
-        TaskError: The keyframe is missing, has the wrong size, or breaks a tie of two bodies.
-        ValueError: The robot does not compile.
+    pose. TaskError if the keyframe is missing, has the wrong size, or breaks a tie of two bodies.
     """
     names = [key.name for key in spec.keys]
     if keyframe not in names:

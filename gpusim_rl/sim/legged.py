@@ -86,12 +86,8 @@ class LeggedRobot:
 def read_legged(scene: Scene, name: str, feet: Sequence[str] = ()) -> LeggedRobot:
     """Infer what a task needs to know about a walking robot; TaskError if it has no floating base or identifiable feet.
 
-    The pose is the scene's reference pose if any joint is off zero; otherwise legs bend with each foot below its hip.
-
-    Args:
-        scene: Scene with the robot.
-        name: Name of the robot in the scene.
-        feet: Bodies or shapes that are feet; empty: ends of limbs with a foot's name, else the lowest ones.
+    `feet` are bodies or shapes; empty: ends of limbs with a foot's name, else the lowest ones. The pose is the scene's
+    reference pose if any joint is off zero; otherwise legs bend with each foot below its hip.
     """
     return _Reader(scene, name).read(feet)
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scene:
-    """One world as a `mujoco.MjSpec`.
+    """One world as a `mujoco.MjSpec`; methods raise TaskError for unknown names and invalid values.
 
     Every robot or object has a name, which prefixes its elements (`ant/torso`). A scene has one set of MuJoCo options:
     those of the task, from these arguments or `option`; else those of the robots' files; else MuJoCo's defaults.
@@ -153,9 +153,6 @@ class Scene:
             pos: Position of the centre [m]; a picture's darkest point is at height 0.
             friction: See `add_ground`.
             name: Name of the geom and the height field.
-
-        Raises:
-            TaskError: The heights or sizes are invalid, or the file is unreadable.
         """
         field = ground.read_heights("Scene.add_heightfield", heights, size, height)
         ground.add_heights(self.spec, name, field, (0.5 * size[0], 0.5 * size[1]), pos, friction)
@@ -181,13 +178,12 @@ class Scene:
     ) -> None:
         """Add a robot or object from an MJCF or URDF file or a spec.
 
-        The file is one articulation, with the first body under the worldbody as root. Each further body there with a
-        free joint starts an articulation of its own, `<name>/<body>`. Geoms of the worldbody are fixed and belong to
-        none. Ball joints move but are not among an articulation's joints. Unnamed bodies, joints and actuators get
-        names (`body4`).
+        The file is one articulation, with the first body under the worldbody as root; each further body there with a
+        free joint starts its own, `<name>/<body>`. Geoms of the worldbody are fixed and belong to none. Ball joints
+        move but are not among an articulation's joints. Unnamed bodies, joints and actuators get names (`body4`).
 
-        The file's options join the scene's (see `Scene`). Its `<compiler>` settings apply to its own elements, except
-        for `fusestatic`, `discardvisual`, `fitaabb` and `lengthrange`.
+        The file's options join the scene's; two files must not disagree. Its `<compiler>` settings apply to its own
+        elements, except for `fusestatic`, `discardvisual`, `fitaabb` and `lengthrange`.
 
         Args:
             name: Name in the scene; elements become `<name>/<element>`.
@@ -200,10 +196,6 @@ class Scene:
                 URDF.
             packages: Folders of ROS packages in a URDF (`package://<package>/meshes/x.stl`). Others are searched by
                 name in the file's folder and its parents.
-
-        Raises:
-            TaskError: The name is taken, the file is missing or invalid, options conflict with an earlier file, or an
-                argument does not fit the file.
         """
         label = f"Scene.add({name!r})"
         if name in (*self._velocity_limits, *self.articulation_names):
@@ -242,9 +234,7 @@ class Scene:
     def elements_of(self, articulation: str, kind: str) -> dict[str, int]:
         """Return ids of an articulation's elements by their names in its file; empty if it does not exist.
 
-        Args:
-            articulation: Name of the articulation.
-            kind: `body`, `joint` (hinges and slides), `actuator`, `tendon`, `site` or `sensor`.
+        Joints are hinges and slides. Other kinds are `body`, `actuator`, `tendon`, `site` and `sensor`.
         """
         model, prefix, bodies = self.model, self.prefix(articulation), self.bodies_of(articulation)
         if kind == "body":
@@ -267,10 +257,9 @@ class Scene:
         return range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
 
     def contact_columns(self, body: str) -> list[int]:
-        """Return the sensor-data columns of a body's contacts; TaskError without a contact sensor.
+        """Return the sensor-data columns of a body's contacts, all of one physics step in the world frame.
 
-        Force [N], torque [N m] about a point, that point [m], body position [m] and orientation wxyz, all of one
-        physics step in the world frame.
+        Force [N], torque [N m] about a point, that point [m], body position [m] and orientation wxyz.
         """
         if body not in self.contact_sensors:
             hint = "Try scene.add_contact_sensor in the task's scene()"
@@ -296,10 +285,7 @@ class Scene:
         return joints
 
     def velocity_limits(self, name: str) -> dict[str, float]:
-        """Return a URDF's velocity limits [rad/s or m/s] by joint.
-
-        MuJoCo ignores them; pass them to `add_actuators(velocity_limit=...)`.
-        """
+        """Return a URDF's velocity limits [rad/s or m/s] by joint; pass them to `add_actuators` to apply them."""
         self._check_name("velocity_limits", name)
         return dict(self._velocity_limits.get(name, {}))
 
@@ -344,10 +330,6 @@ class Scene:
             delay: Delay of a control [s], rounded up to physics steps; an episode's first control acts until it
                 arrives.
             max_delay: Largest delay for `sim.param("actuator_delay", ...)` [s]; default `delay`.
-
-        Raises:
-            TaskError: A pattern matches no joint, a joint already has an actuator, or a value is missing, superfluous
-                or negative.
         """
         self._check_name(f"add_actuators({name!r})", name)
         values = {"stiffness": stiffness, "damping": damping, "armature": armature, "friction": friction}
@@ -379,9 +361,6 @@ class Scene:
                 largest force, in its contact frame.
             **of: `site`, `body`, `joint`, `actuator`, `tendon` or `geom` by its name in the file; a body stands for its
                 frame.
-
-        Raises:
-            TaskError: The kind or element does not exist, or the name is taken.
         """
         self._check_name("add_sensor", name)
         add_sensor(self.spec, name, self.prefix(name), sensor, kind, of, cutoff, against)
@@ -450,11 +429,8 @@ class Scene:
             every: Control steps per frame.
             target: Point to look at in the body's frame [m], in place of `quat`; z is up in the image.
             groups: MuJoCo's geom groups to draw. A few primitives draw many times faster than fine meshes.
-            samples: Rays per pixel along each side, averaged in `rgb`; 2 costs four times as much, and smooths things
-                thinner than a pixel.
-
-        Raises:
-            TaskError: The name is taken, the body or camera does not exist, or a value is out of range.
+            samples: Rays per pixel along each side, averaged in `rgb`, for things thinner than a pixel; 2 costs four
+                times more.
         """
         if name in self.cameras:
             raise TaskError(f"the scene already draws with a camera {name!r}", key="Scene.add_camera")

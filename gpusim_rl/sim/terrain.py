@@ -60,8 +60,7 @@ class TerrainConfig:
 class Terrain:
     """Ground shared by all worlds: a height field around the origin.
 
-    Levels lie along +x, columns along +y. The lines between patches and the border are at height 0. Equal
-    configurations give equal terrain.
+    Levels lie along +x, columns along +y. Lines between patches and the border are at height 0.
 
     Args:
         cfg: Kinds and sizes of the patches.
