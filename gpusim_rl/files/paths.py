@@ -194,8 +194,8 @@ def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
 def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
     """Return a group's latest run with a file of `patterns`, skipping crashed runs."""
     latest, folder = (group / "latest").resolve(), group.resolve()
-    of_experiment = folder.parent == base.resolve() == latest.parent.parent  # a task's run in an experiment's folder
-    if latest.parent != folder and not of_experiment:
+    in_experiment = folder.parent == base.resolve() == latest.parent.parent  # a task's run in an experiment's folder
+    if latest.parent != folder and not in_experiment:
         problem = f"{group}/latest leads to {latest}, out of the folder"
         raise ConfigError(problem, hint="Try the run folder that you mean")
 

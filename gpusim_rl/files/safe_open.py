@@ -182,9 +182,6 @@ def _not_a_file(path: Path, mode: int) -> ConfigError:
     return ConfigError(f"{path} is {kind}; a run folder has only its own files and folders", hint="Try removing it")
 
 
-# Settings
-
-
 class _Dumper(yaml.SafeDumper):
     """Dumper without aliases, which `load_yaml` rejects."""
 

@@ -121,7 +121,8 @@ class _Reader:
             low, high = self.limits(j)
             data.qpos[model.jnt_qposadr[j]] = min(max(model.qpos0[model.jnt_qposadr[j]], low), high)
         mujoco.mj_kinematics(model, data)
-        feet = {item: self.lowest(shapes) for item, shapes in (self.named(names) if names else self.found()).items()}
+        feet = self.given_feet(names) if names else self.inferred_feet()
+        feet = {item: self.lowest(shapes) for item, shapes in feet.items()}
         turns = (model.jnt_type == _HINGE) & (np.abs(data.xaxis[:, 1]) > 0.7)  # about the y axis
         legs = [[j for j in self.above(self.body_of[shapes[0]]) if turns[j]] for shapes in feet.values()]
         shared = {j for one, two in itertools.combinations(legs, 2) for j in set(one) & set(two)}  # of the waist
@@ -155,7 +156,7 @@ class _Reader:
         low, high = self.model.jnt_range[joint] if self.model.jnt_limited[joint] else (-math.pi, math.pi)
         return float(low), float(high)
 
-    def named(self, names: Sequence[str]) -> dict[str, list[int]]:
+    def given_feet(self, names: Sequence[str]) -> dict[str, list[int]]:
         bodies = {self.name("body", i): i for i in self.bodies}
         geoms = {name: g for g in self.shapes if (name := self.name("geom", g))}
         feet = {}
@@ -163,13 +164,13 @@ class _Reader:
             if name not in bodies and name not in geoms:
                 hint = f"{did_you_mean(name, [*bodies, *geoms])} Available: {', '.join([*bodies, *geoms])}"
                 raise TaskError(f"no body or shape {name!r}", key="--feet", hint=hint)
-            shapes = self.of_body(bodies[name]) if name in bodies else [geoms[name]]
+            shapes = self.shapes_of(bodies[name]) if name in bodies else [geoms[name]]
             if not shapes:
                 raise TaskError(f"body {name!r} has no shape that can touch the ground", key="--feet")
             feet[f"{'body' if name in bodies else 'geom'}:{name}"] = shapes
         return feet
 
-    def found(self) -> dict[str, list[int]]:
+    def inferred_feet(self) -> dict[str, list[int]]:
         """Return the inferred feet's shapes: ends of limbs with a foot's name, else the lowest."""
         model, weld = self.model, self.model.body_weldid
         inner = {weld[model.body_parentid[i]] for i in self.bodies if weld[model.body_parentid[i]] != weld[i]}
@@ -194,11 +195,11 @@ class _Reader:
         for shapes in matches:
             lowest = min(shapes, key=self.bottom)
             body, name = self.body_of[lowest], self.name("geom", lowest)
-            alone = FOOT.search(self.name("body", body)) or not name or self.of_body(body) == [lowest]
-            feet |= {f"body:{self.name('body', body)}": self.of_body(body)} if alone else {f"geom:{name}": [lowest]}
+            alone = FOOT.search(self.name("body", body)) or not name or self.shapes_of(body) == [lowest]
+            feet |= {f"body:{self.name('body', body)}": self.shapes_of(body)} if alone else {f"geom:{name}": [lowest]}
         return feet
 
-    def of_body(self, body: int) -> list[int]:
+    def shapes_of(self, body: int) -> list[int]:
         return [g for g in self.shapes if self.body_of[g] == body]
 
     def bottom(self, geom: int) -> float:

@@ -58,9 +58,9 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
 
 def _strip(spec: mujoco.MjSpec) -> None:
     world = spec.worldbody
-    gone = [*world.geoms, *world.sites, *spec.lights, *spec.cameras]
-    names = {element.name for element in gone if element.name}
-    lost = [sensor for sensor in spec.sensors if not names.isdisjoint((sensor.objname, sensor.refname))]
-    for element in [*lost, *gone, *spec.keys]:
+    removed = [*world.geoms, *world.sites, *spec.lights, *spec.cameras]
+    names = {element.name for element in removed if element.name}
+    orphans = [sensor for sensor in spec.sensors if not names.isdisjoint((sensor.objname, sensor.refname))]
+    for element in [*orphans, *removed, *spec.keys]:
         spec.delete(element)
     clear_option(spec)

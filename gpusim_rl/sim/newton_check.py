@@ -55,8 +55,8 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
         if got != expected:
             raise unsupported(f"Newton imports this scene with {name} = {got}, expected {expected}")
     _check_contacts(model, solver.mjw_model)
-    of_settings = ("timestep", "iterations", "ls_iterations")
-    for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
+    overridden = ("timestep", "iterations", "ls_iterations")
+    for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in overridden):
         if not np.allclose(getattr(solved.opt, name), getattr(model.opt, name), rtol=1e-5):
             raise lacks_option(name, getattr(model.opt, name))
 
@@ -66,11 +66,11 @@ def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
     geoms = collided_geoms(model)
     touch, (first, second) = may_touch(model), (model.pair_geom1, model.pair_geom2)
     touch[first, second] = touch[second, first] = True
-    touch, found = touch[np.ix_(geoms, geoms)], np.zeros((len(geoms), len(geoms)), dtype=bool)
-    found[tuple(solved.nxn_geom_pair_filtered.numpy().reshape(-1, 2).T)] = True
-    for a, b in np.argwhere(np.triu(touch != (found | found.T), 1)):
+    touch, actual = touch[np.ix_(geoms, geoms)], np.zeros((len(geoms), len(geoms)), dtype=bool)
+    actual[tuple(solved.nxn_geom_pair_filtered.numpy().reshape(-1, 2).T)] = True
+    for a, b in np.argwhere(np.triu(touch != (actual | actual.T), 1)):
         names = " and ".join(repr(model.geom(geoms[i]).name) for i in (a, b))
-        raise unsupported(f"Newton imports the geoms {names} with contact = {found[a, b]}, expected {touch[a, b]}")
+        raise unsupported(f"Newton imports the geoms {names} with contact = {actual[a, b]}, expected {touch[a, b]}")
 
 
 def _array(solver: Any, name: str) -> np.ndarray:
@@ -83,28 +83,28 @@ def _array(solver: Any, name: str) -> np.ndarray:
 
 
 def _check_array(name: str, prefix: str, model: mujoco.MjModel, solver: Any) -> None:
-    expected, found = (np.array(each, dtype=float) for each in (getattr(model, name), _array(solver, name)))
+    expected, actual = (np.array(each, dtype=float) for each in (getattr(model, name), _array(solver, name)))
     rows = collided_geoms(model) if prefix == "geom" else np.arange(len(expected))
     expected = expected[rows]
-    found = found.reshape(expected.shape) if found.size == expected.size else found
+    actual = actual.reshape(expected.shape) if actual.size == expected.size else actual
     if name in ("pair_geom1", "pair_geom2"):
         expected = np.searchsorted(collided_geoms(model), expected)
-    if expected.shape != found.shape or not expected.size:
+    if expected.shape != actual.shape or not expected.size:
         return  # a count differs
-    expected, found = (values.reshape(len(values), -1) for values in (expected, found))
+    expected, actual = (values.reshape(len(values), -1) for values in (expected, actual))
     if name.endswith("quat"):  # q and -q are the same orientation
-        found *= np.where((found * expected).sum(axis=1, keepdims=True) < 0.0, -1.0, 1.0)
+        actual *= np.where((actual * expected).sum(axis=1, keepdims=True) < 0.0, -1.0, 1.0)
     if name.endswith("range"):
-        for each, values in ((model, expected), (solver.mj_model, found)):
+        for each, values in ((model, expected), (solver.mj_model, actual)):
             limited = getattr(each, name.replace("range", "limited")) != 0
             values[~limited | (np.abs(values) > _NO_LIMIT).all(axis=1)] = 0.0
     rtol = 1e-3 if getattr(model, name).dtype.kind == "f" else 0.0
-    wrong = np.flatnonzero(~np.isclose(found, expected, rtol=rtol, atol=1e-6).all(axis=1))
+    wrong = np.flatnonzero(~np.isclose(actual, expected, rtol=rtol, atol=1e-6).all(axis=1))
     if len(wrong):
         row, kind = int(wrong[0]), _KINDS[prefix]
         owner = int(rows[row])
         if prefix in _FIRST:
             owner = int(np.searchsorted(getattr(model, _FIRST[prefix]), row, side="right")) - 1
         element = f"the {kind} {getattr(model, kind)(owner).name or owner!r}"
-        got, wanted = (" ".join(f"{value:g}" for value in values[row]) for values in (found, expected))
+        got, wanted = (" ".join(f"{value:g}" for value in values[row]) for values in (actual, expected))
         raise unsupported(f"Newton imports {element} with {name} = {got}, expected {wanted}")

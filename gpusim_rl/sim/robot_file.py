@@ -25,7 +25,7 @@ _WARNINGS_SHOWN = 4
 _FREE = mujoco.mjtJoint.mjJNT_FREE
 
 
-_said: set[str] = set()  # training, evaluation and tools each build the scene: warn once
+_logged: set[str] = set()  # training, evaluation and tools each build the scene: warn once
 
 
 @contextmanager
@@ -42,8 +42,8 @@ def mujoco_warnings(source: str) -> Iterator[None]:
         # Without a handler MuJoCo appends warnings to MUJOCO_LOG.TXT; simulators report diverged worlds by mask.
         mujoco.set_mju_user_warning(logger.debug)
         lines = [" ".join(line.split()) for line in (*lines, *(str(warning.message) for warning in caught))]
-        if new := [line for line in dict.fromkeys(lines) if line not in _said]:
-            _said.update(new)
+        if new := [line for line in dict.fromkeys(lines) if line not in _logged]:
+            _logged.update(new)
             more = f"; and {len(new) - _WARNINGS_SHOWN} more" if len(new) > _WARNINGS_SHOWN else ""
             logger.warning("%s: MuJoCo warns: %s%s", source, "; ".join(new[:_WARNINGS_SHOWN]), more)
 
@@ -76,9 +76,9 @@ def read_robot(
         spec, limits, notes = read_urdf(Path(source), packages or {})
     else:
         spec = read_mjcf(Path(source))
-    for line in (line for line in notes if line not in _said):
+    for line in (line for line in notes if line not in _logged):
         logger.warning(line)
-    _said.update(notes)
+    _logged.update(notes)
     for kind, elements in (("body", spec.bodies), ("joint", spec.joints), ("actuator", spec.actuators)):
         for number, element in enumerate(elements):
             element.name = element.name or f"{kind}{number}"

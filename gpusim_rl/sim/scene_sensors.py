@@ -59,12 +59,12 @@ def add_sensor(
         if element == "body" and kind in _SITE_AXES:
             spec.body(prefix + target).add_site(name=prefix + name)
             element, target = "site", name
-        of_type = mujoco.mjtObj.mjOBJ_BODY if element == "body" and kind in _SUBTREE else _OF[element]
-        arguments = {"objtype": of_type, "objname": prefix + target}
+        object_type = mujoco.mjtObj.mjOBJ_BODY if element == "body" and kind in _SUBTREE else _OF[element]
+        arguments = {"objtype": object_type, "objname": prefix + target}
     if kind == "contact":  # reports what acts on the second; a subtree against itself is named by its frame
-        of_type = {"ground": mujoco.mjtObj.mjOBJ_BODY, "self": mujoco.mjtObj.mjOBJ_XBODY}[str(against)]
-        second = {"reftype": arguments["objtype"] if "geom" in of else of_type, "refname": arguments["objname"]}
-        first = {"objtype": of_type, "objname": arguments["objname"] if against == "self" else "world"}
+        object_type = {"ground": mujoco.mjtObj.mjOBJ_BODY, "self": mujoco.mjtObj.mjOBJ_XBODY}[str(against)]
+        second = {"reftype": arguments["objtype"] if "geom" in of else object_type, "refname": arguments["objname"]}
+        first = {"objtype": object_type, "objname": arguments["objname"] if against == "self" else "world"}
         arguments = {**first, **second, "intprm": [_FOUND_AND_FORCE, _REDUCTION[str(against)], 1]}
     if kind == "rangefinder":  # a file's default reads distances
         arguments["intprm"] = [1 << mujoco.mjtRayDataField.mjRAYDATA_DIST.value, 0, 0]

@@ -81,7 +81,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     limits = {name: float(limit.get("velocity", "nan")) for name, limit in stated.items() if limit is not None}
     limits = {name: speed for name, speed in limits.items() if speed > 0.0}  # some exporters write 0 for no limit
     notes["links that overlap where all joints are 0, and do not collide"] = _exclude_overlaps(spec)
-    return spec, limits, [f"{file}: {kind}: {_some(lines)}" for kind, lines in notes.items() if lines]
+    return spec, limits, [f"{file}: {kind}: {_joined(lines)}" for kind, lines in notes.items() if lines]
 
 
 def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
@@ -148,7 +148,7 @@ def _name(element: ElementTree.Element) -> str:
     return f"{element.tag} {element.get('name', '')!r}"
 
 
-def _some(lines: list[str]) -> str:
+def _joined(lines: list[str]) -> str:
     lines = list(dict.fromkeys(lines))
     more = f"; and {len(lines) - _LINKS_SHOWN} more" if len(lines) > _LINKS_SHOWN else ""
     return "; ".join(lines[:_LINKS_SHOWN]) + more

@@ -883,7 +883,7 @@ def test_collision_shapes_behind_visual_ones_are_not_drawn(tmp_path, group):
 
 
 def test_what_mujoco_warns_of_while_it_loads_is_one_line(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("gpusim_rl.sim.robot_file._said", set())
+    monkeypatch.setattr("gpusim_rl.sim.robot_file._logged", set())
     for _ in range(2):
         add_urdf(tmp_path, GOOD, '<mimic joint="nobody_knows"/>')
     [line] = [record.getMessage() for record in caplog.records]
