@@ -26,11 +26,10 @@ def test_round_trip_is_exact(tmp_path):
     save(tmp_path / "last.pt", PAYLOAD)
     loaded = load(tmp_path / "last.pt")
     assert loaded["format"] == FORMAT and loaded["gpusim_rl"]
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["iteration"] == loaded["iteration"]
     assert torch.equal(loaded["policy"]["w"], PAYLOAD["policy"]["w"])
     assert torch.equal(loaded["rng"], PAYLOAD["rng"])
-    assert {key: loaded[key] for key in ("iteration", "best_return", "config")} == {
-        key: PAYLOAD[key] for key in ("iteration", "best_return", "config")
-    }
+    assert all(loaded[key] == PAYLOAD[key] for key in ("iteration", "best_return", "config"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
 
 
@@ -48,11 +47,17 @@ def test_what_can_be_saved_can_be_read(tmp_path, value):
 
 
 @pytest.mark.parametrize(
-    ("value", "at"), [({"w": Path()}, "w"), ({"a": [0, (Path(),)]}, "a/1/0"), ({Path("b"): 1}, "a key of /")]
+    ("value", "words"),
+    [
+        ({"w": Path()}, r"pathlib\.PosixPath at w;"),
+        ({"a": [0, (Path(),)]}, r"pathlib\.PosixPath at a/1/0;"),
+        ({Path("b"): 1}, r"pathlib\.PosixPath at a key of /;"),
+        ({"w": torch.zeros(1, dtype=torch.uint16)}, r"torch\.uint16 at w\. Try torch\.int32"),
+    ],
 )
-def test_what_cannot_be_read_again_is_not_saved(tmp_path, value, at):
+def test_what_cannot_be_read_again_is_not_saved(tmp_path, value, words):
     save(tmp_path / "last.pt", PAYLOAD)
-    with pytest.raises(ConfigError, match=rf"pathlib\.PosixPath at {at};"):
+    with pytest.raises(ConfigError, match=words):
         save(tmp_path / "last.pt", value)
     assert load(tmp_path / "last.pt")["iteration"] == 7
 
@@ -113,16 +118,6 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
         file.write_bytes(b"x")
     with raises(ConfigError, hint=""):
         load(tmp_path / "last.pt")
-
-
-def test_torch_reads_a_checkpoint_too(tmp_path):
-    save(tmp_path / "last.pt", PAYLOAD)
-    assert torch.load(tmp_path / "last.pt", weights_only=True)["iteration"] == 7
-
-
-def test_a_tensor_that_could_not_be_read_again_is_not_saved(tmp_path):
-    with pytest.raises(ConfigError, match=r"a tensor of torch\.uint16 at w\. Try torch\.int32"):
-        save(tmp_path / "last.pt", {"w": torch.zeros(1, dtype=torch.uint16)})
 
 
 def test_an_archive_behind_another_format_is_no_checkpoint(tmp_path: Path) -> None:

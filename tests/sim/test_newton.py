@@ -7,6 +7,7 @@ import random
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -19,6 +20,8 @@ from helpers.raised import raises
 from helpers.scenes import ANT, ARM, BALL, advance, ant_scene, arm_scene, everywhere, make, only
 
 pytest.importorskip("newton")
+check = importlib.import_module("gpusim_rl.sim.newton_check")
+newton_model = importlib.import_module("gpusim_rl.sim.newton_model")
 
 # A free body whose centre of mass is not its origin, on which a hinge swings.
 LOPSIDED = """
@@ -39,10 +42,18 @@ LOPSIDED = """
 CARTPOLE = Path(ANT).with_name("cartpole.xml")
 
 
-def lopsided_scene() -> Scene:
-    scene = Scene(physics_hz=200)
-    scene.add("body", mujoco.MjSpec.from_string(LOPSIDED))
-    return scene
+def both(num_envs: int, *robots: str | Path, hz: float = 200, ground: bool = False) -> list[Any]:
+    """Make the same scene on MuJoCo and on Newton."""
+    sims = []
+    for name in ("mujoco", "newton"):
+        scene = Scene(physics_hz=hz)
+        if ground:
+            scene.add_ground()
+        for i, robot in enumerate(robots):
+            spec = robot if isinstance(robot, Path) else mujoco.MjSpec.from_string(robot)
+            scene.add(f"r{i}", spec, pos=(0.0, 3.0 * i, 0.0))
+        sims.append(make(name, scene, num_envs))
+    return sims
 
 
 def test_newton_simulates_the_same_model():
@@ -51,35 +62,13 @@ def test_newton_simulates_the_same_model():
     scene.add("arm", mujoco.MjSpec.from_string(ARM), pos=(0.0, 10.0, 0.0))
     scene.add("body", mujoco.MjSpec.from_string(LOPSIDED), pos=(0.0, 15.0, 0.0))
     sim = make("newton", scene, 2)
-    ours, theirs = scene.model, sim._solver.mj_model
-    fields = [
-        *("body_mass", "body_ipos", "body_pos", "body_quat", "body_parentid", "qpos0"),
-        *("dof_damping", "dof_armature", "dof_frictionloss"),
-        *("jnt_type", "jnt_axis", "jnt_pos", "jnt_limited", "jnt_stiffness", "jnt_margin"),
-        *("jnt_solref", "jnt_solimp", "jnt_bodyid", "jnt_qposadr", "jnt_dofadr"),
-        *("actuator_gear", "actuator_ctrllimited", "actuator_gainprm", "actuator_biasprm"),
-        *("actuator_forcelimited", "actuator_trntype", "actuator_dyntype"),
-    ]
-    collided = importlib.import_module("gpusim_rl.sim.newton_model").collided_geoms(ours)
-    for field in ("type", "bodyid", "pos", "friction", "condim", "solref", "solimp", "contype", "conaffinity"):
-        found, expected = getattr(theirs, f"geom_{field}"), getattr(ours, f"geom_{field}")[collided]
-        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-5, err_msg=field)
-    for field in fields:
-        expected = getattr(ours, field)
-        np.testing.assert_allclose(getattr(theirs, field), expected, atol=1e-6, rtol=1e-5, err_msg=field)
-    limited = ours.jnt_limited.astype(bool)
-    np.testing.assert_allclose(theirs.jnt_range[limited], ours.jnt_range[limited], rtol=1e-5)
-    limited = ours.actuator_ctrllimited.astype(bool)
-    ranges = theirs.actuator_ctrlrange[limited], ours.actuator_ctrlrange[limited]
-    np.testing.assert_allclose(*ranges, rtol=1e-5)
+    ours, theirs = scene.model, sim._solver.mj_model  # `check_import` has compared most arrays
     for field in ("body_inertia", "body_iquat", "body_invweight0", "dof_invweight0"):
-        found = getattr(sim._solver.mjw_model, field).numpy()
-        np.testing.assert_allclose(found[0], getattr(ours, field), atol=1e-9, rtol=1e-6, err_msg=field)
-    option = ("integrator", "cone", "solver", "gravity")
-    option = (*option, "impratio", "tolerance", "ls_tolerance", "disableflags", "enableflags")
-    for field in option:
-        expected = getattr(ours.opt, field)
-        np.testing.assert_allclose(getattr(theirs.opt, field), expected, rtol=1e-6, err_msg=field)
+        actual = getattr(sim._solver.mjw_model, field).numpy()
+        np.testing.assert_allclose(actual[0], getattr(ours, field), atol=1e-9, rtol=1e-6, err_msg=field)
+    option = ("integrator", "cone", "solver", "gravity", "impratio", "tolerance", "ls_tolerance")
+    for field in (*option, "disableflags", "enableflags"):
+        np.testing.assert_allclose(getattr(theirs.opt, field), getattr(ours.opt, field), rtol=1e-6, err_msg=field)
 
 
 SHORT = """
@@ -107,12 +96,11 @@ def test_numbers_that_xml_leaves_out_are_those_of_mujoco():
 
 
 def test_velocities_are_those_of_origins_not_of_centres_of_mass():
-    scene = lopsided_scene()
-    reference, sim = make("mujoco", scene, 4), make("newton", scene, 4)
+    reference, sim = both(4, LOPSIDED)
     random = torch.Generator().manual_seed(0)
     quat = torch.nn.functional.normalize(torch.randn(4, 4, generator=random), dim=1)
     velocity, spin = torch.randn(4, 3, generator=random), 3.0 * torch.randn(4, 3, generator=random)
-    robots = [one.articulation("body") for one in (reference, sim)]
+    robots = [one.articulation("r0") for one in (reference, sim)]
     bodies = [robot.bodies(["body", "tail"]) for robot in robots]
     for one, robot in zip((reference, sim), robots, strict=True):
         where = everywhere(one)
@@ -335,13 +323,9 @@ TWO_TENDONS = '<tendon tendon1="turn" tendon2="extend" polycoef="0.1 0.5 0 0 0"/
 )
 def test_fixed_tendons_over_several_hinges_of_a_body(parts):
     xml = LEG.format(**{"couple": "", "turn": "", "equality": "", **parts})
-    sims = []
-    for name in ("mujoco", "newton"):
-        scene = Scene(physics_hz=200)
-        scene.add("leg", mujoco.MjSpec.from_string(xml))
-        sims.append(make(name, scene, 2))
+    sims = both(2, xml)
     for sim in sims:
-        sim.articulation("leg").actuate(torch.tensor([[0.1, 0.3, 0.02], [-0.1, 0.0, -0.02]]))
+        sim.articulation("r0").actuate(torch.tensor([[0.1, 0.3, 0.02], [-0.1, 0.0, -0.02]]))
         advance(sim, 60)
     reference, sim = sims
     assert (reference.qpos.abs().amax(dim=0) > 0.01).all()
@@ -408,13 +392,12 @@ def test_a_lost_tendon_is_named(monkeypatch):
     """As Newton's solver does where it cannot resolve a path: a warning, which nobody sees."""
     scene = Scene(physics_hz=200)
     scene.add("leg", mujoco.MjSpec.from_string(LEG.format(couple="", turn="", equality="")))
-    monkeypatch.delattr(importlib.import_module("gpusim_rl.sim.newton_model")._Solver, "_init_tendons")
+    monkeypatch.delattr(newton_model._Solver, "_init_tendons")
     with pytest.raises(ConfigError, match="tendon 'leg/turn'"):
         make("newton", scene, 1)
 
 
 def test_every_count_of_the_model_is_compared():
-    check = importlib.import_module("gpusim_rl.sim.newton_check")
     scene = ant_scene()
     solver = make("newton", scene, 1)._solver
     solved = solver.mj_model
@@ -456,14 +439,9 @@ def test_meshes_of_files(tmp_path, folder, compiler, mesh):
         f'<mujoco>{compiler}<asset><mesh file="tet.obj" {mesh}/></asset><worldbody><body name="b" pos="0 0 0.5">'
         '<freejoint/><geom type="mesh" mesh="tet" pos="0.1 0 0" euler="30 0 0"/></body></worldbody></mujoco>'
     )
-    sims = []
-    for name in ("mujoco", "newton"):
-        scene = Scene(physics_hz=200)
-        scene.add_ground()
-        scene.add("b", robot)
-        sims.append(make(name, scene, 2))
-        advance(sims[-1], 60)
-    reference, sim = sims
+    reference, sim = both(2, robot, ground=True)
+    for each in (reference, sim):
+        advance(each, 60)
     assert 0.02 < reference.qpos[0, 2] < 0.1  # on the ground by now
     torch.testing.assert_close(sim.qpos, reference.qpos, atol=2e-4, rtol=1e-3)
 
@@ -494,12 +472,9 @@ def test_a_height_field_of_a_file(tmp_path):
         '<geom type="hfield" hfield="slope"/><body name="b" pos="0.3 0.2 0.5"><freejoint/><geom size="0.1"/></body>'
         "</worldbody></mujoco>"
     )
-    sims = []
-    for name in ("mujoco", "newton"):
-        scene = Scene(physics_hz=200)
-        scene.add("b", robot)
-        sims.append(make(name, scene, 1))
-        advance(sims[-1], 80)
+    sims = both(1, robot)
+    for sim in sims:
+        advance(sim, 80)
     assert sims[0].qpos[0, 2] > 0.1 and sims[0].qvel[0, :2].abs().min() > 0.01  # it rolls down
     torch.testing.assert_close(sims[1].qpos, sims[0].qpos, atol=5e-4, rtol=1e-3)
 
@@ -543,29 +518,15 @@ RULED = {
 
 @pytest.mark.parametrize("kind", RULED)
 def test_the_same_geoms_touch(kind):
-    scenes = [Scene(physics_hz=500) for _ in range(2)]
-    sims = []
-    for scene, name in zip(scenes, ("mujoco", "newton"), strict=True):
-        for number in range(2):
-            rules = {"contact": "", "equality": ""} | RULED[kind]
-            scene.add(f"a{number}", mujoco.MjSpec.from_string(RULES.format(**rules)), pos=(0.0, 2.0 * number, 0.0))
-        sims.append(make(name, scene, 2))
-        sims[-1].step(60)
-    reference, sim = sims
+    rules = RULES.format(**{"contact": "", "equality": "", **RULED[kind]})
+    reference, sim = both(2, rules, rules, hz=500)
+    for each in (reference, sim):
+        each.step(60)
     torch.testing.assert_close(sim.qpos, reference.qpos, atol=5e-4, rtol=1e-3)
-    assert (reference.qpos[0] - torch.as_tensor(scenes[0].model.qpos0)).abs().max() > 0.05
-    ours, theirs, solved = scenes[1].model, sim._solver.mj_model, sim._solver.mjw_model
-    for name in ("body_weldid", "body_mocapid", "exclude_signature", "eq_type", "eq_obj1id", "eq_obj2id"):
-        np.testing.assert_array_equal(getattr(theirs, name), getattr(ours, name), err_msg=name)
-    for name in ("geom_contype", "geom_conaffinity", "geom_condim", "geom_priority", "geom_margin", "pair_margin"):
-        found = getattr(solved, name).numpy()
-        collided = importlib.import_module("gpusim_rl.sim.newton_model").collided_geoms(ours)
-        expected = getattr(ours, name)[collided] if name.startswith("geom") else getattr(ours, name)
-        np.testing.assert_allclose(found[0] if found.ndim == 2 else found, expected, err_msg=name)
+    assert (reference.qpos[0] - torch.as_tensor(sim.scene.model.qpos0)).abs().max() > 0.05
 
 
 def test_another_set_of_pairs_is_refused_by_the_names_of_the_geoms():
-    check = importlib.import_module("gpusim_rl.sim.newton_check")
     scene = ant_scene()
     solver = make("newton", scene, 1)._solver
     pairs = solver.mjw_model.nxn_geom_pair_filtered.numpy()
@@ -691,7 +652,6 @@ MACHINE = """
 
 
 def test_every_array_that_the_solver_steps_with_is_compared():
-    check = importlib.import_module("gpusim_rl.sim.newton_check")
     scene = Scene(physics_hz=500)
     scene.add("machine", mujoco.MjSpec.from_string(MACHINE))
     solver = make("newton", scene, 1)._solver

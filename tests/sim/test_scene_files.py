@@ -212,12 +212,15 @@ def height(scene: Scene, x: float, y: float) -> float:
     return 9.0 - mujoco.mj_ray(scene.model, data, point, down, None, 1, -1, geom)
 
 
-def write_png(file: Path, pixels: np.ndarray) -> None:
+def write_png(file: Path, pixels: np.ndarray, shape: tuple[int, int] | None = None) -> None:
+    """Write a grey picture; `shape` is what its header says."""
+
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     rows = b"".join(b"\0" + row.astype(np.uint8).tobytes() for row in pixels)
-    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 0, 0, 0, 0)
+    height, width = shape or pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
 
@@ -463,32 +466,20 @@ def test_meshes_are_found(package, names):
     assert scene.model.geom_contype.tolist() == [1, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "notes"),
-    [
-        ("package://other/", 1),  # the package has another name than its folder
-        ("package://somewhere/else/my_robot/", 1),
-        ("package://my_robot//", 0),
-        ("model://my_robot/", 0),
-        ("file:{}/", 0),
-        ("file://{}/", 0),
-        ("$(find my_robot)/", 0),
-        ("file://$(find other)/", 1),
-        (" ../", 0),
-        ("..\\", 0),
-        ("C:\\robots\\", 1),
-        ("/home/nobody/robots/", 1),
-    ],
-)
-def test_meshes_are_found_by_the_end_of_their_path(package, caplog, prefix, notes):
-    prefix = prefix.format(package)
-    text = MESHES.format(stl=f"{prefix}collision/base.stl", obj=f"{prefix}visual/base.obj")
+NOTED = ("package://other/", "package://somewhere/else/my_robot/", "file://$(find other)/", "C:\\robots\\", "/home/no/")
+QUIET = ("package://my_robot//", "model://my_robot/", "file:{}/", "file://{}/", "$(find my_robot)/", " ../", "..\\")
+
+
+@pytest.mark.parametrize("prefix", NOTED + QUIET)
+def test_meshes_are_found_by_the_end_of_their_path(package, caplog, prefix):
+    place = prefix.format(package)
+    text = MESHES.format(stl=f"{place}collision/base.stl", obj=f"{place}visual/base.obj")
     (package / "urdf" / "r.urdf").write_text(text)
     scene = Scene(100)
     scene.add("robot", package / "urdf" / "r.urdf")
     assert sizes(scene) == pytest.approx([0.2, 0.1, 0.4], rel=1e-5)
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == notes and all(f"{package}/collision/base.stl" in line for line in lines)
+    assert len(lines) == (prefix in NOTED) and all(f"{package}/collision/base.stl" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["my_robot.urdf", "my_robot.xml", "collision/base.stl"])
@@ -537,30 +528,8 @@ def test_an_mjcf_whose_attached_model_has_a_mesh_folder_of_its_own(package):
     assert sizes(scene) == pytest.approx([0.2], rel=1e-5)
 
 
-def test_a_collada_mesh_is_read_with_its_unit(package):
-    pytest.importorskip("collada")
-    pytest.importorskip("trimesh")
-    position = " ".join(str(1000 * number) for number in CORNERS.ravel())
-    (package / "visual" / "base.dae").write_text(
-        '<COLLADA xmlns="http://www.collada.org/2005/11/COLLADASchema" version="1.4.1"><asset>'
-        '<unit meter="0.001" name="millimeter"/><up_axis>Y_UP</up_axis></asset><library_geometries><geometry id="g">'
-        f'<mesh><source id="p"><float_array id="a" count="12">{position}</float_array><technique_common>'
-        '<accessor source="#a" count="4" stride="3"><param name="X" type="float"/><param name="Y" type="float"/>'
-        '<param name="Z" type="float"/></accessor></technique_common></source><vertices id="v">'
-        '<input semantic="POSITION" source="#p"/></vertices><triangles count="4">'
-        '<input semantic="VERTEX" source="#v" offset="0"/>'
-        f"<p>{' '.join(str(index) for face in FACES for index in face)}</p></triangles></mesh></geometry>"
-        '</library_geometries><library_visual_scenes><visual_scene id="s"><node><instance_geometry url="#g"/></node>'
-        '</visual_scene></library_visual_scenes><scene><instance_visual_scene url="#s"/></scene></COLLADA>'
-    )
-    text = MESHES.format(stl="../collision/base.stl", obj="../visual/base.dae")
-    (package / "urdf" / "r.urdf").write_text(text)
-    scene = Scene(100)
-    scene.add("robot", package / "urdf" / "r.urdf")
-    assert sizes(scene) == pytest.approx([0.2, 0.1, 0.4], rel=1e-5)
-
-
 def test_collada_without_its_reader_is_one_line(package, monkeypatch, caplog):
+    pytest.importorskip("trimesh")  # which imports collada
     monkeypatch.setitem(sys.modules, "collada", None)
     (package / "visual" / "base.dae").touch()
     text = MESHES.format(stl="../collision/base.stl", obj="../visual/base.dae")
@@ -614,6 +583,8 @@ def test_arguments_that_do_not_fit_the_file_are_rejected(xml, arguments, words):
 
 GOOD = '<inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz="0" izz="1"/></inertial>'
 BOX = '<geometry><box size="0.1 0.1 0.1"/></geometry>'
+MESH = '<geometry><mesh filename="{}"/></geometry>'
+SECOND = '</joint><joint name="k" type="{}"><parent link="{}"/><child link="{}"/>'
 COLOURED = BOX + '<material name="m">{}</material>'
 COLOURS = ['<color rgba=""/>', '<color rgba="1 0 0"/>', '<color rgba="red"/>', '<color rgb="1 0 0"/>']
 ONE_JOINT = (
@@ -709,20 +680,13 @@ def test_links_that_overlap_in_the_reference_pose_do_not_collide(tmp_path, caplo
     [
         (GOOD + "<!-- <xacro:macro/> -->", ""),
         (GOOD, '<limit lower="-1.57." upper="1,0"/>'),
-        (GOOD, '<axis xyz="1 0 0"/><axis xyz="0 0 1"/>'),
-        (GOOD, '<axis xyz="0 0 0"/>'),
-        (GOOD, "<axis/>"),
-        (GOOD, '<axis xyz=""/>'),
-        (GOOD, '<axis xyz="0 1e-16 0"/>'),
+        *((GOOD, f"<axis {xyz}/>") for xyz in ('xyz="1 0 0"/><axis xyz="0 0 1"', "", 'xyz=""', 'xyz="0 1e-16 0"')),
         (GOOD, '<origin xyz="" rpy=""/>'),
         (GOOD, "<mimic/>"),
         (GOOD, '<mimic joint="j"/>'),
         *((f"{GOOD}<visual>{COLOURED.format(color)}</visual>", "") for color in COLOURS),
         (f"{GOOD}<visual>{COLOURED.format('')}<xacro:grey/></visual>", ""),
-        (
-            GOOD + '<visual><geometry><box size="1 1 1"/></geometry><material name="a"/><material name="b"/></visual>',
-            "",
-        ),
+        (f'{GOOD}<visual>{BOX}<material name="a"/><material name="b"/></visual>', ""),
         (GOOD, '<origin xyz="$(optenv WHERE 1 2 3)" rpy="0 0 0 0"/>'),
         (GOOD, '<limit effort="inf" velocity="INF"/>'),
         (GOOD + '<visual><geometry><sphere radius="0.0"/></geometry></visual>', ""),
@@ -768,14 +732,10 @@ def test_a_robot_in_another_encoding_than_its_prolog_says_is_read(tmp_path, decl
         (moments(1, 1, 1).replace('ixx="1"', 'ixx="nan"'), "", r"link 'arm': ixx of <inertia>"),
         ("<a>" * 5000 + "</a>" * 5000, "", "nested 201 deep"),
         (GOOD + "<xacro:if/>", "", "xacro template"),
-        (
-            GOOD + "</link><link name='c'>",
-            "</joint><joint name='k' type='screw'><parent link='arm'/><child link='c'/>",
-            "joint 'k'",
-        ),
-        (GOOD, "</joint><joint name='k' type='fixed'><parent link='arm'/><child link='no'/>", "joint 'k'"),
-        (GOOD, "</joint><joint name='k' type='fixed'><parent link='arm'/><child link='base'/>", "circle"),
-        (GOOD, "</joint><joint name='k' type='fixed'><parent link='base'/><child link='arm'/>", "joint 'k'"),
+        (GOOD + "</link><link name='c'>", SECOND.format("screw", "arm", "c"), "joint 'k'"),
+        (GOOD, SECOND.format("fixed", "arm", "no"), "joint 'k'"),
+        (GOOD, SECOND.format("fixed", "arm", "base"), "circle"),
+        (GOOD, SECOND.format("fixed", "base", "arm"), "joint 'k'"),
         (GOOD + "</link><link name='arm'>", "", "repeated.*'arm'"),
         (
             GOOD + "</link><link name='b'>" + GOOD + "</link><joint name='k' type='floating'><parent link='arm'/>"
@@ -783,12 +743,8 @@ def test_a_robot_in_another_encoding_than_its_prolog_says_is_read(tmp_path, decl
             "",
             r"r\.urdf.*free joint.*'b'",
         ),
-        (
-            GOOD + '<collision><geometry><mesh filename="a.stl"/></geometry></collision>',
-            "",
-            "link 'arm': no mesh 'a.st",
-        ),
-        (GOOD + '<visual><geometry><mesh filename="a.stl"/></geometry></visual>', "", "link 'arm': no mesh 'a.stl'"),
+        (f"{GOOD}<collision>{MESH.format('a.stl')}</collision>", "", "link 'arm': no mesh 'a.stl'"),
+        (f"{GOOD}<visual>{MESH.format('a.stl')}</visual>", "", "link 'arm': no mesh 'a.stl'"),
     ],
 )
 def test_a_urdf_that_nobody_can_read_is_one_line(tmp_path, arm, joint, line):
@@ -817,7 +773,7 @@ TILE = "v 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nf 1 2 3\nf 1 3 4\n"
 )  # fmt: skip
 def test_a_mesh_that_is_flat_tiny_or_broken(tmp_path, kind, name, content, kept):
     (tmp_path / name).write_text(content)
-    mesh = f'<{kind}><geometry><mesh filename="{name}"/></geometry></{kind}>'
+    mesh = f"<{kind}>{MESH.format(name)}</{kind}>"
     arm = GOOD + mesh + (f"<collision>{BOX}</collision>" if kind == "visual" else "")
     try:
         scene = add_urdf(tmp_path, arm)
@@ -837,7 +793,7 @@ def test_nodes_that_share_a_mesh_take_bounded_memory(tmp_path):
         scene.graph.update(f"n{i}", geometry="one")
     (tmp_path / "many.glb").write_bytes(scene.export(file_type="glb"))
     with pytest.raises(TaskError, match=r"many\.glb: cannot read the mesh: .*at most"):
-        add_urdf(tmp_path, f'{GOOD}<collision><geometry><mesh filename="many.glb"/></geometry></collision>')
+        add_urdf(tmp_path, f"{GOOD}<collision>{MESH.format('many.glb')}</collision>")
 
 
 @pytest.mark.parametrize("end", ["ply", "glb", "gltf", "dae", "stl"])
@@ -849,16 +805,20 @@ def test_meshes_of_other_formats_are_read_by_trimesh(tmp_path, end):
             (tmp_path / name.replace("model", "m")).write_bytes(content)
     elif end == "stl":
         (tmp_path / "m.stl").write_text(mesh.export(file_type="stl_ascii"))
+    elif end == "dae":
+        pytest.importorskip("collada")
+        content = mesh.apply_scale(1000.0).export(file_type="dae")
+        (tmp_path / "m.dae").write_bytes(content.replace(b"<up_axis>", b'<unit meter="0.001"/><up_axis>'))
     else:
         mesh.export(tmp_path / f"m.{end}")
-    mesh = f'<geometry><mesh filename="m.{end}"/></geometry>'
+    mesh = MESH.format(f"m.{end}")
     model = add_urdf(tmp_path, f"{GOOD}<collision>{mesh}</collision><visual>{mesh}</visual>").model
     for geom in range(model.ngeom):
         assert sorted(2 * model.geom_aabb[geom, 3:]) == pytest.approx([0.2, 0.4, 0.6], rel=1e-5)
 
 
 def test_a_missing_visual_is_left_out_where_a_collision_shape_is(tmp_path, caplog):
-    mesh = '<visual><geometry><mesh filename="package://looks/a.stl"/></geometry></visual>'
+    mesh = f"<visual>{MESH.format('package://looks/a.stl')}</visual>"
     model = add_urdf(tmp_path, f"{GOOD}{mesh}<collision>{BOX}</collision>").model
     assert model.ngeom == 1
     [line] = [record.getMessage() for record in caplog.records]
@@ -961,19 +921,13 @@ def test_what_a_strangers_mjcf_makes_mujoco_allocate_is_bounded(tmp_path, comman
     body = '<worldbody><body><joint name="j"/><geom name="g" size="0.1"/></body></worldbody>'
     for name, xml in ALLOCATED.items():
         (tmp_path / f"{name}.xml").write_text(f"<mujoco>{xml.format(*range(40))}{body}</mujoco>")
-    head = struct.pack(">I4sIIBBBBB", 13, b"IHDR", 40000, 40000, 8, 0, 0, 0, 0)
-    parts = ((b"IDAT", zlib.compress(bytes(10))), (b"IEND", b""))
-    chunks = [
-        struct.pack(">I4s", len(data), kind) + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    ]
-    content = b"\x89PNG\r\n\x1a\n" + head + struct.pack(">I", zlib.crc32(head[4:])) + b"".join(chunks)
-    (tmp_path / "huge.png").write_bytes(content)
+    write_png(tmp_path / "huge.png", np.zeros((1, 10)), (40000, 40000))
     lines = command(sys.executable, "-c", READ_ALL, *(f"{name}.xml" for name in ALLOCATED)).stdout.splitlines()
     assert len(lines) == len(ALLOCATED)
     assert all("256 MB" in line or "huge.png" in line for line in lines), lines
 
 
-LOOK = '<collision><geometry><mesh filename="{}"/></geometry></collision>'
+LOOK = f"<collision>{MESH}</collision>"
 
 
 @pytest.mark.timeout(60)
@@ -1013,9 +967,8 @@ def test_a_name_that_no_file_can_have_is_one_line(tmp_path, xml):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["a" * 300 + ".stl", "a/" * 400 + "b.stl", f"package://a/{'a' * 300}.stl"])
 def test_a_mesh_whose_name_no_file_can_have_is_one_line(tmp_path, name):
-    (tmp_path / "r.urdf").write_text(f'<robot name="r"><link name="l">{LOOK.format(name)}</link></robot>')
     with pytest.raises(TaskError, match="no mesh"):
-        Scene(100).add("r", tmp_path / "r.urdf")
+        add_urdf(tmp_path, LOOK.format(name))
 
 
 def test_threads_that_read_robots_leave_no_limit_of_memory(monkeypatch):
