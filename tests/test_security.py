@@ -54,14 +54,7 @@ EVIL = "import os\nopen(os.environ['EXECUTED'], 'w').write('yes')\nclass Evil:\n
 
 
 class Stranger:
-    """A run folder that came from elsewhere, a home that it must not touch, and code that must not run.
-
-    Attributes:
-        run: The folder.
-        here: The current directory, with a module `evil`.
-        home: What is outside.
-        executed: File that the hostile code writes.
-    """
+    """Downloaded `run`, directory `here` with a module `evil`, `home` outside, and the file that its code writes."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         self.here, self.home, self.executed = folder / "here", folder / "home", folder / "executed"
@@ -73,17 +66,17 @@ class Stranger:
         self.before = self.outside()
 
     def outside(self) -> dict[str, bytes]:
-        """All that is in the home."""
+        """Return all files of the home."""
         return {str(path): path.read_bytes() for path in sorted(self.home.rglob("*")) if path.is_file()}
 
     def settings(self, change: Callable[[dict[str, Any]], Any]) -> None:
-        """Change config.yaml, and give it the right digest."""
+        """Change config.yaml, with a valid digest."""
         settings = load_yaml(self.run / "config.yaml")
         change(settings)
         (self.run / "config.yaml").write_bytes(dump_yaml(settings))
 
     def checkpoint(self, change: Callable[[dict[str, Any]], Any]) -> None:
-        """Change last.pt, and give it the right digest."""
+        """Change last.pt, with a valid digest."""
         state = checkpoint_file.load(self.run / "checkpoints" / "last.pt")
         change(state)
         buffer = io.BytesIO()
@@ -91,7 +84,7 @@ class Stranger:
         self.write(buffer.getvalue())
 
     def write(self, archive: bytes) -> None:
-        """Make an archive the last checkpoint, with the right digest."""
+        """Write last.pt, with a valid digest."""
         sealed(self.run / "checkpoints" / "last.pt", archive)
 
     def pickle(self, content: bytes, compress: int = zipfile.ZIP_STORED) -> None:
@@ -125,7 +118,7 @@ def rerun(it: Stranger) -> None:
 
 
 def announced(it: Stranger) -> None:
-    """The folder of a stranger, in which the user works, says that it is an installed package."""
+    """Pretend that the current directory is an installed package."""
     folder = it.here / "evil-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
@@ -134,7 +127,7 @@ def announced(it: Stranger) -> None:
 
 
 def factory(target: str, **kwargs: Any) -> Callable[[Stranger], None]:
-    """Envs of another library, made by a function of a module that a training has imported anyway."""
+    """Env factory of a third-party module that training imports anyway."""
 
     def make(it: Stranger) -> None:
         def change(saved: dict[str, Any]) -> None:
@@ -171,7 +164,7 @@ def pipe(name: str) -> Callable[[Stranger], None]:
 
 @dataclass(frozen=True)
 class RawYaml:
-    """A config.yaml of this text, with the right digest."""
+    """config.yaml of this text, with a valid digest."""
 
     text: str
 
@@ -198,7 +191,8 @@ ENDLESS = NESTED + b"}(%bK\x04%b%b%bh\x1du." % (TEXT["format"], TEXT["gpusim_rl"
 GIGABYTES = 3_000_000_000
 BYTEARRAY = b"\x80\x02cbuiltins\nbytearray\n\x8a\x05" + GIGABYTES.to_bytes(5, "little") + b"\x85R."
 
-COPY = {"_target_": "shutil.copyfile"}
+CLASS = {"_target_": "evil.Evil"}
+COPY = {"_target_": "shutil.copyfile", "src": "HERE/evil.py", "dst": "HOME/.profile"}
 
 STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     # 1. Code by way of Hydra
@@ -206,17 +200,11 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     "hydra.": (overrides("hydra.job.chdir=true"), "overrides.yaml has 'hydra.job.chdir=true'"),
     "a section hydra": (settings(hydra={"callbacks": {"a": {"_target_": "evil.Evil"}}}), "the key 'hydra'"),
     # 2. Code by way of a class
-    "a task": (both(lambda s: s["task"].update(_target_="evil.Evil")), "task._target_=evil.Evil would run code"),
-    "an algorithm": (both(lambda s: s["algo"].update(_target_="evil.Evil")), "algo._target_=evil.Evil would run code"),
-    "a network": (
-        both(lambda s: s["ppo"]["network"].update(_target_="evil.Evil")),
-        "ppo.network._target_=evil.Evil would run code",
-    ),
+    "a task": (both(lambda s: s["task"].update(CLASS)), "task._target_=evil.Evil would run code"),
+    "an algorithm": (both(lambda s: s["algo"].update(CLASS)), "algo._target_=evil.Evil would run code"),
+    "a network": (both(lambda s: s["ppo"]["network"].update(CLASS)), "ppo.network._target_=evil.Evil would run code"),
     "a function of Hydra's": (
-        factory(
-            "hydra.utils.instantiate",
-            config={"_target_": "builtins.dict", "x": {**COPY, "src": "HERE/evil.py", "dst": "HOME/.profile"}},
-        ),
+        factory("hydra.utils.instantiate", config={"_target_": "builtins.dict", "x": COPY}),
         "env._target_=hydra.utils.instantiate",
     ),
     "a task of a package in this folder": (announced, "task._target_=evil.Evil would run code"),
@@ -246,13 +234,11 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
 }
 
 
-OF_THE_SETTINGS = [*list(STRANGE)[:3], *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
-"""Files that only a resumed run reads; to play, the checkpoint is enough."""
-
-
+YAMLS = [kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml)]
+OF_THE_SETTINGS = [*list(STRANGE)[:3], *YAMLS]  # only a resumed run reads them; playing needs the checkpoint alone
+# Rejected by plot, report and doctor too, which import no class and read no checkpoint.
 OF_ALL = [kind for kind, (_, words) in STRANGE.items() if " is a link to" in words or " is a named pipe" in words]
-OF_ALL += ["an interpolation", *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
-"""What plot, report and doctor refuse too: they import no class and read no checkpoint."""
+OF_ALL += ["an interpolation", *YAMLS]
 FAST = ["a network", "a link in place of a checkpoint", "an interpolation"]
 
 
@@ -341,9 +327,8 @@ def test_settings_that_only_the_checkpoint_has_are_data_too(stranger: Stranger) 
 
 def test_a_class_is_imported_where_the_user_says_so(stranger: Stranger, train_cli) -> None:
     both(lambda saved: saved["task"].update(_target_="mine.Mine"))(stranger)
-    (stranger.here / "mine.py").write_text(
-        "from gpusim_rl.tasks.cartpole import Cartpole\nclass Mine(Cartpole): pass\n"
-    )
+    code = "from gpusim_rl.tasks.cartpole import Cartpole\nclass Mine(Cartpole): pass\n"
+    (stranger.here / "mine.py").write_text(code)
     stranger.checkpoint(lambda state: state.update(task="Mine"))
     words = ("checkpoint=downloaded", "max_iterations=7", "log.console=quiet")
     done = train_cli(*words, cwd=stranger.here, check=False)
@@ -421,7 +406,7 @@ def test_a_checkpoint_with_values_of_another_type_is_refused(stranger: Stranger,
 
 
 def dump(it: Stranger) -> dict[str, Any]:
-    """What a training writes when an env of the stranger's run diverges."""
+    """Return the dump of a diverged env of the stranger's run."""
     saved = checkpoint_file.load(it.run / "checkpoints" / "last.pt")
     about = {key: saved[key] for key in ("task", "config", "sim", "iteration")}
     state = {"cartpole": {"joint_pos": torch.zeros(2), "joint_vel": torch.zeros(2)}}
@@ -469,10 +454,7 @@ def test_settings_are_drawn_as_text_or_refused(stranger: Stranger, load_tool) ->
 
 def test_strange_numbers_are_not_drawn(stranger: Stranger, load_tool) -> None:
     plot, report = load_tool("plot"), load_tool("report")
-    for columns in (
-        "",
-        "iteration,env_steps,time/elapsed_s,episode/return\n1,-1e308,-5,1e308\n",
-    ):
+    for columns in ("", "iteration,env_steps,time/elapsed_s,episode/return\n1,-1e308,-5,1e308\n"):
         (stranger.run / "metrics.csv").write_text(columns)
         with pytest.raises(ConfigError, match=r"metrics\.csv"):
             plot.plot(plot.parse([str(stranger.run)]))
@@ -618,7 +600,7 @@ def test_a_report_shows_no_command_of_what_a_resume_refuses(stranger: Stranger, 
 
 
 def reported(it: Stranger, load_tool) -> tuple[list[str], str]:
-    """The commands of a report, and the whole page."""
+    """Return a report's commands and page."""
     load_tool("report").main([str(it.run), "--no-replay"])
     page = (it.run / "report.html").read_text()
     shown = [html.unescape(text) for text in re.findall(r"<pre[^>]*>(.*?)</pre>", page, re.DOTALL)]
@@ -627,25 +609,14 @@ def reported(it: Stranger, load_tool) -> tuple[list[str], str]:
 
 def test_a_command_of_a_report_has_the_values_of_the_settings(stranger: Stranger, load_tool) -> None:
     name = "'; touch executed; echo '$(touch executed)`touch executed` !x \\"
-    overrides(
-        "ppo.learning_rate=$(touch executed)",
-        "num_envs=16; touch executed",
-        "wandb_project=x",
-        "trust=true",
-        "log.dir=/tmp/evil",
-        "checkpoint=/etc/passwd",
-    )(stranger)
+    touched = ("ppo.learning_rate=$(touch executed)", "num_envs=16; touch executed", "wandb_project=x")
+    overrides(*touched, "trust=true", "log.dir=/tmp/evil", "checkpoint=/etc/passwd")(stranger)
     stranger.settings(lambda cfg: cfg.update(wandb_project=name))
     commands, _ = reported(stranger, load_tool)
     [line] = commands
-    words = shlex.split(line)
-    assert words[2:] == [
-        "task=Cartpole",
-        f"ppo.learning_rate={load_yaml(stranger.run / 'config.yaml')['ppo']['learning_rate']}",
-        "num_envs=16",
-        f"wandb_project={overrides_grammar.quote(name)}",
-        "seed=1",
-    ]
+    rate = load_yaml(stranger.run / "config.yaml")["ppo"]["learning_rate"]
+    words = ["num_envs=16", f"wandb_project={overrides_grammar.quote(name)}", "seed=1"]
+    assert shlex.split(line)[2:] == ["task=Cartpole", f"ppo.learning_rate={rate}", *words]
     done = subprocess.run(["bash", "-c", f"echo {line}"], cwd=stranger.here, capture_output=True, text=True, check=True)
     assert "touch" in done.stdout and not (stranger.here / "executed").exists()
 

@@ -1,4 +1,4 @@
-"""The file of a checkpoint: what is saved comes back, and what is damaged or not ours is refused in one line."""
+"""Checkpoint file: round trips, and one-line errors for damaged or foreign files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run is: the names that a user gives it, and what is said where it is not there."""
+"""Run names: how users refer to runs, and errors for missing ones."""
 
 from __future__ import annotations
 

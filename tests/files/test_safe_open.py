@@ -1,4 +1,4 @@
-"""Files of a run folder, which may be a stranger's, are opened without following links, and read as plain data."""
+"""Safe opening: no links are followed, and settings are plain data."""
 
 from __future__ import annotations
 

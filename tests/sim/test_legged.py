@@ -1,4 +1,4 @@
-"""What is found in the models of walking robots: feet, a pose, motors."""
+"""Legged robots: inferred feet, pose and motors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read(robot: object, *feet: str, **options: object) -> LeggedRobot:
         ("g1", None, 0.76, {"left_hip_pitch_joint": -0.312, "left_knee_joint": 0.669, "left_elbow_joint": 0.0}),
     ],
 )
-def test_of_known_robots_it_finds_what_people_have_chosen(name, feet, height, pose):
+def test_known_robots_get_what_their_authors_chose(name, feet, height, pose):
     found = read(assets_dir() / name / f"{name}.xml")
     if feet is None:
         assert [foot.item for foot in found.feet] == ["body:left_ankle_roll_link", "body:right_ankle_roll_link"]
@@ -74,28 +74,22 @@ def test_a_guessed_armature_holds_the_robot_up():
     assert heavy.scales.keys() >= {"left_knee"} and "left_hip" not in heavy.scales and not light.scales
 
 
-def test_motors_are_the_files_and_else_guesses_that_are_told():
+def test_motors_come_from_the_file_or_are_noted_guesses():
     found = read(mujoco.MjSpec.from_string(BIPED))
-    assert [(foot.item, foot.body) for foot in found.feet] == [
-        ("geom:left_tip", "left_shin"),
-        ("geom:right_tip", "right_shin"),
-    ]
+    feet = [("geom:left_tip", "left_shin"), ("geom:right_tip", "right_shin")]
+    assert [(foot.item, foot.body) for foot in found.feet] == feet
     assert (found.torso, found.imu, found.knees) == ("chest", "imu_link", ["left_knee", "right_knee"])
     assert found.motors["left_hip"] == (0.02, 40.0) == found.motors["right_hip"]
     assert found.motors["left_knee"] == (pytest.approx(60.0 * ARMATURE), 60.0)
     assert 1.0 < found.motors["left_arm"][1] < 60.0
     assert [note[:2] for note in found.notes] == ["2 ", "4 "]  # waist and arm; and the knees
     assert 0.1 <= found.pose["left_knee"] == found.pose["right_knee"] and -1.0 < found.pose["left_hip"] < 0.0
-    assert found.pose["left_hip"] == pytest.approx(
-        -0.5 * found.pose["left_knee"], abs=0.06
-    )  # the foot is below the hip
+    assert found.pose["left_hip"] == pytest.approx(-0.5 * found.pose["left_knee"], abs=0.06)  # foot below hip
 
 
-def test_given_feet_are_taken():
-    assert [foot.item for foot in read(mujoco.MjSpec.from_string(BIPED), "right_tip", "left_shin").feet] == [
-        "geom:right_tip",
-        "body:left_shin",
-    ]
+def test_given_feet_are_used():
+    feet = read(mujoco.MjSpec.from_string(BIPED), "right_tip", "left_shin").feet
+    assert [foot.item for foot in feet] == ["geom:right_tip", "body:left_shin"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +105,7 @@ def test_given_feet_are_taken():
         ),
     ],
 )
-def test_what_cannot_walk_is_one_line(change, feet, line):
+def test_robots_that_cannot_walk_are_rejected(change, feet, line):
     with pytest.raises(TaskError, match=line):
         read(mujoco.MjSpec.from_string(BIPED.replace(*change)), *feet)
 

@@ -1,4 +1,4 @@
-"""Robots by name: what is taken over of a file of Menagerie's kind, and what the user reads when it is not there."""
+"""Menagerie robots: what is kept of their files, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -50,14 +50,8 @@ WALKER = """
       </body>
     </body>
   </worldbody>
-  <actuator>
-    <position name="hip" joint="hip" class="leg"/>
-    <position name="knee" joint="knee" class="leg"/>
-  </actuator>
-  <sensor>
-    <gyro name="gyro" site="imu"/>
-    <camprojection name="gone" site="imu" camera="side"/>
-  </sensor>
+  <actuator><position name="hip" joint="hip" class="leg"/><position name="knee" joint="knee" class="leg"/></actuator>
+  <sensor><gyro name="gyro" site="imu"/><camprojection name="gone" site="imu" camera="side"/></sensor>
   <keyframe>
     <key name="crouched" qpos="0 0 0.1 1 0 0 0 1 1 0"/>
     <key name="home" qpos="0 0 0.45 0.8 0 0 0.6 0.7 -1.3 0.01" ctrl="0.7 -1.3"/>
@@ -65,13 +59,8 @@ WALKER = """
 </mujoco>
 """
 RADIAN = WALKER.format(angle="radian", turned='euler="0.1 0.2 0.3"', hip="-0.5 1.5", knee="-2.5 -0.5", ref="-0.2")
-DEGREE = WALKER.format(
-    angle="degree",
-    turned='euler="5.729577951 11.459155903 17.188733854"',
-    hip="-28.64788976 85.94366927",
-    knee="-143.2394488 -28.64788976",
-    ref="-11.459155903",
-)
+RANGES = {"hip": "-28.64788976 85.94366927", "knee": "-143.2394488 -28.64788976", "ref": "-11.459155903"}
+DEGREE = WALKER.format(angle="degree", turned='euler="5.729577951 11.459155903 17.188733854"', **RANGES)
 STANCE = [0.7, -1.3, 0.01]
 
 GRIPPER = """
@@ -79,12 +68,8 @@ GRIPPER = """
   <worldbody>
     <body name="hand">
       <body name="wrist"><joint name="wrist"/><geom size="0.01" mass="1"/>
-        <body name="left" pos="0 0.1 0">
-          <joint name="left" type="slide"/><geom size="0.01" mass="1"/>
-        </body>
-        <body name="right" pos="0 -0.1 0">
-          <joint name="right" type="slide"/><geom size="0.01" mass="1"/>
-        </body>
+        <body name="left" pos="0 0.1 0"><joint name="left" type="slide"/><geom size="0.01" mass="1"/></body>
+        <body name="right" pos="0 -0.1 0"><joint name="right" type="slide"/><geom size="0.01" mass="1"/></body>
       </body>
     </body>
   </worldbody>
@@ -169,7 +154,7 @@ def poses(model: mujoco.MjModel, qpos: np.ndarray, prefix: str = "") -> dict[str
     return {name: np.append(body.xpos, body.xmat) for name, body in bodies.items()}
 
 
-def test_only_the_robot_is_taken_over(package):
+def test_only_the_robot_is_kept(package):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of options that differ from the scene's
         model = scene_of("menagerie:tiny_walker").model

@@ -96,17 +96,15 @@ def test_the_world_may_be_referred_to():
 
 def test_a_scene_that_does_not_compile_is_one_line():
     scene = Scene(physics_hz=100)
-    massless = '<body name="b"><freejoint/></body>'
-    spec = mujoco.MjSpec.from_string(f"<mujoco><worldbody>{massless}</worldbody></mujoco>")
-    scene.add("massless", spec)
+    massless = '<mujoco><worldbody><body name="b"><freejoint/></body></worldbody></mujoco>'
+    scene.add("massless", mujoco.MjSpec.from_string(massless))
     with pytest.raises(TaskError, match="MuJoCo cannot compile it") as error:
         _ = scene.model
     assert "\n" not in str(error.value)
 
 
 def whirling_energy(robot: str, speed: float, **settings: Any) -> float:
-    """The largest kinetic energy of a floating robot half a second to two seconds after it began to whirl, over that at
-    the beginning; the worst of three axes."""
+    """Return the largest gain of a whirling robot's kinetic energy after half a second, the worst of three axes."""
     scene = Scene(120, gravity=0.0, **settings)
     scene.add(robot, ANT.with_name(f"{robot}.xml"), pos=(0, 0, 50))
     model, worst = scene.model, 0.0
@@ -144,8 +142,7 @@ def test_a_limit_of_rotation_is_positive() -> None:
 
 
 def test_elements_without_a_name_get_one_and_belong_to_the_articulation():
-    named = ('name="lower"', 'name="elbow"', 'name="shoulder" joint')
-    xml = ARM.replace(named[0], "").replace(named[1], "").replace(named[2], "joint")
+    xml = ARM.replace('name="lower"', "").replace('name="elbow"', "").replace('name="shoulder" joint', "joint")
     scene = Scene(physics_hz=100)
     scene.add("arm", mujoco.MjSpec.from_string(xml))
     arm = make("mujoco", scene, 1).articulation("arm")

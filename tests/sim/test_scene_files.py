@@ -1,4 +1,4 @@
-"""A user's own files: they load as they are, and move as MuJoCo alone moves them."""
+"""Users' robot files: they load unchanged and move as in plain MuJoCo."""
 
 from __future__ import annotations
 
@@ -45,22 +45,16 @@ KITCHEN = """
     <site name="mark"/>
     <body name="arm" pos="0 0 1">
       <joint name="shoulder" axis="0 1 0" damping="0.1"/><geom name="arm" size="0.05" mass="1" pos="0.2 0 0"/>
-      <body name="hand" pos="0.3 0 0">
-        <joint name="elbow" axis="0 1 0"/><geom size="0.05" mass="1" pos="0.1 0 0"/>
-      </body>
+    <body name="hand" pos="0.3 0 0"><joint name="elbow" axis="0 1 0"/><geom size="0.05" mass="1" pos="0.1 0 0"/></body>
     </body>
-    <body name="cup" pos="1 0 0.25">
-      <freejoint/><geom name="cup" size="0.05" mass="0.2"/>
+    <body name="cup" pos="1 0 0.25"><freejoint/><geom name="cup" size="0.05" mass="0.2"/>
       <body name="lid" pos="0 0 0.06"><joint name="lid" axis="1 0 0"/><geom size="0.02" mass="0.05"/></body>
     </body>
     <body name="drawer" pos="0 2 0.5">
       <joint name="drawer" type="slide" axis="1 0 0"/><geom type="box" size="0.1 0.1 0.1" mass="1"/>
     </body>
-    <body name="chain" pos="0 3 2">
-      <joint name="ball" type="ball"/><geom size="0.05" pos="0 0 -0.3" mass="0.5"/>
-      <body name="end" pos="0 0 -0.3">
-        <joint name="end" axis="1 0 0"/><geom size="0.05" pos="0 0 -0.3" mass="0.5"/>
-      </body>
+    <body name="chain" pos="0 3 2"><joint name="ball" type="ball"/><geom size="0.05" pos="0 0 -0.3" mass="0.5"/>
+    <body name="end" pos="0 0 -0.3"><joint name="end" axis="1 0 0"/><geom size="0.05" pos="0 0 -0.3" mass="0.5"/></body>
     </body>
     <body name="post" pos="0 4 0"><geom type="box" size="0.1 0.1 1"/></body>
   </worldbody>
@@ -202,9 +196,6 @@ def test_fixtures_and_several_robots_stand_where_they_are_put():
         make("mujoco", still, 1)
 
 
-# -- ground of the user's own -----------------------------------------------------------------
-
-
 def height(scene: Scene, x: float, y: float) -> float:
     data = mujoco.MjData(scene.model)
     mujoco.mj_forward(scene.model, data)
@@ -261,8 +252,6 @@ def test_what_is_no_ground_is_one_line(heights, size, more, word):
     assert "\n" not in str(error.value)
 
 
-# -- keyframes --------------------------------------------------------------------------------
-
 # Everything that a keyframe can move: a free body behind another one, several joints on one body, joints with a `ref`,
 # off-centre axes and frames, a ball joint, and ties between joints and between tendons.
 POSES = """
@@ -275,15 +264,11 @@ POSES = """
       <joint name="z" type="slide" axis="0 0.3 1"/>
       <joint name="turn" axis="0 0.2 1" pos="0 0.3 0"/>
       <geom size="0.1" pos="0.2 0 0"/>
-      <frame pos="0.1 0.2 0.3" euler="0.4 0 0">
-        <body name="leaf" pos="0.3 0 0">
-          <joint name="leaf" pos="0.05 0 0" ref="-0.1"/><geom size="0.1" pos="0.2 0 0"/>
-        </body>
-      </frame>
+      <frame pos="0.1 0.2 0.3" euler="0.4 0 0"><body name="leaf" pos="0.3 0 0">
+        <joint name="leaf" pos="0.05 0 0" ref="-0.1"/><geom size="0.1" pos="0.2 0 0"/>
+      </body></frame>
     </body>
-    <frame pos="1 2 0" euler="0 0 0.7">
-      <body name="box" pos="1 0 1"><freejoint/><geom size="0.1"/></body>
-    </frame>
+    <frame pos="1 2 0" euler="0 0 0.7"><body name="box" pos="1 0 1"><freejoint/><geom size="0.1"/></body></frame>
     <body name="swing" pos="0 3 2"><joint name="ball" type="ball" pos="0 0 0.2"/><geom size="0.1" pos="0.1 0 0"/></body>
   </worldbody>
   <tendon>
@@ -294,10 +279,7 @@ POSES = """
     <joint name="tie" joint1="leaf" joint2="tilt" polycoef="0.1 0.5 0.2 -0.1 0.3"/>
     <tendon name="ropes" tendon1="one" tendon2="two" polycoef="0 0.7 0.1 0 0"/>
   </equality>
-  <keyframe>
-    <key name="home" qpos="0.1 0.5 -0.2 0.4 0.6  1.5 2 0.7 0.6 0 0.8 0  0.8 0 0.6 0"/>
-    <key name="zero"/>
-  </keyframe>
+<keyframe><key name="zero"/><key name="home" qpos="0.1 0.5 -0.2 0.4 0.6 1.5 2 0.7 0.6 0 0.8 0 0.8 0 0.6 0"/></keyframe>
 </mujoco>
 """
 
@@ -351,7 +333,7 @@ TIED = """
 @pytest.mark.parametrize(
     ("xml", "keyframe", "problem", "hint"),
     [
-        (POSES, "hom", "no keyframe 'hom'", "Did you mean 'home'? Available: home, zero"),
+        (POSES, "hom", "no keyframe 'hom'", "Did you mean 'home'? Available: zero, home"),
         (ARM, "home", "no keyframe 'home'", "Available: none"),
         (TIED, "home", "keyframe 'home' breaks the tie of 'a' and 'b'", ""),
     ],
@@ -365,9 +347,6 @@ def test_a_keyframe_that_keeps_the_ties_of_bodies_is_taken():
     scene = Scene(100)
     scene.add("it", mujoco.MjSpec.from_string(TIED), keyframe="level")
     assert scene.model.neq == 1
-
-
-# -- URDF -------------------------------------------------------------------------------------
 
 
 def test_a_urdf_arm_has_what_its_file_says():
@@ -546,8 +525,7 @@ def test_collada_without_its_reader_is_one_line(package, monkeypatch, caplog):
     ("change", "packages", "line"),
     [
         (
-            ("my_robot/collision", "other/nowhere"),
-            None,
+            *(("my_robot/collision", "other/nowhere"), None),
             r"r.urdf: link 'base': no mesh 'package://other/nowhere/base.stl'; .*urdf/other/.*--packages other=FOLDER",
         ),
         (("x", "x"), {"my_robot": "/nowhere"}, r"/nowhere/collision/base.stl\. .*packages=\{'my_robot': "),
@@ -578,8 +556,6 @@ def test_arguments_that_do_not_fit_the_file_are_rejected(xml, arguments, words):
     with pytest.raises(TaskError, match=rf"^Scene.add\('it'\): {words}"):
         Scene(100).add("it", mujoco.MjSpec.from_string(xml), **arguments)
 
-
-# -- URDF files as robots' makers publish them --------------------------------------------------
 
 GOOD = '<inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz="0" izz="1"/></inertial>'
 BOX = '<geometry><box size="0.1 0.1 0.1"/></geometry>'
@@ -848,9 +824,6 @@ def test_what_mujoco_warns_of_while_it_loads_is_one_line(tmp_path, caplog, monke
         add_urdf(tmp_path, GOOD, '<mimic joint="nobody_knows"/>')
     [line] = [record.getMessage() for record in caplog.records]
     assert "mimic" in line and "'j'" in line
-
-
-# -- strangers' MJCF ----------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(60)

@@ -1,4 +1,4 @@
-"""Terrain: what the patches look like, the table of heights against MuJoCo's rays, and robots on both simulators."""
+"""Terrain: shapes of patches, height table against MuJoCo's rays, and robots on both simulators."""
 
 from __future__ import annotations
 
