@@ -185,7 +185,7 @@ def _damaged(path: Path) -> ConfigError:
         new = "" if good.name == "last.pt" else "; training from it starts a new run folder"
         advice = shlex.quote(f"checkpoint={good}")
         hint = f"The newest good checkpoint there is {good.name}: try {advice} (tools: only the path{new})"
-    problem = f"cannot read checkpoint {path}: damaged, or not of gpusim_rl (its content does not match its SHA-256)"
+    problem = f"cannot read checkpoint {path}: damaged, or not of gpusim_rl (the SHA-256 of its content differs)"
     return ConfigError(problem, hint=hint)
 
 
