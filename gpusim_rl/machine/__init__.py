@@ -1,1 +1,1 @@
-"""The machine as this process may use it: CPUs, GPUs, memory, torch's threads and its compiler."""
+"""CPUs, GPUs, memory, child processes, torch threads and compiler of this process."""

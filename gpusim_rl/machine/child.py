@@ -1,7 +1,4 @@
-"""Processes that work for this one: evaluations, actors, trials of a search, short trainings, measured cases.
-
-They are here, below all that starts one: a training (`run`) starts an evaluation, and must not know `distributed`.
-"""
+"""Child processes: evaluations, actors, search trials, short trainings, benchmark cases."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from typing import IO, Any
 import psutil
 
 ENDS_WITHIN_S = 60.0
-"""A training that was told to stop ends after its iteration, with a checkpoint [s]."""
+"""Time for a training to finish its iteration and save a checkpoint [s]."""
 POLL_S = 0.01
 MOST_READ = 4096  # bytes of what a child has printed, for its last words
 
@@ -33,20 +30,20 @@ if sys.platform == "linux":
 if os.getppid() == int(sys.argv[1]):  # else the parent has died before
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Runs in a child before its program, which takes its place. `preexec_fn` may deadlock beside threads."""
+"""Bootstrap that a child runs before its program. `preexec_fn` may deadlock in a threaded parent."""
 
 
 class Child:
-    """A process that works for this one; as a context manager it ends with the block.
+    """Child process; as a context manager it ends with the block.
 
-    It has a session of its own: Ctrl-C in a terminal reaches this process alone, which ends the child as it sees fit.
-    Where this process is killed, Linux sends the child SIGHUP, which ends a training with a checkpoint.
+    It has its own session: Ctrl-C in a terminal reaches only this process. If this process is killed, Linux sends the
+    child SIGHUP, on which a training saves a checkpoint and ends.
 
     Args:
-        command: Program and its words.
-        printed: File for its output, opened for appending and reading, which `close` closes; None makes an unnamed one.
-        talks: Whether its standard input and output are pipes. Else it has no input, and its output is printed.
-        env: Environment variables; None for those of this process. `cwd` and `pass_fds` are those of `Popen` too.
+        command: Program and arguments.
+        printed: File for its output, opened for appending and reading, closed by `close`; None for an unnamed one.
+        talks: Whether its standard input and output are pipes. Otherwise it has no input, and its output is printed.
+        env: Environment variables; None inherits. `cwd` and `pass_fds` are those of `Popen`.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """It has not ended yet. Where it has, its number stays reserved until `kill`, for what it has left."""
+        """Whether it is alive. An ended child stays a zombie until `kill`, which reserves its process id."""
         if self.process.returncode is not None:
             return False
         with suppress(psutil.NoSuchProcess):
@@ -93,35 +90,35 @@ class Child:
         return False
 
     def heard(self) -> None:
-        """Note a sign of life."""
+        """Record a sign of life."""
         self._heard_s = time.monotonic()
 
     @property
     def silent_s(self) -> float:
-        """Time since its start, or its last sign of life [s]."""
+        """Time since its start or last sign of life [s]."""
         return time.monotonic() - self._heard_s
 
     def output(self, most: int | None = None) -> str:
-        """Returns the last `most` bytes of what it has printed, or all."""
+        """Return its output, or the last `most` bytes of it."""
         size = self.printed.seek(0, os.SEEK_END)
         begin = self._before if self._before <= size else 0  # it was shortened
         self.printed.seek(begin if most is None else max(begin, size - most))
         return self.printed.read().decode(errors="replace")
 
     def last_line(self) -> str:
-        """Returns the last line that it has printed and that is not empty."""
+        """Return the last non-empty line of its output."""
         lines = self.output(MOST_READ).strip().splitlines()
         return lines[-1] if lines else ""
 
     def how_it_ended(self) -> str:
-        """Returns why it has ended, in words: its last line, or the signal that ended it."""
+        """Return its last line, or the name of the signal that ended it."""
         status = self.process.wait()
         if status < 0:
             return signal.Signals(-status).name
         return self.last_line().removeprefix("error: ") or f"exit status {status}"
 
     def stop(self, within_s: float = ENDS_WITHIN_S, number: int = signal.SIGTERM) -> bool:
-        """End it by one signal, then what it has left; kill it after a time [s]. Return whether it has ended by itself.
+        """Send one signal, wait, then kill it and its descendants. Return whether it ended by itself.
 
         A training ends with a checkpoint; a second signal would end it without one.
         """
@@ -135,14 +132,14 @@ class Child:
         return not late
 
     def kill(self) -> None:
-        """Ends it at once, and all processes that it has started in its session."""
+        """Kill it and all processes of its session."""
         if self.process.returncode is None:  # else its number may be of another process by now
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
     def close(self) -> None:
-        """Kills it and what it has left, and closes its files."""
+        """Kill it and its descendants, and close its files."""
         self.kill()
         for file in (self.process.stdin, self.process.stdout, self.printed):
             if file is not None:
@@ -151,12 +148,12 @@ class Child:
 
 
 def importing_the_same(**more: str) -> dict[str, str]:
-    """Returns variables with which a child imports what this process can, and those that differ (`more`)."""
+    """Return environment variables, updated with `more`, that make a child import the same modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), **more}
 
 
 def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Starts a process from a thread that lives as long: with its thread Linux takes the parent for dead."""
+    """Start a process from a thread that lives as long: Linux reports the parent's death when that thread ends."""
     process: Future[subprocess.Popen[bytes]] = Future()
 
     def start() -> None:

@@ -1,4 +1,4 @@
-"""torch.compile of a function, with a way back: what cannot be compiled runs as it is."""
+"""`torch.compile` with an eager fallback."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ R = TypeVar("R")
 logger = logging.getLogger("gpusim_rl")
 
 _CHANGED = re.compile(r"^ *- \d+/\d+: (.*?) *(#.*)?$", re.MULTILINE)
-"""A condition that held when a function was compiled and holds no more, in torch's words."""
+"""Guard that failed, in torch's recompilation message."""
 
 
 class Compiled(Generic[P, R]):
-    """A function as one compiled region: call it in the function's place.
+    """Function compiled as one region, with an eager fallback and one warning that has its `name`.
 
-    Where it cannot be compiled, it runs as it is from then on, and one warning with its `name` says why. With
-    `one_shape`, for arguments that always have the same shapes, this is so too where it cannot be traced as a whole, or
-    would have to be compiled again. The compiler runs no line before it has all, so nothing is done twice. Threads may
-    call it at a time, once it is compiled.
+    With `one_shape`, for arguments of constant shapes, graph breaks and recompilations are failures too. Nothing is
+    executed twice: the compiler runs no line before it has all. Thread-safe once compiled.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class Compiled(Generic[P, R]):
         self._compiled: Callable[P, R] | None = torch.compile(region, **shapes, backend=backend)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls the function."""
+        """Call the function."""
         compiled = self._compiled  # another thread may give it up
         if compiled is not None:
             try:
@@ -62,7 +60,7 @@ class Compiled(Generic[P, R]):
 
 
 def reason_of(error: Exception) -> str:
-    """Returns why a function was not compiled, and the line that asked for it, with the method in the region."""
+    """Return why a function was not compiled, with the responsible line and method."""
     message = str(error).strip()
     changed = _CHANGED.search(message)
     if changed is not None:

@@ -1,4 +1,4 @@
-"""CPUs, GPUs, memory and compiler that this process may use. Nothing here imports torch."""
+"""CPUs, GPUs, memory and compiler of this process. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,29 +18,26 @@ import psutil
 from gpusim_rl.errors import ConfigError, address_space_limit_bytes
 
 LEAST_ADDRESS_SPACE = 800_000_000
-"""Address space of a training of few envs on the CPU, with a torch without CUDA [bytes]."""
+"""Address space of a small CPU training, with a torch without CUDA [bytes]."""
 
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 
 def available_cpus() -> int:
-    """Returns how many CPUs this process may use, by its affinity mask and its cgroup quota (containers, Slurm).
-
-    The processes that torchrun has started on this machine share them.
-    """
+    """Return this process's number of CPUs, by affinity mask and cgroup quota, shared with other torchrun workers."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
     return max(1, min(count, int(quota) if quota else count) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def has_compiler() -> bool:
-    """Returns whether there is a C++ compiler, which torch.compile needs to build kernels for the CPU."""
+    """Return whether torch.compile finds a C++ compiler for CPU kernels."""
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
 def _cgroup_quota() -> float | None:
-    """Returns the CPU quota of this process's cgroup (v2, then v1) [CPUs], or None without a limit."""
+    """Return the CPU quota of this cgroup (v2, then v1) [CPUs], None if unlimited."""
     with suppress(OSError, ValueError):
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
@@ -52,7 +49,7 @@ def _cgroup_quota() -> float | None:
 
 
 def check_address_space() -> None:
-    """Raise ConfigError where the address space (`ulimit -v`) is too small for torch and MuJoCo, which would crash."""
+    """Raise ConfigError if `ulimit -v` is too small for torch and MuJoCo, which would crash."""
     limit = address_space_limit_bytes()
     if limit is not None and limit < LEAST_ADDRESS_SPACE:
         raise ConfigError(
@@ -62,19 +59,16 @@ def check_address_space() -> None:
 
 
 def limit_openmp_spin() -> None:
-    """Limits how long torch's idle threads spin before they sleep. Call it before torch is imported.
+    """Limit how long torch's idle threads spin. Call it before torch is imported.
 
-    In GNU OpenMP a thread that waits for work spins for milliseconds, which takes cores from the physics and from a
-    second run on the same machine. A value set by the user stays.
+    GNU OpenMP threads spin for milliseconds, which takes CPU time from the physics and other runs. A user's value is
+    kept.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def tune_malloc() -> None:
-    """Tells glibc to keep freed memory instead of returning it to the kernel. Without glibc it does nothing.
-
-    Every update frees and allocates the same activations; by default their page faults cost a large share of it.
-    """
+    """Make glibc keep freed memory: page faults would be a large share of an update. A no-op elsewhere."""
     if not sys.platform.startswith("linux"):
         return
     m_trim_threshold, m_mmap_threshold = -1, -3  # from malloc.h
@@ -85,7 +79,7 @@ def tune_malloc() -> None:
 
 
 def describe_gpus() -> dict[str, Any] | None:
-    """Returns the driver version, and name and memory of every GPU of the machine; None without a driver."""
+    """Return driver version, and name and memory of every GPU; None without a driver."""
     import pynvml
 
     try:
@@ -100,10 +94,7 @@ def describe_gpus() -> dict[str, Any] | None:
 
 
 def has_cuda() -> bool:
-    """Return whether torch will find a GPU, without importing torch, which takes seconds.
-
-    A driver too old for this build of torch is not noticed.
-    """
+    """Return whether torch will find a GPU, without importing it. Does not detect a driver too old for this torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
     torch = importlib.util.find_spec("torch")
     if visible in ("", "-1") or torch is None or torch.origin is None or describe_gpus() is None:
@@ -113,10 +104,7 @@ def has_cuda() -> bool:
 
 
 def memory_available_bytes() -> int:
-    """Returns the memory that this process can still take: free on the machine and within its cgroup's limit.
-
-    The limit may sit on any ancestor of the process's own cgroup (containers, Slurm, systemd).
-    """
+    """Return the memory available to this process: free on the machine and within its cgroup limits."""
     available = psutil.virtual_memory().available
     for folder, limit_file, usage_file, cache_key in _memory_cgroups():
         with suppress(OSError, ValueError):  # no such file, or "max": no limit here
@@ -129,7 +117,7 @@ def memory_available_bytes() -> int:
 
 
 def _memory_cgroups() -> Iterator[tuple[Path, str, str, str]]:
-    """Yield the cgroups of this process up to the root: folder, files of limit and usage, and key of the cache."""
+    """Yield this process's cgroups up to the root: folder, limit file, usage file, cache key."""
     v1 = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     v2 = "", "memory.max", "memory.current", "inactive_file"
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Places in the code, as `file:line`."""
+"""Source locations, as `file:line`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType
 from gpusim_rl.errors import first_line
 
 LIBRARY = re.compile(r"(^|(site|dist)-packages[/\\])(torch|warp|mujoco_warp|newton|jaxtyping|beartype)[/\\]|^<")
-"""Files of libraries that stand between what happened and the line that asked for it."""
+"""Library files to skip when looking for the responsible line."""
 
 
 def short(file: str) -> str:
-    """Returns a path as one would type it here; of an installed package, from the package on."""
+    """Return a path relative to the working directory, or to `site-packages`."""
     _, installed, rest = file.rpartition("site-packages/")
     if installed:
         return rest
@@ -23,15 +23,15 @@ def short(file: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Returns the first line of an error, and the innermost line of code that is no library's."""
+    """Return the first line of an error and its innermost location outside of libraries."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not LIBRARY.search(frame.filename)]
     return f"{first_line(error)} at {short(frames[-1].filename)}:{frames[-1].lineno}" if frames else first_line(error)
 
 
 def locate(frame: FrameType | None, library: str | None = None) -> str:
-    """Returns `file:line` of the innermost frame of a package; without one, of the innermost that is no library's.
+    """Return `file:line` of the innermost frame of package `library`, else of the innermost outside of libraries.
 
-    The search begins at `frame`, outwards, and skips frames of its file.
+    Searches outwards from `frame`, skipping its file.
     """
     location = ""
     skipped = frame and frame.f_code.co_filename

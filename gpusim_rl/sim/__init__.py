@@ -1,7 +1,4 @@
-"""Physics: `num_envs` copies of one `Scene`, stepped together.
-
-A task sees `Sim` and what it gives; `sim=` chooses the simulator behind them, which only `make_sim` imports.
-"""
+"""Physics: `num_envs` copies of one `Scene`, stepped together."""
 
 from gpusim_rl.sim.articulation import Articulation
 from gpusim_rl.sim.bodies import Bodies, Contacts, Sensor, Sites

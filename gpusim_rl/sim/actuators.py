@@ -1,4 +1,4 @@
-"""Drives on a robot's joints, made of MuJoCo's own actuators: they act in every physics step, on every simulator."""
+"""Joint drives made of MuJoCo actuators, which act in every physics step on every simulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from gpusim_rl.errors import TaskError, did_you_mean
 
 Value = float | Mapping[str, float]
-"""One number for all joints, or numbers by joint or pattern (`*_hip`)."""
+"""One number for all joints, or numbers by joint name or pattern (`*_hip`)."""
 
 RESISTANCE, STIFFNESS, DAMPING = 0, 4, 6
 """Columns of `actuator_gainprm` of a DC motor."""
@@ -39,10 +39,7 @@ def add_actuators(
     kind: str,
     values: Mapping[str, Value | None],
 ) -> None:
-    """Adds an actuator to each of the joints; see `Scene.add_actuators` for arguments and errors.
-
-    `drivable` has the hinges and slides of the robot, by their names in its own file.
-    """
+    """Add an actuator to each joint; see `Scene.add_actuators`. `drivable` maps hinges and slides by their names."""
     if kind not in INPUT:
         raise TaskError(f"kind must be one of {list(INPUT)}, got {kind!r}.{did_you_mean(str(kind), INPUT)}")
     patterns = [joints] if isinstance(joints, str) else list(joints)
@@ -67,7 +64,7 @@ def add_actuators(
 
 
 def _matches(pattern: str, known: Mapping[str, Any]) -> dict[str, bool]:
-    """Returns for each name whether a pattern matches it; at least one does."""
+    """Return for each name whether the pattern matches it; raise TaskError if none does."""
     matches = {name: fnmatch.fnmatchcase(name, pattern) for name in known}
     if not any(matches.values()):
         raise TaskError(f"{pattern!r} matches no joint.{did_you_mean(pattern, known)} There are {list(known)}")
@@ -150,24 +147,24 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
 
 
 def whole_steps(delay: Tensor, dt: float) -> Tensor:
-    """Round delays [s] up to physics steps, less half a step: rounding errors then never change the control."""
+    """Round delays [s] up to physics steps, minus half a step: rounding errors then never select another control."""
     return ((delay / dt - 1e-3).ceil() - 0.5).clamp(min=0.0) * dt
 
 
 def has_steps(model: mujoco.MjModel) -> np.ndarray:
-    """Return the mask of actuators whose delay holds a control, rather than interpolates between two."""
+    """Return the mask of actuators whose delay holds controls instead of interpolating."""
     return (model.actuator_history[:, 0] > 0) & (model.actuator_history[:, 1] == 0)
 
 
 def with_whole_steps(model: mujoco.MjModel) -> mujoco.MjModel:
-    """Return the model with the delays of `whole_steps`."""
+    """Apply `whole_steps` to the model in place, and return it."""
     held = has_steps(model)
     model.actuator_delay[held] = whole_steps(torch.from_numpy(model.actuator_delay[held]), model.opt.timestep)
     return model
 
 
 def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
-    """Returns columns of `MjData.history` with controls that have not acted yet, and the number of each control."""
+    """Return columns of `MjData.history` with pending controls, and the control of each."""
     columns, controls = [], []
     for i in range(model.nactuator):
         samples, number = int(model.actuator_history[i, 0]), int(model.actuator_ctrlnum[i])
@@ -179,7 +176,7 @@ def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
 
 
 def control_names(model: mujoco.MjModel) -> list[tuple[str, int]]:
-    """Return name and actuator of each control: of an actuator with several they are `name/0`, `name/1`."""
+    """Return name and actuator of each control; an actuator with several has `name/0`, `name/1`."""
     names = []
     for i, number in enumerate(model.actuator_ctrlnum.tolist()):
         name = model.actuator(i).name
@@ -188,10 +185,10 @@ def control_names(model: mujoco.MjModel) -> list[tuple[str, int]]:
 
 
 def is_dc_motor(model: mujoco.MjModel, actuator: int) -> bool:
-    """Returns whether an actuator follows a torque-speed line."""
+    """Return whether an actuator follows a torque-speed line."""
     return int(model.actuator_gaintype[actuator]) == mujoco.mjtGain.mjGAIN_DCMOTOR.value
 
 
 def is_dc_servo(model: mujoco.MjModel, actuator: int, column: int) -> bool:
-    """Returns whether an actuator is a DC motor with a servo that has a gain in this column."""
+    """Return whether an actuator is a DC motor whose servo has a gain in this column."""
     return is_dc_motor(model, actuator) and bool(model.actuator_gainprm[actuator, column] > 0.0)

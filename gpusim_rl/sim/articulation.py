@@ -21,7 +21,7 @@ _ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel"
 
 
 def round_inwards(ranges: np.ndarray) -> np.ndarray:
-    """Returns ranges in float32, [..., 2], within those in float64: a joint that is set to its limit is not beyond it.
+    """Round ranges [..., 2] to float32 without exceeding them.
 
     A limit that acts one digit too early stops the joint, and robots often start at their limits.
     """
@@ -33,7 +33,7 @@ def round_inwards(ranges: np.ndarray) -> np.ndarray:
 
 
 def reference_pose(model: mujoco.MjModel) -> np.ndarray:
-    """Returns the model's `qpos0` in float32; what is within its joint's limits stays within them."""
+    """Return the model's `qpos0` in float32; joints within their limits stay within them."""
     pose, scalar = model.qpos0.astype(np.float32), np.isin(model.jnt_type, _SCALAR) & (model.jnt_limited != 0)
     columns, ranges = model.jnt_qposadr[scalar], model.jnt_range[scalar]
     exact, (low, high) = model.qpos0[columns], round_inwards(ranges).T
@@ -43,20 +43,20 @@ def reference_pose(model: mujoco.MjModel) -> np.ndarray:
 
 
 class Articulation:
-    """What `Scene.add` made of one file, in every world. State tensors may be views: read, never write.
+    """Articulation that `Scene.add` made of one file, in every world. State tensors may be views: read-only.
+
+    Get bodies, sites, sensors, mocap bodies and dynamics once, in the task's `__init__`. Methods raise TaskError for
+    unknown names and wrong shapes; nothing is broadcast.
 
     Attributes:
         name: Name in the scene.
-        free_root: Whether its root moves freely; else the base is fixed.
-        joint_names: Names of its hinges and slides, in the file's order.
-        body_names: Names of its bodies, in the file's order.
-        actuator_names: Names of its actuators, in the order of `actuate`: those of the file, then those of
-            `Scene.add_actuators`.
-        joint_limits: Lower and upper limit of each joint [rad or m], shape [joints, 2]; infinite where it has none.
-            Rounded inwards: a joint that is set to it is not beyond the limit of the model, which is float64.
-        control_limits: Lower and upper limit of each control, in its actuator's units, shape [actuators, 2]; infinite
-            where it has none.
-        default_joint_pos: Joint positions of the file's reference pose [rad or m], shape [joints].
+        free_root: Whether the root moves freely; otherwise the base is fixed.
+        joint_names: Hinges and slides, in file order.
+        body_names: Bodies, in file order.
+        actuator_names: Actuators, in the order of `actuate`: the file's, then those of `Scene.add_actuators`.
+        joint_limits: Joint limits [rad or m], shape [joints, 2]; infinite if unlimited. Rounded to float32 inwards.
+        control_limits: Control limits in the actuators' units, shape [actuators, 2]; infinite if unlimited.
+        default_joint_pos: Joint positions of the reference pose [rad or m], shape [joints].
         default_root_pos: Root position of the reference pose [m], shape [3].
         default_root_quat: Root orientation of the reference pose, wxyz, shape [4].
     """
@@ -114,7 +114,6 @@ class Articulation:
         return self._tensor(np.where(limited[:, None], ranges, [-np.inf, np.inf]))
 
     def _find(self, kind: str, names: Sequence[str]) -> list[int]:
-        """Returns ids in the scene's model; raises TaskError for a name that does not exist."""
         ids = self._scene.elements_of(self.name, kind)
         for name in names:
             if name not in ids:
@@ -150,7 +149,7 @@ class Articulation:
 
     @property
     def root_ang_vel_local(self) -> Float[Tensor, "envs 3"]:
-        """Angular velocity of the root body [rad/s], in its own frame."""
+        """Angular velocity of the root body [rad/s], body frame."""
         if self.free_root:  # MuJoCo keeps a free joint's angular velocity in the body's frame
             return self._sim.qvel[:, self._root_v][:, 3:]
         return torch.zeros_like(self.root_pos)
@@ -172,94 +171,62 @@ class Articulation:
 
     @property
     def joint_effort(self) -> Float[Tensor, "envs joints"]:
-        """Force of the actuators on each joint in the last physics step [N m or N]; zero after a reset.
-
-        See `Scene.add_effort_sensors`.
-        """
+        """Actuator force on each joint in the last physics step [N m or N], 0 after a reset."""
         if self._efforts is None:
             raise TaskError(f"{self.name!r} has no effort sensors; call scene.add_effort_sensors in the task's scene()")
         return self._sim.sensordata[:, self._efforts]
 
     @property
     def mocap_poses(self) -> Float[Tensor, "envs poses"]:
-        """Positions [m] and orientations, wxyz, of its mocap bodies, seven numbers each; none if no task moves them."""
+        """Positions [m] and orientations (wxyz) of mocap bodies, 7 numbers each; empty if no task moves them."""
         if not self._sim.moves_mocap:
             return torch.zeros(self._sim.num_envs, 0, device=self._sim.device)
         poses = [read_columns(each, self._mocaps) for each in (self._sim.mocap_pos, self._sim.mocap_quat)]
         return torch.cat(poses, dim=-1).flatten(1)
 
     def bodies(self, names: Sequence[str]) -> Bodies:
-        """Selects bodies; call it once, in the task's `__init__`, so that the simulator computes them."""
+        """Select bodies."""
         return Bodies(self._sim, self._find("body", names))
 
     def mocap(self, name: str) -> Mocap:
-        """Returns a mocap body, which the task moves; call it once, in the task's `__init__`.
-
-            self.target = self.arm.mocap("target")
-            self.target.set(where, pos=self.target.default_pos + self.random.uniform(-0.1, 0.1, 3))
-
-        Raises:
-            TaskError: There is no such body, it is no mocap body, or the simulator cannot move one.
-        """
+        """Return a mocap body for the task to move, by its `set`."""
         return Mocap(self._sim, self._find("body", [name])[0])
 
     def contacts(self, names: Sequence[str]) -> Contacts:
-        """Selects bodies that have a contact sensor (`Scene.add_contact_sensor`)."""
+        """Select bodies that have a contact sensor (`Scene.add_contact_sensor`)."""
         return Contacts(self._sim, self._find("body", names))
 
     def sites(self, names: Sequence[str]) -> Sites:
-        """Selects sites; call it once, in the task's `__init__`, as `bodies`.
-
-        Raises:
-            TaskError: There is no such site.
-        """
+        """Select sites."""
         ids, model = self._find("site", names), self._model
         bodies = Bodies(self._sim, model.site_bodyid[ids].tolist())
         return Sites(bodies, self._tensor(model.site_pos[ids]), self._tensor(model.site_quat[ids]))
 
     def sensor(self, name: str) -> Sensor:
-        """Returns a sensor of the articulation's file, or of `Scene.add_sensor`, by its name.
+        """Return a sensor of the file or of `Scene.add_sensor`; only requested sensors are computed.
 
-        Call it once, in the task's `__init__`: a simulator computes no sensor of a file that no task has asked for. The
-        sensors of positions and velocities (gyro, frame position, rangefinder, ...) then cost about as much as the
-        poses of bodies. Those of forces and accelerations (accelerometer, force, torque, touch, actuator force) cost
-        the forward dynamics, about one physics step for each control step.
-
-        Raises:
-            TaskError: There is no such sensor.
+        Position and velocity sensors (gyro, frame position, rangefinder, ...) cost about as much as body poses; force
+        and acceleration sensors (accelerometer, force, torque, touch, actuator force) about one physics step per
+        control step.
         """
         return Sensor(self._sim, self._find("sensor", [name])[0])
 
     def dynamics(self, body: str) -> Dynamics:
-        """Returns mass matrix, and Jacobian of one body; call it once, in the task's `__init__`, as `bodies`.
-
-        They are of the scene's masses, not of masses that were changed in some worlds.
-
-        Raises:
-            TaskError: There is no such body, or the articulation has no joints.
-        """
+        """Return mass matrix, and Jacobian of a body, with the scene's masses: per-world changes are ignored."""
         (body_id,) = self._find("body", [body])
         if not self._joint_ids:
             raise TaskError(f"{self.name!r} has no joints, and so no dynamics of joints")
         return Dynamics(self._sim, self._joint_ids, self._body_ids, body_id)
 
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
-        """Sets the controls of the actuators, in the order of `actuator_names`; they hold until set again.
-
-        Raises:
-            TaskError: They have another shape. One row for all envs, or one number for all actuators, is not stretched.
-        """
+        """Set the controls, in the order of `actuator_names`; they hold until set again."""
         names = self.actuator_names
         hint = f"a task that passes its action on has num_actions = {len(names)}"
         check_shape(f"{self.name!r}.actuate(): control", control, (self._sim.num_envs, len(names)), names, hint)
         write_columns(self._sim.ctrl, self._controls, control)
 
     def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
-        """Sets an additional force on each joint [N m or N]; it holds until set again.
-
-        Raises:
-            TaskError: It has another shape.
-        """
+        """Set an additional force on each joint [N m or N], which holds until set again."""
         names = self.joint_names
         check_shape(f"{self.name!r}.set_joint_effort(): effort", effort, (self._sim.num_envs, len(names)), names)
         self._sim.uses("qfrc_applied")
@@ -277,12 +244,9 @@ class Articulation:
         joint_vel: Float[Tensor, "envs joints"] | None = None,
         mocap_poses: Float[Tensor, "envs poses"] | None = None,
     ) -> None:
-        """Writes state in the worlds of the mask; what is not given stays. Velocities in the world frame.
+        """Write state in the masked worlds; omitted values stay. Velocities are in the world frame.
 
-        `mocap_poses` is the property of that name; a task moves its mocap bodies by `mocap`.
-
-        Raises:
-            TaskError: The mask or a value has another shape, or the root of a fixed base is given.
+        A fixed base has no root state to write. `mocap_poses` has the layout of that property.
         """
         state = {
             "root_pos": root_pos,
@@ -315,7 +279,6 @@ class Articulation:
         self._sim.wrote_state(where)
 
     def _check_state(self, where: Bool[Tensor, " envs"], state: Mapping[str, Tensor | None]) -> None:
-        """Raises TaskError for what `set_state` cannot write; a value that is None stays as it is."""
         call, num_envs, joints = f"{self.name!r}.set_state():", self._sim.num_envs, self.joint_names
         if not self.free_root and any(state[key] is not None for key in _ROOT_WIDTHS):
             hint = f"; try .mocap({self.body_names[0]!r}).set(where, pos=...)" if self._root_mocap >= 0 else ""

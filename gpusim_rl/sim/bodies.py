@@ -17,7 +17,7 @@ from gpusim_rl.sim.scene import Scene
 
 
 class MujocoTensors(Protocol):
-    """What a backend offers to an articulation: float32 tensors of MuJoCo's arrays."""
+    """Interface of simulators to articulations: float32 tensors of MuJoCo's arrays."""
 
     name: str
     num_envs: int
@@ -31,33 +31,33 @@ class MujocoTensors(Protocol):
     mocap_pos: Float[Tensor, "envs nmocap 3"]
     mocap_quat: Float[Tensor, "envs nmocap 4"]
     moves_mocap: bool
-    """True once a task moves mocap bodies."""
+    """Whether a task moves mocap bodies."""
     sensordata: Float[Tensor, "envs nsensordata"]
-    """What the sensors read in the last physics step, if the scene has contact or effort sensors."""
+    """Sensor readings of the last physics step, if the scene has contact or effort sensors."""
 
     def derived(self, field: str) -> Tensor:
-        """Returns an array that MuJoCo computes from the state, [envs, nbody or njnt, ...]; kept fresh from now on."""
+        """Return an array derived from the state, [envs, nbody or njnt, ...], kept up to date from now on."""
         ...
 
     def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
-        """Returns what sensors up to a stage (`mujoco.mjtStage`) read in the current state; kept fresh from now on."""
+        """Return sensor readings up to a stage (`mujoco.mjtStage`), kept up to date from now on."""
         ...
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
-        """Says that qpos or qvel of these worlds were written."""
+        """Report writes to qpos or qvel."""
         ...
 
     def wrote_mocap(self, where: Bool[Tensor, " envs"]) -> None:
-        """Report that mocap_pos or mocap_quat of these worlds were written."""
+        """Report writes to mocap_pos or mocap_quat."""
         ...
 
     def uses(self, field: str) -> None:
-        """Says that an input (qfrc_applied, xfrc_applied, mocap_pos, mocap_quat) is written from now on."""
+        """Declare an input (qfrc_applied, xfrc_applied, mocap_pos, mocap_quat) as written from now on."""
         ...
 
 
 class Bodies:
-    """Some bodies of one articulation in every world; their frames are those of the file. Up to date whenever read."""
+    """Bodies of an articulation, with the file's frames; up to date whenever read."""
 
     def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
         self._sim = sim
@@ -96,18 +96,16 @@ class Bodies:
 
     @property
     def wrench(self) -> Float[Tensor, "envs bodies 6"]:
-        """Force [N] and torque [N m] that `apply_wrench` has set, as a copy."""
+        """Force [N] and torque [N m] set by `apply_wrench`, a copy."""
         return self._sim.xfrc_applied.index_select(1, self._ids)
 
     def apply_wrench(
         self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
     ) -> None:
-        """Lets a force [N] and a torque [N m], world frame, act at the bodies' centres of mass until set again.
-
-        A reset sets both to zero. For thrust, wind and pushes.
+        """Apply a force [N] and a torque [N m], world frame, at the centres of mass until set again or reset.
 
         Raises:
-            TaskError: One of them has another shape.
+            TaskError: A shape is wrong.
         """
         shape = (self._sim.num_envs, len(self._names), 3)
         check_shape("apply_wrench(): force", force, shape, self._names)
@@ -119,16 +117,14 @@ class Bodies:
 
 
 def mocap_start(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions [nmocap, 3] and orientations [nmocap, 4] of the mocap bodies in the file, float32."""
+    """Return positions and orientations of mocap bodies in the file, [nmocap, 3 and 4], float32."""
     ids = np.flatnonzero(model.body_mocapid >= 0)
     ids = ids[np.argsort(model.body_mocapid[ids])]
     return model.body_pos[ids].astype(np.float32), model.body_quat[ids].astype(np.float32)
 
 
 class Mocap:
-    """A mocap body in every world: it stays where it is put, and drags what is welded or connected to it.
-
-    A reset puts it back to its place in the file.
+    """Body that stays where it is put, and drags what is welded or connected to it; a reset restores the file's pose.
 
     Attributes:
         default_pos: Position in the file [m], shape [3].
@@ -148,12 +144,12 @@ class Mocap:
 
     @property
     def pos(self) -> Float[Tensor, "envs 3"]:
-        """Position [m], world frame; read, never write."""
+        """Position [m], world frame; read-only."""
         return self._sim.mocap_pos[:, self._id]
 
     @property
     def quat(self) -> Float[Tensor, "envs 4"]:
-        """Orientation, wxyz; read, never write."""
+        """Orientation, wxyz; read-only."""
         return self._sim.mocap_quat[:, self._id]
 
     def set(
@@ -163,11 +159,7 @@ class Mocap:
         pos: Float[Tensor, "envs 3"] | None = None,
         quat: Float[Tensor, "envs 4"] | None = None,
     ) -> None:
-        """Puts it somewhere in the worlds of the mask; what is not given stays.
-
-        Raises:
-            TaskError: The mask or a value has another shape.
-        """
+        """Move the body in the masked worlds; omitted values stay. Raise TaskError for a wrong shape."""
         check_shape(f"mocap {self._name!r}: where", where, (self._sim.num_envs,))
         for name, value, target in (("pos", pos, self.pos), ("quat", quat, self.quat)):
             if value is not None:
@@ -177,9 +169,9 @@ class Mocap:
 
 
 class Contacts:
-    """Net contact wrench on some bodies that have a contact sensor: what acted in the last physics step.
+    """Net contact wrench in the last physics step on bodies with a contact sensor.
 
-    It is zero after a reset: forces at a newly written state would cost another forward pass of all envs.
+    Zero after a reset: forces in a newly written state would cost a forward pass of all envs.
     """
 
     def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
@@ -189,7 +181,7 @@ class Contacts:
         self._force_columns = self._columns[:, :3].flatten()
 
     def _read(self) -> tuple[Tensor, Tensor]:
-        """Returns contact wrenches about the bodies' origins, [envs, bodies, 2, 3], and orientations of the bodies."""
+        """Return wrenches about the body origins, [envs, bodies, 2, 3], and body orientations."""
         data = self._sim.sensordata.index_select(1, self._columns.view(-1)).unflatten(1, self._columns.shape)
         wrench, contact_pos, body_pos, quat = data.split([6, 3, 3, 4], dim=-1)
         wrench = wrench.unflatten(-1, (2, 3))
@@ -210,13 +202,13 @@ class Contacts:
         return self._read()[0][..., 1, :]
 
     def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
-        """Returns force [N] and torque [N m] in the body's own frame, as a force sensor there would report them."""
+        """Return force [N] and torque [N m] in the body frame."""
         wrench, quat = self._read()
         return quat_rotate_inverse(quat[..., None, :], wrench).flatten(-2)
 
 
 class Sites:
-    """Some sites of one articulation: points [m] with axes (wxyz) in the frames of its bodies."""
+    """Sites of an articulation: points [m] with axes (wxyz) in the frames of their bodies."""
 
     def __init__(self, bodies: Bodies, pos: Float[Tensor, "sites 3"], quat: Float[Tensor, "sites 4"]) -> None:
         self._bodies, self._pos, self._quat = bodies, pos, quat
@@ -248,10 +240,10 @@ class Sites:
 
 
 class Sensor:
-    """One sensor in every world.
+    """Sensor in every world.
 
     Attributes:
-        size: Numbers that it gives: 3 of a gyro, 4 of an orientation, 1 of a touch sensor or a rangefinder.
+        size: Number of readings: 3 for a gyro, 4 for an orientation, 1 for a rangefinder.
     """
 
     def __init__(self, sim: MujocoTensors, sensor: int) -> None:
@@ -267,11 +259,10 @@ class Sensor:
 
     @property
     def data(self) -> Float[Tensor, "envs size"]:
-        """What it reads in the current state, under the controls and forces of the last step.
+        """Readings in the current state, under the controls and forces of the last step.
 
-        In MuJoCo's units: m, m/s, m/s^2, rad/s, N, N m; orientations wxyz. An accelerometer at rest reads 9.81 m/s^2
-        upwards, and in free fall 0. A rangefinder that meets nothing reads -1. A contact sensor tells of the last
-        physics step; it reads 0 after a reset.
+        Units are m, m/s, m/s^2, rad/s, N, N m; orientations wxyz. An accelerometer reads 9.81 m/s^2 upwards at rest, a
+        rangefinder -1 without a hit. Contact sensors report the last physics step, and 0 after a reset.
         """
         sensors = self._sim.sensordata if self._late else self._sim.current_sensors(self._stage)
         return sensors[:, self._columns]

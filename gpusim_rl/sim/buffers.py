@@ -1,4 +1,4 @@
-"""Constraint rows and contacts that MuJoCo Warp allocates for each world."""
+"""Buffer sizes of MuJoCo Warp: constraint rows and contacts per world."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARGIN = 1.5  # of what a trial needs
 
 
 def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
-    """Returns constraint rows and contacts per world: of the settings, else of the scene, else estimated."""
+    """Return constraint rows and contacts per world, from the settings, else the scene, else estimated."""
     given = cfg.njmax or scene.njmax
     if given and cfg.nconmax:
         return given, cfg.nconmax
@@ -34,12 +34,11 @@ def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
 
 
 def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
-    """Returns constraint rows and contacts to allocate per world, for a scene that nobody has measured.
+    """Estimate constraint rows and contacts to allocate per world.
 
-    A few geoms may touch the ground with all the contacts that they can have, many geoms only with half of them; of the
-    geoms that can touch each other only some do at a time. This is more than twice what Ant needs when it is thrown
-    around. Where a trial on MuJoCo needs more, its needs count. Rows are a limit for each world; contacts, and the
-    candidate pairs that share their buffer, are pooled over all worlds.
+    Many geoms touch the ground with half of their contacts, and some of those that can touch each other. That is over
+    twice the need of a thrown Ant; a short MuJoCo trial may raise it. Rows are a limit per world; contacts and the
+    candidate pairs that share their buffer are pooled.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
     touch = may_touch(model)
@@ -64,19 +63,15 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
 
 
 def enough(room: Mapping[str, int], needs: Mapping[str, float]) -> str:
-    """Return settings that hold what was needed, with a margin: twice the room where that was too small."""
+    """Format buffer settings that hold the needs with a margin."""
     sizes = {n: _round_up(max(1.5 * needs[n], size * (2 if needs[n] > size else 1))) for n, size in room.items()}
     return " ".join(f"sim.{name}={size}" for name, size in sizes.items())
 
 
 def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
-    """Return the most constraint rows, and contacts or candidate pairs, in random poses and in a short simulation.
+    """Return the most constraint rows, and contacts or candidate pairs, in random poses and a short simulation.
 
-    The simulation begins in the reference pose. Controls are zero at first, and random in its second half.
-
-    Args:
-        model: Model of the scene.
-        touch: Mask of pairs of geoms other than planes that may touch.
+    Controls are zero, then random. `touch` masks pairs of geoms other than planes that may touch.
     """
     model, random = copy.copy(model), np.random.default_rng(0)
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value | mujoco.mjtDisableBit.mjDSBL_SENSOR.value
@@ -118,7 +113,7 @@ def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
 
 
 def may_touch(model: mujoco.MjModel) -> np.ndarray:
-    """Return the mask of pairs of geoms that may touch by MuJoCo's rules, without those of `<pair>`: [ngeom, ngeom]."""
+    """Return the mask of geom pairs that may touch by MuJoCo's rules, without explicit `<pair>`s: [ngeom, ngeom]."""
     body = model.geom_bodyid
     weld = model.body_weldid[body]
     still, parent = model.body_dofnum[weld] == 0, model.body_weldid[model.body_parentid[weld]]
@@ -131,7 +126,6 @@ def may_touch(model: mujoco.MjModel) -> np.ndarray:
 
 
 def _near(model: mujoco.MjModel, data: mujoco.MjData, pairs: np.ndarray) -> int:
-    """Return the number of pairs of geoms whose bounding boxes, along the world's axes, overlap."""
     axes = data.geom_xmat.reshape(-1, 3, 3)
     middle = data.geom_xpos + np.einsum("gij,gj->gi", axes, model.geom_aabb[:, :3])
     half = np.einsum("gij,gj->gi", np.abs(axes), model.geom_aabb[:, 3:]) + model.geom_margin[:, None]

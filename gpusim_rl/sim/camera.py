@@ -1,4 +1,4 @@
-"""Cameras of a scene, and what they see."""
+"""Cameras of a scene and their images."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from gpusim_rl.errors import TaskError, did_you_mean
 
 OUTPUTS = ("rgb", "depth", "segmentation")
 FAR = 100.0
-"""Distance along the view from which on nothing is drawn; the depth of pixels that show nothing [m]."""
+"""Depth of the far plane, and of pixels that show nothing [m]."""
 SKY = (0.70, 0.80, 0.90)
-"""Colour of pixels that show nothing, red, green and blue, where the scene has no texture of a sky."""
+"""Background colour (RGB) of scenes without a sky texture."""
 
 
 @dataclass(frozen=True, slots=True)
 class SceneCamera:
-    """A camera that a scene draws with; see `Scene.add_camera`."""
+    """Camera declared by `Scene.add_camera`."""
 
     name: str
     size: tuple[int, int]
     """Height and width [pixels]."""
     outputs: tuple[str, ...]
     every: int
-    """Control steps from one frame to the next."""
+    """Control steps per frame."""
     groups: tuple[int, ...]
-    """Groups of geoms that it draws."""
+    """Visible geom groups."""
     samples: int
-    """Rays of a pixel, along each side."""
+    """Rays per pixel along each side."""
 
 
 def add_camera(
@@ -44,7 +44,7 @@ def add_camera(
     target: Sequence[float] | None,
     fovy: float | None,
 ) -> None:
-    """Checks a camera, and adds it to the spec of a scene unless a file has it; see `Scene.add_camera`."""
+    """Validate a camera, and add it to the spec unless a file defines it; see `Scene.add_camera`."""
     call = f"Scene.add_camera({camera.name!r})"
     _check(call, camera)
     if fovy is not None and not 0.0 < fovy < 180.0:
@@ -96,7 +96,7 @@ def _check(call: str, camera: SceneCamera) -> None:
 
 
 def _look(call: str, pos: Sequence[float], target: Sequence[float]) -> list[float]:
-    """Returns the orientation of a camera that looks at a point, with z upwards in the image."""
+    """Return the orientation of a camera at `pos` that faces `target`, z up."""
     backward = np.subtract(pos, target, dtype=np.float64)
     if not backward.any():
         raise TaskError(f"{call}: target must be another point than pos, got {list(target)}")
@@ -109,16 +109,15 @@ def _look(call: str, pos: Sequence[float], target: Sequence[float]) -> list[floa
 
 
 class CameraImages:
-    """What one camera saw in every world when it was last drawn; made by `Sim.camera`.
+    """Images of one camera in every world; created by `Sim.camera`.
 
-    The tensors are always the same memory, written anew by every frame: clone what must live longer.
+    Frames are written in place: clone what must outlive the next one.
 
     Attributes:
         name: Name of the camera.
         size: Height H and width W [pixels].
-        outputs: What it draws, of `rgb`, `depth` and `segmentation`.
-        age: Control steps since the frame was drawn, int64 [num_envs]. Where it is more than the control steps of an
-            episode, the frame is of the episode before: a camera that draws every third step can be late.
+        outputs: Available images: `rgb`, `depth`, `segmentation`.
+        age: Control steps since the frame was drawn, int64 [num_envs]; the frame may be of the previous episode.
     """
 
     def __init__(self, camera: SceneCamera, tensors: dict[str, Tensor], age: Int[Tensor, " envs"]) -> None:
@@ -127,25 +126,21 @@ class CameraImages:
 
     @property
     def rgb(self) -> UInt8[Tensor, "envs height width 3"]:
-        """Red, green and blue, uint8 [num_envs, H, W, 3]; the first row is the upper one."""
+        """RGB image, uint8 [num_envs, H, W, 3]; row 0 is the top."""
         return self._output("rgb")
 
     @property
     def depth(self) -> Float[Tensor, "envs height width"]:
-        """Distance along the camera's view [m], float32 [num_envs, H, W]; `FAR`, 100 m, where a pixel shows nothing."""
+        """Distance along the view [m], float32 [num_envs, H, W]; `FAR`, 100 m, where nothing is shown."""
         return self._output("depth")
 
     def depth_bytes(self, near: float, far: float) -> UInt8[Tensor, "envs height width 1"]:
-        """Returns the depth as an image for a policy, uint8 [num_envs, H, W, 1]: `near` is 0 and `far` is 255 [m]."""
+        """Return the depth as a policy's image, uint8 [num_envs, H, W, 1]: 0 at `near`, 255 at `far` [m]."""
         return ((self.depth - near) * (255.0 / (far - near))).clamp_(0.0, 255.0)[..., None].to(uint8)
 
     @property
     def segmentation(self) -> Int[Tensor, "envs height width"]:
-        """Number of the body that a pixel shows, int32 [num_envs, H, W]; -1 where it shows nothing.
-
-        The numbers are those of `sim.scene.model`: `sim.scene.bodies_of("cube")` has an articulation's. Body 0 is all
-        that is fixed to the world, as the ground is.
-        """
+        """Body id per pixel, int32 [num_envs, H, W]; -1 for nothing, 0 for everything fixed to the world."""
         return self._output("segmentation")
 
     def _output(self, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Draws the cameras of all worlds by MuJoCo Warp's ray caster: on CUDA in one piece, on the CPU a share per thread."""
+"""Renderer of all worlds' cameras: MuJoCo Warp's ray caster, one launch on CUDA, one share per thread on the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _READ_BY_RAYS = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos",
 
 
 def _part(owner: Any, worlds: slice, *fields: str) -> Any:
-    """Returns a copy whose arrays of these names are views of some worlds' rows."""
+    """Return a shallow copy whose named arrays are views of some worlds' rows."""
     part = copy.copy(owner)
     for field in fields:
         array = getattr(owner, field)
@@ -40,7 +40,7 @@ def _part(owner: Any, worlds: slice, *fields: str) -> Any:
 
 
 def _give_boxes(context: mjw.RenderContext, worlds: slice) -> None:
-    """Gives a part of a context its own tree of bounding boxes: the ray caster counts their worlds from 0."""
+    """Build the bounding volumes of some worlds, which the ray caster counts from 0."""
     size, num_envs = context.bvh_ngeom, worlds.stop - worlds.start
     for field in ("lower", "upper"):
         setattr(context, field, wp.clone(getattr(context, field)[size * worlds.start : size * worlds.stop]))
@@ -52,7 +52,7 @@ def _give_boxes(context: mjw.RenderContext, worlds: slice) -> None:
 
 
 class _Group:
-    """Cameras that share a context of the ray caster: they draw the same geoms, in the same steps."""
+    """Cameras that share a ray-caster context: same geoms, same schedule."""
 
     def __init__(self, every: int, num_envs: int, device: torch.device) -> None:
         self.every, self.cameras = every, list[SceneCamera]()
@@ -62,7 +62,7 @@ class _Group:
         self.due_mask = wp.to_torch(self.due)
 
     def advance(self) -> None:
-        """Goes on by a control step. Memory of the device holds whether the group is due: graphs only replay."""
+        """Advance by a control step; `due` stays in device memory, so that graphs can replay it."""
         self.age += 1
         due = self.age >= self.every
         self.age.masked_fill_(due, 0)
@@ -70,11 +70,10 @@ class _Group:
 
 
 class CameraRenderer:
-    """The cameras that were asked for, over a model and data of their own that follow the simulator's positions.
+    """Renderer with its own model and data that follow the simulator's positions.
 
-    One thread moves all worlds, which takes a hundredth of the time, and then each thread draws some of them.
-
-    Nothing is allocated and no kernel is built while a graph is captured: the first `draw` is outside of one.
+    One thread updates the kinematics, a hundredth of the time; then each draws its share. The first `draw` allocates
+    and compiles, outside of graph captures.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class CameraRenderer:
         self._needed = 0  # bytes
 
     def images(self, camera: SceneCamera) -> CameraImages:
-        """Returns the images of a camera, the same ones every time."""
+        """Return a camera's images, always the same object."""
         if camera.name in self._images:
             return self._images[camera.name]
         if not np.isin(self._source.geom_group, camera.groups).any():
@@ -143,7 +142,7 @@ class CameraRenderer:
         self._needed += needed
 
     def own(self, field: str) -> Tensor:
-        """Gives each world its own values of a field; returns them, shape [num_envs, rows, ...]."""
+        """Give each world its own values of a field; return them, shape [num_envs, rows, ...]."""
         if field not in self._own:
             shared = getattr(self._model, field)
             with self._graphs.scope():
@@ -160,7 +159,7 @@ class CameraRenderer:
         self._graphs.synchronize()
 
     def draw(self) -> None:
-        """Draws what is due."""
+        """Draw the cameras that are due."""
         for group in self._groups.values():
             if group.every > 1:
                 group.advance()
@@ -169,13 +168,13 @@ class CameraRenderer:
         self._launch()
 
     def redraw(self) -> None:
-        """Draws all, and no camera gets older."""
+        """Draw all cameras without advancing their ages."""
         for group in self._groups.values():
             group.due_mask.fill_(1)
         self._launch()
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """Lets all cameras be due where the mask has all worlds."""
+        """Mark all cameras as due if the mask covers all worlds."""
         for group in self._groups.values():
             if group.every > 1:
                 group.age.masked_fill_(where.all(), group.every)
@@ -234,7 +233,6 @@ class CameraRenderer:
         )
 
     def _share(self, worlds: slice, contexts: list[mjw.RenderContext]) -> Callable[[], None]:
-        """Returns a function that draws some of the worlds."""
         model, data = _part(self._model, worlds, *self._own), _part(self._data, worlds, *_READ_BY_RAYS)
         data.nworld = worlds.stop - worlds.start
         groups = [
@@ -254,7 +252,6 @@ class CameraRenderer:
     def _frame(
         self, cameras: list[SceneCamera], model: mjw.Model, data: mjw.Data, whole: mjw.RenderContext, worlds: slice
     ) -> Callable[[], None]:
-        """Returns a function that draws some cameras in some of the worlds."""
         context = _part(whole, worlds, "rgb_data", "aa_accum", "depth_data", "seg_data")
         if data.nworld < self._num_envs:
             _give_boxes(context, worlds)
@@ -281,7 +278,7 @@ class CameraRenderer:
         return draw
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the frames that are not of the present state, and their age, as views."""
+        """Return views of the frames that cannot be redrawn and of their ages."""
         late = [(key, group) for key, group in self._groups.items() if group.every > 1]
         ages = {f"age.{key}": group.age for key, group in late}
         names = [camera.name for _, group in late for camera in group.cameras]
@@ -289,7 +286,7 @@ class CameraRenderer:
         return {**ages, **frames}
 
     def close(self) -> None:
-        """Stops the threads."""
+        """Stop the threads."""
         self._shares = []
         if self._pool is not None:
             self._pool.shutdown()

@@ -1,4 +1,4 @@
-"""The cameras of a simulator, which are made when a task asks for the first of them."""
+"""Lazily created cameras of a simulator."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
 
 class Cameras:
-    """The cameras of a simulator. Nothing is made, and nothing is drawn, before the first is asked for.
+    """Cameras of a simulator; the renderer is created when the first camera is requested.
 
     Args:
         scene: Scene of the worlds.
-        state: Positions of the worlds, in the layout of the scene's model, shape [num_envs, nq], and those [nmocap, 3]
-            and orientations [nmocap, 4] of mocap bodies.
-        num_threads: CPU threads that draw, each its share of the worlds; None is one for each CPU.
-        graphs: Graphs of the simulator; None where it does not run on Warp.
+        state: Positions [num_envs, nq], and mocap positions and orientations [num_envs, nmocap, 3 and 4].
+        num_threads: CPU threads that draw; None for one per CPU.
+        graphs: Graphs of a simulator on Warp, else None.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Cameras:
         self._made: CameraRenderer | None = None
 
     def find(self, name: str) -> CameraImages:
-        """Returns the images of a camera; see `Sim.camera`."""
+        """Return the images of a camera; see `Sim.camera`."""
         cameras = self._scene.cameras
         if name not in cameras:
             known = [*cameras] or "none"
@@ -49,7 +48,7 @@ class Cameras:
         return self._renderer.images(cameras[name])
 
     def own(self, field: str) -> Tensor:
-        """Makes a field of MuJoCo's model each world's own in pictures; returns its memory, [num_envs, rows, ...]."""
+        """Give each world its own copy of a rendering field; return it, [num_envs, rows, ...]."""
         return self._renderer.own(field)
 
     @property
@@ -63,21 +62,21 @@ class Cameras:
         return self._made
 
     def draw(self) -> None:
-        """Draws with the cameras that are due; see `Sim.draw`."""
+        """Draw the cameras that are due; see `Sim.draw`."""
         if self._made is not None:
             self._made.draw()
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """Lets every camera be due where all worlds begin at once."""
+        """Mark every camera as due if all worlds are reset together."""
         if self._made is not None:
             self._made.reset(where)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the frames that cannot be drawn again, and how old they are."""
+        """Return the frames that cannot be redrawn, and their ages."""
         return {} if self._made is None else {name: value.clone() for name, value in self._made.state().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`, and draws the other frames in the worlds' present state."""
+        """Restore `state_dict` and redraw the other frames."""
         if self._made is not None:
             self._made.redraw()
             for name, value in self._made.state().items():
@@ -85,7 +84,7 @@ class Cameras:
                     value.copy_(state[name])
 
     def close(self) -> None:
-        """Stops the threads; nothing can be drawn afterwards."""
+        """Stop the threads."""
         if self._made is not None:
             self._made.close()
         self._made = None

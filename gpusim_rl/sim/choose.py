@@ -1,4 +1,4 @@
-"""The simulator of a run: which one, on which device, and why."""
+"""Choice of simulator and device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OLDER = ", in an environment without Isaac Lab and mjlab, which need older ones"
 
 @dataclass(frozen=True, slots=True)
 class SimChoice:
-    """Which simulator on which device, and why."""
+    """Simulator, device and the reason for them."""
 
     name: str
     device: torch.device
@@ -36,11 +36,7 @@ class SimChoice:
 
 
 def choose_sim(name: str, device: torch.device) -> SimChoice:
-    """Chooses the simulator for `sim=auto`, and checks that a named one can run on the device of the physics.
-
-    Raises:
-        ConfigError: The simulator cannot run on this device.
-    """
+    """Resolve `sim=auto`; raise ConfigError if a named simulator does not run on the device."""
     if name == "auto":
         reason = "auto: CUDA device" if device.type == "cuda" else "auto: no CUDA device in use"
         return SimChoice(default_simulator(device.type).name, device, reason)
@@ -54,19 +50,17 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
 
 
 def check_warp(user: str, hint: str = "") -> None:
-    """Raise ConfigError unless MuJoCo Warp can be imported; `user` is what needs it."""
+    """Raise ConfigError unless MuJoCo Warp, which `user` needs, can be imported."""
     if sys.version_info < WARP_PYTHON:  # the pip command would fail
         raise ConfigError("{} needs Python 3.11 or later, got {}.{}{}".format(user, *sys.version_info[:2], hint))
     import_optional("mujoco_warp", WARP_PACKAGES[1], user)
 
 
 def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> Sim:
-    """Builds the chosen simulator; only its own library is imported.
-
-    The integrator and the cones of the settings, where they are given, become the scene's.
+    """Build the chosen simulator, importing only its own library; apply integrator and cone to the scene if given.
 
     Raises:
-        ConfigError: Its extra is not installed, a package is too old for it, or the scene uses something that it lacks.
+        ConfigError: A package is missing or too old, or the scene is unsupported.
         TaskError: Nothing in the scene can move.
     """
     simulator = SIMULATORS[choice.name]

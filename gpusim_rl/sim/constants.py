@@ -1,7 +1,7 @@
-"""What MuJoCo derives from masses, for some worlds of `sim=mjwarp`: masses of subtrees, and inverse weights.
+"""Model constants that MuJoCo derives from masses, updated in selected worlds of MuJoCo Warp.
 
-`mujoco_warp.set_const` does this for all worlds, with hundreds of launches. Inverse weights are those of the reference
-pose, which all worlds share. So the Jacobians are known before, and a few kernels do the rest.
+`mujoco_warp.set_const` updates all worlds in hundreds of launches. Inverse weights belong to the reference pose, which
+all worlds share, so Jacobians are computed once and a few kernels do the rest.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _MIN = mujoco.mjMINVAL
 
 
 def has_muscles(model: mujoco.MjModel) -> bool:
-    """Returns whether the model has muscles; only they use the acceleration that an actuator could give."""
+    """Return whether the model has muscles, the only users of `actuator_acc0`."""
     return bool((model.actuator_gaintype == _MUSCLE).any())
 
 
 def uses_gear(model: mujoco.MjModel) -> bool:
-    """Returns whether a constant follows from the gear of an actuator: it has an armature, or is a muscle."""
+    """Return whether a constant depends on an actuator's gear."""
     return has_muscles(model) or bool(model.actuator_armature.any())
 
 
 def constants_of(model: mujoco.MjModel) -> list[str]:
-    """Returns the names of the derived constants in MuJoCo's model."""
+    """Return the names of the model's derived constants."""
     names = ["body_subtreemass", "body_invweight0"]
     names += ["dof_invweight0"] if model.nv else []
     names += ["tendon_invweight0"] if model.ntendon else []
@@ -37,13 +37,11 @@ def constants_of(model: mujoco.MjModel) -> list[str]:
 
 
 class Constants:
-    """Derives the `constants_of` MuJoCo Warp's model, in the worlds of a mask.
+    """Kernels that derive the `constants_of` a model in the worlds of the mask `where`.
 
-    They follow from `body_mass`, `body_inertia`, `body_ipos`, `dof_armature` and `actuator_gear`. Of these each array
-    has a row for every world, or one row for all; the constants have a row for every world. `source` is the model that
-    all worlds began with. Call it within `WarpGraphs.scope`.
-
-    An actuator adds its armature times the square of its gear to its joint or tendon.
+    `body_mass`, `body_inertia`, `body_ipos`, `dof_armature` and `actuator_gear` have one row per world or one shared
+    row; the constants have one per world. An actuator adds its armature times its squared gear to its joint or tendon.
+    `source` is the model that all worlds started from. Create it within `WarpGraphs.scope`.
     """
 
     def __init__(self, source: mujoco.MjModel, model: mjw.Model, where: wp.array) -> None:
@@ -93,7 +91,7 @@ class Constants:
         self._inverse = wp.zeros((self._num_envs, nv, nv), dtype=float)
 
     def derive(self) -> None:
-        """Derives the constants of the worlds of the mask, and clears it."""
+        """Derive the constants of the masked worlds and clear the mask."""
         model, where = self._model, self._where
         matrix, inverse, parent = self._matrix, self._inverse, model.dof_parentid
         num, nv = self._num_envs, matrix.shape[1]
@@ -138,7 +136,7 @@ class Constants:
 
 
 def _unit_moments(source: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
-    """Returns moments of actuators with a gear of 1, shape [outputs of actuators, nv]."""
+    """Return actuator moments for unit gear, shape [actuator outputs, nv]."""
     moments = np.zeros((len(source.actuator_gear), source.nv))
     if len(moments):
         mujoco.mju_sparse2dense(
@@ -149,7 +147,7 @@ def _unit_moments(source: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
 
 
 def _beside_links(source: mujoco.MjModel, data: mujoco.MjData, lin: np.ndarray, ang: np.ndarray) -> np.ndarray:
-    """Returns the mass matrix without masses, inertias and the joints' armature, shape [nv, nv]."""
+    """Return the mass matrix without links and joint armatures, shape [nv, nv]."""
     full = np.zeros((source.nv, source.nv))
     mujoco.mj_fullM(source, data, full)
     lever = data.xipos - data.xpos

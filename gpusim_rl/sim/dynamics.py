@@ -14,14 +14,17 @@ from gpusim_rl.sim.masks import columns
 
 
 class Dynamics:
-    """How an articulation moves by its joints, a free root held still; up to date whenever it is read.
+    """Joint-space dynamics of an articulation with its free root held still; up to date whenever read.
 
-    A body's velocity is a sum over the joints that carry it: a hinge turns it about its axis, a slide shifts it. With
-    the velocities of all bodies, scaled by the roots of their masses and principal inertias, the kinetic energy is half
-    of a squared norm, and the mass matrix a product of two thin matrices.
+    The velocities of all bodies, scaled by the roots of masses and principal inertias, make the kinetic energy half a
+    squared norm and the mass matrix a product of two thin matrices. Masses, inertias and armatures are the scene's;
+    per-world changes are ignored.
 
-    Masses, inertias and armatures are those of the scene, whatever a world changed of them. `joints` are hinges and
-    slides, and `body` is that of the Jacobian.
+    Args:
+        sim: Simulator.
+        joints: Hinges and slides.
+        bodies: Bodies of the articulation.
+        body: Body of the Jacobian.
     """
 
     def __init__(self, sim: MujocoTensors, joints: Sequence[int], bodies: Sequence[int], body: int) -> None:
@@ -46,13 +49,13 @@ class Dynamics:
 
     @property
     def jacobian(self) -> Float[Tensor, "envs 6 joints"]:
-        """Velocity [m/s] and angular velocity [rad/s] of a body's origin, world frame, by unit velocities of joints."""
+        """Linear [m/s] and angular [rad/s] velocity of the body's origin per unit joint velocity, world frame."""
         linear, angular = self._velocities(self._derived("xpos")[:, self._body], self._carried)
         return torch.cat([linear, angular], dim=-1)[:, 0].transpose(1, 2)
 
     @property
     def mass_matrix(self) -> Float[Tensor, "envs joints joints"]:
-        """Inertia that accelerating joints feel, their armature included [kg m^2; kg for slides]."""
+        """Joint-space inertia, including armature [kg m^2; kg for slides]."""
         centres = self._derived("xipos").index_select(1, self._massive)
         to_world = self._derived("ximat").index_select(1, self._massive).reshape(*centres.shape, 3)
         linear, angular = self._velocities(centres, self._all_carried)
@@ -63,7 +66,7 @@ class Dynamics:
     def _velocities(
         self, points: Float[Tensor, "envs bodies 3"], carried: Float[Tensor, "bodies joints"]
     ) -> tuple[Float[Tensor, "envs bodies joints 3"], Float[Tensor, "envs bodies joints 3"]]:
-        """Returns linear and angular velocity that the unit velocity of each joint gives to each body at its point."""
+        """Return linear and angular velocity of each body at its point per unit velocity of each joint."""
         anchor, axis = (self._derived(field)[:, None, self._joints] for field in ("xanchor", "xaxis"))
         hinge, slide = carried * self._is_hinge, carried * (1.0 - self._is_hinge)
         angular = hinge[..., None] * axis
@@ -72,7 +75,7 @@ class Dynamics:
 
 
 def _carried_by(model: mujoco.MjModel, joints: Sequence[int], body: int) -> list[float]:
-    """Returns 1 for each joint that moves the body, which belongs to it or to one above it, else 0."""
+    """Return 1 for each joint that moves the body, else 0."""
     chain = set()
     while body:
         chain.add(body)

@@ -1,4 +1,4 @@
-"""Writing what a task hands over: checks of its shape, masks, and columns of an array."""
+"""Masked and indexed writes, and shape checks of task inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusim_rl.errors import TaskError
 
 
 def write_where(mask: Bool[Tensor, "..."], value: Shaped[Tensor, "..."], target: Shaped[Tensor, "..."]) -> None:
-    """Writes `value` into `target` where the mask is true; all three broadcast to the target's shape."""
+    """Write `value` into `target` where the mask is true; mask and value broadcast."""
     if torch.compiler.is_compiling():  # the compiler takes no view as `out`, and makes one kernel of the two
         target.copy_(torch.where(mask, value, target))
     else:
@@ -20,21 +20,21 @@ def write_where(mask: Bool[Tensor, "..."], value: Shaped[Tensor, "..."], target:
 
 
 def columns(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Returns the columns of these numbers: a slice, which gives views, if they are one run; else an index."""
+    """Return an index of these columns: a slice (views, not copies) if they are contiguous, else a tensor."""
     if not numbers or list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
         return slice(numbers[0], numbers[0] + len(numbers)) if numbers else slice(0, 0)
     return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
 def read_columns(source: Shaped[Tensor, "envs all *rest"], found: slice | Tensor) -> Shaped[Tensor, "envs some *rest"]:
-    """Returns `columns` of an array: a view of a slice, else a copy."""
+    """Return `columns` of an array: a view for a slice, else a copy."""
     return source[:, found] if isinstance(found, slice) else source.index_select(1, found)
 
 
 def write_columns(
     target: Shaped[Tensor, "envs all *rest"], found: slice | Tensor, value: Shaped[Tensor, "envs some *rest"]
 ) -> None:
-    """Writes values into `columns` of an array."""
+    """Write values into `columns` of an array."""
     if isinstance(found, slice):
         target[:, found].copy_(value)
     else:
@@ -42,10 +42,7 @@ def write_columns(
 
 
 def check_shape(what: str, value: object, shape: tuple[int, ...], names: Sequence[str] = (), hint: str = "") -> None:
-    """Raises TaskError unless a task hands over a tensor of this shape.
-
-    Torch stretches a smaller tensor without a word: one number to all joints, one env to all envs.
-    """
+    """Raise TaskError unless `value` is a tensor of this shape; torch would broadcast a smaller one."""
     if isinstance(value, Tensor) and value.shape == shape:
         return
     got = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"

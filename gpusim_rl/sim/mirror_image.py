@@ -1,7 +1,7 @@
-"""The mirror image of a robot about its x-z plane, from its model: what changes places, and which signs flip.
+"""Mirror image of a robot about its x-z plane, derived from its model.
 
-A vector flips y, a pseudo-vector (an angular velocity, a torque) flips x and z. Bodies on the left and on the right
-change places, and so do their joints. The sign of a joint follows from the two axes.
+A vector flips y, a pseudo-vector (angular velocity, torque) x and z. Left and right bodies swap places, and so do their
+joints, whose signs follow from the two axes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ VECTOR = np.array([1.0, -1.0, 1.0])
 PSEUDOVECTOR = np.array([-1.0, 1.0, -1.0])
 QUATERNION = np.array([1.0, -1.0, 1.0, -1.0])
 SLACK = 0.05
-"""Distance of a body from where the mirror image has it, and of its axes, relative to the robot's size and to 1."""
+"""Tolerance of mirrored body positions, relative to the robot's size, and of joint axes."""
 STATES = 16  # random states of a measurement
 WRONG = 0.5
-"""Difference of an acceleration from its image, relative to its size, that no robot has."""
+"""Relative difference of mirrored accelerations that no symmetric robot reaches."""
 _HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
 _LEFT_RIGHT = [("left", "right"), ("l", "r"), *((f"{end}l", f"{end}r") for end in "frhb")]
@@ -34,7 +34,7 @@ _OTHER_SIDE = {one: two for pair in _LEFT_RIGHT for one, two in (pair, pair[::-1
 
 
 def other_side(name: str) -> str:
-    """Returns a name with left and right exchanged: `FL_hip` is `FR_hip`, `LeftFoot` is `RightFoot`."""
+    """Swap left and right in a name: `FL_hip` -> `FR_hip`, `LeftFoot` -> `RightFoot`."""
 
     def swap(match: re.Match[str]) -> str:
         word = match[0]
@@ -45,17 +45,14 @@ def other_side(name: str) -> str:
 
 
 class MirrorImage:
-    """Which elements of an articulation change places in its mirror image, and with which signs.
+    """Permutations and signs of an articulation's elements under reflection.
 
-    The plane is that of the root body's x and z axes, in the model's reference pose.
+    The plane is the root body's x-z plane in the reference pose. Raise TaskError if the robot is not symmetric.
 
     Attributes:
-        bodies: Names of bodies, and of those that take their places.
+        bodies: Counterpart of each body, by name.
         joints: Map of joint positions and velocities, in the order of `Articulation.joint_names`.
         actuators: Map of controls, in the order of `Articulation.actuator_names`.
-
-    Raises:
-        TaskError: The robot has no mirror image; the message names a body, a joint or an actuator.
     """
 
     def __init__(self, scene: Scene, name: str) -> None:
@@ -80,14 +77,13 @@ class MirrorImage:
         return self._turned(pos - self._data.xpos[self._root])
 
     def _turned(self, vector: Float[np.ndarray, " 3"]) -> Float[np.ndarray, " 3"]:
-        """Returns a vector in the frame of the root."""
         return self._data.xmat[self._root].reshape(3, 3).T @ vector
 
     def _none(self, problem: str) -> TaskError:
         return TaskError(f"{self._name!r} has no mirror image about its x-z plane: {problem}")
 
     def _pair_bodies(self) -> dict[int, int]:
-        """Pair children of paired bodies by name, else by position; a rigid part without a counterpart with itself."""
+        """Pair children of paired bodies by name, else by position; a rigid part without a counterpart is its own."""
         names, pos, model = self._names, self._pos, self._model
         partners = {self._root: self._root}
         for body in names:
@@ -155,11 +151,7 @@ class MirrorImage:
         return SignedPermutation(index, signs)
 
     def among(self, names: Sequence[str]) -> list[int]:
-        """Returns for each body or site which of the names takes its place.
-
-        Raises:
-            TaskError: There is no such body or site, or it is not among the names.
-        """
+        """Return the index of each body's or site's counterpart among the names; raise TaskError if there is none."""
         sites = self._scene.elements_of(self._name, "site")
         index = []
         for name in names:
@@ -180,17 +172,14 @@ class MirrorImage:
         return index
 
     def at_site(self, name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the matrices that make the image of a velocity at a site, in the site's axes.
+        """Return two matrices A and B that mirror a velocity v at a site, in its axes: A v + B omega.
 
-        The image is the first matrix times the velocity, plus the second one times the angular velocity there: a point
-        off the plane has another velocity than its image, by omega x r.
+        Off the plane, a point and its image differ in velocity by omega x r. Raise TaskError unless the site's body is
+        its own image.
 
         Args:
-            name: Site on a body that is its own image.
+            name: Site.
             kind: "vector" or "pseudovector".
-
-        Raises:
-            TaskError: There is no such site, or it is on a body of one side.
         """
         site = self._scene.elements_of(self._name, "site").get(name)
         body = None if site is None else int(self._model.site_bodyid[site])
@@ -205,13 +194,13 @@ class MirrorImage:
         return (axes.T @ flip @ axes).round(9), of_omega.round(9)
 
     def measure(self) -> float:
-        """Returns how far the model is from its mirror image: 0 where it is symmetric to the last digit.
+        """Return the model's asymmetry; 0 if it is symmetric to the last digit.
 
-        That is the largest difference of an acceleration from its image in random states in the air, without contacts,
-        relative to the largest acceleration of this degree of freedom.
+        The largest difference between an acceleration and its image in random contact-free states, relative to the
+        largest of that degree of freedom.
 
         Raises:
-            TaskError: They have little to do with each other. The message names the sign that is wrong, if one is.
+            TaskError: The accelerations do not match; the message names a wrong sign if there is one.
         """
         found = self._difference()
         if found < WRONG:
@@ -252,7 +241,6 @@ class MirrorImage:
         return float((np.abs(got - expected).max(axis=0) / np.maximum(largest, 1e-3 * largest.max())).max())
 
     def _of_dofs(self, values: Float[np.ndarray, " nv"], dofs: np.ndarray) -> Float[np.ndarray, " nv"]:
-        """Returns the image of velocities or accelerations of all degrees of freedom."""
         image, free = values.copy(), int(self._model.body_jntadr[self._root])
         image[dofs] = _swapped(values[dofs], self.joints)
         if free >= 0 and self._model.jnt_type[free] == mujoco.mjtJoint.mjJNT_FREE:
@@ -266,6 +254,6 @@ def _swapped(values: Float[np.ndarray, " size"], swap: SignedPermutation) -> Flo
 
 
 def _inverse(index: list[int], signs: list[float]) -> SignedPermutation:
-    """Returns the map whose number i comes from where i goes to."""
+    """Return the inverse permutation of `index`, with its signs."""
     order = [index.index(k) for k in range(len(index))]
     return SignedPermutation(order, [signs[k] for k in order])

@@ -31,7 +31,7 @@ _NO_SENSORS = mujoco.mjtDisableBit.mjDSBL_SENSOR.value
 
 
 class MjwarpSim(WarpSim):
-    """The scene as MuJoCo compiles it; see `WarpSim`."""
+    """MuJoCo Warp on the scene as MuJoCo compiles it; see `WarpSim`."""
 
     name = "mjwarp"
 
@@ -149,7 +149,6 @@ class MjwarpSim(WarpSim):
 
 
 def _solvable(model: mujoco.MjModel) -> mujoco.MjModel:
-    """Returns the model with a solver that MuJoCo Warp has."""
     if model.opt.solver != mujoco.mjtSolver.mjSOL_PGS:
         return model
     logger.warning("sim=mjwarp has no PGS solver, which the scene asks for: the Newton solver takes its place")

@@ -46,11 +46,10 @@ _float32_may_overflow = np.errstate(over="ignore", invalid="ignore")
 
 
 class MujocoSim:
-    """`num_envs` worlds on a pool of CPU threads; see `gpusim_rl.sim.Sim`.
+    """Simulator on a pool of CPU threads; see `gpusim_rl.sim.Sim`. Bit-identical for any number of threads.
 
-    MuJoCo's state is float64, one row per world. Positions and velocities are converted to float32 once per `step`, in
-    one copy; every tensor that a task reads is a slice of that mirror. Derived quantities are computed and copied only
-    when a task has asked for them. Bit-identical at any thread count.
+    MuJoCo's state is float64; each `step` copies it once into a float32 mirror, of which task tensors are slices.
+    Derived quantities are computed once a task has asked for them.
     """
 
     name = "mujoco"
@@ -189,7 +188,6 @@ class MujocoSim:
         return self._current
 
     def _forward(self, ids: np.ndarray | None = None) -> None:
-        """Computes what follows the state."""
         if self._stage == _VEL and self._flags is None:
             self._batch.forward(ids, stage=_VEL)
             return
@@ -216,7 +214,6 @@ class MujocoSim:
         direction: Float[Tensor, "envs rays 3"],
         groups: Sequence[int],
     ) -> Float[Tensor, "envs rays"]:
-        """Casts rays; their two tensors go through the memory, [2, num_envs, num_rays, 3]."""
         self._write_states()
         torch.stack([origin, direction], out=torch.from_numpy(memory))
         distance, _ = self._batch.ray(*memory, np.array(groups, np.uint8))
@@ -319,7 +316,7 @@ class MujocoSim:
             np.copyto(target, source)
 
     def _saved(self) -> dict[str, Tensor]:
-        """Returns all that a checkpoint has beside the parameters, as views."""
+        """Return views of the checkpointed tensors except parameters."""
         return {
             "state": torch.from_numpy(self._state),
             "mirror": torch.from_numpy(self._mirror),
@@ -347,7 +344,6 @@ class MujocoSim:
         self._cameras.load_state_dict(state.get("cameras", {}))
 
     def close(self) -> None:
-        """Stops the threads; the simulation cannot be used afterwards."""
         self._cameras.close()
         self._sensors.clear()
         self._derived.clear()

@@ -1,4 +1,4 @@
-"""Physical parameters that every world has for itself: masses, friction, gains, gravity."""
+"""Physical parameters with per-world values: masses, friction, gains, gravity."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gpusim_rl.sim.scene import Scene
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """An array of MuJoCo's model (`MjModel`) of which worlds can have their own copy."""
+    """Per-world array of MuJoCo's model (`MjModel`)."""
 
     of: Literal["body", "geom", "joint", "dof", "actuator", "tendon", "world", "camera", "light", "material"]
-    """What its rows belong to."""
+    """Owner of a row."""
     constants: bool = False
-    """MuJoCo derives other constants from it (inverse weights, masses of subtrees), which must follow."""
+    """Whether MuJoCo derives constants from it."""
     pictures: bool = False
-    """Only what cameras see depends on it."""
+    """Whether only rendering depends on it."""
 
 
 FIELDS = {
@@ -58,13 +58,13 @@ FIELDS = {
     "mat_rgba": Field("material", pictures=True),  # red, green, blue, which multiply the texture; alpha is 0 or 1
     "geom_rgba": Field("geom", pictures=True),  # the same; what is not MuJoCo's default takes the material's place
 }
-"""Parameters by their name in MuJoCo's model, with their units."""
+"""Parameters by their name in MuJoCo's model, with units."""
 
 GROUND = "ground"
-"""In place of an articulation: the geoms that are fixed to the world."""
+"""Pseudo-articulation: the geoms fixed to the world."""
 
 _OF_SCENE = {"camera": "ncam", "light": "nlight", "material": "nmat"}
-"""Kinds that belong to the whole scene, and what MuJoCo's model calls their number."""
+"""Elements that belong to the whole scene, with MuJoCo's name of their count."""
 LIMITED = {
     "jnt_range": "jnt_limited",
     "actuator_forcerange": "actuator_forcelimited",
@@ -73,12 +73,12 @@ LIMITED = {
 
 
 class Param:
-    """One parameter of some bodies, joints, geoms or actuators in every world; made by `Sim.param`.
+    """Parameter of some elements in every world; created by `Sim.param`.
 
     Attributes:
-        name: Name of the field, one of `FIELDS`.
-        elements: Names of the second dimension's elements; empty for gravity.
-        default: The model's own values, shape [elements, ...]; [3] for gravity.
+        name: Field, one of `FIELDS`.
+        elements: Names along the second dimension; empty for gravity.
+        default: Values in the model, shape [elements, ...]; [3] for gravity.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class Param:
 
     @property
     def value(self) -> Float[Tensor, "envs ..."]:
-        """What each world has now, shape [num_envs, elements, ...], as a copy."""
+        """Copy of the current values, shape [num_envs, elements, ...]."""
         return read_columns(self._values, self._columns).to(torch.float32, copy=True)
 
     def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"], column: int | None = None) -> None:
-        """Gives the worlds of the mask new values; what MuJoCo derives from them follows at the next refresh or step.
+        """Set values in the masked worlds; derived constants follow at the next refresh or step.
 
         Args:
-            value: Values in the field's units, in the shape of `value`; with `column` without its last dimension.
-            where: Worlds that get their row of it.
-            column: Number of the one column of an element that is set; None sets all.
+            value: Shaped like `value`; without the last dimension if `column` is given.
+            where: Worlds to change.
+            column: Component to set; None sets all.
         """
         value = value if self.prepare is None else self.prepare(value)
         values = self._values if column is None else self._values[..., column]
@@ -117,14 +117,13 @@ class Param:
 
 
 class Params:
-    """The fields of one simulator that its worlds have for themselves.
+    """Per-world fields of one simulator.
 
     Args:
         scene: Scene of the worlds.
         device: Device of the values.
-        expand: Function that makes a field each world's own, filled with the model's values, and returns a view of the
-            simulator's memory, shape [num_envs, rows, ...] ([num_envs, 3] for gravity).
-        changed: Function that is called with a field and the worlds of which it was written.
+        expand: Gives each world its own copy of a field; returns a view of it, [num_envs, rows, ...] or [num_envs, 3].
+        changed: Called with a field and a mask of the worlds in which it was written.
     """
 
     def __init__(
@@ -136,10 +135,10 @@ class Params:
     ) -> None:
         self._scene, self._device, self._expand, self._changed = scene, device, expand, changed
         self.values: dict[str, Tensor] = {}
-        """By field, the view that `expand` returned."""
+        """Views returned by `expand`, by field."""
 
     def find(self, name: str, articulation: str | None, elements: Sequence[str] | None) -> Param:
-        """Returns a parameter; see `Sim.param`."""
+        """Return a parameter; see `Sim.param`."""
         if name not in FIELDS:
             raise TaskError(f"sim.param: no parameter {name!r}.{did_you_mean(name, FIELDS)} There are {list(FIELDS)}")
         ids, names = find_elements(self._scene, name, articulation, elements)
@@ -157,29 +156,25 @@ class Params:
         return param
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the values of all declared fields."""
+        """Return the values of all declared fields."""
         return {name: value.clone() for name, value in self.values.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restores what is declared here and was saved; a field of only one of the two keeps the value it has."""
+        """Restore declared fields that were saved; others keep their values."""
         for name, value in self.values.items():
             if name in state:
                 value.copy_(state[name])
 
 
 def model_values(model: mujoco.MjModel, name: str) -> np.ndarray:
-    """Returns the compiled model's array of a field."""
+    """Return a field's array of the compiled model."""
     return model.opt.gravity if name == "gravity" else getattr(model, name)
 
 
 def find_elements(
     scene: Scene, name: str, articulation: str | None, elements: Sequence[str] | None
 ) -> tuple[list[int], list[str]]:
-    """Returns the rows of a field in MuJoCo's model, and the names of what they belong to.
-
-    Raises:
-        TaskError: A name does not exist, or what it names has no such parameter.
-    """
+    """Return a field's rows in MuJoCo's model and the name of each row's element; raise TaskError for unknown ones."""
     kind, model, label = FIELDS[name].of, scene.model, f"sim.param({name!r})"
     if kind == "world":
         if articulation is not None or elements is not None:
@@ -227,7 +222,7 @@ def find_elements(
 
 
 def _geoms(scene: Scene, articulation: str, pictures: bool) -> dict[str, list[int]]:
-    """Returns geoms, by their body's name; those of the ground under its name. But for pictures, they can touch."""
+    """Return colliding geoms, or all, by body name; the ground's under its name."""
     model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     ground = articulation == GROUND and GROUND not in scene.articulation_names
     rows: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Quaternions, wxyz, batched over any leading dimensions."""
+"""Quaternions, wxyz, batched over leading dimensions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from torch import Tensor
 def quat_rotate(
     quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"], sense: Float[Tensor, "*#batch 1"] | None = None
 ) -> Float[Tensor, "*#batch 3"]:
-    """Rotates vectors by unit quaternions: v' = v + 2 u x (u x v + w v), with q = (w, u).
+    """Rotate vectors by unit quaternions q = (w, u), or by their inverse where `sense` is -1 instead of 1.
 
-    Leading dimensions broadcast, given as many of them. Where `sense` is -1 instead of 1, the rotation is the inverse
-    one.
+    v' = v + 2 u x (u x v + w v). Leading dimensions broadcast if there are equally many.
     """
     w, u = quat[..., :1], quat[..., 1:]
     if sense is not None:
@@ -25,14 +24,14 @@ def quat_rotate(
 def quat_rotate_inverse(
     quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"]
 ) -> Float[Tensor, "*#batch 3"]:
-    """Rotates vectors by the inverse of unit quaternions: world frame to body frame; broadcasts as `quat_rotate`."""
+    """Rotate vectors by inverse unit quaternions, from world to body frame."""
     w, u = quat[..., :1], quat[..., 1:]
     t = torch.addcmul(torch.linalg.cross(u, vec), w, vec, value=-1.0)
     return torch.add(vec, torch.linalg.cross(u, t), alpha=2.0)
 
 
 def quat_multiply(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
-    """Returns the Hamilton product a b: the rotation b, then a."""
+    """Return the Hamilton product a b: rotation b, then a."""
     aw, au = a[..., :1], a[..., 1:]
     bw, bu = b[..., :1], b[..., 1:]
     product = a * b
@@ -42,7 +41,7 @@ def quat_multiply(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) ->
 
 
 def quat_difference(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
-    """Returns the rotation from b to a, in the world frame: a times the inverse of b, for unit quaternions."""
+    """Return the rotation from b to a in the world frame, for unit quaternions."""
     aw, au = a[..., :1], a[..., 1:]
     bw, bu = b[..., :1], b[..., 1:]
     u = torch.linalg.cross(bu, au).addcmul_(bw, au).addcmul(aw, bu, value=-1.0)
@@ -50,21 +49,18 @@ def quat_difference(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) 
 
 
 def quat_conjugate(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
-    """Returns the inverse rotation of unit quaternions."""
+    """Return the inverse of unit quaternions."""
     return torch.cat([quat[..., :1], -quat[..., 1:]], dim=-1)
 
 
 def quat_from_axis_angle(axis: Float[Tensor, "*batch 3"], angle: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch 4"]:
-    """Returns the rotation by `angle` [rad] about unit axes."""
+    """Return the rotation by `angle` [rad] about unit axes."""
     half = 0.5 * angle[..., None]
     return torch.cat([half.cos(), half.sin() * axis], dim=-1)
 
 
 def euler_xyz(quat: Float[Tensor, "*batch 4"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns roll, pitch and yaw [rad] in (-pi, pi]: extrinsic rotations about the fixed axes x, y, z.
-
-    Pitch saturates at +-pi/2, where roll and yaw are not unique (gimbal lock).
-    """
+    """Return extrinsic roll, pitch and yaw [rad] in (-pi, pi]; roll and yaw are ambiguous at a pitch of +-pi/2."""
     w, x, y, z = quat.unbind(-1)
     roll = torch.atan2(torch.addcmul(w * x, y, z), 0.5 - torch.addcmul(x * x, y, y))
     pitch = torch.asin(torch.addcmul(w * y, z, x, value=-1.0).mul_(2.0).clamp_(-1.0, 1.0))
@@ -72,6 +68,6 @@ def euler_xyz(quat: Float[Tensor, "*batch 4"]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def quat_yaw(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
-    """Returns the yaw of `euler_xyz` [rad]: the angle from the world's x axis to the rotated one, seen from above."""
+    """Return the yaw of `euler_xyz` [rad]."""
     w, x, y, z = quat.unbind(-1)
     return torch.atan2(torch.addcmul(w * z, x, y), 0.5 - torch.addcmul(y * y, z, z))

@@ -1,4 +1,4 @@
-"""Rays: what of a scene they meet, and what they pass through."""
+"""Ray casting against the scene, such as a lidar's."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ NUM_GROUPS = 6  # of geoms, in MuJoCo
 
 
 class RayGroups:
-    """Gives the geoms of each articulation that rays may pass through a group of their own.
+    """Geom groups that rays can skip, one per ignored articulation.
 
-    MuJoCo's rays can leave out one body or whole groups. Groups matter for pictures too; but those are drawn from the
-    scene's model, and these are the simulator's.
+    MuJoCo's rays can ignore one body or whole groups. Rendering uses the scene's model, not the simulator's.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -27,10 +26,10 @@ class RayGroups:
         self._ignored: list[str] = []
 
     def leave_out(self, names: Sequence[str]) -> tuple[np.ndarray, list[int]]:
-        """Returns the group of every geom, and for each group whether rays that pass these articulations meet it.
+        """Return the group of each geom, and per group whether rays that ignore these articulations hit it (1 or 0).
 
         Raises:
-            TaskError: There is no such articulation, or there are more of them than groups.
+            TaskError: There is no such articulation, or there are more than groups.
         """
         known = self._scene.articulation_names
         for name in names:
@@ -48,7 +47,7 @@ class RayGroups:
 
 
 class Rays:
-    """Rays in every world, as many in each; `groups` says for each group of geoms whether they meet it, 1 or 0."""
+    """Fixed number of rays per world; `groups` flags the geom groups that they hit (1 or 0)."""
 
     def __init__(
         self, cast: Callable[[Tensor, Tensor, Sequence[int]], Tensor], num_envs: int, num_rays: int, groups: list[int]
@@ -58,17 +57,14 @@ class Rays:
     def cast(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
     ) -> Float[Tensor, "envs rays"]:
-        """Returns the distance to what each ray meets first, in the state that `Sim.step` or `Sim.refresh` has left.
+        """Return the distance to each ray's first hit in lengths of its direction, -1 without a hit. Planes are infinite.
 
         Args:
-            origin: Origins of the rays [m], world frame.
-            direction: Directions of the rays, world frame, of any length.
-
-        Returns:
-            Distances in lengths of `direction`; -1 where a ray meets nothing. A plane has no end.
+            origin: Origins [m], world frame.
+            direction: Directions of any length, world frame.
 
         Raises:
-            TaskError: One of them has another shape.
+            TaskError: An argument has the wrong shape.
         """
         check_shape("rays: origin", origin, self._shape)
         check_shape("rays: direction", direction, self._shape)

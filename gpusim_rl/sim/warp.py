@@ -1,4 +1,4 @@
-"""What `sim=mjwarp` and `sim=newton` share: Warp's start-up, torch's stream, captured graphs."""
+"""Warp start-up, streams shared with torch, and captured graphs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ANNOUNCE_AFTER_S = 3.0
 
 
 def start_warp(device: torch.device) -> str:
-    """Initialises Warp without its start-up prints, and returns its name for a torch device.
+    """Initialise Warp without its banner, and return its name for a torch device.
 
     Raises:
-        ConfigError: The folder for compiled kernels cannot be made.
+        ConfigError: The kernel cache cannot be created.
     """
     if wp.config.log_level == wp.LOG_INFO:  # the default; anything else was chosen by the user
         wp.config.log_level = wp.LOG_WARNING
@@ -69,7 +69,7 @@ def _silent_stderr() -> Iterator[None]:
 
 @contextmanager
 def without_gradients() -> Iterator[None]:
-    """Lets Warp compile no gradients of kernels in modules that the block imports: that would take most of the time."""
+    """Disable gradient kernels, most of the compile time, in modules imported in the block."""
     chosen, wp.config.enable_backward = wp.config.enable_backward, False
     try:
         yield
@@ -79,7 +79,7 @@ def without_gradients() -> Iterator[None]:
 
 @contextmanager
 def announce_compilation() -> Iterator[None]:
-    """Logs that kernels are being compiled if the block takes long, and how long it took."""
+    """Log kernel compilation if the block takes long."""
     start = time.monotonic()
     message = "compiling physics kernels, first run only …"
     timer = threading.Timer(ANNOUNCE_AFTER_S, logger.info, [message])
@@ -110,10 +110,7 @@ _apart: list[Callable[[Callable[[], None]], None]] = []
 
 @contextmanager
 def launches_apart(take: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Lets `WarpGraphs` launch nothing in the block: `take` gets what they would have launched, to be called later.
-
-    For captures of torch's work alone, which must not contain Warp's.
-    """
+    """Pass the launches of `WarpGraphs` in the block to `take`, to be called later: torch captures exclude them."""
     _apart.append(take)
     try:
         yield
@@ -122,15 +119,11 @@ def launches_apart(take: Callable[[Callable[[], None]], None]) -> Iterator[None]
 
 
 class WarpGraphs:
-    """Runs fixed sequences of Warp launches; each is captured at its first use, then replayed.
+    """Fixed sequences of Warp launches, captured at their first use and replayed.
 
-    The same on both kinds of device: Warp's CPU device records launches and replays them without Python.
-
-    On CUDA everything runs on torch's current stream, so that torch and Warp are ordered without synchronisation. While
-    torch captures that stream into a graph of its own (`torch.cuda.graph`), the launches go into torch's graph
-    directly; the capture is registered with Warp, which `wp.capture_while` needs to become a conditional node.
-
-    Unless they are enabled nothing is captured, and every run is eager.
+    On CUDA they run on torch's current stream, which orders torch and Warp without synchronisation. While torch
+    captures that stream, they go into torch's graph; the capture is registered with Warp because `wp.capture_while`
+    needs it for conditional nodes. With `enabled=False` every run is eager.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
@@ -148,20 +141,12 @@ class WarpGraphs:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Makes our device Warp's current one, for constructing arrays and eager calls.
-
-        Raises:
-            ConfigError: Kernels are compiled in the block, and their folder cannot be written.
-        """
+        """Make the device Warp's current one; raise ConfigError if the kernel cache cannot be written."""
         with _one_line_if_cache_fails(), wp.ScopedDevice(self._warp_device):
             yield
 
     def run(self, key: Hashable, body: Callable[[], None]) -> None:
-        """Runs `body`; under one key it must launch the same work on the same arrays every time.
-
-        Raises:
-            RuntimeError: Torch is capturing, and the capture is not the same one after the body.
-        """
+        """Run `body`, which must launch the same work on the same arrays every time for one `key`."""
         if _apart:
             _apart[-1](lambda: self.run(key, body))
             return
@@ -179,16 +164,16 @@ class WarpGraphs:
             self._run_eagerly(key, stream, body)
 
     def clear(self) -> None:
-        """Forgets all graphs: what their bodies do has changed, or nothing will run again."""
+        """Discard all graphs."""
         self._graphs.clear()
 
     def close(self) -> None:
-        """Frees the graphs, and lets go of the kernels that torch's graphs hold: those must not run again."""
+        """Free the graphs, and the kernels of torch's graphs, which must not run again."""
         self.clear()
         self._in_torch_graphs.clear()
 
     def synchronize(self) -> None:
-        """Waits for everything: after construction, work moves from Warp's stream to torch's."""
+        """Wait for the device: after construction, work moves from Warp's stream to torch's."""
         wp.synchronize_device(self._warp_device)
 
     def _capture(self, key: Hashable, body: Callable[[], None]) -> None:
@@ -225,10 +210,9 @@ class WarpGraphs:
 
     @contextmanager
     def _after_and_before(self, stream: wp.Stream | None) -> Iterator[wp.Stream | None]:
-        """Gives a stream of Warp's own, whose work comes after torch's before the block and before torch's after it.
+        """Yield a Warp stream that runs after torch's on entry and before it on exit.
 
-        Warp frees temporary memory on the legacy default stream. Streams of Warp's own are ordered with that one,
-        torch's are not: what is freed there might still be in use.
+        Warp frees temporary memory on the legacy default stream, with which only its own streams are ordered.
         """
         if stream is None:  # the CPU
             yield None

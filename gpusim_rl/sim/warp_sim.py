@@ -1,4 +1,4 @@
-"""What `sim=mjwarp` and `sim=newton` share: worlds over a model and data of MuJoCo Warp."""
+"""Base class of `sim=mjwarp` and `sim=newton`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,10 @@ DROPPED = ROWS | CONTACTS | int(_Overflow.NVMAX | _Overflow.HFIELD | _Overflow.E
 
 
 class WarpSim:
-    """`num_envs` worlds on one device; see `gpusim_rl.sim.Sim`.
+    """Worlds over a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
 
-    State tensors are views of MuJoCo Warp's own arrays: nothing is copied. Step, reset and refresh are Warp graphs,
-    captured at their first use; no call synchronises with the device.
-
-    MuJoCo Warp has no masked forward pass: where a task reads body poses, `refresh` computes those of all worlds.
+    State tensors are views of MuJoCo Warp's arrays. Step, reset and refresh are Warp graphs, and no call synchronises
+    with the device. MuJoCo Warp has no masked forward pass, so `refresh` updates all worlds.
     """
 
     name: str
@@ -111,7 +109,7 @@ class WarpSim:
         return self._cameras.find(name)
 
     def _expand(self, field: str) -> Tensor:
-        """Makes a field each world's own; returns a view of the model's memory, [num_envs, rows, ...]."""
+        """Give each world its own copy of a field; return a view of the model's memory, [num_envs, rows, ...]."""
         if FIELDS[field].pictures:
             return self._cameras.own(field)
         values = self._expand_array(self._model.opt if field == "gravity" else self._model, field)
@@ -160,7 +158,6 @@ class WarpSim:
         raise NotImplementedError
 
     def _follow_from_now_on(self) -> None:
-        """Keeps fresh what follows the state, in every world."""
         self._derives = True
         self._written.fill_(True)
         self.refresh()
@@ -211,11 +208,10 @@ class WarpSim:
         torch.logical_not(fastest < MAX_STATE, out=self.diverged)
 
     def _advance(self, substeps: int) -> None:
-        """Runs the physics steps of a control step."""
         raise NotImplementedError
 
     def _sense_step(self) -> None:
-        """Writes into `sensordata` what its sensors have read in the last physics step."""
+        """Write the sensor readings of the last physics step to `sensordata`."""
         raise NotImplementedError
 
     def _follow_state(self) -> None:
@@ -256,7 +252,6 @@ class WarpSim:
         return {name: wp.to_torch(array) for name, array in arrays.items() if array.size}
 
     def _own_state(self) -> dict[str, Tensor]:
-        """Returns state that MuJoCo Warp does not have."""
         return {"sensordata": self.sensordata, "written": self._written, "diverged": self.diverged}
 
     def state_dict(self) -> dict[str, Any]:
@@ -284,6 +279,5 @@ class WarpSim:
         self._cameras.load_state_dict(state.get("cameras", {}))
 
     def close(self) -> None:
-        """Frees the graphs; the simulation cannot be used afterwards."""
         self._cameras.close()
         self._graphs.close()
