@@ -45,15 +45,12 @@ class MujocoTensors(Protocol):
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
         """Report writes to qpos or qvel."""
-        ...
 
     def wrote_mocap(self, where: Bool[Tensor, " envs"]) -> None:
         """Report writes to mocap_pos or mocap_quat."""
-        ...
 
     def uses(self, field: str) -> None:
         """Declare an input (qfrc_applied, xfrc_applied, mocap_pos, mocap_quat) as written from now on."""
-        ...
 
 
 class Bodies:

@@ -121,15 +121,12 @@ class Sim(Protocol):
 
     def step(self, substeps: int) -> None:
         """Advance all worlds by `substeps` physics steps with constant controls."""
-        ...
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         """Reset the masked worlds to the scene's default state and clear their solver caches."""
-        ...
 
     def refresh(self) -> None:
         """Update body poses and velocities after writes to the state."""
-        ...
 
     def draw(self) -> None:
         """Render the requested cameras that are due.
@@ -137,7 +134,6 @@ class Sim(Protocol):
         `VecEnv` calls it once per control step, after the resets: an episode's last observation keeps the images that
         its last action was chosen from.
         """
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the full state; loading it continues bit for bit where the backend can."""
@@ -145,8 +141,6 @@ class Sim(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`."""
-        ...
 
     def close(self) -> None:
         """Free threads and memory."""
-        ...

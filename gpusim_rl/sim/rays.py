@@ -57,7 +57,7 @@ class Rays:
     def cast(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
     ) -> Float[Tensor, "envs rays"]:
-        """Return the distance to each ray's first hit in lengths of its direction, -1 without a hit. Planes are infinite.
+        """Return each ray's distance to its first hit, in lengths of its direction; -1 without one.
 
         Args:
             origin: Origins [m], world frame.
