@@ -36,6 +36,7 @@ def constants_of(model: mujoco.MjModel) -> list[str]:
     return names + (["actuator_acc0"] if has_muscles(model) else [])
 
 
+# pyright: reportInvalidTypeForm=false
 # Kernels are compiled; type checkers do not understand their arrays.
 _Floats = wp.array2d(dtype=float)
 _Ints = wp.array(dtype=int)
@@ -47,7 +48,6 @@ PARAMETERS = ("body_mass", "body_inertia", "body_ipos", "dof_armature", "actuato
 STRUCTURE = ("dof_bodyid", "dof_parentid", "body_subtreenum", "body_weldid")
 
 
-@no_type_check
 @wp.struct
 class _Inputs:
     where: wp.array(dtype=wp.bool)

@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.sim.articulation import Articulation
-from gpusim_rl.sim.bodies import MujocoTensors
 from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.rays import Rays
@@ -25,14 +24,8 @@ from gpusim_rl.sim.scene import Scene
 
 def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
     """Return the rows in which any of the tensors, [envs, ...] each, is NaN or infinite."""
-    # 0 * x is NaN there, and NaN is not 0
+    # 0 * x is NaN for both
     return functools.reduce(torch.logical_or, ((0.0 * x).flatten(1).any(dim=1) for x in tensors))
-
-
-def poses_of(sim: MujocoTensors) -> Float[Tensor, "envs poses"]:
-    """Return `Sim.poses`."""
-    moved = (sim.mocap_pos.flatten(1), sim.mocap_quat.flatten(1)) if sim.moves_mocap else ()
-    return torch.cat([sim.qpos, *moved], dim=1) if moved else sim.qpos
 
 
 def put_pose(model: mujoco.MjModel, data: mujoco.MjData, pose: np.ndarray) -> None:

@@ -19,19 +19,18 @@ from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.articulation import Articulation, reference_pose
-from gpusim_rl.sim.bodies import mocap_start
+from gpusim_rl.sim.bodies import MujocoTensors, mocap_start
 from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.cameras import Cameras
-from gpusim_rl.sim.interface import not_finite, poses_of
+from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.rays import RayGroups, Rays
 from gpusim_rl.sim.scene import Scene
 
-# A state beyond this [m, rad, m/s, rad/s] has run away: no machine that we simulate comes near.
+# Largest plausible state [m, rad, m/s, rad/s].
 MAX_STATE = 1e5
-# Below this many worlds an MjData per world is worth its memory: it stays in the cache and
-# velocity-stage quantities come for free.
+# Below this many worlds an MjData per world stays in the cache, and velocity-stage quantities come for free.
 PERSISTENT_BELOW = 512
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
@@ -39,13 +38,47 @@ _VEL = mujoco.mjtStage.mjSTAGE_VEL.value
 _NO_SENSORS = mujoco.mjtDisableBit.mjDSBL_SENSOR.value
 _CONTACT_FULL = mujoco.mjtWarning.mjWARN_CONTACTFULL.value
 _CONSTRAINT_FULL = mujoco.mjtWarning.mjWARN_CNSTRFULL.value
-
-
-# What overflows float32 has run away: it becomes infinite, and the world is reported as diverged.
+# A state that overflows float32 becomes infinite, and its world is reported as diverged.
 _float32_may_overflow = np.errstate(over="ignore", invalid="ignore")
 
 
-class MujocoSim:
+class SimBase(MujocoTensors):
+    """Members of `Sim` that all simulators share."""
+
+    _cameras: Cameras
+    _params: Params
+
+    def __init__(self, scene: Scene, num_envs: int, device: torch.device) -> None:
+        self.scene, self.num_envs, self.device = scene, num_envs, device
+        self.dt = float(scene.model.opt.timestep)
+        self.diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self.moves_mocap = False
+        self._used = {"ctrl"}
+
+    def articulation(self, name: str) -> Articulation:
+        return Articulation(self, name)
+
+    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
+        return self._params.find(name, articulation, elements)
+
+    def camera(self, name: str) -> CameraImages:
+        return self._cameras.find(name)
+
+    def draw(self) -> None:
+        self._cameras.draw()
+
+    @property
+    def bad_inputs(self) -> Bool[Tensor, " envs"]:
+        return not_finite(getattr(self, field) for field in self._used)
+
+    @property
+    def poses(self) -> Float[Tensor, "envs poses"]:
+        if not self.moves_mocap:
+            return self.qpos
+        return torch.cat([self.qpos, self.mocap_pos.flatten(1), self.mocap_quat.flatten(1)], dim=1)
+
+
+class MujocoSim(SimBase):
     """Simulator on a pool of CPU threads; see `gpusim_rl.sim.Sim`. Bit-identical for any number of threads.
 
     MuJoCo's state is float64; each `step` copies it once into a float32 mirror, of which task tensors are slices.
@@ -57,12 +90,10 @@ class MujocoSim:
 
     def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig, device: torch.device) -> None:
         assert device.type == "cpu", device
-        self.scene, self.num_envs, self.device = scene, num_envs, device
+        super().__init__(scene, num_envs, device)
         model = copy.copy(scene.model)
         model.opt.iterations, model.opt.ls_iterations = solver_limits(model.opt, cfg)
-        self.dt = float(model.opt.timestep)
-        # C MuJoCo silently resets a world that goes bad; we must see it. (Only on this copy: MuJoCo
-        # Warp refuses the flag.)
+        # C MuJoCo would silently reset a diverged world. Only on this copy: MuJoCo Warp refuses the flag.
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
         if not scene.senses_steps:
             model.opt.disableflags |= _NO_SENSORS
@@ -70,12 +101,10 @@ class MujocoSim:
         persistent = num_envs < PERSISTENT_BELOW if cfg.persistent == "auto" else bool(cfg.persistent)
         self._batch = Batch(model, num_envs, nthread=self.num_threads, persistent=persistent)
 
-        # One float32 mirror of [time, qpos, qvel], which lead the state row. numpy does the copies:
-        # this backend's memory is on the host by definition, and torch sees every array as a view.
+        # Float32 mirror of [time, qpos, qvel], the start of a state row; torch sees every array as a view.
         nq, nv = model.nq, model.nv
         self._state = self._batch.state
         self._leading = self._state[:, : 1 + nq + nv]
-        # else mujoco.batch's state row begins otherwise
         assert np.shares_memory(self._batch.bind("qpos"), self._leading)
         self._velocity = torch.from_numpy(self._leading[:, 1 + nq :])
         self._mirror = np.zeros((num_envs, 1 + nq + nv), dtype=np.float32)
@@ -86,32 +115,25 @@ class MujocoSim:
         self._qpos_qvel = mirror[:, 1:]
 
         self._make_inputs(model)
-        # Arrays that MuJoCo computes, each with its float32 mirror. Sensors hold what acted in the
-        # last physics step, body poses follow the state: they are read at different stages.
+        # Arrays of MuJoCo with their float32 mirrors: sensors of the last physics step, and quantities of the state.
         self._sensors: list[tuple[np.ndarray, np.ndarray]] = []
         self._derived: list[tuple[np.ndarray, np.ndarray]] = []
-        self._tensors: dict[str, Tensor] = {}  # field -> torch view of the mirror
+        self._tensors: dict[str, Tensor] = {}  # views of the mirrors, by field
         self.sensordata = torch.zeros(num_envs, 0)
         if scene.senses_steps:
             self.sensordata = self._bind("sensordata", self._sensors)
-        self._stage = _VEL  # up to which `forward` computes what follows the state
+        self._stage = _VEL  # last stage of `_forward`
         self._current: Tensor | None = None  # sensors in the current state
-        self._flags: np.ndarray | None = None  # of each world, where sensors are computed in `forward` only
+        self._flags: np.ndarray | None = None  # per world, where only `_forward` computes sensors
 
-        # worlds whose state was written since the last refresh or step
-        self._written = np.ones(num_envs, dtype=bool)
-        self._written_mask = torch.from_numpy(self._written)
-        self._moved = np.zeros(num_envs, dtype=bool)  # worlds whose mocap bodies alone were moved since
-        self._moved_mask = torch.from_numpy(self._moved)
-        self._reset = np.zeros(num_envs, dtype=bool)  # the mask of the last reset, where numpy can read it
-        self._reset_mask = torch.from_numpy(self._reset)
-        self.diverged = torch.zeros(num_envs, dtype=torch.bool)
+        # Worlds whose state, mocap bodies or parameters were written since they were last read, and the last reset's.
+        masks = np.zeros((4, num_envs), dtype=bool)
+        self._written, self._moved, self._stale, self._reset = masks
+        self._written_mask, self._moved_mask, self._stale_mask, self._reset_mask = torch.from_numpy(masks).unbind()
+        self._written[:] = True
         self._ray_groups = RayGroups(scene)
         self._cameras = Cameras(scene, (self.qpos, self.mocap_pos, self.mocap_quat), self.num_threads)
         self._params = Params(scene, self.device, self._expand, self._wrote_param)
-        # worlds with parameters that were written since MuJoCo's constants were last derived from them
-        self._stale = np.zeros(num_envs, dtype=bool)
-        self._stale_mask = torch.from_numpy(self._stale)
         self._mirror[:] = self._start
         self.refresh()
 
@@ -120,25 +142,14 @@ class MujocoSim:
         self.ctrl = torch.zeros(num_envs, model.nu)
         self.qfrc_applied = torch.zeros(num_envs, model.nv)
         self.xfrc_applied = torch.zeros(num_envs, model.nbody, 6)
-        self.moves_mocap = False
         self._mocap_start = mocap_start(model)
         pos, quat = (torch.from_numpy(each).repeat(num_envs, 1, 1) for each in self._mocap_start)
         self.mocap_pos, self.mocap_quat = pos, quat
-        self._mocap: list[tuple[np.ndarray, np.ndarray]] = []  # as `_inputs`, but poses follow them at once
+        self._mocap: list[tuple[np.ndarray, np.ndarray]] = []  # like `_inputs`, but poses follow them at once
         self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
-        self._used = {"ctrl"}
         self._waiting, self._waiting_controls = delayed_controls(model)
         if self._waiting:
             self._history = self._batch.bind("history")
-
-    def articulation(self, name: str) -> Articulation:
-        return Articulation(self, name)
-
-    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
-        return self._params.find(name, articulation, elements)
-
-    def camera(self, name: str) -> CameraImages:
-        return self._cameras.find(name)
 
     def _expand(self, field: str) -> Tensor:
         if FIELDS[field].pictures:
@@ -160,10 +171,10 @@ class MujocoSim:
     def _bind(self, field: str, outputs: list[tuple[np.ndarray, np.ndarray]], name: str | None = None) -> Tensor:
         try:
             output = self._batch.bind(field)
-        except RuntimeError as error:  # from a failed allocation too, of which MuJoCo's message says nothing
+        except RuntimeError as error:  # MuJoCo does not name a failed allocation
             if "unknown exception" not in str(error):
                 raise
-            raise MemoryError(f"MuJoCo cannot allocate {field} of all envs") from None
+            raise MemoryError(f"MuJoCo cannot allocate {field} for all envs") from None
         mirror = np.zeros(output.shape, dtype=np.float32)
         outputs.append((output, mirror))
         self._tensors[name or field] = torch.from_numpy(mirror)
@@ -230,20 +241,12 @@ class MujocoSim:
         self._written_mask |= where
 
     def wrote_mocap(self, where: Bool[Tensor, " envs"]) -> None:
-        self._moved_mask |= where  # to write the state too would round it to float32
-
-    @property
-    def bad_inputs(self) -> Bool[Tensor, " envs"]:
-        return not_finite(getattr(self, field) for field in self._used)
+        self._moved_mask |= where  # writing the state too would round it to float32
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
         full = self._batch.warning[:, [_CONTACT_FULL, _CONSTRAINT_FULL], 1]
         return torch.from_numpy(full.any(axis=1))
-
-    @property
-    def poses(self) -> Float[Tensor, "envs poses"]:
-        return poses_of(self)
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
@@ -257,7 +260,7 @@ class MujocoSim:
         self._moved[:] = False
         for target, source in self._inputs:
             np.copyto(target, source)
-        if self._waiting:  # in the first step of an episode its first control fills the delays
+        if self._waiting:  # an episode's first control fills the delays
             fresh = np.flatnonzero(self._mirror[:, 0] == 0.0)
             self._history[fresh[:, None], self._waiting] = self.ctrl.numpy()[fresh][:, self._waiting_controls]
         self._batch.step(nstep=substeps, stage=_NONE)
@@ -266,12 +269,11 @@ class MujocoSim:
         for source, target in self._sensors:
             np.copyto(target, source, casting="same_kind")
         if self._derived:
-            # A call of its own: after `step(stage=_VEL)` the position sensors would be of the new state and the contact
-            # sensors of the old one. It costs no more, and a persistent batch continues from it all the same.
+            # Separate from `step`, which would mix position sensors of the new state with contact sensors of the old.
             self._forward()
             for source, target in self._derived:
                 np.copyto(target, source, casting="same_kind")
-        # amax hands NaN on, and a comparison with NaN is false
+        # amax propagates NaN, which compares false
         fastest = self._qpos_qvel.abs().amax(dim=1)
         torch.logical_not(fastest < MAX_STATE, out=self.diverged)
 
@@ -298,16 +300,13 @@ class MujocoSim:
         self._derive_constants()
         ids = np.flatnonzero(self._written | self._moved)
         if not (ids.size and self._derived):
-            return  # what was written waits for the next step
+            return  # the next step reads the writes
         self._write_states()
         self._forward(ids)
         for source, target in self._derived:
             target[ids] = source[ids]
         self._written[:] = False
         self._moved[:] = False
-
-    def draw(self) -> None:
-        self._cameras.draw()
 
     def _write_states(self) -> None:
         if self._written.any():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import mujoco_warp as mjw
@@ -11,39 +10,34 @@ import warp as wp
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.sim.articulation import Articulation
-from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.cameras import Cameras
 from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
-from gpusim_rl.sim.interface import not_finite, poses_of
-from gpusim_rl.sim.mujoco import MAX_STATE
-from gpusim_rl.sim.params import FIELDS, Param, Params
+from gpusim_rl.sim.mujoco import MAX_STATE, SimBase
+from gpusim_rl.sim.params import FIELDS, Params
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
 
-# What `step` depends on: continuing from these arrays is continuing the simulation.
+# Arrays that `step` depends on.
 STATE = (
     *("time", "qpos", "qvel", "act", "history", "plastic", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied"),
     *("eq_active", "mocap_pos", "mocap_quat", "userdata", "overflow"),
 )
-# Arrays that follow the state and that a task may read.
+# Arrays derived from the state.
 DERIVED = ("xpos", "xquat", "xipos", "ximat", "xanchor", "xaxis", "cvel", "subtree_com")
 
 _Overflow = mjw.OverflowType
-# Contacts or constraint rows were dropped. The other bits tell of a solver that stopped early, or of sensors.
+# Dropped contacts or constraint rows; the other bits concern the solver and sensors.
 ROWS = int(_Overflow.NEFC | _Overflow.NJMAX_NNZ)
 CONTACTS = int(_Overflow.BROADPHASE | _Overflow.NARROWPHASE | _Overflow.CCD)
 DROPPED = ROWS | CONTACTS | int(_Overflow.NVMAX | _Overflow.HFIELD | _Overflow.EPA_HORIZON)
 
 
-class WarpSim:
+class WarpSim(SimBase):
     """Worlds over a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
 
     State tensors are views of MuJoCo Warp's arrays. Step, reset and refresh are Warp graphs, and no call synchronises
     with the device. MuJoCo Warp has no masked forward pass, so `refresh` updates all worlds.
     """
-
-    name: str
 
     def __init__(
         self,
@@ -55,58 +49,44 @@ class WarpSim:
         data: mjw.Data,
         num_threads: int | None,
     ) -> None:
-        self.scene, self.num_envs, self.device = scene, num_envs, device
-        self.dt = float(scene.model.opt.timestep)
+        super().__init__(scene, num_envs, device)
         self._graphs, self._model, self._data = graphs, model, data
         self.buffers = {"njmax": data.njmax, "nconmax": data.naconmax // num_envs}
         self._counts = [self._view(array) for array in (data.nefc, data.nacon, data.ncollision)]
-        # A kernel that prints serialises the device; overflow is reported by mask instead.
+        # Printing kernels serialise the device.
         model.opt.warn_overflow = False
-        # Else CUDA gives constraints their places by atomic additions, in any order. The sorting of MuJoCo Warp 4.0 is
-        # empty, so contacts still vary. The CPU needs no switch.
+        # Orders constraints on CUDA, not contacts: the sorting of MuJoCo Warp 4.0 is empty.
         model.opt.deterministic = torch.are_deterministic_algorithms_enabled()
         with graphs.scope():
             self._reset_where, self._stale_where = (wp.zeros(num_envs, dtype=wp.bool) for _ in range(2))
         self._reset_mask = wp.to_torch(self._reset_where)
 
         self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
-        self.moves_mocap = False
         self.mocap_pos, self.mocap_quat = self._view(data.mocap_pos), self._view(data.mocap_quat)
         self._cameras = Cameras(scene, (self.qpos, self.mocap_pos, self.mocap_quat), num_threads, graphs)
         self.ctrl, self.qfrc_applied = self._view(data.ctrl), self._view(data.qfrc_applied)
         self.xfrc_applied = self._view(data.xfrc_applied)
-        self._used = {"ctrl"}
         self._overflow = self._view(data.overflow)
         self.sensordata = self._view(data.sensordata)
-        self._sensors_apart = False  # whether `sensordata` is no array of MuJoCo Warp's
+        self._sensors_apart = False  # whether `sensordata` is a copy of MuJoCo Warp's
         self._derived = {field: self._view(getattr(data, field)) for field in DERIVED}
-        self._derives = False  # whether anything that follows the state is read
+        self._derives = False  # whether a derived quantity is read
 
         self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._written_on_host = self._written.numpy() if device.type == "cpu" else None
-        self.diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._params = Params(scene, device, self._expand, self._wrote_param)
-        # What MuJoCo derives from parameters. Each world has its own when the first such parameter is its own.
+        # Per-world constants, once a parameter that they depend on is per world.
         self._constants: dict[str, Tensor] = {}
         self._derivation: Constants | None = None
-        self._stale = wp.to_torch(self._stale_where)  # worlds whose parameters were written since
-        self._stale_on_host = self._stale.numpy() if device.type == "cpu" else None
-        self._wrote_constants = False  # whether any were, as far as it is known before any data
+        self._stale = wp.to_torch(self._stale_where)  # worlds with written parameters
+        self._stale_on_host = self._stale.numpy() if device.type == "cpu" else None  # readable without a sync
+        self._wrote_constants = False  # whether there may be any, known on the host
         graphs.synchronize()
 
     def _view(self, array: wp.array) -> Tensor:
         if array.size:
             return wp.to_torch(array)
-        return torch.zeros(array.shape, device=self.device)  # Warp has no memory to show for it
-
-    def articulation(self, name: str) -> Articulation:
-        return Articulation(self, name)
-
-    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
-        return self._params.find(name, articulation, elements)
-
-    def camera(self, name: str) -> CameraImages:
-        return self._cameras.find(name)
+        return torch.zeros(array.shape, device=self.device)  # without memory
 
     def _expand(self, field: str) -> Tensor:
         """Give each world its own copy of a field; return a view of the model's memory, [num_envs, rows, ...]."""
@@ -118,7 +98,7 @@ class WarpSim:
                 self._constants[name] = self._expand_array(self._model, name)
             with self._graphs.scope():
                 self._derivation = Constants(self.scene.model, self._model, self._stale_where)
-        self._graphs.clear()  # they have captured the shared arrays
+        self._graphs.clear()  # captured with the shared arrays
         self._graphs.synchronize()
         return values
 
@@ -146,16 +126,13 @@ class WarpSim:
             return
         assert self._derivation is not None
         self._wrote_constants = False
-        if self._stale_on_host is None or self._stale_on_host.any():  # a shortcut for the CPU only
+        if self._stale_on_host is None or self._stale_on_host.any():
             self._graphs.run("constants", self._derivation.derive)
 
     def derived(self, field: str) -> Tensor:
         if not self._derives:
             self._follow_from_now_on()
         return self._derived[field]
-
-    def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
-        raise NotImplementedError
 
     def _follow_from_now_on(self) -> None:
         self._derives = True
@@ -167,22 +144,14 @@ class WarpSim:
         self.moves_mocap |= field == "mocap_pos"
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
-        if self._written_on_host is not None:  # else `refresh` does not ask
+        if self._written_on_host is not None:  # else `refresh` ignores it
             self._written |= where
 
     wrote_mocap = wrote_state
 
     @property
-    def bad_inputs(self) -> Bool[Tensor, " envs"]:
-        return not_finite(getattr(self, field) for field in self._used)
-
-    @property
     def overflow(self) -> Bool[Tensor, " envs"]:
         return (self._overflow & DROPPED) != 0
-
-    @property
-    def poses(self) -> Float[Tensor, "envs poses"]:
-        return poses_of(self)
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
@@ -203,7 +172,7 @@ class WarpSim:
         if self._derives:
             self._follow_state()
         self._followed()
-        # the largest of the absolute values; it hands NaN on, and a comparison with NaN is false
+        # largest absolute value; propagates NaN, which compares false
         fastest = torch.linalg.vector_norm(torch.cat([self.qpos, self.qvel], dim=1), ord=torch.inf, dim=1)
         torch.logical_not(fastest < MAX_STATE, out=self.diverged)
 
@@ -218,7 +187,7 @@ class WarpSim:
         self._graphs.run("follow", self._follow)
 
     def _follow(self) -> None:
-        # MuJoCo's step leaves derived quantities at the state before its integration.
+        # A step leaves derived quantities at the state before its integration.
         mjw.kinematics(self._model, self._data)
         mjw.com_pos(self._model, self._data)
         mjw.com_vel(self._model, self._data)
@@ -237,15 +206,10 @@ class WarpSim:
 
     def refresh(self) -> None:
         self._derive_constants()
-        if not self._derives:
-            return  # nothing follows the state, and this is known before any data
-        if self._written_on_host is not None and not self._written_on_host.any():
-            return  # a shortcut for the CPU only, where a mask is read at no cost
-        self._follow_state()
-        self._followed()
-
-    def draw(self) -> None:
-        self._cameras.draw()
+        unwritten = self._written_on_host is not None and not self._written_on_host.any()
+        if self._derives and not unwritten:
+            self._follow_state()
+            self._followed()
 
     def _state(self) -> dict[str, Tensor]:
         arrays = {name: getattr(self._data, name) for name in STATE}

@@ -59,7 +59,7 @@ def test_memory_that_mujoco_cannot_allocate_is_told_as_such(monkeypatch):
         raise RuntimeError("Caught an unknown exception!")
 
     monkeypatch.setattr(sim._batch, "bind", fail)
-    with pytest.raises(MemoryError, match="MuJoCo cannot allocate xpos of all envs"):
+    with pytest.raises(MemoryError, match="MuJoCo cannot allocate xpos for all envs"):
         sim.derived("xpos")
 
 
