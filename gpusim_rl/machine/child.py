@@ -19,15 +19,15 @@ import psutil
 ENDS_WITHIN_S = 60.0
 """Time for a training to finish its iteration and save a checkpoint [s]."""
 POLL_S = 0.01
-MOST_READ = 4096  # bytes of what a child has printed, for its last words
+MOST_READ = 4096  # bytes of output in which to look for the last line
 
 _BEGIN = """
 import ctypes, os, signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets it be ignored; a terminal does not reach this session
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it; no terminal reaches this session
 if sys.platform == "linux":
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
-if os.getppid() == int(sys.argv[1]):  # else the parent has died before
+if os.getppid() == int(sys.argv[1]):  # else the parent is dead
     os.execvp(sys.argv[2], sys.argv[2:])
 """
 """Bootstrap that a child runs before its program. `preexec_fn` may deadlock in a threaded parent."""
@@ -57,7 +57,7 @@ class Child:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.printed = tempfile.TemporaryFile("a+b") if printed is None else printed  # noqa: SIM115 (until `close`)
-        self._before = self.printed.seek(0, os.SEEK_END)  # bytes that earlier processes have printed
+        self._before = self.printed.seek(0, os.SEEK_END)  # output of earlier processes [bytes]
         try:
             self.process = _start(
                 [sys.executable, "-ISc", _BEGIN, str(os.getpid()), *command],
@@ -101,7 +101,7 @@ class Child:
     def output(self, most: int | None = None) -> str:
         """Return its output, or the last `most` bytes of it."""
         size = self.printed.seek(0, os.SEEK_END)
-        begin = self._before if self._before <= size else 0  # it was shortened
+        begin = self._before if self._before <= size else 0  # truncated meanwhile
         self.printed.seek(begin if most is None else max(begin, size - most))
         return self.printed.read().decode(errors="replace")
 
@@ -133,7 +133,7 @@ class Child:
 
     def kill(self) -> None:
         """Kill it and all processes of its session."""
-        if self.process.returncode is None:  # else its number may be of another process by now
+        if self.process.returncode is None:  # else its id may be reused
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -143,7 +143,7 @@ class Child:
         self.kill()
         for file in (self.process.stdin, self.process.stdout, self.printed):
             if file is not None:
-                with suppress(OSError):  # what it did not read any more
+                with suppress(OSError):  # unread input
                     file.close()
 
 
@@ -163,7 +163,7 @@ def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
             process.set_exception(error)
         else:
             if sys.platform == "linux":
-                with suppress(ChildProcessError):  # another thread has waited for it
+                with suppress(ChildProcessError):  # reaped by another thread
                     os.waitid(os.P_PID, process.result().pid, os.WEXITED | os.WNOWAIT)
 
     threading.Thread(target=start, name="parent of a child", daemon=True).start()

@@ -37,7 +37,7 @@ class Compiled(Generic[P, R]):
         def region(*args: P.args, **kwargs: P.kwargs) -> R:
             return function(*args, **kwargs)
 
-        # Torch keeps what it has compiled by code objects: the same function of another object is no recompilation.
+        # Torch caches by code object: the same function of another instance must not count as a recompilation.
         region.__code__ = region.__code__.replace()
         self._function = function
         self._name = name
@@ -48,7 +48,7 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function."""
-        compiled = self._compiled  # another thread may give it up
+        compiled = self._compiled  # another thread may reset it
         if compiled is not None:
             try:
                 with self._once:
@@ -64,7 +64,7 @@ def reason_of(error: Exception) -> str:
     message = str(error).strip()
     changed = _CHANGED.search(message)
     if changed is not None:
-        return f"{changed[1].removeprefix('function.__self__.')} is true no more {changed[2] or ''}".strip()
+        return f"{changed[1].removeprefix('function.__self__.')} no longer holds {changed[2] or ''}".strip()
     message = message.partition("\n")[0].removesuffix(".") or type(error).__name__
     stack = getattr(error, "real_stack", None) or ()
     frames = [frame for frame in stack if frame.filename != __file__ and not LIBRARY.search(frame.filename)]

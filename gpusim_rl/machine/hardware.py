@@ -110,7 +110,7 @@ def memory_available_bytes() -> int:
         with suppress(OSError, ValueError):  # no such file, or "max": no limit here
             limit = int((folder / limit_file).read_text())
             used = int((folder / usage_file).read_text())
-            # File cache counts as used but is given back under pressure.
+            # File cache counts as used but is released under pressure.
             cache = re.search(rf"^{cache_key} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
             available = min(available, limit - used + (int(cache.group(1)) if cache else 0))
     return max(0, available)

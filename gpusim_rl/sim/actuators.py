@@ -23,13 +23,9 @@ RESISTANCE, STIFFNESS, DAMPING = 0, 4, 6
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 INPUT = {"position": 1, "velocity": 2, "torque": 4, "dc_motor": 8}  # mjtCtrlInput, of MuJoCo's DC motor
 _NEEDS = {"position": ("stiffness",), "velocity": ("damping",), "torque": (), "dc_motor": ("velocity_limit",)}
-_REFUSES = {
-    "position": (),
-    "velocity": ("stiffness",),
-    "torque": ("stiffness", "damping"),
-    "dc_motor": ("stiffness", "damping"),
-}
-_POSITIVE = ("effort_limit", "velocity_limit", "stall_effort")  # 0 would be a drive that does nothing
+_GAINS = ("stiffness", "damping")
+_REFUSES = {"position": (), "velocity": ("stiffness",), "torque": _GAINS, "dc_motor": _GAINS}
+_POSITIVE = ("effort_limit", "velocity_limit", "stall_effort")
 
 
 def add_actuators(
@@ -95,9 +91,9 @@ def _by_joint(argument: str, value: Value | None, joints: Sequence[str]) -> dict
 
 
 def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, drive: Mapping[str, float]) -> None:
-    taken = {actuator.name for actuator in spec.actuators}
+    names = {actuator.name for actuator in spec.actuators}
     actuator = spec.add_actuator(
-        name=joint.name if joint.name not in taken else f"{joint.name}_{kind}",
+        name=joint.name if joint.name not in names else f"{joint.name}_{kind}",
         target=joint.name,
         trntype=mujoco.mjtTrn.mjTRN_JOINT,
     )
@@ -108,8 +104,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
     if "velocity_limit" in drive:
         if stall is None:
             raise TaskError(f"joint {name!r}: a velocity_limit needs an effort_limit, or a stall_effort")
-        # MuJoCo's DC motor with its servo. Its supply is 1 V, so a control of `dc_motor` is the share of it. The torque
-        # K (V - K w) / R is then `stall` at standstill, and 0 at the velocity limit.
+        # MuJoCo's DC motor at 1 V, with its servo: torque K (V - K w) / R is `stall` at rest, 0 at the velocity limit.
         constant = 1.0 / drive["velocity_limit"]
         actuator.set_to_dcmotor(
             motorconst=[constant, constant],
@@ -127,7 +122,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
         actuator.set_to_motor()
     if effort is not None:
         actuator.forcelimited, actuator.forcerange = True, [-effort, effort]
-        joint.actfrclimited = False  # the actuator's limit takes its place: each world may have its own
+        joint.actfrclimited = False  # replaced by the actuator's, which can differ per world
     if kind == "torque" and effort is not None:
         actuator.ctrllimited, actuator.ctrlrange = True, [-effort, effort]
     if kind == "dc_motor":
@@ -168,7 +163,7 @@ def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
     columns, controls = [], []
     for i in range(model.nactuator):
         samples, number = int(model.actuator_history[i, 0]), int(model.actuator_ctrlnum[i])
-        first = int(model.actuator_historyadr[i]) + 2 + samples  # behind two numbers of its own, and the times
+        first = int(model.actuator_historyadr[i]) + 2 + samples  # after a header of two numbers, and the times
         control = int(model.actuator_ctrladr[i])
         columns += range(first, first + samples * number)
         controls += [control + k % number for k in range(samples * number)]

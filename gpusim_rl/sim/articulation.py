@@ -78,8 +78,7 @@ class Articulation:
             self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
         self._root_mocap = int(model.body_mocapid[root])
         self._mocaps = columns([i for i in model.body_mocapid[self._body_ids].tolist() if i >= 0], sim.device)
-        # The compiler numbers a tree's joints in one run. So all of them are one slice, views instead of gathers, where
-        # no object and no ball joint is between them.
+        # Consecutive joints are one slice: views instead of gathers.
         in_qpos, in_qvel = (adr[self._joint_ids].tolist() for adr in (model.jnt_qposadr, model.jnt_dofadr))
         self._joint_q, self._joint_v = columns(in_qpos, sim.device), columns(in_qvel, sim.device)
 
@@ -93,7 +92,7 @@ class Articulation:
             pos, quat = pose[self._root_q][:3], pose[self._root_q][3:]
         self.default_root_pos, self.default_root_quat = self._tensor(pos), self._tensor(quat)
 
-        # Most actuators have one control. What has several (a servo with two targets) is there as `name/0`, `name/1`.
+        # An actuator with several controls (a servo with two targets) is `name/0`, `name/1`.
         controls, self.actuator_names = [], []
         for label, i in scene.elements_of(name, "actuator").items():
             first, number = int(model.actuator_ctrladr[i]), int(model.actuator_ctrlnum[i])
@@ -101,7 +100,6 @@ class Articulation:
             self.actuator_names += [label] if number == 1 else [f"{label}/{k}" for k in range(number)]
         self._controls = columns(controls, sim.device)
         self.control_limits = self._limits(model.actuator_ctrlrange[controls], model.actuator_ctrllimited[controls])
-        # The sensors of an articulation's joints were added in one run, so they too are one slice.
         self._efforts: slice | None = None
         if name in scene.effort_sensors:
             first = scene.sensor_columns(f"{model.joint(self._joint_ids[0]).name}/effort")[0]
@@ -150,7 +148,7 @@ class Articulation:
     @property
     def root_ang_vel_local(self) -> Float[Tensor, "envs 3"]:
         """Angular velocity of the root body [rad/s], body frame."""
-        if self.free_root:  # MuJoCo keeps a free joint's angular velocity in the body's frame
+        if self.free_root:  # MuJoCo's frame
             return self._sim.qvel[:, self._root_v][:, 3:]
         return torch.zeros_like(self.root_pos)
 
@@ -248,14 +246,8 @@ class Articulation:
 
         A fixed base has no root state to write. `mocap_poses` has the layout of that property.
         """
-        state = {
-            "root_pos": root_pos,
-            "root_quat": root_quat,
-            "root_lin_vel": root_lin_vel,
-            "root_ang_vel": root_ang_vel,
-            "joint_pos": joint_pos,
-            "joint_vel": joint_vel,
-        }
+        state = {"root_pos": root_pos, "root_quat": root_quat, "joint_pos": joint_pos, "joint_vel": joint_vel}
+        state |= {"root_lin_vel": root_lin_vel, "root_ang_vel": root_ang_vel}
         self._check_state(where, state)
         if mocap_poses is not None:
             values = mocap_poses.view(self._sim.num_envs, -1, 7)
@@ -264,7 +256,7 @@ class Articulation:
                     target, self._mocaps, torch.where(where[:, None, None], value, read_columns(target, self._mocaps))
                 )
         if root_quat is not None and root_ang_vel is None:
-            root_ang_vel = self.root_ang_vel  # it stays in the world frame, MuJoCo's is local
+            root_ang_vel = self.root_ang_vel  # constant in the world frame, unlike MuJoCo's
         if root_ang_vel is not None:
             quat = self.root_quat if root_quat is None else root_quat
             state["root_ang_vel"] = quat_rotate_inverse(quat, root_ang_vel)
@@ -274,7 +266,7 @@ class Articulation:
             if value is not None:
                 target = self.root_ang_vel_local if name == "root_ang_vel" else getattr(self, name)
                 write_where(mask, value, target)
-                if name in places and not isinstance(places[name][1], slice):  # what was written is a copy
+                if name in places and not isinstance(places[name][1], slice):  # `target` is a copy
                     write_columns(*places[name], target)
         self._sim.wrote_state(where)
 

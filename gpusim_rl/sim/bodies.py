@@ -183,8 +183,7 @@ class Contacts:
         wrench, contact_pos, body_pos, quat = data.split([6, 3, 3, 4], dim=-1)
         wrench = wrench.unflatten(-1, (2, 3))
         force, torque = wrench.unbind(dim=-2)
-        # The sensor reports the torque about the force-weighted mean of the contact points; without contact force
-        # and torque are zero.
+        # The sensor's torque is about the force-weighted mean of the contact points.
         torque += torch.linalg.cross(contact_pos - body_pos, force)
         return wrench, quat
 
@@ -248,8 +247,7 @@ class Sensor:
         self._sim, self._stage = sim, int(model.sensor_needstage[sensor])
         columns = sim.scene.sensor_columns(model.sensor(sensor).name)
         self.size, self._columns = len(columns), slice(columns.start, columns.stop)
-        # What touches is known of the last physics step: for the current state it would cost one more. Newton's steps
-        # know no such sensor.
+        # Contacts of the current state would cost another step. Newton's steps have no such sensor.
         self._late = model.sensor_type[sensor] == mujoco.mjtSensor.mjSENS_CONTACT and sim.name != "newton"
         if not self._late:
             sim.current_sensors(self._stage)

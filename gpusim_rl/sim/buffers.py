@@ -12,16 +12,16 @@ import numpy as np
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.scene import Scene
 
-# Contacts that a plane makes with a geom of each type; with the others up to four.
+# Contacts of a plane with a geom, by type; others have up to four.
 _PLANE_CONTACTS = {
     mujoco.mjtGeom.mjGEOM_SPHERE.value: 1,
     mujoco.mjtGeom.mjGEOM_CAPSULE.value: 2,
     mujoco.mjtGeom.mjGEOM_ELLIPSOID.value: 1,
 }
 _FREE, _BALL = mujoco.mjtJoint.mjJNT_FREE.value, mujoco.mjtJoint.mjJNT_BALL.value
-_POSES, _POSE_WORK = 64, 40_000  # random poses; fewer where poses x geoms are more
-_SETTLE_S, _STEP_WORK = 0.5, 150_000  # simulated time; less where physics steps x degrees of freedom are more
-_MARGIN = 1.5  # of what a trial needs
+_POSES, _POSE_WORK = 64, 40_000  # random poses; fewer if poses x geoms exceed this
+_SETTLE_S, _STEP_WORK = 0.5, 150_000  # simulated time; less if physics steps x degrees of freedom exceed this
+_MARGIN = 1.5  # over a trial's needs
 
 
 def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     near = int(touch[:, ~(is_plane | is_hfield)].any(axis=1).sum())
     contacts = min(ground, 8 + ground // 2) + min(near, 6 + near // 4) + 4 * model.npair
     objects = int((model.jnt_type == _FREE).sum())
-    if objects > 2:  # they may come to rest on each other: 100 boxes in a heap have 4.1 contacts each
+    if objects > 2:  # a heap of 100 boxes has 4.1 contacts each
         contacts = max(contacts, 5 * objects)
 
     dims = [*model.geom_condim[touch.any(axis=1)].tolist(), *model.pair_dim.tolist()]
@@ -107,7 +107,7 @@ def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
             data.ctrl[:] = random.uniform(low, high)
         mujoco.mj_step(model, data)
         if not np.isfinite(data.qacc).all() or np.abs(data.qvel).max(initial=0.0) > 1e4:
-            break  # it diverges: MuJoCo would write warnings
+            break  # diverged: MuJoCo would write warnings
         count(candidates=False)
     return most[0], most[1]
 

@@ -67,32 +67,29 @@ def add_camera(
     if quat is not None and target is not None:
         raise TaskError(f"{call}: expected quat or target, got both")
     for name, value, length in (("pos", pos, 3), ("quat", quat, 4), ("target", target, 3)):
-        if value is not None and (
-            len(value) != length or not np.isfinite(value).all() or (name == "quat" and not any(value))
-        ):
-            raise TaskError(f"{call}: {name} must be {length} finite numbers, got {list(value)}")
+        if value is None or (len(value) == length and np.isfinite(value).all() and (name != "quat" or any(value))):
+            continue
+        raise TaskError(key=f"{call}: {name}", expected=f"{length} finite numbers", got=list(value))
     if target is not None:
         quat = _look(call, pos, target)
-    owner = spec.worldbody if body is None else spec.body(body)
-    owner.add_camera(
-        name=camera.name, pos=list(pos), quat=list(quat or (1.0, 0.0, 0.0, 0.0)), fovy=45.0 if fovy is None else fovy
-    )
+    owner, quat = spec.worldbody if body is None else spec.body(body), quat or (1.0, 0.0, 0.0, 0.0)
+    owner.add_camera(name=camera.name, pos=list(pos), quat=list(quat), fovy=45.0 if fovy is None else fovy)
 
 
 def _check(call: str, camera: SceneCamera) -> None:
     size, outputs, groups = camera.size, camera.outputs, camera.groups
-    if len(size) != 2 or not all(isinstance(length, int) and 1 <= length <= 4096 for length in size):
-        raise TaskError(f"{call}: size must be a height and a width from 1 to 4096 pixels, got {size}")
-    if not outputs or len({*outputs}) < len(outputs) or not {*outputs} <= {*OUTPUTS}:
-        raise TaskError(f"{call}: outputs must be some of {', '.join(OUTPUTS)}, got {outputs}")
-    if not isinstance(camera.every, int) or camera.every < 1:
-        raise TaskError(f"{call}: every must be a number of control steps from 1 on, got {camera.every}")
-    if not isinstance(camera.samples, int) or not 1 <= camera.samples <= 8:
-        raise TaskError(f"{call}: samples must be a number from 1 to 8, got {camera.samples}")
+    is_size = len(size) == 2 and all(isinstance(length, int) and 1 <= length <= 4096 for length in size)
+    for name, valid, expected in (
+        ("size", is_size, "a height and a width from 1 to 4096 pixels"),
+        ("outputs", {*outputs} <= {*OUTPUTS} and 0 < len(outputs) == len({*outputs}), f"some of {', '.join(OUTPUTS)}"),
+        ("every", isinstance(camera.every, int) and camera.every >= 1, "a number of control steps from 1 on"),
+        ("samples", isinstance(camera.samples, int) and 1 <= camera.samples <= 8, "a number from 1 to 8"),
+        ("groups", groups and {*groups} <= {*range(6)}, "some of 0 to 5"),
+    ):
+        if not valid:
+            raise TaskError(key=f"{call}: {name}", expected=expected, got=getattr(camera, name))
     if camera.samples > 1 and "rgb" not in outputs:
         raise TaskError(f"{call}: samples={camera.samples} is for rgb, and outputs are {outputs}")
-    if not groups or not {*groups} <= {*range(6)}:
-        raise TaskError(f"{call}: groups must be some of 0 to 5, got {groups}")
 
 
 def _look(call: str, pos: Sequence[float], target: Sequence[float]) -> list[float]:

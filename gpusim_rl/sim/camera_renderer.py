@@ -24,9 +24,8 @@ from gpusim_rl.sim.warp import WarpGraphs, announce_compilation
 
 wp.set_module_options({"enable_backward": False})
 
-_BYTES = {"rgb": 4 + 3, "depth": 4 + 4, "segmentation": 8 + 4}  # of a pixel: in the renderer, and in our tensor
-_BYTES_OF_SUM = 12  # of the samples of a pixel
-
+_BYTES = {"rgb": 4 + 3, "depth": 4 + 4, "segmentation": 8 + 4}  # per pixel, in the renderer plus in the tensor
+_BYTES_OF_SUM = 12  # per pixel, with several samples
 _READ_BY_RAYS = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
 
 
@@ -87,7 +86,7 @@ class CameraRenderer:
         self._source = model = copy.copy(scene.model)
         if model.nflex:
             raise ConfigError("sim.camera: the cameras draw no flexible bodies, and this scene has some")
-        model.stat.extent, model.vis.map.zfar = 1.0, FAR  # of which the far plane is the product
+        model.stat.extent, model.vis.map.zfar = 1.0, FAR  # the far plane is their product
         model.opt.solver, model.opt.cone = mujoco.mjtSolver.mjSOL_NEWTON, mujoco.mjtCone.mjCONE_PYRAMIDAL
         model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER  # it is never stepped
         with self._graphs.scope():
@@ -96,8 +95,8 @@ class CameraRenderer:
                 self._data = mjw.make_data(model, nworld=len(qpos), nconmax=1, njmax=1)
             except (NotImplementedError, ValueError) as error:
                 raise ConfigError(f"sim.camera: MuJoCo Warp cannot draw this scene: {first_line(error)}") from None
-        of_data = (self._data.qpos, self._data.mocap_pos, self._data.mocap_quat)
-        self._moved = [(wp.to_torch(a), b) for a, b in zip(of_data, state, strict=True) if a.size]
+        arrays = (self._data.qpos, self._data.mocap_pos, self._data.mocap_quat)
+        self._moved = [(wp.to_torch(a), b) for a, b in zip(arrays, state, strict=True) if a.size]
         self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}  # by every, groups of geoms, samples
         self._images: dict[str, CameraImages] = {}
         self._arrays: dict[tuple[str, str], wp.array] = {}  # by camera and output
@@ -110,9 +109,7 @@ class CameraRenderer:
         if camera.name in self._images:
             return self._images[camera.name]
         if not np.isin(self._source.geom_group, camera.groups).any():
-            raise TaskError(
-                f"camera {camera.name!r} draws geoms of the groups {camera.groups}; the scene has none there"
-            )
+            raise TaskError(f"camera {camera.name!r}: the scene has no geoms in the groups {camera.groups}")
         self._check_memory(camera)
         (height, width), key = camera.size, (camera.every, camera.groups, camera.samples)
         shapes = {"rgb": (3,), "depth": (), "segmentation": ()}
@@ -132,13 +129,14 @@ class CameraRenderer:
 
     def _check_memory(self, camera: SceneCamera) -> None:
         height, width = camera.size
-        of_pixel = sum(_BYTES[output] for output in camera.outputs) + (_BYTES_OF_SUM if camera.samples > 1 else 0)
-        needed = self._num_envs * height * width * of_pixel
+        per_pixel = sum(_BYTES[output] for output in camera.outputs) + (_BYTES_OF_SUM if camera.samples > 1 else 0)
+        needed = self._num_envs * height * width * per_pixel
         on_cuda = self._device.type == "cuda"
         free = torch.cuda.mem_get_info(self._device)[0] if on_cuda else memory_available_bytes()
         if needed + self._needed > free:
-            of = f"{needed / 1e9:.3g} GB for {height} x {width} pixels of {self._num_envs} envs"
-            raise MemoryError(f"camera {camera.name!r} needs {of}, {free / 1e9:.3g} GB are free")
+            images = f"{height} x {width} pixels of {self._num_envs} envs"
+            size = f"{needed / 1e9:.3g} GB for {images}, {free / 1e9:.3g} GB are free"
+            raise MemoryError(f"camera {camera.name!r} needs {size}")
         self._needed += needed
 
     def own(self, field: str) -> Tensor:
@@ -155,7 +153,7 @@ class CameraRenderer:
 
     def _forget(self) -> None:
         self._shares = []
-        self._graphs.clear()  # they have captured what was there
+        self._graphs.clear()  # captured with the old arrays
         self._graphs.synchronize()
 
     def draw(self) -> None:
@@ -208,13 +206,13 @@ class CameraRenderer:
             contexts = [self._context(group.cameras) for group in self._groups.values()]
             self._move()
             for context in contexts:
-                mjw.render(self._model, self._data, context)  # the first time builds its kernel, which shares take over
+                mjw.render(self._model, self._data, context)  # builds the kernel that the shares use
             self._shares = [self._share(slice(start, end), contexts) for start, end in pairwise(ends)]
-            self._shares[0]()  # our own kernels
+            self._shares[0]()  # builds the copy kernels
         self._graphs.synchronize()
 
     def _context(self, cameras: list[SceneCamera]) -> mjw.RenderContext:
-        one = cameras[0]  # what is one setting of a context is the same for all of them
+        one = cameras[0]  # a context has one value of some settings
         if one.samples > 1 and "cam_fovy" in self._own:
             raise TaskError(f"camera {one.name!r} has samples={one.samples}: sim.param('cam_fovy') needs samples=1")
         return mjw.create_render_context(
@@ -292,7 +290,7 @@ class CameraRenderer:
             self._pool.shutdown()
 
 
-# Kernels are compiled: no checker of Python's types understands their arrays.
+# Kernels are compiled; type checkers do not understand their arrays.
 _Floats = wp.array2d(dtype=float)
 _Ints = wp.array2d(dtype=int)
 
@@ -307,7 +305,7 @@ def _find_roots(tree: wp.uint64, root: wp.array(dtype=int)):
 @no_type_check
 @wp.kernel
 def _copy_rgb(packed: wp.array2d(dtype=wp.uint32), first: int, rgb: wp.array3d(dtype=wp.uint8)):
-    # The renderer packs alpha, red, green and blue, from the highest byte to the lowest.
+    # Packed as ARGB, highest byte first.
     world, pixel = wp.tid()
     color = packed[world, first + pixel]
     for channel in range(3):
@@ -317,7 +315,7 @@ def _copy_rgb(packed: wp.array2d(dtype=wp.uint32), first: int, rgb: wp.array3d(d
 @no_type_check
 @wp.kernel
 def _copy_depth(drawn: _Floats, first: int, far: float, depth: _Floats):
-    # The renderer writes 0 where a ray meets nothing.
+    # 0 is no hit.
     world, pixel = wp.tid()
     distance = drawn[world, first + pixel]
     depth[world, pixel] = wp.where(distance > 0.0, distance, far)
@@ -326,7 +324,7 @@ def _copy_depth(drawn: _Floats, first: int, far: float, depth: _Floats):
 @no_type_check
 @wp.kernel
 def _copy_segmentation(drawn: wp.array2d(dtype=wp.vec2i), first: int, body: wp.array(dtype=int), segmentation: _Ints):
-    # The renderer writes the number of the geom, and -1 where a ray meets nothing.
+    # -1 is no hit.
     world, pixel = wp.tid()
     geom = drawn[world, first + pixel][0]
     segmentation[world, pixel] = geom

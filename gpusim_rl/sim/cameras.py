@@ -37,7 +37,7 @@ class Cameras:
         graphs: WarpGraphs | None = None,
     ) -> None:
         self._scene, self._state, self._num_threads, self._graphs = scene, state, num_threads, graphs
-        self._made: CameraRenderer | None = None
+        self._made: CameraRenderer | None = None  # on first use
 
     def find(self, name: str) -> CameraImages:
         """Return the images of a camera; see `Sim.camera`."""

@@ -13,7 +13,7 @@ from gpusim_rl.errors import TaskError
 
 def write_where(mask: Bool[Tensor, "..."], value: Shaped[Tensor, "..."], target: Shaped[Tensor, "..."]) -> None:
     """Write `value` into `target` where the mask is true; mask and value broadcast."""
-    if torch.compiler.is_compiling():  # the compiler takes no view as `out`, and makes one kernel of the two
+    if torch.compiler.is_compiling():  # accepts no view as `out`, and fuses the two
         target.copy_(torch.where(mask, value, target))
     else:
         torch.where(mask, value, target, out=target)

@@ -55,21 +55,21 @@ class MjwarpSim(WarpSim):
         self._waiting_controls = torch.tensor(controls, dtype=torch.int64, device=device)
 
         self._current = self.sensordata
-        self._sensor_stage = 0  # up to which sensors are computed for the current state; 0 is none
+        self._sensor_stage = 0  # last stage of sensors in the current state; 0 for none
         if not scene.senses_steps:
             model.opt.disableflags |= _NO_SENSORS
         self._ray_groups = RayGroups(scene)
         self._boxes: mjw.RenderContext | None = None
-        # By shape, with torch's views of them
+        # with torch's views, by shape
         self._ray_arrays: dict[tuple[int, ...], tuple[list[Any], list[Tensor]]] = {}
 
     def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
         if stage > self._sensor_stage:
             if self._sensor_stage == 0:
-                self.sensordata = self._current.clone()  # Warp's own array has the current values from now on
+                self.sensordata = self._current.clone()  # Warp's own array now has the current values
                 self._sensors_apart = self.scene.senses_steps
             self._sensor_stage = max(stage, _VEL)
-            self._graphs.clear()  # they compute no sensors
+            self._graphs.clear()  # captured without sensors
             self._graphs.synchronize()
             self._follow_from_now_on()
         return self._current
@@ -77,7 +77,7 @@ class MjwarpSim(WarpSim):
     def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:
         of_geom, groups = self._ray_groups.leave_out(ignore)
         wp.to_torch(self._model.geom_group).copy_(torch.from_numpy(of_geom))
-        if self._boxes is None:  # bounding volumes, which Warp's rays go through
+        if self._boxes is None:  # bounding volumes
             model = self.scene.model
             with self._graphs.scope():
                 self._boxes = mjw.create_render_context(
@@ -116,7 +116,7 @@ class MjwarpSim(WarpSim):
         )
 
     def _advance(self, substeps: int) -> None:
-        if len(self._waiting):  # in the first step of an episode its first control fills the delays
+        if len(self._waiting):  # an episode's first control fills the delays
             first = self.ctrl.index_select(1, self._waiting_controls)
             held = self._history.index_select(1, self._waiting)
             fresh = (self._time == 0.0)[:, None]
@@ -151,7 +151,7 @@ class MjwarpSim(WarpSim):
 def _solvable(model: mujoco.MjModel) -> mujoco.MjModel:
     if model.opt.solver != mujoco.mjtSolver.mjSOL_PGS:
         return model
-    logger.warning("sim=mjwarp has no PGS solver, which the scene asks for: the Newton solver takes its place")
+    logger.warning("sim=mjwarp has no PGS solver: using the Newton solver instead")
     model = copy.copy(model)
     model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
     return model

@@ -92,7 +92,7 @@ class Param:
     ) -> None:
         self.name, self.elements, self.default = name, elements, default
         self._columns, self._values, self._changed = selected, values, changed
-        self.prepare: Callable[[Tensor], Tensor] | None = None  # of the values that `set` writes
+        self.prepare: Callable[[Tensor], Tensor] | None = None  # transform of written values
 
     @property
     def value(self) -> Float[Tensor, "envs ..."]:
@@ -111,7 +111,7 @@ class Param:
         values = self._values if column is None else self._values[..., column]
         target = read_columns(values, self._columns)
         write_where(where.view(-1, *[1] * (value.ndim - 1)), value.to(target.dtype), target)
-        if not isinstance(self._columns, slice):  # what was written is a copy
+        if not isinstance(self._columns, slice):  # `target` is a copy
             write_columns(values, self._columns, target)
         self._changed(where)
 

@@ -18,7 +18,7 @@ from gpusim_rl.errors import ConfigError
 
 logger = logging.getLogger("gpusim_rl.sim")
 
-# Loading cached kernels takes less than this [s]; who waits longer is told why.
+# Loading cached kernels takes less than this [s].
 ANNOUNCE_AFTER_S = 3.0
 
 
@@ -28,7 +28,7 @@ def start_warp(device: torch.device) -> str:
     Raises:
         ConfigError: The kernel cache cannot be created.
     """
-    if wp.config.log_level == wp.LOG_INFO:  # the default; anything else was chosen by the user
+    if wp.config.log_level == wp.LOG_INFO:  # the default, not a user's choice
         wp.config.log_level = wp.LOG_WARNING
     with _one_line_if_cache_fails(), _silent_stderr() if device.type == "cpu" else nullcontext():
         wp.init()
@@ -39,7 +39,6 @@ def start_warp(device: torch.device) -> str:
 
 @contextmanager
 def _one_line_if_cache_fails() -> Iterator[None]:
-    # Without a cache Warp has no kernels: it compiles them into this folder and loads them from there.
     try:
         yield
     except OSError as error:
@@ -48,15 +47,13 @@ def _one_line_if_cache_fails() -> Iterator[None]:
             raise
         if not (Path(cache).is_relative_to(failed) or Path(failed).is_relative_to(cache)):
             raise
-        raise ConfigError(
-            f"Warp cannot write its compiled kernels to {cache}: {error.strerror}; try WARP_CACHE_PATH=<a folder that"
-            " can be written>"
-        ) from None
+        problem = f"Warp cannot write its compiled kernels to {cache}: {error.strerror}"
+        raise ConfigError(problem, hint="Try WARP_CACHE_PATH=<a writable folder>") from None
 
 
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
-    # Warp's native code writes to file descriptor 2 that there is no CUDA driver. Who chose the CPU knows.
+    # Warp's native code reports a missing CUDA driver on file descriptor 2.
     saved = os.dup(2)
     try:
         with open(os.devnull, "w") as devnull:
@@ -81,8 +78,7 @@ def without_gradients() -> Iterator[None]:
 def announce_compilation() -> Iterator[None]:
     """Log kernel compilation if the block takes long."""
     start = time.monotonic()
-    message = "compiling physics kernels, first run only …"
-    timer = threading.Timer(ANNOUNCE_AFTER_S, logger.info, [message])
+    timer = threading.Timer(ANNOUNCE_AFTER_S, logger.info, ["compiling physics kernels, first run only …"])
     timer.daemon = True
     timer.start()
     try:
@@ -94,7 +90,7 @@ def announce_compilation() -> Iterator[None]:
             logger.info("physics kernels ready after %.0f s", elapsed)
 
 
-# Warp forgets a stream when any wrapper of it dies: one wrapper for each, for as long as we run.
+# Warp unregisters a stream when any wrapper of it dies, so each keeps one wrapper.
 _STREAMS: dict[tuple[torch.device, int], wp.Stream] = {}
 
 
@@ -133,7 +129,7 @@ class WarpGraphs:
         self._graphs: dict[Hashable, wp.Graph] = {}
         self._in_torch_graphs: list[wp.Graph] = []
         self._seen: set[Hashable] = set()
-        # The legacy default stream cannot be captured: capture on one of our own, launch on any.
+        # The legacy default stream cannot be captured.
         self._eager_stream: wp.Stream | None = None
         self._capture_stream: wp.Stream | None = None
         if device.type == "cuda":
@@ -177,7 +173,7 @@ class WarpGraphs:
         wp.synchronize_device(self._warp_device)
 
     def _capture(self, key: Hashable, body: Callable[[], None]) -> None:
-        # A graph that Python's collector destroys while another is captured breaks the capture.
+        # A graph that is garbage-collected during a capture breaks it.
         collecting = gc.isenabled()
         gc.disable()
         stream = self._capture_stream
@@ -185,7 +181,7 @@ class WarpGraphs:
             with (
                 announce_compilation(),
                 self.scope(),
-                # No sync on entering: waiting for another stream would pull it into the capture.
+                # Waiting for another stream on entry would pull it into the capture.
                 wp.ScopedStream(stream, sync_enter=False),
                 wp.ScopedCapture(self._warp_device, stream=stream) as capture,
             ):
@@ -222,7 +218,7 @@ class WarpGraphs:
         self._eager_stream.wait_stream(stream)
         try:
             yield self._eager_stream
-        finally:  # what was launched before an error still runs
+        finally:  # launches before an error still run
             stream.wait_stream(self._eager_stream)
 
     def _run_in_torch_graph(self, stream: wp.Stream, body: Callable[[], None]) -> None:
@@ -232,9 +228,9 @@ class WarpGraphs:
             try:
                 body()
             finally:
-                # Torch's graph is not Warp's: while this one lives, Warp unloads none of the kernels in it.
+                # Keeps Warp from unloading the kernels of torch's graph.
                 self._in_torch_graphs.append(wp.capture_end(stream=stream))
-            # A loop of Warp interrupts the capture and resumes it. Torch's memory and random numbers go by its id.
+            # A Warp loop interrupts and resumes the capture; torch's memory and random numbers depend on its id.
             if _capture_id(stream) != before:
                 raise RuntimeError("a loop of Warp has changed the id of torch's capture")
 

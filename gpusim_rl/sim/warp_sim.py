@@ -122,11 +122,8 @@ class WarpSim(SimBase):
             self.wrote_state(where)  # centres of mass may have moved
 
     def _derive_constants(self) -> None:
-        if not self._wrote_constants:
-            return
-        assert self._derivation is not None
-        self._wrote_constants = False
-        if self._stale_on_host is None or self._stale_on_host.any():
+        written, self._wrote_constants = self._wrote_constants, False
+        if written and self._derivation and (self._stale_on_host is None or self._stale_on_host.any()):
             self._graphs.run("constants", self._derivation.derive)
 
     def derived(self, field: str) -> Tensor:
@@ -220,12 +217,11 @@ class WarpSim(SimBase):
 
     def state_dict(self) -> dict[str, Any]:
         self._derive_constants()
+        parts = {"state": self._state(), "own": self._own_state(), "constants": self._constants}
         return {
-            "state": {name: value.clone() for name, value in self._state().items()},
-            "own": {name: value.clone() for name, value in self._own_state().items()},
+            **{part: {key: value.clone() for key, value in tensors.items()} for part, tensors in parts.items()},
             "params": self._params.state_dict(),
             "cameras": self._cameras.state_dict(),
-            "constants": {name: value.clone() for name, value in self._constants.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -129,7 +129,7 @@ def test_traced_steps_are_the_eager_ones_and_what_cannot_be_compiled_is_eager_wi
     assert "Waits: what is after the physics runs uncompiled: Data-dependent branching in rewards() at " in waits
     assert "test_compile.py:" in waits
     assert "Waits: the observation runs uncompiled: task.number == " in changes
-    assert "is true no more # self.number += 1.0" in changes and "in observe" in changes
+    assert "no longer holds # self.number += 1.0" in changes and "in observe" in changes
 
 
 def twice() -> None:

@@ -450,13 +450,13 @@ def test_every_field_of_pictures_has_a_case():
         ({"size": (64, 5000)}, "got (64, 5000)"),
         ({"outputs": ("rgb", "normal")}, "some of rgb, depth, segmentation"),
         ({"outputs": ()}, "some of rgb, depth, segmentation"),
-        ({"every": 0}, "every must be"),
+        ({"every": 0}, "every: expected"),
         ({"groups": (6,)}, "0 to 5"),
-        ({"samples": 0}, "samples must be a number from 1 to 8, got 0"),
+        ({"samples": 0}, "samples: expected a number from 1 to 8, got 0"),
         ({"samples": 2, "outputs": ("depth",)}, "samples=2 is for rgb"),
         ({"fovy": 180.0}, "below 180 degrees"),
-        ({"pos": (0, 0)}, "pos must be 3 finite numbers"),
-        ({"quat": (0, 0, 0, 0)}, "quat must be"),
+        ({"pos": (0, 0)}, "pos: expected 3 finite"),
+        ({"quat": (0, 0, 0, 0)}, "quat: expected 4"),
         ({"quat": (1, 0, 0, 0), "target": (0, 0, 0)}, "got both"),
         ({"target": (0, 0, 1)}, "another point than pos"),
     ],
@@ -494,7 +494,7 @@ def test_what_a_scene_has_not_is_not_drawn():
     scene.add_camera("empty", pos=(0, -3, 1), groups=(4, 5))
     scene.add_camera("smooth", pos=(0, -3, 1), samples=2)
     sim = make("mujoco", scene, 2)
-    with pytest.raises(TaskError, match=r"camera 'empty' draws geoms of the groups \(4, 5\); the scene has none there"):
+    with pytest.raises(TaskError, match=r"'empty'.*groups \(4, 5\)"):
         sim.camera("empty")
     sim.camera("smooth")
     sim.param("cam_fovy", None, ["smooth"])

@@ -394,7 +394,7 @@ def test_a_home_that_cannot_be_written_is_one_line(train_cli, tmp_path: Path, mo
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith(f"error: Warp cannot write its compiled kernels to {home}/.cache/warp/")
-    assert line.endswith(": Not a directory; try WARP_CACHE_PATH=<a folder that can be written>")
+    assert "Not a directory" in line and "WARP_CACHE_PATH=" in line
 
 
 @wp.kernel
