@@ -52,18 +52,13 @@ def check_address_space() -> None:
     """Raise ConfigError if `ulimit -v` is too small for torch and MuJoCo, which would crash."""
     limit = address_space_limit_bytes()
     if limit is not None and limit < LEAST_ADDRESS_SPACE:
-        raise ConfigError(
-            f"out of memory: the address space is limited to {limit / 1e9:.2g} GB, and torch and MuJoCo alone take"
-            f" {LEAST_ADDRESS_SPACE / 1e9:.2g} GB; try ulimit -v unlimited"
-        )
+        least, has = LEAST_ADDRESS_SPACE / 1e9, limit / 1e9
+        problem = f"out of memory: the address space is limited to {has:.2g} GB, torch and MuJoCo take {least:.2g} GB"
+        raise ConfigError(problem, hint="Try ulimit -v unlimited")
 
 
 def limit_openmp_spin() -> None:
-    """Limit how long torch's idle threads spin. Call it before torch is imported.
-
-    GNU OpenMP threads spin for milliseconds, which takes CPU time from the physics and other runs. A user's value is
-    kept.
-    """
+    """Limit how long idle OpenMP threads spin and take CPU time from the physics. Call it before torch is imported."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
@@ -71,7 +66,7 @@ def tune_malloc() -> None:
     """Make glibc keep freed memory: page faults would be a large share of an update. A no-op elsewhere."""
     if not sys.platform.startswith("linux"):
         return
-    m_trim_threshold, m_mmap_threshold = -1, -3  # from malloc.h
+    m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(m_mmap_threshold, 1 << 30)

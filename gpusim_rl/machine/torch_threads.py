@@ -40,10 +40,7 @@ def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL
 
 
 def use_available_cpus(batch_rows: int | None = None) -> None:
-    """Give torch one thread per available CPU, unless `OMP_NUM_THREADS` is set.
-
-    With `batch_rows`, the rows of a training's largest matrices, at most one thread per ROWS_PER_THREAD.
-    """
+    """Give torch one thread per CPU, at most one per ROWS_PER_THREAD rows, unless `OMP_NUM_THREADS` is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return
     threads = available_cpus()

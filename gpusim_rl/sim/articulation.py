@@ -21,10 +21,7 @@ _ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel"
 
 
 def round_inwards(ranges: np.ndarray) -> np.ndarray:
-    """Round ranges [..., 2] to float32 without exceeding them.
-
-    A limit that acts one digit too early stops the joint, and robots often start at their limits.
-    """
+    """Round ranges [..., 2] to float32 without exceeding them: robots often start at their limits."""
     rounded = ranges.astype(np.float32)
     low, high = rounded[..., 0], rounded[..., 1]
     low = np.where(low < ranges[..., 0], np.nextafter(low, np.float32(np.inf)), low)
@@ -242,10 +239,7 @@ class Articulation:
         joint_vel: Float[Tensor, "envs joints"] | None = None,
         mocap_poses: Float[Tensor, "envs poses"] | None = None,
     ) -> None:
-        """Write state in the masked worlds; omitted values stay. Velocities are in the world frame.
-
-        A fixed base has no root state to write. `mocap_poses` has the layout of that property.
-        """
+        """Write state in the masked worlds; omitted values stay. Velocities are in the world frame."""
         state = {"root_pos": root_pos, "root_quat": root_quat, "joint_pos": joint_pos, "joint_vel": joint_vel}
         state |= {"root_lin_vel": root_lin_vel, "root_ang_vel": root_ang_vel}
         self._check_state(where, state)

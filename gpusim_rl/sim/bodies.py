@@ -99,11 +99,7 @@ class Bodies:
     def apply_wrench(
         self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
     ) -> None:
-        """Apply a force [N] and a torque [N m], world frame, at the centres of mass until set again or reset.
-
-        Raises:
-            TaskError: A shape is wrong.
-        """
+        """Apply a force [N] and a torque [N m], world frame, at the centres of mass until set again or reset."""
         shape = (self._sim.num_envs, len(self._names), 3)
         check_shape("apply_wrench(): force", force, shape, self._names)
         if torque is not None:
@@ -166,10 +162,7 @@ class Mocap:
 
 
 class Contacts:
-    """Net contact wrench in the last physics step on bodies with a contact sensor.
-
-    Zero after a reset: forces in a newly written state would cost a forward pass of all envs.
-    """
+    """Net contact wrench in the last physics step on bodies with a contact sensor; zero after a reset."""
 
     def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
         self._sim, scene = sim, sim.scene

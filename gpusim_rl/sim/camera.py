@@ -106,9 +106,7 @@ def _look(call: str, pos: Sequence[float], target: Sequence[float]) -> list[floa
 
 
 class CameraImages:
-    """Images of one camera in every world; created by `Sim.camera`.
-
-    Frames are written in place: clone what must outlive the next one.
+    """Images of one camera in every world; created by `Sim.camera`. Frames are written in place.
 
     Attributes:
         name: Name of the camera.

@@ -62,6 +62,9 @@ class _Group:
 
     def advance(self) -> None:
         """Advance by a control step; `due` stays in device memory, so that graphs can replay it."""
+        if self.every == 1:
+            self.age.zero_()
+            return
         self.age += 1
         due = self.age >= self.every
         self.age.masked_fill_(due, 0)
@@ -76,7 +79,7 @@ class CameraRenderer:
     """
 
     def __init__(
-        self, scene: Scene, state: tuple[Tensor, Tensor, Tensor], num_threads: int | None, graphs: WarpGraphs | None
+        self, scene: Scene, state: tuple[Tensor, ...], num_threads: int | None, graphs: WarpGraphs | None
     ) -> None:
         qpos = state[0]
         self._state, self._device, self._num_envs = state, qpos.device, len(qpos)
@@ -159,10 +162,7 @@ class CameraRenderer:
     def draw(self) -> None:
         """Draw the cameras that are due."""
         for group in self._groups.values():
-            if group.every > 1:
-                group.advance()
-            else:
-                group.age.zero_()
+            group.advance()
         self._launch()
 
     def redraw(self) -> None:
@@ -240,10 +240,7 @@ class CameraRenderer:
 
         def draw() -> None:
             for group, frame in groups:
-                if group.every > 1:
-                    wp.capture_if(group.due, frame)
-                else:
-                    frame()
+                wp.capture_if(group.due, frame) if group.every > 1 else frame()
 
         return draw
 
@@ -277,9 +274,9 @@ class CameraRenderer:
 
     def state(self) -> dict[str, Tensor]:
         """Return views of the frames that cannot be redrawn and of their ages."""
-        late = [(key, group) for key, group in self._groups.items() if group.every > 1]
-        ages = {f"age.{key}": group.age for key, group in late}
-        names = [camera.name for _, group in late for camera in group.cameras]
+        late = {key: group for key, group in self._groups.items() if group.every > 1}
+        ages = {f"age.{key}": group.age for key, group in late.items()}
+        names = [camera.name for group in late.values() for camera in group.cameras]
         frames = {f"{name}.{key}": wp.to_torch(array) for (name, key), array in self._arrays.items() if name in names}
         return {**ages, **frames}
 

@@ -22,21 +22,14 @@ if TYPE_CHECKING:
 class Cameras:
     """Cameras of a simulator; the renderer is created when the first camera is requested.
 
-    Args:
-        scene: Scene of the worlds.
-        state: Positions [num_envs, nq], and mocap positions and orientations [num_envs, nmocap, 3 and 4].
-        num_threads: CPU threads that draw; None for one per CPU.
-        graphs: Graphs of a simulator on Warp, else None.
+    `state` is positions [num_envs, nq], and mocap positions and orientations; `num_threads` of None is one per CPU;
+    `graphs` are those of a simulator on Warp.
     """
 
     def __init__(
-        self,
-        scene: Scene,
-        state: tuple[Tensor, Tensor, Tensor],
-        num_threads: int | None,
-        graphs: WarpGraphs | None = None,
+        self, scene: Scene, state: tuple[Tensor, ...], num_threads: int | None, graphs: WarpGraphs | None = None
     ) -> None:
-        self._scene, self._state, self._num_threads, self._graphs = scene, state, num_threads, graphs
+        self._scene, self._arguments = scene, (state, num_threads, graphs)
         self._made: CameraRenderer | None = None  # on first use
 
     def find(self, name: str) -> CameraImages:
@@ -58,7 +51,7 @@ class Cameras:
             check_versions("a camera", WARP_PACKAGES, OLDER)
             from gpusim_rl.sim.camera_renderer import CameraRenderer
 
-            self._made = CameraRenderer(self._scene, self._state, self._num_threads, self._graphs)
+            self._made = CameraRenderer(self._scene, *self._arguments)
         return self._made
 
     def draw(self) -> None:

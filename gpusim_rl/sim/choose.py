@@ -42,10 +42,9 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
         return SimChoice(default_simulator(device.type).name, device, reason)
     kinds = SIMULATORS[name].devices
     if device.type not in kinds:
-        raise ConfigError(
-            f"sim={name} runs on {' or '.join(kinds)} only, got device {device}; try"
-            f" sim={default_simulator(device.type).name}, or sim_device={kinds[0]}; the policy may be on another device"
-        )
+        other = f"sim={default_simulator(device.type).name}, or sim_device={kinds[0]}"
+        hint = f"Try {other}; the policy may be on another device"
+        raise ConfigError(f"sim={name} runs on {' or '.join(kinds)} only, got device {device}", hint=hint)
     return SimChoice(name, device, "as configured")
 
 
@@ -57,12 +56,7 @@ def check_warp(user: str, hint: str = "") -> None:
 
 
 def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> Sim:
-    """Build the chosen simulator, importing only its own library; apply integrator and cone to the scene if given.
-
-    Raises:
-        ConfigError: A package is missing or too old, or the scene is unsupported.
-        TaskError: Nothing in the scene can move.
-    """
+    """Build the chosen simulator, importing only its own library; raise ConfigError if the scene is unsupported."""
     simulator = SIMULATORS[choice.name]
     if simulator.cpu_threads and (cfg.njmax or cfg.nconmax):
         logger.warning("sim.njmax and sim.nconmax have no effect: sim=%s sizes its buffers itself", choice.name)

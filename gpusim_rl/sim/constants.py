@@ -83,9 +83,8 @@ class _Inputs:
 class Constants:
     """Kernels that derive the `constants_of` a model in the worlds of the mask `where`.
 
-    `body_mass`, `body_inertia`, `body_ipos`, `dof_armature` and `actuator_gear` have one row per world or one shared
-    row; the constants have one per world. An actuator adds its armature times its squared gear to its joint or tendon.
-    `source` is the model that all worlds started from. Create it within `WarpGraphs.scope`.
+    Their inputs have one row per world or one shared row, the constants one per world. `source` is the model that all
+    worlds started from. Create it within `WarpGraphs.scope`.
     """
 
     def __init__(self, source: mujoco.MjModel, model: mjw.Model, where: wp.array) -> None:

@@ -17,14 +17,7 @@ class Dynamics:
     """Joint-space dynamics of an articulation with its free root held still; up to date whenever read.
 
     The velocities of all bodies, scaled by the roots of masses and principal inertias, make the kinetic energy half a
-    squared norm and the mass matrix a product of two thin matrices. Masses, inertias and armatures are the scene's;
-    per-world changes are ignored.
-
-    Args:
-        sim: Simulator.
-        joints: Hinges and slides.
-        bodies: Bodies of the articulation.
-        body: Body of the Jacobian.
+    squared norm and the mass matrix a product of two thin matrices. Per-world masses are ignored.
     """
 
     def __init__(self, sim: MujocoTensors, joints: Sequence[int], bodies: Sequence[int], body: int) -> None:

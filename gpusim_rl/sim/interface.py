@@ -1,7 +1,4 @@
-"""Interface between tasks and simulators.
-
-Tensors are float32 (masks: bool) on `Sim.device`, in SI units; quaternions are wxyz, unit length.
-"""
+"""Interface between tasks and simulators: float32 tensors (masks: bool) on `Sim.device`, SI units, wxyz quaternions."""
 
 from __future__ import annotations
 
@@ -72,10 +69,7 @@ class Sim(Protocol):
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
-        """Demand on the `buffers` in the last physics step: maximum over worlds, or the mean if pooled.
-
-        Above capacity if the buffer was full in a world since its last reset.
-        """
+        """Demand on the `buffers` in the last physics step, above capacity where one was full since the last reset."""
         ...
 
     def articulation(self, name: str) -> Articulation:
@@ -102,13 +96,9 @@ class Sim(Protocol):
         ...
 
     def camera(self, name: str) -> CameraImages:
-        """Return the images of a camera, zero until the first `draw`. Call it in the task's `__init__`.
+        """Return a camera's images, zero until the first `draw`. Call it in the task's `__init__`.
 
-        All simulators render with MuJoCo Warp's ray caster, on `device`.
-
-        Raises:
-            ConfigError: MuJoCo Warp is missing, or cannot render this scene.
-            MemoryError: The images do not fit into the free memory.
+        All simulators use MuJoCo Warp's ray caster. ConfigError without it, MemoryError if the images do not fit.
         """
         ...
 
@@ -122,11 +112,7 @@ class Sim(Protocol):
         """Update body poses and velocities after writes to the state."""
 
     def draw(self) -> None:
-        """Render the requested cameras that are due.
-
-        `VecEnv` calls it once per control step, after the resets: an episode's last observation keeps the images that
-        its last action was chosen from.
-        """
+        """Render the requested cameras that are due. `VecEnv` calls it once per control step, after the resets."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the full state; loading it continues bit for bit where the backend can."""

@@ -1,8 +1,4 @@
-"""Mirror image of a robot about its x-z plane, derived from its model.
-
-A vector flips y, a pseudo-vector (angular velocity, torque) x and z. Left and right bodies swap places, and so do their
-joints, whose signs follow from the two axes.
-"""
+"""Mirror image of a robot about its x-z plane: a vector flips y, a pseudo-vector (angular velocity, torque) x and z."""
 
 from __future__ import annotations
 
@@ -45,9 +41,7 @@ def other_side(name: str) -> str:
 
 
 class MirrorImage:
-    """Permutations and signs of an articulation's elements under reflection.
-
-    The plane is the root body's x-z plane in the reference pose. Raise TaskError if the robot is not symmetric.
+    """Permutations and signs of an articulation's elements, mirrored at its root's x-z plane in the reference pose.
 
     Attributes:
         bodies: Counterpart of each body, by name.
@@ -174,12 +168,7 @@ class MirrorImage:
     def at_site(self, name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Return two matrices A and B that mirror a velocity v at a site, in its axes: A v + B omega.
 
-        Off the plane, a point and its image differ in velocity by omega x r. Raise TaskError unless the site's body is
-        its own image.
-
-        Args:
-            name: Site.
-            kind: "vector" or "pseudovector".
+        `kind` is "vector" or "pseudovector". Raise TaskError unless the site's body is its own image.
         """
         site = self._scene.elements_of(self._name, "site").get(name)
         body = None if site is None else int(self._model.site_bodyid[site])
@@ -194,13 +183,10 @@ class MirrorImage:
         return (axes.T @ flip @ axes).round(9), of_omega.round(9)
 
     def measure(self) -> float:
-        """Return the model's asymmetry; 0 if it is symmetric to the last digit.
+        """Return the model's asymmetry; 0 if it is symmetric to the last digit. Raise TaskError if it is not symmetric.
 
         The largest difference between an acceleration and its image in random contact-free states, relative to the
         largest of that degree of freedom.
-
-        Raises:
-            TaskError: The accelerations do not match; the message names a wrong sign if there is one.
         """
         found = self._difference()
         if found < WRONG:

@@ -14,7 +14,7 @@ import warp as wp
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, first_line
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.buffers import buffer_sizes
@@ -42,9 +42,8 @@ class MjwarpSim(WarpSim):
             try:
                 model = mjw.put_model(_solvable(scene.model))
             except (NotImplementedError, ValueError) as error:
-                raise ConfigError(
-                    f"sim=mjwarp cannot simulate this scene: {str(error).splitlines()[0]}; try sim=mujoco"
-                ) from None
+                problem = f"sim=mjwarp cannot simulate this scene: {first_line(error)}"
+                raise ConfigError(problem, hint="Try sim=mujoco") from None
             model.opt.iterations, model.opt.ls_iterations = solver_limits(scene.model.opt, cfg, ON_WARP)
             data = mjw.make_data(scene.model, nworld=num_envs, njmax=rows, nconmax=contacts)
         super().__init__(scene, num_envs, device, graphs, model, data, cfg.num_threads)
@@ -84,13 +83,9 @@ class MjwarpSim(WarpSim):
                     model, self.num_envs, cam_active=[], use_textures=False, enabled_geom_groups=list(range(NUM_GROUPS))
                 )
         with self._graphs.scope():
-            shape = (self.num_envs, num_rays)
-            arrays = [
-                *(wp.zeros(shape, dtype=wp.vec3) for _ in range(3)),  # origin, direction, normal
-                wp.zeros(shape, dtype=float),
-                wp.zeros(shape, dtype=int),
-                wp.full(num_rays, -1, dtype=int),
-            ]
+            shape = (self.num_envs, num_rays)  # of origin, direction, normal, distance, geom
+            arrays = [wp.zeros(shape, dtype=dtype) for dtype in (wp.vec3, wp.vec3, wp.vec3, float, int)]
+            arrays.append(wp.full(num_rays, -1, dtype=int))
             self._ray_arrays[shape] = arrays, [self._view(array) for array in arrays[:4]]
         self._derives = True
         self._graphs.clear()
@@ -110,10 +105,8 @@ class MjwarpSim(WarpSim):
         meets: Any = wp.types.vector(6, int)(*groups)
         origin, direction, normal, distance, geom, no_body = arrays
         mjw.refit_bvh(self._model, self._data, self._boxes)
-        mjw.rays(
-            *(self._model, self._data, origin, direction),
-            *(meets, True, no_body, distance, geom, normal, self._boxes),
-        )
+        outputs = distance, geom, normal, self._boxes
+        mjw.rays(self._model, self._data, origin, direction, meets, True, no_body, *outputs)
 
     def _advance(self, substeps: int) -> None:
         if len(self._waiting):  # an episode's first control fills the delays

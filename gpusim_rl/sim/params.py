@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import mujoco
@@ -65,11 +66,8 @@ GROUND = "ground"
 
 _OF_SCENE = {"camera": "ncam", "light": "nlight", "material": "nmat"}
 """Elements that belong to the whole scene, with MuJoCo's name of their count."""
-LIMITED = {
-    "jnt_range": "jnt_limited",
-    "actuator_forcerange": "actuator_forcelimited",
-    "actuator_delay": "actuator_history",
-}
+_FORCE = "actuator_forcelimited"
+LIMITED = {"jnt_range": "jnt_limited", "actuator_forcerange": _FORCE, "actuator_delay": "actuator_history"}
 
 
 class Param:
@@ -102,10 +100,7 @@ class Param:
     def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"], column: int | None = None) -> None:
         """Set values in the masked worlds; derived constants follow at the next refresh or step.
 
-        Args:
-            value: Shaped like `value`; without the last dimension if `column` is given.
-            where: Worlds to change.
-            column: Component to set; None sets all.
+        `value` is shaped like the property; without its last dimension if `column`, one component, is set.
         """
         value = value if self.prepare is None else self.prepare(value)
         values = self._values if column is None else self._values[..., column]
@@ -119,11 +114,8 @@ class Param:
 class Params:
     """Per-world fields of one simulator.
 
-    Args:
-        scene: Scene of the worlds.
-        device: Device of the values.
-        expand: Gives each world its own copy of a field; returns a view of it, [num_envs, rows, ...] or [num_envs, 3].
-        changed: Called with a field and a mask of the worlds in which it was written.
+    `expand` gives each world its own copy of a field and returns a view of it, [num_envs, rows, ...] or [num_envs, 3];
+    `changed` is called with a field and a mask of the worlds in which it was written.
     """
 
     def __init__(
@@ -146,9 +138,8 @@ class Params:
             self.values[name] = self._expand(name)
         selected = slice(None) if FIELDS[name].of == "world" else columns(ids, self._device)
         default = torch.as_tensor(model_values(self._scene.model, name), dtype=torch.float32).to(self._device)
-        param = Param(
-            name, names, default[selected], selected, self.values[name], lambda where: self._changed(name, where)
-        )
+        changed = partial(self._changed, name)
+        param = Param(name, names, default[selected], selected, self.values[name], changed)
         if name == "actuator_delay":
             held = torch.from_numpy(has_steps(self._scene.model)[ids]).to(self._device)
             dt = float(self._scene.model.opt.timestep)
@@ -201,19 +192,16 @@ def find_elements(
             rows = {key: model.jnt_dofadr[ids].tolist() for key, ids in rows.items()} if kind == "dof" else rows
             lacking = f"{'bodies' if part == 'body' else part + 's'} with a {name}"
     if elements is not None:
-        for element in elements:
-            if element not in rows:
-                hint = did_you_mean(element, rows)
-                raise TaskError(f"{label}: no {part} {element!r}.{hint} There are {list(rows)}")
+        for element in (element for element in elements if element not in rows):
+            hint = did_you_mean(element, rows)
+            raise TaskError(f"{label}: no {part} {element!r}.{hint} There are {list(rows)}")
         rows = {element: rows[element] for element in elements}
     if name in LIMITED:
         has = getattr(model, LIMITED[name]).reshape(len(model_values(model, name)), -1)[:, 0]
         free = [key for key, ids in rows.items() if not has[ids].all()]
         if elements is not None and free:
-            lacks = "limits in the MJCF; give it some there"
-            if name == "actuator_delay":
-                lacks = "delay; try scene.add_actuators(..., max_delay=...)"
-            raise TaskError(f"{label}: {free[0]!r} has no {lacks}")
+            delay, limits = "delay; try scene.add_actuators(..., max_delay=...)", "limits in the MJCF; add some there"
+            raise TaskError(f"{label}: {free[0]!r} has no {delay if name == 'actuator_delay' else limits}")
         rows = {key: ids for key, ids in rows.items() if key not in free}
     if not rows:
         raise TaskError(f"{label}: {owner} has no {lacking}")

@@ -16,21 +16,14 @@ NUM_GROUPS = 6  # of geoms, in MuJoCo
 
 
 class RayGroups:
-    """Geom groups that rays can skip, one per ignored articulation.
-
-    MuJoCo's rays can ignore one body or whole groups. Rendering uses the scene's model, not the simulator's.
-    """
+    """Geom groups that rays can skip, one per ignored articulation: MuJoCo's rays can ignore whole groups."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._ignored: list[str] = []
 
     def leave_out(self, names: Sequence[str]) -> tuple[np.ndarray, list[int]]:
-        """Return the group of each geom, and per group whether rays that ignore these articulations hit it (1 or 0).
-
-        Raises:
-            TaskError: There is no such articulation, or there are more than groups.
-        """
+        """Return the group of each geom, and per group whether rays that ignore these articulations hit it (1 or 0)."""
         known = self._scene.articulation_names
         for name in names:
             if name not in known:
@@ -57,15 +50,7 @@ class Rays:
     def cast(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
     ) -> Float[Tensor, "envs rays"]:
-        """Return each ray's distance to its first hit, in lengths of its direction; -1 without one.
-
-        Args:
-            origin: Origins [m], world frame.
-            direction: Directions of any length, world frame.
-
-        Raises:
-            TaskError: An argument has the wrong shape.
-        """
+        """Return each ray's distance to its first hit, in lengths of its direction; -1 without one. World frame [m]."""
         check_shape("rays: origin", origin, self._shape)
         check_shape("rays: direction", direction, self._shape)
         return self._cast(origin, direction, self._groups)

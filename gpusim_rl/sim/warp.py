@@ -23,11 +23,7 @@ ANNOUNCE_AFTER_S = 3.0
 
 
 def start_warp(device: torch.device) -> str:
-    """Initialise Warp without its banner, and return its name for a torch device.
-
-    Raises:
-        ConfigError: The kernel cache cannot be created.
-    """
+    """Initialise Warp without its banner, and return its name for a torch device."""
     if wp.config.log_level == wp.LOG_INFO:  # the default, not a user's choice
         wp.config.log_level = wp.LOG_WARNING
     with _one_line_if_cache_fails(), _silent_stderr() if device.type == "cpu" else nullcontext():
@@ -117,9 +113,9 @@ def launches_apart(take: Callable[[Callable[[], None]], None]) -> Iterator[None]
 class WarpGraphs:
     """Fixed sequences of Warp launches, captured at their first use and replayed.
 
-    On CUDA they run on torch's current stream, which orders torch and Warp without synchronisation. While torch
-    captures that stream, they go into torch's graph; the capture is registered with Warp because `wp.capture_while`
-    needs it for conditional nodes. With `enabled=False` every run is eager.
+    They run on torch's current stream, which orders torch and Warp without synchronisation. While torch captures it,
+    they go into torch's graph, which is registered with Warp: `wp.capture_while` needs it. Without `enabled` every run
+    is eager.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:

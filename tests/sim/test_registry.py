@@ -40,7 +40,7 @@ def test_the_choice_says_its_reason(name, device, chosen):
 
 
 def test_a_device_that_a_simulator_cannot_use_is_one_line():
-    with pytest.raises(ConfigError, match=r"^sim=mujoco runs on cpu only, got device cuda; try sim=mjwarp, or sim_dev"):
+    with pytest.raises(ConfigError, match=r"^sim=mujoco runs on cpu only, got device cuda. Try sim=mjwarp, or sim_dev"):
         choose_sim("mujoco", torch.device("cuda"))
 
 
