@@ -79,9 +79,8 @@ class Articulation:
         in_qpos, in_qvel = (adr[self._joint_ids].tolist() for adr in (model.jnt_qposadr, model.jnt_dofadr))
         self._joint_q, self._joint_v = columns(in_qpos, sim.device), columns(in_qvel, sim.device)
 
-        self.joint_limits = self._limits(
-            round_inwards(model.jnt_range[self._joint_ids]), model.jnt_limited[self._joint_ids]
-        )
+        ranges = round_inwards(model.jnt_range[self._joint_ids])
+        self.joint_limits = self._limits(ranges, model.jnt_limited[self._joint_ids])
         pose = reference_pose(model)
         self.default_joint_pos = self._tensor(pose[in_qpos])
         pos, quat = model.body_pos[root], model.body_quat[root]
@@ -112,9 +111,8 @@ class Articulation:
         ids = self._scene.elements_of(self.name, kind)
         for name in names:
             if name not in ids:
-                hint = did_you_mean(name, ids)
-                link = f".{hint} It has" if hint else "; it has"
-                raise TaskError(f"{self.name!r} has no {kind} {name!r}{link} {list(ids) or 'none'}")
+                hint = f"{did_you_mean(name, ids)} It has {list(ids) or 'none'}"
+                raise TaskError(f"{self.name!r} has no {kind} {name!r}", hint=hint.strip())
         return [ids[name] for name in names]
 
     @property
@@ -246,9 +244,8 @@ class Articulation:
         if mocap_poses is not None:
             values = mocap_poses.view(self._sim.num_envs, -1, 7)
             for target, value in ((self._sim.mocap_pos, values[..., :3]), (self._sim.mocap_quat, values[..., 3:])):
-                write_columns(
-                    target, self._mocaps, torch.where(where[:, None, None], value, read_columns(target, self._mocaps))
-                )
+                value = torch.where(where[:, None, None], value, read_columns(target, self._mocaps))
+                write_columns(target, self._mocaps, value)
         if root_quat is not None and root_ang_vel is None:
             root_ang_vel = self.root_ang_vel  # constant in the world frame, unlike MuJoCo's
         if root_ang_vel is not None:
@@ -273,7 +270,6 @@ class Articulation:
         if where.dtype != torch.bool:
             raise TaskError(f"{call} where is {where.dtype}, expected torch.bool")
         for key, value in state.items():
-            if value is not None and key in _ROOT_WIDTHS:
-                check_shape(f"{call} {key}", value, (num_envs, _ROOT_WIDTHS[key]))
-            elif value is not None:
-                check_shape(f"{call} {key}", value, (num_envs, len(joints)), joints)
+            names = () if key in _ROOT_WIDTHS else joints
+            if value is not None:
+                check_shape(f"{call} {key}", value, (num_envs, _ROOT_WIDTHS.get(key, len(joints))), names)

@@ -26,11 +26,9 @@ _MARGIN = 1.5  # over a trial's needs
 
 def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
     """Return constraint rows and contacts per world, from the settings, else the scene, else estimated."""
-    given = cfg.njmax or scene.njmax
-    if given and cfg.nconmax:
-        return given, cfg.nconmax
-    rows, contacts = estimate_buffers(scene.model)
-    return given or rows, cfg.nconmax or contacts
+    rows, contacts = cfg.njmax or scene.njmax, cfg.nconmax
+    estimated = (0, 0) if rows and contacts else estimate_buffers(scene.model)
+    return rows or estimated[0], contacts or estimated[1]
 
 
 def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
@@ -90,8 +88,7 @@ def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
         for j in range(model.njnt):
             q, kind = model.jnt_qposadr[j], model.jnt_type[j]
             if kind in (_FREE, _BALL):
-                first = q + 3 * (kind == _FREE)
-                quat = random.normal(size=4)
+                first, quat = q + 3 * (kind == _FREE), random.normal(size=4)
                 data.qpos[first : first + 4] = quat / np.linalg.norm(quat)
             else:
                 low, high = model.jnt_range[j] if limited[j] else (-math.pi, math.pi)

@@ -184,16 +184,12 @@ class CameraRenderer:
             self._build()
         for target, source in self._moved:
             target.copy_(source)
-        if self._pool is None:
-            self._graphs.run("cameras", self._move_and_draw)
-            return
         self._graphs.run("camera poses", self._move)
+        if self._pool is None:
+            self._graphs.run("cameras", self._shares[0])
+            return
         with self._graphs.scope():  # Warp has one current device for all threads
             list(self._pool.map(lambda share: share(), self._shares))
-
-    def _move_and_draw(self) -> None:
-        self._move()
-        self._shares[0]()
 
     def _move(self) -> None:
         mjw.kinematics(self._model, self._data)

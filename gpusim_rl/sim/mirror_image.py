@@ -89,11 +89,9 @@ class MirrorImage:
             away = {i: float(np.linalg.norm(pos[i] - wanted)) for i in free}
             close = [i for i in free if away[i] <= self._reach]
             best = min(close, key=lambda i: (names[i] != named, round(away[i], 6), i != body), default=None)
-            if best is None and body != model.body_weldid[body]:  # a camera off the plane, say
-                best = body
-            if best is None:
+            if best is None and body == model.body_weldid[body]:  # else a camera off the plane, say
                 raise self._none(f"body {names[body]!r} has no counterpart at {wanted.round(3).tolist()} m")
-            partners[body] = best
+            partners[body] = body if best is None else best
         return partners
 
     def _pair_joints(self) -> SignedPermutation:
@@ -105,12 +103,12 @@ class MirrorImage:
             if len(there) != len(here) or model.jnt_type[there[here.index(joint)]] != kind:
                 raise self._none(f"joint {label!r} has no counterpart on {self.bodies[self._names[body]]!r}")
             other = there[here.index(joint)]
-            # a turn about an axis is a pseudo-vector, a slide along it a vector
+            # rotation about an axis: pseudo-vector; slide along it: vector
             wanted = (PSEUDOVECTOR if kind == _HINGE else VECTOR) * self._turned(self._data.xaxis[joint])
             along = float(wanted @ self._turned(self._data.xaxis[other]))
             twin = names[ids.index(other)]
             if abs(along) < 1.0 - SLACK:
-                raise self._none(f"the axes of the joints {label!r} and {twin!r} are no images of each other")
+                raise self._none(f"the axes of the joints {label!r} and {twin!r} do not mirror each other")
             index.append(ids.index(other))
             signs.append(float(np.sign(along)))
         reference = model.qpos0[model.jnt_qposadr[ids]]
@@ -125,7 +123,7 @@ class MirrorImage:
         on: dict[int, list[int]] = {}
         for label, i in self._actuators.items():
             if model.actuator_trntype[i] not in _ON_JOINTS or model.actuator_trnid[i, 0] not in ids:
-                raise self._none(f"the image of actuator {label!r}, which is on no joint, is not known")
+                raise self._none(f"the image of actuator {label!r}, which is on no joint, is unknown")
             on.setdefault(int(model.actuator_trnid[i, 0]), []).append(i)
         places, count = {}, 0
         for i in self._actuators.values():

@@ -323,9 +323,7 @@ class MujocoSim(SimBase):
             **({"moved": self._moved_mask} if self.moves_mocap else {}),
             "diverged": self.diverged,
             "warning": torch.from_numpy(self._batch.warning),
-            "ctrl": self.ctrl,
-            "qfrc_applied": self.qfrc_applied,
-            "xfrc_applied": self.xfrc_applied,
+            **{field: getattr(self, field) for field in ("ctrl", "qfrc_applied", "xfrc_applied")},
             **{field: getattr(self, field) for field in ("mocap_pos", "mocap_quat") if field in self._used},
             **{f"tensors.{field}": value for field, value in self._tensors.items()},
         }
@@ -339,7 +337,7 @@ class MujocoSim(SimBase):
         self._stale[:] = any(FIELDS[field].constants for field in self._params.values)
         self._derive_constants()
         for name, value in self._saved().items():
-            value.copy_(state["written" if name == "moved" and name not in state else name])  # an older checkpoint
+            value.copy_(state["written" if name == "moved" and name not in state else name])  # older checkpoints
         self._cameras.load_state_dict(state.get("cameras", {}))
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ def test_a_wrong_sign_of_an_actuator_is_named():
     ("changes", "problem"),
     [
         ({"y": -0.3}, r"body 'left_hip' has no counterpart at \[0.1, -0.2, 0.0\] m"),
-        ({"reach": 0}, "the axes of the joints 'left_reach' and 'right_reach' are no images of each other"),
+        ({"reach": 0}, "the axes of the joints 'left_reach' and 'right_reach' do not mirror each other"),
     ],
 )
 def test_a_robot_without_a_mirror_image_is_one_line(changes, problem):
