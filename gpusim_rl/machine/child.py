@@ -16,8 +16,7 @@ from typing import IO, Any
 
 import psutil
 
-ENDS_WITHIN_S = 60.0
-"""Time for a training to finish its iteration and save a checkpoint [s]."""
+ENDS_WITHIN_S = 60.0  # time for a training to finish its iteration and save a checkpoint [s]
 POLL_S = 0.01
 MOST_READ = 4096  # bytes of output in which to look for the last line
 

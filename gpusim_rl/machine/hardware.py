@@ -17,8 +17,7 @@ import psutil
 
 from gpusim_rl.errors import ConfigError, address_space_limit_bytes
 
-LEAST_ADDRESS_SPACE = 800_000_000
-"""Address space of a small CPU training, with a torch without CUDA [bytes]."""
+LEAST_ADDRESS_SPACE = 800_000_000  # address space of a small CPU training, with a torch without CUDA [bytes]
 
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")

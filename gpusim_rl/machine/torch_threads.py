@@ -11,14 +11,11 @@ import torch
 from gpusim_rl.machine.hardware import available_cpus
 
 SMALL_ROWS = 8192
-"""Rows per thread in `VecEnv.step`.
-
-With fewer rows another thread saves no time, and spinning OpenMP threads take it from the physics: a sixth of a control
-step for 256 ants (benchmarks/updates/rollout_threads.json).
+"""Rows per thread in `VecEnv.step`: with fewer, spinning OpenMP threads cost 256 ants a sixth of a control step
+(benchmarks/updates/rollout_threads.json).
 """
 
-ROWS_PER_THREAD = 1024
-"""Matrix rows that keep a thread busy in updates and rollouts (benchmarks/updates/few_rows.json)."""
+ROWS_PER_THREAD = 1024  # matrix rows that keep a thread busy in updates and rollouts (benchmarks/updates/few_rows.json)
 
 
 @contextmanager

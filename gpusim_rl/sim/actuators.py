@@ -14,8 +14,7 @@ from torch import Tensor
 
 from gpusim_rl.errors import TaskError, did_you_mean
 
-Value = float | Mapping[str, float]
-"""One number for all joints, or numbers by joint name or pattern (`*_hip`)."""
+Value = float | Mapping[str, float]  # one number for all joints, or numbers by joint name or pattern (`*_hip`)
 
 RESISTANCE, STIFFNESS, DAMPING = 0, 4, 6
 """Columns of `actuator_gainprm` of a DC motor."""

@@ -30,8 +30,7 @@ class MujocoTensors(Protocol):
     xfrc_applied: Float[Tensor, "envs nbody 6"]
     mocap_pos: Float[Tensor, "envs nmocap 3"]
     mocap_quat: Float[Tensor, "envs nmocap 4"]
-    moves_mocap: bool
-    """Whether a task moves mocap bodies."""
+    moves_mocap: bool  # whether a task moves mocap bodies
     sensordata: Float[Tensor, "envs nsensordata"]
     """Sensor readings of the last physics step, if the scene has contact or effort sensors."""
 
@@ -229,11 +228,7 @@ class Sites:
 
 
 class Sensor:
-    """Sensor in every world.
-
-    Attributes:
-        size: Number of readings: 3 for a gyro, 4 for an orientation, 1 for a rangefinder.
-    """
+    """Sensor in every world, with `size` readings: 3 for a gyro, 4 for an orientation, 1 for a rangefinder."""
 
     def __init__(self, sim: MujocoTensors, sensor: int) -> None:
         model = sim.scene.model

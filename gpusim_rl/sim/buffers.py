@@ -32,11 +32,10 @@ def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
 
 
 def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
-    """Estimate constraint rows and contacts to allocate per world.
+    """Estimate constraint rows, a limit per world, and contacts, pooled over worlds, to allocate per world.
 
     Many geoms touch the ground with half of their contacts, and some of those that can touch each other. That is over
-    twice the need of a thrown Ant; a short MuJoCo trial may raise it. Rows are a limit per world; contacts and the
-    candidate pairs that share their buffer are pooled.
+    twice the need of a thrown Ant; a short MuJoCo trial may raise it.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
     touch = may_touch(model)
@@ -67,10 +66,7 @@ def enough(room: Mapping[str, int], needs: Mapping[str, float]) -> str:
 
 
 def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
-    """Return the most constraint rows, and contacts or candidate pairs, in random poses and a short simulation.
-
-    Controls are zero, then random. `touch` masks pairs of geoms other than planes that may touch.
-    """
+    """Return the most constraint rows, and contacts or candidate pairs, in random poses and a short simulation."""
     model, random = copy.copy(model), np.random.default_rng(0)
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value | mujoco.mjtDisableBit.mjDSBL_SENSOR.value
     data = mujoco.MjData(model)

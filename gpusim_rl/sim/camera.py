@@ -13,10 +13,8 @@ from torch import Tensor, uint8
 from gpusim_rl.errors import TaskError, did_you_mean
 
 OUTPUTS = ("rgb", "depth", "segmentation")
-FAR = 100.0
-"""Depth of the far plane, and of pixels that show nothing [m]."""
-SKY = (0.70, 0.80, 0.90)
-"""Background colour (RGB) of scenes without a sky texture."""
+FAR = 100.0  # depth of the far plane, and of pixels that show nothing [m]
+SKY = (0.70, 0.80, 0.90)  # background colour (RGB) of scenes without a sky texture
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +22,11 @@ class SceneCamera:
     """Camera declared by `Scene.add_camera`."""
 
     name: str
-    size: tuple[int, int]
-    """Height and width [pixels]."""
+    size: tuple[int, int]  # height and width [pixels]
     outputs: tuple[str, ...]
-    every: int
-    """Control steps per frame."""
-    groups: tuple[int, ...]
-    """Visible geom groups."""
-    samples: int
-    """Rays per pixel along each side."""
+    every: int  # control steps per frame
+    groups: tuple[int, ...]  # visible geom groups
+    samples: int  # rays per pixel along each side
 
 
 def add_camera(

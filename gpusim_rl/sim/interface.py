@@ -98,7 +98,9 @@ class Sim(Protocol):
     def camera(self, name: str) -> CameraImages:
         """Return a camera's images, zero until the first `draw`. Call it in the task's `__init__`.
 
-        All simulators use MuJoCo Warp's ray caster. ConfigError without it, MemoryError if the images do not fit.
+        Raises:
+            ConfigError: MuJoCo Warp is missing, or cannot render this scene.
+            MemoryError: The images do not fit into the free memory.
         """
         ...
 

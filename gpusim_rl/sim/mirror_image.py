@@ -17,11 +17,9 @@ from gpusim_rl.spaces import SignedPermutation
 VECTOR = np.array([1.0, -1.0, 1.0])
 PSEUDOVECTOR = np.array([-1.0, 1.0, -1.0])
 QUATERNION = np.array([1.0, -1.0, 1.0, -1.0])
-SLACK = 0.05
-"""Tolerance of mirrored body positions, relative to the robot's size, and of joint axes."""
+SLACK = 0.05  # tolerance of mirrored body positions, relative to the robot's size, and of joint axes
 STATES = 16  # random states of a measurement
-WRONG = 0.5
-"""Relative difference of mirrored accelerations that no symmetric robot reaches."""
+WRONG = 0.5  # relative difference of mirrored accelerations that no symmetric robot reaches
 _HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
 _LEFT_RIGHT = [("left", "right"), ("l", "r"), *((f"{end}l", f"{end}r") for end in "frhb")]
@@ -181,10 +179,9 @@ class MirrorImage:
         return (axes.T @ flip @ axes).round(9), of_omega.round(9)
 
     def measure(self) -> float:
-        """Return the model's asymmetry; 0 if it is symmetric to the last digit. Raise TaskError if it is not symmetric.
+        """Return the largest relative difference of an acceleration from its image in random contact-free states.
 
-        The largest difference between an acceleration and its image in random contact-free states, relative to the
-        largest of that degree of freedom.
+        Raise TaskError if the robot is not symmetric.
         """
         found = self._difference()
         if found < WRONG:

@@ -25,10 +25,8 @@ class Field:
 
     of: Literal["body", "geom", "joint", "dof", "actuator", "tendon", "world", "camera", "light", "material"]
     """Owner of a row."""
-    constants: bool = False
-    """Whether MuJoCo derives constants from it."""
-    pictures: bool = False
-    """Whether only rendering depends on it."""
+    constants: bool = False  # whether MuJoCo derives constants from it
+    pictures: bool = False  # whether only rendering depends on it
 
 
 FIELDS = {
@@ -61,11 +59,9 @@ FIELDS = {
 }
 """Parameters by their name in MuJoCo's model, with units."""
 
-GROUND = "ground"
-"""Pseudo-articulation: the geoms fixed to the world."""
+GROUND = "ground"  # pseudo-articulation: the geoms fixed to the world
 
-_OF_SCENE = {"camera": "ncam", "light": "nlight", "material": "nmat"}
-"""Elements that belong to the whole scene, with MuJoCo's name of their count."""
+_OF_SCENE = {"camera": "ncam", "light": "nlight", "material": "nmat"}  # and their count in the model
 _FORCE = "actuator_forcelimited"
 LIMITED = {"jnt_range": "jnt_limited", "actuator_forcerange": _FORCE, "actuator_delay": "actuator_history"}
 

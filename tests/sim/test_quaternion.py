@@ -124,11 +124,8 @@ def test_all_functions_work_on_batches():
     quat = torch.nn.functional.normalize(torch.randn(2, 5, 4, generator=random), dim=-1)
     other = torch.nn.functional.normalize(torch.randn(2, 5, 4, generator=random), dim=-1)
     vec = torch.randn(2, 5, 3, generator=random)
-    for i in range(2):
-        for j in range(5):
-            q, o, v = quat[i, j], other[i, j], vec[i, j]
-            close(quat_rotate(quat, vec)[i, j], quat_rotate(q, v))
-            close(quat_rotate_inverse(quat, vec)[i, j], quat_rotate_inverse(q, v))
-            close(quat_multiply(quat, other)[i, j], quat_multiply(q, o))
-            close(quat_difference(quat, other)[i, j], quat_difference(q, o))
-            close(torch.stack(euler_xyz(quat))[:, i, j], torch.stack(euler_xyz(q)))
+    for i, j in torch.cartesian_prod(torch.arange(2), torch.arange(5)).tolist():
+        for function, more in ((quat_rotate, vec), (quat_rotate_inverse, vec), (quat_multiply, other)):
+            close(function(quat, more)[i, j], function(quat[i, j], more[i, j]))
+        close(quat_difference(quat, other)[i, j], quat_difference(quat[i, j], other[i, j]))
+        close(torch.stack(euler_xyz(quat))[:, i, j], torch.stack(euler_xyz(quat[i, j])))
