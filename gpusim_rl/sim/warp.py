@@ -18,8 +18,7 @@ from gpusim_rl.errors import ConfigError
 
 logger = logging.getLogger("gpusim_rl.sim")
 
-# Loading cached kernels takes less than this [s].
-ANNOUNCE_AFTER_S = 3.0
+ANNOUNCE_AFTER_S = 3.0  # more than loading cached kernels takes
 
 
 def start_warp(device: torch.device) -> str:
