@@ -1,4 +1,4 @@
-"""What envs and learners do to images alike."""
+"""Image operations shared by envs and learners."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from torch import Tensor
 def shifted(
     images: UInt8[Tensor, "batch height width channels"], dy: Int[Tensor, " batch"], dx: Int[Tensor, " batch"]
 ) -> UInt8[Tensor, "batch height width channels"]:
-    """Returns images, each moved by whole pixels of its own; its border is repeated.
-
-    Pixel y, x of the result is pixel y + dy, x + dx of the image (DrQ-v2: Yarats et al., 2107.09645).
-    """
+    """Move pixel (y + dy[b], x + dx[b]) of image b to (y, x), repeating the border (DrQ-v2: Yarats et al., 2107.09645)."""
     number, height, width = images.shape[:3]
     y, x = (
         (torch.arange(n, device=images.device) + d[:, None]).clamp_(0, n - 1) for n, d in ((height, dy), (width, dx))

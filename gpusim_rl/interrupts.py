@@ -1,4 +1,4 @@
-"""Ctrl-C for commands: one line and exit code 130, from the first import to the end of the process."""
+"""Ctrl-C in commands: one line and exit code 130."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ EXIT_INTERRUPTED = 130
 
 
 def install() -> None:
-    """Direct Ctrl-C of this process; called by commands before they import anything that takes time."""
+    """Install the handlers; commands call this before slow imports."""
     sys.excepthook = _hook
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: nohup, a shell's `&`
         signal.signal(signal.SIGINT, _interrupt)
 
 
 def begin_work() -> None:
-    """Raise KeyboardInterrupt at Ctrl-C from now on."""
+    """Raise KeyboardInterrupt on Ctrl-C from now on."""
     _replace(_end, _interrupt)
 
 
 def end_work() -> None:
-    """End the process at Ctrl-C from now on: there is nothing left to clean up."""
+    """End the process on Ctrl-C from now on; nothing is left to clean up."""
     _replace(_interrupt, _end)
 
 
 def _replace(old: Any, new: Any) -> None:
-    """Replace a handler of this module, where it is in place and this is the main thread."""
+    """Replace this module's handler, if installed and in the main thread."""
     if signal.getsignal(signal.SIGINT) is old:
         try:
             signal.signal(signal.SIGINT, new)
@@ -42,7 +42,7 @@ def _replace(old: Any, new: Any) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; within an import end at once: half-imported libraries make other errors of it."""
+    """Raise KeyboardInterrupt; inside an import exit at once, since half-imported libraries raise other errors."""
     caller = frame
     while caller is not None:
         if caller.f_code.co_filename.startswith("<frozen importlib"):

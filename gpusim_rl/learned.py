@@ -1,4 +1,4 @@
-"""How our tasks were seen to learn: the results that README quotes."""
+"""Learning results of the bundled tasks, as quoted in README."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.files import paths
 
 @dataclass(frozen=True)
 class Learned:
-    """Best result of a task in the learning benchmark, as `benchmarks/learn/learning.py` sums it up."""
+    """Best result of a task in the learning benchmark (`benchmarks/learn/learning.py`)."""
 
     # The threshold and the time to it, `3,000 in 4 min`, with the number of seeds where not all of several reached it;
     # the end of the training where half of them or more did not, `4,158 of 5,000 in 15 min`.
@@ -26,12 +26,12 @@ class Learned:
 
     @property
     def column(self) -> str:
-        """Column of metrics.csv that the threshold is of."""
+        """Column of metrics.csv that the threshold refers to."""
         return f"task/{self.stat}" if self.stat else "episode/return"
 
 
 def learned() -> dict[str, dict[str, Learned]]:
-    """Return the results by task and recipe; none where the benchmarks' data is missing."""
+    """Return results by task and recipe; {} without benchmark data."""
     file = paths.learning_file()
     if not file.is_file():
         return {}
@@ -40,11 +40,11 @@ def learned() -> dict[str, dict[str, Learned]]:
 
 
 def median_time(seconds: Sequence[float | None]) -> float | None:
-    """Returns the median time to a threshold [s]; None for a seed that did not reach it, or if half or more did not."""
+    """Return the median time to a threshold [s]; None, given or returned, means it was not reached."""
     median = statistics.median([math.inf if time is None else time for time in seconds])
     return None if math.isinf(median) else median
 
 
 def duration(seconds: float) -> str:
-    """Returns a time [s] in few words."""
+    """Format a time [s]."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

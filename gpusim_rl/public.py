@@ -1,4 +1,4 @@
-"""Version of the package, and the modules that define the names which users import from it. It imports nothing."""
+"""Package version, and the modules of the names that users import. Imports nothing."""
 
 from __future__ import annotations
 

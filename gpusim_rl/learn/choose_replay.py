@@ -1,4 +1,4 @@
-"""The choice of a replay memory by the settings, with checks of its size, and its description."""
+"""Replay memory chosen by the settings: size checks and description."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ def make_replay(
     seed: int,
     drawn: int,
 ) -> Replay | HostReplay:
-    """Makes the replay memory that the settings ask for.
-
-    One on the host draws by a seed of its own, and `drawn` transitions for an iteration.
+    """Build the configured memory; one on the host draws `drawn` transitions per iteration.
 
     Raises:
-        ConfigError: It is too small to learn from, there is no room for it, or it does not do what is asked of it.
+        ConfigError: It is too small, does not fit, or lacks a requested feature.
     """
     steps, kind, more = cfg.replay.capacity // env.num_envs, Replay, {}
     if env.images:
@@ -89,7 +87,7 @@ def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, section: str, steps: int
 
 
 def _check_room(cfg: ReplayConfig, section: str, size: int, device: torch.device) -> None:
-    """Stops where a memory of `size` bytes does not fit its device, or its copy in a checkpoint the host."""
+    """Raise ConfigError if `size` bytes do not fit `device`, or the host if saved."""
     needs = {device: size}
     if cfg.save:
         needs[CPU] = needs.get(CPU, 0) + size
@@ -113,12 +111,12 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _drawn_ahead(cfg: OffPolicyConfig, memory: PixelReplay) -> int:
-    """Returns the memory of the images of this iteration's updates, and of the next one's [bytes]."""
+    """Return the bytes of images for the updates of this iteration and the next."""
     return 2 * cfg.horizon * cfg.updates * cfg.batch_size * memory.bytes_drawn
 
 
 def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: str, max_steps: int) -> str:
-    """Returns what the start of a run, of so many control steps, tells of a replay memory."""
+    """Describe the memory for the banner."""
     on_host = isinstance(replay, HostReplay)
     size = f"{replay.num_steps} x {replay.num_envs}, {replay.expected_bytes / 1e9:.3g} GB"
     size += " of the host" if on_host else ""

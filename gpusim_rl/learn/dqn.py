@@ -1,4 +1,4 @@
-"""Deep Q-networks (Mnih et al. 2015, doi 10.1038/nature14236), and what became of them, without a host sync."""
+"""Deep Q-networks (Mnih et al. 2015, doi 10.1038/nature14236) and their successors, without host syncs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from gpusim_rl.spaces import Box
 
 
 class DQNPolicy(QPolicy):
-    """Takes the option with the largest Q value. Continuous actions have `bins` equally spaced options each.
-
-    Of the observation groups only `policy` and images are used.
-    """
+    """Greedy policy over Q values of `policy` and images; continuous actions have `bins` equally spaced options."""
 
     critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
     target_critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
@@ -37,11 +34,11 @@ class DQNPolicy(QPolicy):
         self._spacing = 2.0 * cfg.action_scale / (cfg.bins - 1) if continuous else None
 
     def action(self, outputs: Int[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
-        """Returns what the env takes for the chosen options: their indices, or continuous actions."""
+        """Convert option indices to actions."""
         return outputs if self._spacing is None else outputs * self._spacing - self._scale
 
     def index(self, action: Shaped[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
-        """Returns the options whose `action` this is."""
+        """Invert `action`."""
         return action if self._spacing is None else ((action + self._scale) / self._spacing).round_()
 
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Int[Tensor, "batch choices"]:
@@ -49,18 +46,15 @@ class DQNPolicy(QPolicy):
 
 
 class DQN(OffPolicy):
-    """Deep Q-learning of discrete actions, epsilon-greedy.
+    """Deep Q-learning, epsilon-greedy.
 
         target  y = r + discount Q'(s', argmax_a Q(s', a))      (double; else argmax_a Q'(s', a))
         critic  (Q(s, a) - y)^2
 
-    Double: van Hasselt et al. 2016, arXiv 1509.06461. Dueling: `network.dueling`. Distributions of returns:
-    `network.atoms`. Prioritised replay: `replay.alpha`. Windows of several steps: `n_step`. All of them together are
-    Rainbow (Hessel et al. 2018, arXiv 1710.02298), but for its noisy networks.
-
-    A random action is drawn for each choice. Each env has its own epsilon, on the ladder of Ape-X (Horgan et al. 2018,
-    arXiv 1803.00933), where `epsilon_ladder` is not 0. Continuous actions are made discrete: with three options each,
-    -scale, 0 and scale, that is often enough (Seyde et al. 2021, arXiv 2111.02552).
+    Double: van Hasselt et al. 2016, arXiv 1509.06461. With `network.dueling`, `network.atoms`, `replay.alpha` and
+    `n_step` this is Rainbow (Hessel et al. 2018, arXiv 1710.02298) without noisy networks. Each choice explores
+    independently; `epsilon_ladder` gives each env its own epsilon (Ape-X: Horgan et al. 2018, arXiv 1803.00933). Three
+    bins often suffice for continuous actions (Seyde et al. 2021, arXiv 2111.02552).
     """
 
     Config = DQNConfig
@@ -81,13 +75,13 @@ class DQN(OffPolicy):
         self._ladder = 1.0 + cfg.epsilon_ladder * rungs
 
     def epsilon(self, steps: Tensor) -> Tensor:
-        """Returns the probability of a random action in each env after so many steps, [*steps, num_envs, 1]."""
+        """Return the exploration probability per env after `steps`, [*steps, num_envs, 1]."""
         start, end = self.cfg.epsilon_start, self.cfg.epsilon_end
         progress = (steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
         return (start + (end - start) * progress) ** self._ladder
 
     def _draw_noise(self, numbers: Tensor) -> None:
-        """Draws random options for all steps; -1 where the best one is to be taken."""
+        """Draw options for all steps; -1 means greedy."""
         super()._draw_noise(numbers)
         uniform = torch.erf(numbers * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
         random = torch.minimum((uniform[..., : self.num_actions] * self._counts).long(), self._last)
@@ -98,12 +92,11 @@ class DQN(OffPolicy):
         numbers[..., : self.num_actions] = torch.where(explores, random, -1)
 
     def choose(self, outputs: Tensor) -> Tensor:
-        """Returns actions: random ones at first, and with probability `epsilon`."""
         random = self.noise.now[:, : self.num_actions].long()
         return self.policy.action(torch.where(random < 0, outputs, random))
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Writes the step into the replay memory, with the indices of the options."""
+        """Record the step with option indices."""
         super().record(self.policy.index(action), step)
 
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, None]:
@@ -115,5 +108,4 @@ class DQN(OffPolicy):
         return policy.target_critic.chosen(options, policy.critic.largest(choosing)), None
 
     def update(self) -> dict[str, Tensor]:
-        """Learns from the replay memory."""
         return super().update() | {"policy/epsilon": self.epsilon(self.steps).mean()}

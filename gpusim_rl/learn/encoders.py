@@ -1,4 +1,4 @@
-"""Encoders: from images to features that stand beside the numbers of an observation."""
+"""Image encoders and frame stacks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ from gpusim_rl.spaces import ImageShape
 
 
 class SpatialSoftmax(nn.Module):
-    """Returns the mean position of each channel's activation, in [-1, 1], x then y (Levine et al. 2016, 1504.00702).
-
-    Activations are standardised before: those of new weights differ by a hundredth of what a softmax needs.
-    """
+    """Mean position of each channel's activation, in [-1, 1], x then y (Levine et al. 2016, 1504.00702)."""
 
     TEMPERATURE = 0.3
-    """It finds thin things sooner than 1. It is fixed: one that learns falls, and then positions jump."""
+    """Fixed, since a learned one falls until positions jump; finds thin things sooner than 1."""
 
     places: Tensor
-    """Position of each pixel, [height * width, 2]."""
+    """Pixel positions, [height * width, 2]."""
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()
@@ -39,7 +36,7 @@ class SpatialSoftmax(nn.Module):
         self.register_buffer("places", places, persistent=False)
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
-        """Returns [batch, 2 channels], float32."""
+        """Return positions [batch, 2 * channels], float32."""
         found = x.float().flatten(2)
         deviation, mean = torch.std_mean(found, dim=2, keepdim=True)
         share = ((found - mean) / (self.TEMPERATURE * (deviation + 1e-3))).softmax(dim=2)
@@ -48,7 +45,7 @@ class SpatialSoftmax(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two convolutions around which the input goes on."""
+    """Residual block of two convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -59,12 +56,12 @@ class _Residual(nn.Module):
 
 
 def _spatial(channels: int) -> list[nn.Module]:
-    """Returns the convolutions of mjlab's camera tasks, in front of a spatial softmax."""
+    """Return the convolutions of mjlab's camera tasks."""
     return [nn.Conv2d(channels, 16, 5, 2), nn.ELU(), nn.Conv2d(16, 32, 3, 2), nn.ELU()]
 
 
 def _nature(channels: int) -> list[nn.Module]:
-    """Returns the convolutions of Mnih et al. 2015 (doi 10.1038/nature14236)."""
+    """Return the convolutions of Mnih et al. 2015 (doi 10.1038/nature14236)."""
     layers: list[nn.Module] = []
     for width, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
         layers += [nn.Conv2d(channels, width, kernel, stride), nn.ReLU()]
@@ -73,7 +70,7 @@ def _nature(channels: int) -> list[nn.Module]:
 
 
 def _impala(channels: int) -> list[nn.Module]:
-    """Returns the residual network of Espeholt et al. 2018 (arXiv 1802.01561), figure 3."""
+    """Return the network of Espeholt et al. 2018 (arXiv 1802.01561), figure 3."""
     layers: list[nn.Module] = []
     for width in (16, 32, 32):
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
@@ -83,14 +80,14 @@ def _impala(channels: int) -> list[nn.Module]:
 
 
 _KINDS = {"spatial": (_spatial, None), "nature": (_nature, 512), "impala": (_impala, 256)}
-"""Convolutions of each kind, and the width of the layer behind them; None for a spatial softmax."""
+"""Convolutions, and the width of the layer after them (None: spatial softmax)."""
 
 
 class ImageEncoder(nn.Sequential):
-    """One of our networks for images; takes float32 [batch, channels, height, width] in [-0.5, 0.5].
+    """Built-in network for float32 [batch, channels, height, width] in [-0.5, 0.5].
 
     Raises:
-        ConfigError: The images are too small for it.
+        ConfigError: The images are too small.
     """
 
     def __init__(self, shape: ImageShape, cfg: EncoderConfig) -> None:
@@ -121,20 +118,16 @@ class ImageEncoder(nn.Sequential):
 def scaled(
     images: UInt8[Tensor, "batch height width channels"], dtype: torch.dtype
 ) -> Float[Tensor, "batch channels height width"]:
-    """Returns images from 0 to 255 as numbers in [-0.5, 0.5], in memory of their own."""
+    """Return 8-bit images as numbers in [-0.5, 0.5], in new memory."""
     x = images.permute(0, 3, 1, 2).to(dtype)  # exact in bf16, whose numbers have 8 bits
     return x.mul_(1.0 / 255.0).sub_(0.5)
 
 
 class Encoder(nn.Module):
-    """Features of all groups of images, side by side: a network for each group.
-
-    Images are scaled from 0 to 255 to [-0.5, 0.5], by a fixed factor.
+    """Concatenated features of all image groups, one network per group.
 
     Args:
-        images: Shape of a stack of frames of each group: height, width, channels of all frames.
-        cfg: Settings.
-        key: Section of the settings, for messages.
+        images: Height, width and stacked channels by group.
 
     Raises:
         ConfigError: The settings do not fit the images.
@@ -148,7 +141,7 @@ class Encoder(nn.Module):
         self.out_size = sum(network.out_size for network in self.networks.values())  # type: ignore[arg-type]
 
     def forward(self, images: Mapping[str, Tensor], *, bf16: bool) -> Float[Tensor, "*batch features"]:
-        """Returns features, float32, of the groups of images, uint8 [*batch, height, width, channels] each."""
+        """Return float32 features of images, uint8 [*batch, height, width, channels]."""
         return torch.cat([self._features(group, images[group], bf16) for group in self.groups], dim=-1)
 
     def _features(self, group: str, images: Tensor, bf16: bool) -> Tensor:
@@ -167,10 +160,10 @@ def _make(shape: ImageShape, cfg: EncoderConfig, key: str) -> nn.Module:
 
 
 def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any], gets: str) -> nn.Module:
-    """Makes a network of a class of the user's own, which `<key>._target_` names; `gets` is its input in words.
+    """Build the user-defined network `<key>._target_`; `gets` describes its input in errors.
 
     Raises:
-        ConfigError: There is no such class, it does not take the arguments, or it has no `out_size`.
+        ConfigError: The class is missing, rejects the arguments, or has no `out_size`.
     """
     kind, where = load_class(target, nn.Module, f"{key}._target_", example), f"{key}._target_={target}"
     try:
@@ -188,20 +181,20 @@ def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any], 
 def random_shift(
     images: UInt8[Tensor, "batch height width channels"], pixels: int, generator: torch.Generator
 ) -> UInt8[Tensor, "batch height width channels"]:
-    """Moves each image by up to so many whole pixels; its border is repeated."""
+    """Shift each image by up to `pixels`, repeating its border."""
     moves = torch.randint(-pixels, pixels + 1, (2, len(images)), device=images.device, generator=generator)
     return shifted(images, *moves)
 
 
 class FrameStack:
-    """Stacks of the newest frames of each image group, whose older frames are a recurrent state of the policy.
+    """Stacks of the newest frames; older frames are the policy's recurrent state.
 
-    Every frame is stored once, and a stack never reaches back across the start of an episode: there it has black
-    frames. The state of a group is uint8 [older frames, batch, numbers of a frame], the newest one last.
+    Frames before the start of an episode are black. A group's state is uint8 [older frames, batch, numbers of a frame],
+    newest last.
 
     Args:
-        images: Shape of a frame of each group.
-        frames: Frames in a stack.
+        images: Frame shape by group.
+        frames: Frames per stack.
     """
 
     def __init__(self, images: Mapping[str, ImageShape], frames: int) -> None:
@@ -211,14 +204,14 @@ class FrameStack:
         """Shape of a stack of each group."""
 
     def initial_state(self, batch: int, device: torch.device) -> Hidden:
-        """Returns black frames."""
+        """Return black frames."""
         sizes = [math.prod(shape) for shape in self._images.values()][: self.num_states]
         return tuple(torch.zeros(self._older, batch, size, dtype=torch.uint8, device=device) for size in sizes)
 
     def __call__(
         self, inputs: Mapping[str, Tensor], hidden: Hidden, is_first: Bool[Tensor, "time batch"] | None
     ) -> tuple[dict[str, Tensor], Hidden]:
-        """Returns stacks of frames [time, batch, height, width, channels], and the state behind the last one."""
+        """Return stacks [time, batch, height, width, channels] and the state after the last one."""
         if not self.num_states:
             return {group: inputs[group] for group in self._images}, ()
         stacks, states = {}, []

@@ -1,4 +1,4 @@
-"""The acting half of algorithms with a rollout: sampled actions, recurrent state, noise, the record."""
+"""Acting side of on-policy algorithms: sampled actions, recurrent state, noise, rollout."""
 
 from __future__ import annotations
 
@@ -16,21 +16,14 @@ from gpusim_rl.settings.schema import NetworkConfig
 
 
 class Exploration:
-    """Samples the actions of a policy and records what comes of them.
-
-    Args:
-        cfg: Settings of the algorithm: horizon, action noise, and steps of the sequences that a recurrent policy learns
-            from, which are fitted to divide the horizon.
-        seed: Seed of the action noise.
+    """Sampler of a policy's actions, and recorder of their outcomes.
 
     Attributes:
-        rollout: Record of the current iteration.
-        hidden: Recurrent state to act on next.
-        is_first: Whether an episode begins at the first step of the next rollout, bool [num_envs].
-        noise: Random numbers of the actions.
-        acted_on: Observations that the last action was sampled for.
-        sampled: Last actions, and what belongs to them.
-        step: Number of the next step of the rollout.
+        hidden: Recurrent state for the next action.
+        is_first: Whether the next rollout starts with a new episode, bool [num_envs].
+        acted_on: Observations of the last action.
+        sampled: Last actions.
+        step: Next step of the rollout.
     """
 
     def __init__(
@@ -59,7 +52,7 @@ class Exploration:
         )
 
     def begin_rollout(self) -> None:
-        """Draw the noise of all steps: one operation, and none that follows physics in a graph."""
+        """Draw the noise of all steps at once, outside graphs of single steps."""
         self.step = 0  # also after a rollout that was broken off
         self.noise.begin_rollout(lambda numbers: self.policy.head.draw_(numbers, self._generator))
 
@@ -69,7 +62,7 @@ class Exploration:
         return self.sampled.action
 
     def record(self, step: Transition) -> None:
-        """Write a step into the rollout and carry the recurrent state over to the next one."""
+        """Record a step and carry the recurrent state over."""
         assert self.sampled is not None, "act() comes before record()"
         self.rollout.write(self.step, self.acted_on, self.hidden, self.is_first, self.sampled, step)
         for state, new in zip(self.hidden, self.sampled.hidden, strict=True):
@@ -80,14 +73,14 @@ class Exploration:
         self.noise.advance(self.step, step.done)
 
     def begin_episodes(self) -> None:
-        """Begin new episodes in all envs: clear the recurrent state and held noise."""
+        """Start new episodes in all envs."""
         for state in self.hidden:
             state.zero_()
         self.is_first.fill_(True)
         self.noise.begin_episodes()
 
     def describe(self, net: NetworkConfig, steps: str) -> dict[str, str]:
-        """Return network and batch in words, for the banner; `steps` are those of the optimiser."""
+        """Describe network and batch; `steps` describes the optimiser steps."""
         rollout, policy = self.rollout, self.policy
         layers = net._target_ or f"{'x'.join(map(str, net.hidden))} {net.activation}"
         if policy.encoder is not None:
@@ -100,7 +93,7 @@ class Exploration:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random generator; under `episodes` the recurrent state and noise of unfinished episodes."""
+        """Return the generator and, under `episodes`, the state of unfinished episodes."""
         return {
             "noise_generator": self._generator.get_state(),
             "episodes": {
@@ -111,7 +104,7 @@ class Exploration:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; where `episodes` is None, all envs begin new episodes."""
+        """Restore `state_dict`; `episodes` None starts new episodes."""
         restore_generator(self._generator, state["noise_generator"])
         episodes = state["episodes"]
         if episodes is None:
@@ -124,5 +117,5 @@ class Exploration:
 
 
 def fitted(value: int, wanted: int, key: str) -> str:
-    """Return a number in words, and the setting that it was fitted to where that is another one."""
+    """Format a fitted number, with its setting if they differ."""
     return f"{value}" if value == wanted else f"{value} (fitted: {key}={wanted})"

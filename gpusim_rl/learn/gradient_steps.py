@@ -1,4 +1,4 @@
-"""Optimiser steps on minibatches: gradients over chunks and processes, skipped steps, the learning rate's schedule."""
+"""Optimiser steps on minibatches, with skipped steps and learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ from gpusim_rl.learn.networks import ActorCritic, Settings
 from gpusim_rl.learn.optimizer import MaskedAdamW
 
 Loss = Callable[[dict[str, Tensor], Tensor, Hidden, Tensor | None], Tensor]
-"""Statistics of a chunk of `Sequences`, [losses]; each is this process's share of a sum over the minibatch."""
+"""Function from a chunk of `Sequences` to statistics [losses], this process's share of minibatch sums."""
 
 
 class GradientSteps:
-    """Adam steps of a policy, one for each minibatch. A step whose gradient is not finite changes nothing.
+    """Adam steps of a policy; a step with a non-finite gradient changes nothing.
 
     Args:
-        context: Processes that learn together, and whether they compile.
-        cfg: Settings of the algorithm: step size at the start, its schedule, largest norm of a gradient.
-        minibatch: Samples of a minibatch.
-        sequence_length: Steps of a sequence.
+        minibatch: Samples per minibatch.
+        sequence_length: Steps per sequence.
 
     Attributes:
-        learning_rate: Step size, 0-dim; schedules change it in place.
+        learning_rate: Step size, 0-dim, changed in place.
         iteration: Finished iterations, 0-dim.
-        chunks: Share of a minibatch that is computed at a time.
-        skipped: Steps that were left out since the training began, 0-dim.
+        skipped: Steps skipped since training began, 0-dim.
     """
 
     def __init__(
@@ -57,21 +54,21 @@ class GradientSteps:
         self.chunks = Chunks(device, chunk_samples(minibatch) // sequence_length, compiled=context.compile)
 
     def anneal(self, max_iterations: int) -> None:
-        """Set the rate of a linear schedule, which reaches 0 after `max_iterations`; of another one do nothing."""
+        """Set the learning rate of a linear schedule, which ends at 0."""
         if self._schedule == "linear":
             self.learning_rate.copy_(self._configured * (1.0 - self.iteration / max_iterations).clamp(min=0.0))
 
     def gradient(self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the gradient of a minibatch, summed over chunks and processes, and hand it to the optimiser.
+        """Compute a minibatch gradient, summed over chunks and processes, for the optimiser.
 
         Args:
             loss: Statistics of a chunk.
-            batch: Sequences of the whole rollout.
+            batch: Sequences of the rollout.
             index: Sequences of the minibatch.
             weight: Weight of each statistic in the loss.
 
         Returns:
-            The statistics; the norm of the gradient, and whether that is not finite.
+            Statistics, gradient norm, whether the norm is not finite.
         """
 
         def of_chunk(sequences: Tensor) -> tuple[Tensor, ...]:
@@ -83,16 +80,12 @@ class GradientSteps:
         return losses, *self.optimizer.set_gradients(gradients)
 
     def make(self, norm: Tensor, skip: Tensor) -> None:
-        """Make a step by the gradient of this norm; none where `skip`, bool []."""
+        """Apply the gradient of this norm unless `skip`."""
         self.optimizer.masked_step(norm, skip)
         self._policy.head.clamp_()
 
     def summarize(self, steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """End an iteration of steps, each with its statistics and the norm of its gradient.
-
-        Returns:
-            Means of statistics and norm over the steps that were made, and numbers for the log.
-        """
+        """End an iteration of `steps` (statistics, norm); return their means and numbers for the log."""
         numbers, made = rows_made(steps)
         self.iteration += 1
         used = made.float().sum()
@@ -102,7 +95,7 @@ class GradientSteps:
         return numbers.sum(dim=0) / used.clamp(min=1.0), stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return optimiser, learning rate and counters, and the settings that they follow from."""
+        """Return the state and the settings it depends on."""
         return {
             "optimizer": self.optimizer.moments(),
             "learning_rate": self.learning_rate.clone(),
@@ -113,7 +106,7 @@ class GradientSteps:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`. Another learning rate or schedule in the settings starts the schedule again."""
+        """Restore `state_dict`; a changed learning rate or schedule setting restarts the schedule."""
         self.optimizer.load_moments(state["optimizer"])
         before = state["configured_learning_rate"], state.get("configured_schedule", self._schedule)
         if self._schedule != "constant" and before == (self._configured, self._schedule):
@@ -125,7 +118,7 @@ class GradientSteps:
 
 
 def rows_made(steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return statistics and norm of each step, zeros where it was left out, and whether it was made, [steps]."""
+    """Return statistics and norm per step, zeroed if skipped, and whether it was applied."""
     losses, norms = (torch.stack(numbers) for numbers in zip(*steps, strict=True))
     made = norms < torch.inf
     return torch.cat([losses, norms[:, None]], dim=1).masked_fill_(~made[:, None], 0.0), made

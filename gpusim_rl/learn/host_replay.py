@@ -1,4 +1,4 @@
-"""Replay memory on the host, for one that a GPU has no room for: a thread draws from it ahead of each update."""
+"""Replay memory on the host with prefetching, for one that does not fit the GPU."""
 
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ CPU = torch.device("cpu")
 
 
 class HostReplay:
-    """A `Replay` on the host, for a learner on another device.
+    """`Replay` on the host for a learner on another device.
 
-    What a rollout records stays on the device until `exchange`. A thread then stores it and draws the transitions of
-    the next update, while the device does this update and the next rollout. So the device waits for the host only
-    where drawing takes longer than both. An update learns from what was stored before its own rollout.
-
-    On CUDA the transitions come through pinned memory, on a stream of their own. CUDA graphs may hold writes
-    to `steps`, `sample` and `latest`; `exchange` is called between graphs.
+    `exchange` passes a rollout to a thread, which stores it and draws the next update's transitions while the device
+    runs this update and the next rollout. So an update learns from what was stored before its own rollout. On CUDA,
+    transitions pass through pinned memory on a separate stream; `exchange` runs between CUDA graphs.
 
     Args:
-        memory: Replay memory, on the CPU.
-        device: Device of the learner.
-        size: Transitions that are drawn for all updates of an iteration.
+        memory: Replay memory on the CPU.
+        device: Learner's device.
+        size: Transitions drawn per iteration.
 
     Attributes:
-        steps: Rollout under way, on the device.
-        fill: Steps that were stored when the transitions of this update were drawn, int64 [], on the device.
+        steps: Current rollout, on the device.
+        fill: Stored steps when this update's transitions were drawn.
     """
 
     def __init__(
@@ -64,23 +61,23 @@ class HostReplay:
     # On the device
 
     def extend(self, steps: Trajectory) -> None:
-        """Does nothing: `exchange` has taken `steps`."""
+        """Do nothing; `exchange` transfers `steps`."""
 
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
-        """Returns the transitions that were drawn for this update; the host has a generator of its own."""
+        """Return the prefetched transitions; `generator` is ignored."""
         assert size == self._size
         return self._drawn[0]
 
     def with_frames(self, drawn: Transitions) -> None:
-        """Does nothing: transitions have come with their images."""
+        """Do nothing; images are prefetched."""
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Returns this rollout: observations [steps, N, size], which of them did not diverge, and rewards."""
+        """Return this rollout as `Replay.latest`."""
         assert steps == self._horizon
         return self.steps.latest()
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Returns observations and rewards of this rollout."""
+        """Return this rollout as `Replay.recorded`."""
         obs, _, reward = self.steps.latest()
         return recorded_steps(obs, reward)
 
@@ -88,7 +85,7 @@ class HostReplay:
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Takes the transitions for the next update, and hands the rollout over to the thread."""
+        """Fetch the next update's transitions, and pass on the rollout."""
         self._wait()
         stream = torch.cuda.current_stream(self._device) if self._cuda else None
         if stream is not None:
@@ -101,7 +98,7 @@ class HostReplay:
         self._pending = self._thread.submit(self._store_and_draw)
 
     def _wait(self) -> None:
-        """Waits until the thread has done its work; raises what it raised."""
+        """Wait for the thread and raise its error."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -119,7 +116,7 @@ class HostReplay:
 
     @torch.no_grad()
     def _draw(self) -> None:
-        """Draws for the next update, and sends it to the device."""
+        """Draw for the next update and send it to the device."""
         self._drawn_with = self._generator.get_state()
         drawn = self._sample(), self.memory.fill
         if not self._cuda:
@@ -135,23 +132,23 @@ class HostReplay:
     # Changes and resume
 
     def cut(self) -> None:
-        """Ends all windows with the last step, as `Replay.cut`."""
+        """End all windows at the last step."""
         self._wait()
         self.memory.cut()
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self._wait()
         self.memory.clear()
         self._draw()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that is stored, and the state of the generator. Waits for the thread."""
+        """Return memory and generator state."""
         self._wait()
         return {**self.memory.state_dict(), "generator": self._drawn_with.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`; draws again what had been drawn."""
+        """Restore `state_dict` and prefetch again."""
         self._wait()
         self.memory.load_state_dict(state)
         if "generator" in state:  # else the memory was on the device
@@ -160,6 +157,5 @@ class HostReplay:
 
 
 def _copy(source: Any, target: Any) -> None:
-    """Copies trees tensor by tensor; with CUDA the host does not wait."""
     for x, y in zip(tree_leaves(source), tree_leaves(target), strict=True):
         y.copy_(x, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Networks of actor and critic, and the normalisers that belong to them."""
+"""Actor and critic networks of on-policy algorithms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpusim_rl.settings.schema import (
 )
 
 Settings: TypeAlias = OnPolicyConfig | DistillConfig | BCConfig
-"""Settings of algorithms whose policy is an `ActorCritic`."""
+"""Settings of algorithms with an `ActorCritic`."""
 # In place where the gradient can be had from the output alone: less memory traffic.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": partial(nn.ELU, inplace=True),
@@ -44,24 +44,24 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 _KERNELS: Any = torch
-"""Operations on lists of tensors, of which torch exports no names."""
+"""Untyped handle for `torch._foreach` operations."""
 
 
 @dataclass(slots=True)
 class SampledActions:
-    """Sampled actions and what belongs to them, for a batch of environments."""
+    """Sampled actions of a batch of envs."""
 
     action: Shaped[Tensor, "batch actions"]
-    """Actions, not clipped, as log-probabilities are of them; indices where actions are discrete."""
+    """Unclipped actions, as log-probabilities need them; indices if discrete."""
     distribution: Distribution
     value: Float[Tensor, " batch"]
-    """Value at the scale of the network: normalised, if values are normalised."""
+    """Value at the network's scale."""
     hidden: Hidden
 
 
 @dataclass(slots=True)
 class EvaluatedActions:
-    """Stored actions under the current policy; the leading dimensions are those of the observations."""
+    """Stored actions under the current policy."""
 
     log_prob: Float[Tensor, "*batch"]
     entropy: Float[Tensor, "*batch"]
@@ -70,17 +70,13 @@ class EvaluatedActions:
 
 
 class Features(Protocol):
-    """Layers between an observation and the heads: a `torch.nn.Module` that maps [batch, size] to [batch, out_size].
-
-    `<algorithm>.network._target_` names a class of the user's own. It is called with the size of the observation (of
-    the recurrent layer, if there is one) and the network settings.
-    """
+    """Module that maps [batch, size] to [batch, out_size], built by a user's `network._target_(size, cfg)`."""
 
     out_size: int
 
 
 class MLP(nn.Sequential):
-    """A multi-layer perceptron: linear layers of `cfg.hidden` units, and the activation behind each."""
+    """Multi-layer perceptron; every layer is activated."""
 
     def __init__(self, size: int, cfg: NetworkConfig | CriticConfig | RNDConfig | DiscriminatorConfig) -> None:
         layers: list[nn.Module] = []
@@ -91,15 +87,15 @@ class MLP(nn.Sequential):
         self.out_size = size
 
     def forward(self, input: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch out"]:
-        """Returns features."""
+        """Return features."""
         if input.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             return self.cast_together(input, torch.get_autocast_dtype("cuda"))
         return super().forward(input)
 
     def cast_together(self, x: Float[Tensor, "*batch size"], dtype: torch.dtype) -> Float[Tensor, "*batch out"]:
-        """Does what autocast does, to the bit, with one cast of all weights and one of all their gradients.
+        """Equal autocast bit for bit, with one cast for all weights and one for all gradients.
 
-        Autocast casts each of them: on CUDA a launch costs more than copying the weights. On the CPU it is dearer.
+        On CUDA this saves launches; on the CPU it is slower.
         """
         cast = iter(_Cast.apply(dtype, *self.parameters()))  # type: ignore[reportArgumentType]
         for layer in self:
@@ -108,7 +104,7 @@ class MLP(nn.Sequential):
 
 
 class _Cast(torch.autograd.Function):
-    """Copies tensors in another type, and their gradients back, with a kernel each."""
+    """Cast of several tensors, and of their gradients back, in one kernel each."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[reportIncompatibleMethodOverride]
@@ -127,7 +123,7 @@ def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]
 
 
 def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "network") -> nn.Module:
-    """Makes an MLP, or the network of the user's own, for so many inputs; `key` is the section of the settings.
+    """Build an MLP or the user-defined network of section `key`.
 
     Raises:
         ConfigError: The class of `network._target_` is no such network.
@@ -149,7 +145,7 @@ def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "netw
 
 
 class Trunk(nn.Module):
-    """Features of an observation: an optional LSTM or GRU, then an MLP or the user's own network."""
+    """Optional LSTM or GRU, then an MLP or user-defined network."""
 
     def __init__(self, size: int, net: NetworkConfig, key: str = "network") -> None:
         super().__init__()
@@ -163,11 +159,11 @@ class Trunk(nn.Module):
 
     @property
     def num_states(self) -> int:
-        """Tensors in this trunk's recurrent state."""
+        """Tensors in the recurrent state."""
         return 0 if self.rnn is None else 2 if isinstance(self.rnn, nn.LSTM) else 1
 
     def initial_state(self, batch: int) -> Hidden:
-        """Returns a zero state."""
+        """Return a zero state."""
         if self.rnn is None:
             return ()
         device = next(self.rnn.parameters()).device
@@ -182,11 +178,9 @@ class Trunk(nn.Module):
         *,
         bf16: bool,
     ) -> tuple[Float[Tensor, "*time batch out"], Hidden]:
-        """Runs a sequence; the state is zero before a step where an episode begins, `is_first`.
+        """Run a sequence; `is_first` resets the state. Without a recurrent layer x may lack the time dimension.
 
-        Without a recurrent layer it also takes a batch, which has no time.
-
-        The recurrent layer is float32 always: its state carries rounding on, and many CPUs have no such layer in bf16.
+        The recurrent layer is float32: its state accumulates rounding, and many CPUs lack a bf16 kernel.
         """
         if self.rnn is not None:
             outputs = []
@@ -206,11 +200,10 @@ class Trunk(nn.Module):
 
 
 class ActorCritic(Policy):
-    """A policy and a value function, with shared or separate trunks.
+    """Policy and value function with shared or separate trunks.
 
-    Observations come in groups: `policy` for the actor and, if present, `critic` for the critic, which then has its own
-    trunk (asymmetric actor-critic, Pinto et al. 2017, arXiv 1710.06542). Heads, log-probabilities and statistics are
-    float32; only encoders, or else the trunks' MLPs, run under autocast.
+    The group `policy` feeds the actor; `critic`, if present, a separate critic (asymmetric actor-critic, Pinto et al.
+    2017, arXiv 1710.06542). Only encoders and MLPs run under autocast.
     """
 
     def __init__(self, cfg: Settings, env: EnvSpec, section: str = "algorithm") -> None:
@@ -240,19 +233,19 @@ class ActorCritic(Policy):
 
     @property
     def recurrent(self) -> bool:
-        """Whether the policy has a recurrent state; older frames of images are one too."""
+        """Whether there is a recurrent state, including older frames."""
         return self.actor.rnn is not None or self.images.num_states > 0
 
     def initial_state(self, batch: int) -> Hidden:
-        """Returns a zero recurrent state: older frames, the actor's tensors, then those of a separate critic."""
+        """Return a zero state: older frames, actor, separate critic."""
         return self.actor_state(batch) + (self.critic.initial_state(batch) if self.critic else ())
 
     def actor_state(self, batch: int) -> Hidden:
-        """Returns a zero recurrent state of the actor."""
+        """Return the actor's zero state."""
         return self.images.initial_state(batch, self.value_head.weight.device) + self.actor.initial_state(batch)
 
     def act_without_critic(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """Returns the most likely actions, from the actor alone."""
+        """Return the most likely actions, from the actor alone."""
         numbers = obs["policy"]
         numbers = self.obs_norm["policy"](numbers) if "policy" in self.obs_norm else numbers
         seen, frames = self.images({group: obs[group][None] for group in self.images.shapes}, hidden, None)
@@ -261,11 +254,11 @@ class ActorCritic(Policy):
         return self.head(features[0]).mode, frames + state
 
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
-        """Returns the inputs of the networks by group, normalised if configured."""
+        """Normalise observations by group, if configured."""
         return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in self.groups}
 
     def inputs(self, obs: Observation) -> dict[str, Tensor]:
-        """Return the normalised observations that minibatches gather, by group."""
+        """Return the normalised observations that minibatches gather."""
         inputs = self.normalize(obs)
         if self.mlp_bf16 and not self.recurrent:
             # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
@@ -275,9 +268,9 @@ class ActorCritic(Policy):
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None
     ) -> tuple[Distribution, Tensor, Hidden]:
-        """Returns action distribution, value [time, batch] and state for normalised inputs [time, batch, size].
+        """Return distribution, value [time, batch] and state for normalised inputs [time, batch, size].
 
-        Without a recurrent layer it also takes inputs [batch, size].
+        Without a recurrent layer inputs may lack the time dimension.
         """
         seen, frames = self.images(inputs, hidden, is_first)
         hidden = hidden[len(frames) :]
@@ -296,13 +289,11 @@ class ActorCritic(Policy):
         return distribution, self.value_head(critic_features).squeeze(-1), frames + actor_state + critic_state
 
     def _with_images(self, numbers: Tensor, encoder: Encoder | None, images: Mapping[str, Tensor]) -> Tensor:
-        """Returns numbers, and behind them the features of images where there are some."""
         if encoder is None:
             return numbers
         return torch.cat([numbers, encoder(images, bf16=self.bf16).to(numbers.dtype)], dim=-1)
 
     def _one_step(self, obs: Observation, hidden: Hidden) -> tuple[Distribution, Tensor, Hidden]:
-        """Returns action distribution, value and next state for raw observations [batch, size]."""
         inputs = self.normalize(obs)
         if not self.recurrent:
             return self(inputs)
@@ -311,13 +302,13 @@ class ActorCritic(Policy):
 
     @torch.no_grad()
     def sample(self, obs: Observation, hidden: Hidden, noise: Float[Tensor, "batch noise"]) -> SampledActions:
-        """Samples actions for raw observations [batch, size], with noise that the head has drawn."""
+        """Sample actions for raw observations [batch, size]."""
         distribution, value, hidden = self._one_step(obs, hidden)
         return SampledActions(distribution.sample(noise), distribution, value, hidden)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Returns actions for raw observations [batch, size]: the most likely ones, or samples."""
+        """Return the most likely or sampled actions for raw observations [batch, size]."""
         distribution, value, hidden = self._one_step(obs, hidden)
         if deterministic:
             return distribution.mode, hidden
@@ -326,7 +317,7 @@ class ActorCritic(Policy):
 
     @torch.no_grad()
     def value(self, obs: Observation, hidden: Hidden) -> Float[Tensor, " batch"]:
-        """Returns the value of raw observations, at the scale of the network; a critic of numbers needs no images."""
+        """Return values of raw observations at the network's scale; a critic without images needs none."""
         if self.critic is None or not self.images.shapes or self.critic_sees_images:
             return self._one_step(obs, hidden)[1]
         state = hidden[len(hidden) - self.critic.num_states :]
@@ -342,27 +333,26 @@ class ActorCritic(Policy):
         hidden: Hidden = (),
         is_first: Bool[Tensor, "time batch"] | None = None,
     ) -> EvaluatedActions:
-        """Evaluates stored actions under the current policy, for normalised inputs [time, batch, size]."""
+        """Evaluate stored actions for normalised inputs [time, batch, size]."""
         distribution, value, _ = self(inputs, hidden, is_first)
         log_prob = distribution.log_prob(action)
         return EvaluatedActions(log_prob, distribution.entropy().expand_as(log_prob), distribution.per_sample(), value)
 
     def denormalize_value(self, value: Tensor) -> Tensor:
-        """Brings a value of the network to the scale of returns."""
+        """Convert a network value to the scale of returns."""
         return value if self.value_norm is None else self.value_norm.inverse(value[..., None])[..., 0]
 
     def normalize_value(self, value: Tensor) -> Tensor:
-        """Brings a return to the scale of the network's values."""
+        """Convert a return to the network's scale."""
         return value if self.value_norm is None else self.value_norm(value[..., None])[..., 0]
 
     @torch.no_grad()
     def update_value_norm(
         self, returns: Float[Tensor, " batch"], where: Bool[Tensor, " batch"], collective: Collective = ALONE
     ) -> None:
-        """Merges returns into the value statistics, and rescales the value head so that no prediction changes.
+        """Merge returns into the value statistics, preserving all predictions.
 
-        This is PopArt's output preservation (van Hasselt et al. 2016, arXiv 1602.07714, section 2.2): without it every
-        change of the statistics would shift the critic's predictions.
+        PopArt (van Hasselt et al. 2016, arXiv 1602.07714, section 2.2).
         """
         if self.value_norm is None:
             return

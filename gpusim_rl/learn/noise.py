@@ -1,4 +1,4 @@
-"""Random numbers that make actions explore, for one control step or for several."""
+"""Action noise for exploration, white or correlated over time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from gpusim_rl.spaces import Box
 
 
 class ActionNoise:
-    """Standard normal numbers for the actions of all envs, which may last for several control steps.
+    """Standard normal noise for the actions of all envs, optionally correlated over control steps.
 
-    White noise is drawn anew in every step. On average it does nothing: it cannot hold a gripper closed. Noise that
-    lasts has the same distribution in each step, so log-probabilities and exploration bonuses stay as they are
-    (Hollenstein et al. 2024, arXiv 2312.11091). Numbers k steps apart have the correlation (1 - 1 / steps)^k:
+    White noise averages out: it cannot hold a gripper closed. Correlated noise has the same marginal distribution, so
+    log-probabilities are unchanged (Hollenstein et al. 2024, arXiv 2312.11091); its correlation over k steps is (1 - 1
+    / steps)^k:
 
         held      z' = z, or with probability 1 / steps a new number
         coloured  z' = (1 - 1 / steps) z + sqrt(1 - (1 - 1 / steps)^2) x a new number
 
-    A new episode begins with new numbers. An env and step has `columns` numbers: those of the action, then others,
-    which are always new. All memory is fixed, and nothing is read on the host.
+    Episodes start from fresh noise. `columns` beyond the action's are always white. Nothing is read on the host.
 
     Attributes:
-        now: Numbers for the next control step, [num_envs, columns]. The tensor is never replaced.
+        now: Noise of the next step, [num_envs, columns], written in place.
 
     Raises:
         ConfigError: The settings do not fit the actions.
@@ -57,24 +56,19 @@ class ActionNoise:
         self._below = torch.special.ndtri(anew)  # a standard normal number is, with probability 1 / steps
 
     def begin_rollout(self, draw: Callable[[Tensor], object]) -> None:
-        """Draws the numbers of all steps at once, by a function that fills a tensor."""
+        """Fill the noise of all steps by `draw`."""
         draw(self._of_rollout)
         self._next(0)
 
     def advance(self, t: int, done: Bool[Tensor, " envs"]) -> None:
-        """Goes on to the next control step.
-
-        Args:
-            t: Next step of the rollout; 0 at its end.
-            done: Ends of episodes in the last step.
-        """
+        """Move to step t of the rollout (0 at its end); `done` marks ended episodes."""
         if self._lasts:
             self._ended.copy_(done)
         if t:  # a graph of one step reads the same memory in every step
             self._next(t)
 
     def begin_episodes(self) -> None:
-        """Begins new episodes in all environments."""
+        """Start new episodes in all envs."""
         self._ended.fill_(True)
 
     def _next(self, t: int) -> None:
@@ -91,11 +85,11 @@ class ActionNoise:
         self.now.copy_(torch.cat([lasting, drawn[:, self._actions : columns]], dim=1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the next rollout depends on; nothing for white noise."""
+        """Return what the next rollout depends on."""
         return {"now": self.now.clone(), "ended": self._ended.clone()} if self._lasts else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Noise that did not last before begins anew."""
+        """Restore `state_dict`, unless the noise is, or was, white."""
         if state and self._lasts:
             self.now.copy_(state["now"])
             self._ended.copy_(state["ended"])

@@ -1,4 +1,4 @@
-"""Acting, recording, updates and resume of algorithms that learn from a replay memory."""
+"""Base class of algorithms that learn from a replay memory."""
 
 from __future__ import annotations
 
@@ -38,45 +38,38 @@ from gpusim_rl.spaces import Box
 
 @dataclass(slots=True)
 class Batch(Transitions):
-    """Transitions of one update. Observations are normalised, and weights sum to 1 over all processes, or to 0."""
+    """Transitions of one update, normalised; weights sum to 1 (or 0) over all processes."""
 
     noise: Tensor
-    """Standard normal numbers, [2, batch, actions]: for the target, and for the loss of the actor."""
+    """Standard normal noise for target and actor loss, [2, batch, actions]."""
 
 
 class OffPolicy(Algorithm):
-    """Acts, keeps the outcomes in a replay memory, and learns from samples of it.
+    """Off-policy algorithm: acts, stores outcomes in a replay memory, learns from samples of it.
 
-    An iteration draws the transitions of all its updates at once, and normalises them once. Observations are stored
-    raw. Their statistics are updated after the updates, from the new frames, each of which counts once.
-
-    Until `learning_starts` transitions are stored, actions are random and updates change no weights: the operations
-    are the same, so that one CUDA graph does both. An update whose gradient is not finite changes no weights either.
-    The target networks move towards the others all the time.
-
-    In a data-parallel run each process has envs, a memory and batches of its own. Sums over samples are taken over all
-    processes, so that they keep the same weights.
+    An iteration draws and normalises the transitions of all its updates at once. Observations are stored raw; each new
+    frame enters their statistics once, after the updates. Until `learning_starts`, actions are random and updates run
+    without effect, so one CUDA graph serves both phases. In a data-parallel run each process has its own envs, memory
+    and batches; sums over samples are all-reduced.
 
     Attributes:
-        memory: Rollout under way, which `record` writes to.
-        section: Section of the settings.
-        replay: Replay memory; None in an actor, which has nothing else that only learning needs either.
-        priorities: Priorities of the transitions; None where all are equally likely.
-        demonstrations: Transitions that are a part of every batch, last in it; None without.
-        noise: Random numbers of the actions.
-        acted_on: Observations that the last actions were chosen for.
-        hidden: Older frames of images to act on next.
-        steps: Control steps since the training began, int64 [].
+        memory: Current rollout.
+        replay: Replay memory; None in an actor, which has no learner state.
+        priorities: None for uniform sampling.
+        demonstrations: Demonstrated transitions, the last part of every batch.
+        acted_on: Observations of the last actions.
+        hidden: Older image frames for the next actions.
+        steps: Control steps since training began, int64 [].
     """
 
     policy_class: ClassVar[Callable[..., QPolicy]]
-    """Class of the networks, made of settings, envs and section."""
+    """Class of the networks."""
     discrete: ClassVar[bool] = False
-    """Whether it can choose discrete actions."""
+    """Whether discrete actions are supported."""
     num_noise: ClassVar[int] = 0
-    """Random numbers of an env and step, beside those of its action."""
+    """Random numbers per env and step in addition to the action's."""
     actor_losses: ClassVar[tuple[str, ...]] = ()
-    """Names of what `actor_loss` returns, the loss first; empty without an actor."""
+    """Names of the outputs of `actor_loss`, the loss first."""
 
     cfg: Any
     """An `OffPolicyConfig`."""
@@ -145,7 +138,7 @@ class OffPolicy(Algorithm):
 
     @classmethod
     def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> QPolicy:
-        """Make the networks."""
+        """Build the networks."""
         return cls.policy_class(cfg, env, context.section).to(device)
 
     def _load_demonstrations(self, env: EnvSpec) -> Replay | None:
@@ -168,28 +161,27 @@ class OffPolicy(Algorithm):
     # Acting
 
     def begin_rollout(self) -> None:
-        """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
+        """Draw the noise of all steps at once, outside graphs of single steps."""
         self._t = 0  # also after a rollout that was broken off
         self.memory.begin_rollout()
         self.noise.begin_rollout(self._draw_noise)
 
     def _draw_noise(self, numbers: Tensor) -> None:
-        """Fills the random numbers of all steps, [horizon, num_envs, columns]."""
         numbers.normal_(generator=self._act_generator)
 
     @torch.no_grad()
     def act(self, obs: Observation) -> Tensor:
-        """Returns actions [num_envs, actions]: random ones at first."""
+        """Return exploring actions, [num_envs, actions]."""
         self.acted_on = obs
         return self.choose(self.outputs(obs))
 
     def outputs(self, obs: Observation) -> Tensor:
-        """Returns the outputs of the networks that act, for raw observations."""
+        """Run the acting networks on raw observations."""
         outputs, self._next_hidden = self.policy.outputs(obs, self.hidden)
         return outputs
 
     def choose(self, outputs: Tensor) -> Tensor:
-        """Returns actions that explore, for these outputs."""
+        """Turn network outputs into exploring actions."""
         noise = self.noise.now[:, : self.num_actions]
         # The error function makes a uniform number of a normal one.
         uniform = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale
@@ -197,11 +189,11 @@ class OffPolicy(Algorithm):
         return torch.where(starts, uniform, self.explore(outputs, noise))
 
     def explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """Returns actions of the actor, where there is one, with noise."""
+        """Return the actor's actions with noise."""
         raise NotImplementedError
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Writes the step into the rollout, and at its end that into the replay memory."""
+        """Write the step, and a finished rollout into the replay memory."""
         self.memory.write(self.acted_on, action, step)
         for frames, new in zip(self.hidden, self._next_hidden, strict=True):
             torch.mul(new, ~step.done[:, None], out=frames)
@@ -212,13 +204,13 @@ class OffPolicy(Algorithm):
         self.noise.advance(self._t, step.done)
 
     def store(self) -> None:
-        """Writes the rollout into the replay memory."""
+        """Write the rollout into the replay memory."""
         self.replay.extend(self.memory)
         if self.priorities is not None:
             self.priorities.after_write(self.horizon)
 
     def begin_episodes(self) -> None:
-        """Begins new episodes in all envs: no window goes on beyond the last step in the memory."""
+        """Start new episodes in all envs; no window crosses this point."""
         if self.replay is not None:
             self.replay.cut()
         for frames in self.hidden:
@@ -228,11 +220,11 @@ class OffPolicy(Algorithm):
     # Learning
 
     def before_update(self) -> None:
-        """Exchanges transitions with a memory on the host."""
+        """Exchange transitions with a memory on the host."""
         self.replay.exchange()
 
     def update(self) -> dict[str, Tensor]:
-        """Learns from `horizon` x `updates` batches; returns means over them, as 0-dim device tensors."""
+        """Learn from `horizon * updates` batches; return mean statistics, 0-dim device tensors."""
         cfg, number = self.cfg, self.horizon * self.cfg.updates
         stored = self.replay.fill * self.num_envs
         waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one whole window
@@ -259,7 +251,6 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def _draw(self, number: int) -> list[Batch]:
-        """Draws the batches of an iteration."""
         cfg, policy = self.cfg, self.policy
         size = number * cfg.batch_size
         if self.demonstrations is not None:
@@ -292,7 +283,7 @@ class OffPolicy(Algorithm):
         return [Batch(*row) for row in rows]
 
     def _look(self, batch: Batch, moves_actor: bool) -> None:
-        """Puts features of the images behind the numbers of `policy`, with a gradient for who trains the encoder."""
+        """Append image features to `policy`, with a gradient for whoever trains the encoder."""
         policy = self.policy
         assert policy.encoder is not None
         self.replay.with_frames(batch)
@@ -307,12 +298,7 @@ class OffPolicy(Algorithm):
             obs["policy"] = torch.cat([obs["policy"], features], dim=-1)
 
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Makes a step of the critics.
-
-        Returns:
-            Their losses and Q values, [members, batch]; expected returns, [batch]; the norm of the gradient; whether
-            that is not finite.
-        """
+        """Return losses and Q values [members, batch], expected returns [batch], gradient norm, and if it is not finite."""
         with torch.no_grad():
             target, expected = self.targets(batch)
         policy = self.policy
@@ -332,7 +318,7 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def _critic_numbers(self, steps: list[tuple[Tensor, ...]], weight: Tensor) -> Mapping[str, Tensor]:
-        """Returns means over updates and processes, by name, for the weights of their samples, [updates, batch]."""
+        """Return means over updates and processes; weight: [updates, batch]."""
         each, q, expected, norm, bad = (torch.stack(column) for column in zip(*steps, strict=True))
         of_critics = weight[:, None]
         loss, q = (each * of_critics).sum(dim=(1, 2)), (q * of_critics).sum(dim=2).mean(dim=1)
@@ -342,29 +328,28 @@ class OffPolicy(Algorithm):
         return dict(zip(names, numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind(), strict=True))
 
     def _step(self, optimizer: MaskedAdamW, gradients: list[Tensor], waits: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes a step by gradients over all processes; returns their norm, and whether it is not finite."""
         norm, bad = optimizer.set_gradients(gradients)
         optimizer.masked_step(norm, waits | bad)
         return norm, bad
 
     def _error(self, each: Tensor, target: Tensor) -> Tensor:
-        """Returns |y - Q|, or KL(y || Q), in the mean of the critics, from their losses and targets, [batch]."""
+        """Return |y - Q| or KL(y || Q), averaged over critics, [batch]."""
         if self.policy.critic.support is None:
             return each.sqrt().mean(dim=0)
         return (each.mean(dim=0) + torch.special.xlogy(target, target).sum(dim=-1)).clamp_(min=0.0)
 
     def next_action(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Returns actions for `next_obs`, and what is added to their value (of entropy), [batch]."""
+        """Return actions for `next_obs` and the bonus on their value, [batch] or None."""
         raise NotImplementedError
 
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Returns outputs of the target critics for `next_obs` and the next actions, and what is added to the value."""
+        """Return the target critics' outputs for the next actions, and the bonus."""
         action, bonus = self.next_action(batch)
         policy = self.policy
         return policy.target_critic(batch.next_obs[policy.critic_group], action, bf16=policy.mlp_bf16), bonus
 
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Returns targets of the critics, Q values [batch] or probabilities [batch, atoms], and expected returns."""
+        """Return targets (Q values [batch] or probabilities [batch, atoms]) and expected returns."""
         outputs, bonus = self._next_outputs(batch)
         critic = self.policy.target_critic
         value = critic.value(outputs)
@@ -385,25 +370,23 @@ class OffPolicy(Algorithm):
         return target, target @ critic.support
 
     def q_value(self, batch: Batch, action: Tensor) -> Tensor:
-        """Returns the Q values of actions that the actor is to raise, [batch]."""
+        """Return the Q values that the actor maximises, [batch]."""
         critic, policy = self.policy.critic, self.policy
         value = critic.value(critic(batch.obs[policy.critic_group], action, bf16=policy.mlp_bf16))
         return self._of_members(value)
 
     def _of_members(self, value: Tensor) -> Tensor:
-        """Returns the Q values that count of those of the critics, [members, batch]."""
         if self.policy.critic.members == 1:
             return value[0]
         return value.amin(dim=0) if self.cfg.clipped else value.mean(dim=0)
 
     def actor_loss(self, batch: Batch) -> list[Tensor]:
-        """Returns the loss of the actor, where there is one, and numbers for the log: `actor_losses`."""
+        """Return the values named by `actor_losses`."""
         raise NotImplementedError
 
     def _imitation(self, batch: Batch, action: Tensor, q: Tensor) -> Tensor:
-        """Returns the squared distance of the actor's actions from those of the demonstrations, x the mean |Q|.
-
-        So the weight of the two stays the same while returns grow: Fujimoto and Gu 2021, arXiv 2106.06860.
+        """Return the squared distance to demonstrated actions, scaled by mean |Q| (Fujimoto and Gu 2021, arXiv
+        2106.06860).
         """
         distance = (action - batch.action)[-self._num_shown :].square().sum(dim=-1)
         counts = batch.weight[-self._num_shown :]
@@ -411,10 +394,7 @@ class OffPolicy(Algorithm):
         return self.cfg.demonstrations.imitation / self.collective.size * q.detach().abs().mean() * mean
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes a step of the actor; returns its numbers and the norm of the gradient, and whether that is not finite.
-
-        The numbers are sums over all processes.
-        """
+        """Return all-reduced numbers with the gradient norm, and whether the norm is not finite."""
         assert self.actor_optimizer is not None
         numbers = self.actor_loss(batch)
         gradients = self.actor_optimizer.gradients(numbers[0])
@@ -423,7 +403,6 @@ class OffPolicy(Algorithm):
         return torch.stack([*sums[: len(numbers)], norm]), bad
 
     def _actor_numbers(self, steps: list[tuple[Tensor, Tensor]]) -> Mapping[str, Tensor]:
-        """Returns means over the updates of the actor, by name."""
         if not steps:
             return {}
         numbers, bad = (torch.stack(column) for column in zip(*steps, strict=True))
@@ -432,7 +411,7 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def _look_at_new_frames(self) -> dict[str, Tensor]:
-        """Updates the statistics of observations; returns what tells whether the frames are finite."""
+        """Update observation statistics; return sums that are finite only if all frames are."""
         obs, valid, reward = self.replay.latest(self.horizon)
         for group, norm in self.policy.obs_norm.items():
             norm.update(obs[group].flatten(0, 1), valid.flatten(), self.collective)  # type: ignore[operator]
@@ -442,7 +421,7 @@ class OffPolicy(Algorithm):
     # For the start of a run, and for a resume
 
     def describe(self) -> dict[str, str]:
-        """Returns networks, updates and memory."""
+        """Describe networks, updates and memory."""
         cfg, net, envs = self.cfg, self.cfg.network, self.num_envs
 
         def layers(sizes: list[int]) -> str:
@@ -462,7 +441,7 @@ class OffPolicy(Algorithm):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns optimisers, counters, random generators, and the replay memory if it is to be saved."""
+        """Return the training state, with the replay memory if `replay.save`."""
         save = self.cfg.replay.save
         return {
             "critic_optimizer": self.critic_optimizer.moments(),
@@ -479,7 +458,7 @@ class OffPolicy(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. The memory is empty where none was saved, or where the time limit has changed."""
+        """Restore `state_dict`; an unsaved memory, or one with another time limit, starts empty."""
         self.critic_optimizer.load_moments(state["critic_optimizer"])
         if self.actor_optimizer is not None:
             self.actor_optimizer.load_moments(state["actor_optimizer"])

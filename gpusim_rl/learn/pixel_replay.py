@@ -1,4 +1,4 @@
-"""Replay memory of images: every frame is stored once, and stacks of frames are made when they are sampled."""
+"""Replay memory of images: frames are stored once, stacks built on sampling."""
 
 from __future__ import annotations
 
@@ -17,56 +17,48 @@ from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions, ends_by_time
 
 BLOCK = 8
-"""Successive frames that are compressed together. More make it smaller, and slower to sample."""
+"""Consecutive frames compressed together; more are smaller, and slower to sample."""
 
 RATIO = 3
-"""How much smaller compression makes rendered frames: benchmarks/updates/pixel_replay.json."""
+"""Compression ratio of rendered frames (benchmarks/updates/pixel_replay.json)."""
 
 
 class PlainFrames:
-    """Frames as they are, in one tensor on any device: T slots, and behind them rows for final observations."""
+    """Uncompressed frames on any device: T slots, then rows of final observations."""
 
     def __init__(self, num_steps: int, rows: int, num_envs: int, shape: Sequence[int], device: torch.device) -> None:
         self._num_steps = num_steps
         self._memory = torch.zeros(num_steps + rows, num_envs, *shape, dtype=torch.uint8, device=device)
 
     def write(self, slots: Int[Tensor, " steps"], frames: UInt8[Tensor, "steps envs *shape"]) -> None:
-        """Stores the frames of control steps."""
+        """Store the frames of control steps."""
         self._memory.index_copy_(0, slots, frames)
 
     def write_final(
         self, row: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"], where: Bool[Tensor, " envs"]
     ) -> None:
-        """Stores the last frames of the episodes that end `where`."""
+        """Store the last frames of episodes that end `where`."""
         behind = row + self._num_steps
         where = where.view(1, -1, *(1 for _ in frame.shape[1:]))
         self._memory.index_copy_(0, behind, torch.where(where, frame, self._memory[behind]))
 
     def read(self, index: Int[Tensor, " n"]) -> UInt8[Tensor, "n *shape"]:
-        """Returns frames at slot * N + env, final ones at (T + row) * N + env."""
+        """Return frames at slot * N + env; final ones at (T + row) * N + env."""
         return self._memory.flatten(0, 1).index_select(0, index)
 
     def state_dict(self, fill: int, place: Int[Tensor, " k"]) -> dict[str, Tensor]:
-        """Return the leading slots, and the final frames at these places, row * N + env, on the host."""
+        """Return the first `fill` slots and final frames at `place` (row * N + env), on the host."""
         frames, final = self._memory[:fill], self._memory[self._num_steps :].flatten(0, 1)[place]
         return {"frames": frames.to("cpu", copy=True), "final": final.to("cpu", copy=True)}
 
     def load_state_dict(self, state: dict[str, Tensor], place: Int[Tensor, " k"]) -> None:
-        """Restores `state_dict`, in place."""
+        """Restore `state_dict`, in place."""
         self._memory[: len(state["frames"])].copy_(state["frames"])
         self._memory[self._num_steps :].flatten(0, 1)[place] = state["final"].to(self._memory.device)
 
 
 class CompressedFrames:
-    """Frames in the memory of the host, compressed without loss.
-
-    Of `BLOCK` successive frames of an environment the first is kept, and of the others the difference to the one
-    before. LZ4 compresses the block when its last frame is written. Final observations are few, and stay as they are.
-    The number of slots is a multiple of `BLOCK`.
-
-    Raises:
-        ConfigError: The package lz4 is not installed.
-    """
+    """Frames on the host, as LZ4 blocks of `BLOCK` consecutive differences; final ones uncompressed."""
 
     def __init__(self, num_steps: int, rows: int, num_envs: int, shape: Sequence[int]) -> None:
         assert num_steps % BLOCK == 0
@@ -78,7 +70,7 @@ class CompressedFrames:
         self._newest = -1  # slot
 
     def write(self, slots: Int[Tensor, " steps"], frames: UInt8[Tensor, "steps envs *shape"]) -> None:
-        """Stores the frames of control steps; in every `BLOCK`-th step, compresses a block of each env."""
+        """Store the frames of control steps."""
         for slot, frame in zip(slots.tolist(), frames, strict=True):
             self._newest = slot
             block, position = divmod(slot, BLOCK)
@@ -93,11 +85,11 @@ class CompressedFrames:
     def write_final(
         self, row: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"], where: Bool[Tensor, " envs"]
     ) -> None:
-        """Stores the last frames of the episodes that end `where`."""
+        """Store the last frames of episodes that end `where`."""
         self._final.write_final(row, frame, where)
 
     def read(self, index: Int[Tensor, " n"]) -> UInt8[Tensor, "n *shape"]:
-        """Returns frames as `PlainFrames.read`; unpacks a block once for all its frames."""
+        """Return frames as `PlainFrames.read`, unpacking each block once."""
         places = index.numpy()
         frames = np.zeros((len(places), self._open.shape[2]), np.uint8)
         slot, env = np.divmod(places, self._num_envs)
@@ -122,7 +114,7 @@ class CompressedFrames:
         return torch.from_numpy(frames.reshape(-1, *self._shape))
 
     def state_dict(self, fill: int, place: Int[Tensor, " k"]) -> dict[str, Tensor]:
-        """Returns what is stored, as `PlainFrames.state_dict`."""
+        """Return what is stored."""
         blocks = self._blocks[: fill // BLOCK * self._num_envs]  # without those that were never closed
         opened = self._newest % BLOCK + 1 if fill else 0
         return {
@@ -134,7 +126,7 @@ class CompressedFrames:
         }
 
     def load_state_dict(self, state: dict[str, Tensor], place: Int[Tensor, " k"]) -> None:
-        """Restores `state_dict`."""
+        """Restore `state_dict`."""
         joined, ends = state["blocks"].numpy().tobytes(), [0, *state["sizes"].cumsum(0).tolist()]
         blocks = [joined[start:end] for start, end in itertools.pairwise(ends)]
         self._blocks = blocks + [b""] * (len(self._blocks) - len(blocks))
@@ -144,29 +136,20 @@ class CompressedFrames:
 
 
 class PixelReplay(Replay):
-    """A `Replay` of envs that observe images. Samples are stacks of frames.
+    """`Replay` of envs with images; samples are stacks of frames.
 
-    A frame is stored once. A stack does not reach back across the start of an episode: there it has black frames, as
-    `FrameStack` has them where actions are chosen. The first step that is written counts as the first of its episode.
-    Where a frame of a stack is older than T steps, the transition has weight 0; and so has one that the time limit cut
-    short, where the envs have no final images.
-
-    What is drawn has the places of its frames, oldest first, [batch, stack]; `with_frames` reads them. So all batches
-    of an iteration can be drawn at once, and one after the other is read.
-
-    With `compress` the frames are in the memory of the host, as differences under LZ4: smaller, and slower to sample
-    (benchmarks/updates/pixel_replay.json). Without, nothing is read on the host.
+    Frames before the start of an episode are black, as in `FrameStack`. A transition has weight 0 if a frame of its
+    stack was overwritten, or after a time-out in envs without final images. An iteration draws places of frames, oldest
+    first, [batch, stack]; `with_frames` reads them batch by batch. `compress` keeps frames on the host: smaller, and
+    slower to sample.
 
     Args:
-        num_steps: T; more than `n_step`, and with `compress` a multiple of `BLOCK`.
-        groups: Observation groups to keep, those of images among them.
-        stack: Frames in an observation.
-        compress: Whether to compress the frames; on the CPU only.
+        num_steps: T; with `compress` a multiple of `BLOCK`.
+        stack: Frames per observation.
         memory: Further arguments of `Replay`.
 
     Attributes:
-        frames: Frames of each group of images.
-        bytes_drawn: Memory of the images of a transition that is drawn [bytes].
+        bytes_drawn: Image memory of a drawn transition [bytes].
 
     Raises:
         ConfigError: `compress` without the package lz4.
@@ -202,7 +185,7 @@ class PixelReplay(Replay):
 
     @torch.no_grad()
     def extend(self, steps: Trajectory) -> None:
-        """Stores successive control steps as `Replay.extend`; of images the newest frames, uint8 [T, N, H, W, C]."""
+        """Store consecutive steps, with the newest frames, uint8 [T, N, H, W, C]."""
         _, slot, row = self.next_places(len(steps.reward))
         cut = ends_by_time(steps)
         for group, frames in self.frames.items():
@@ -220,9 +203,8 @@ class PixelReplay(Replay):
         return drawn, following
 
     def _stacks(self, newest: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the places of the frames of stacks, [stack, batch], oldest first, and which stacks miss a frame.
-
-        `newest` are the places of the newest frames, slot * N + env, or (T + row) * N + env of final ones.
+        """Return places of stacks [stack, batch], oldest first, and where a frame is lost, given places of the newest
+        frames.
         """
         steps, envs, last, oldest = self.num_steps, self.num_envs, self.total - 1, self.total - self.fill
         final = newest >= steps * envs
@@ -244,7 +226,7 @@ class PixelReplay(Replay):
 
     @torch.no_grad()
     def with_frames(self, drawn: Transitions) -> None:
-        """Replaces frame places by stacks of frames: uint8 [batch, H, W, stack * C], the oldest first."""
+        """Replace frame places by stacks, uint8 [batch, H, W, stack * C], oldest first."""
         for group, frames in self.frames.items():
             index = torch.cat([drawn.obs[group], drawn.next_obs[group]])
             read = frames.read(index.flatten()).unflatten(0, index.shape)
@@ -252,13 +234,13 @@ class PixelReplay(Replay):
             drawn.obs[group], drawn.next_obs[group] = torch.cat(read.unbind(1), dim=-1).chunk(2)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that is stored, on the host. Reads the number of steps."""
+        """Return all that is stored, on the host."""
         state, fill = super().state_dict(), int(self.fill)
         place = state["final_place"][: None if self._has_final else 0]
         return {**state, "frames": {g: frames.state_dict(fill, place) for g, frames in self.frames.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
+        """Restore `state_dict`."""
         super().load_state_dict(state)
         place = state["final_place"][: None if self._has_final else 0].to(self.device)
         for group, frames in self.frames.items():

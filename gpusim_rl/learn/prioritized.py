@@ -1,4 +1,4 @@
-"""Prioritised sampling from a replay memory, without a host sync."""
+"""Prioritised replay sampling without host syncs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,22 @@ from torch import Tensor
 from gpusim_rl.learn.replay import Replay, Transitions
 
 BLOCK = 64
-"""Slots of which only the sum is read until one of them is drawn."""
+"""Slots summed up before one of them is drawn."""
 _SMALLEST = 1e-6  # of an error: nothing is left out for ever
 
 
 class Priorities:
-    """Draws transitions by the size of their errors (Schaul et al. 2016, arXiv 1511.05952).
+    """Sampling in proportion to errors (Schaul et al. 2016, arXiv 1511.05952).
 
         P(i) = p_i / sum_k p_k,   p_i = (error_i + 1e-6)^alpha
 
-    A new transition has the largest priority so far. A step has none until the whole window that begins with it is
-    stored, and none after its slot is overwritten. A transition that turned out not to count has none either.
-
-    A draw is two: of a block of slots by its sum, and of a slot in the block. The sums are formed anew for every draw.
-    So they never drift, and changes of priorities cost little (benchmarks/updates/prioritized.json).
-    Blocks are drawn in float64: float32 has 2^24 values only.
-
-    Args:
-        alpha: Exponent of the errors: 0 draws uniformly, 1 in proportion.
+    A transition gets the largest priority so far once its window is complete. Each draw picks a block of slots by its
+    float64 sum (float32 has only 2^24 values), then a slot. Sums are recomputed for every draw, so they never drift
+    (benchmarks/updates/prioritized.json).
 
     Attributes:
-        values: p_i of all slots, slot * N + env, float32; padded with zeros to whole blocks.
-        largest: Largest p_i that any transition has had, [].
+        values: p_i of slot * N + env, float32, zero-padded to whole blocks.
+        largest: Largest p_i so far, [].
     """
 
     def __init__(self, replay: Replay, alpha: float) -> None:
@@ -41,7 +35,7 @@ class Priorities:
         self._steps = self.values[:slots].view(replay.num_steps, replay.num_envs)
 
     def after_write(self, number: int) -> None:
-        """Sets the priorities that the last so many steps change: theirs, and those of windows that are whole now."""
+        """Set the priorities changed by the last `number` steps."""
         replay = self.replay
         back = torch.arange(min(number + replay.n_step, replay.num_steps), device=self.largest.device)
         step = replay.total - 1 - back
@@ -49,16 +43,12 @@ class Priorities:
         self._steps.index_copy_(0, step % replay.num_steps, fresh[:, None].expand(-1, replay.num_envs))
 
     def clear(self) -> None:
-        """Forgets everything, as the memory does."""
+        """Forget everything."""
         self.values.zero_()
 
     @torch.no_grad()
     def sample(self, size: int, generator: torch.Generator, beta: Tensor) -> Transitions:
-        """Draws transitions with replacement. Their weights make up for the unequal probabilities.
-
-        The weight is p_i^-beta, or 0 where a transition does not count. With `beta` = 1 [] a weighted mean is that of
-        all transitions.
-        """
+        """Draw transitions with importance weights p_i^-beta; beta 1 corrects means fully."""
         index = self._draw(size, generator)
         drawn, priority = self.replay.at(index), self.values.take(index)
         # From an empty memory something is drawn that has no priority.
@@ -84,11 +74,7 @@ class Priorities:
         weight: Float[Tensor, " batch"],
         hold: Bool[Tensor, ""],
     ) -> None:
-        """Changes the priorities of transitions at slot * N + env by their errors, which are >= 0; none with `hold`.
-
-        The larger error of a place counts. One that is not finite changes nothing. A transition of weight 0 is not
-        drawn again.
-        """
+        """Update priorities at slot * N + env unless `hold`: the largest error counts, non-finite ones do not."""
         new = ((error + _SMALLEST) ** self.alpha).masked_fill_(weight == 0.0, 0.0)
         new = torch.where(new.isfinite() & ~hold, new, self.values.take(index))
         # The largest of equal indices: the same in every run, unlike the last one that is written on a GPU.
@@ -96,11 +82,11 @@ class Priorities:
         torch.maximum(self.largest, new.amax(), out=self.largest)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the priorities of all slots that were written. Reads the number of steps."""
+        """Return the priorities of all written slots."""
         number = int(self.replay.fill) * self.replay.num_envs
         return {"values": self.values[:number].clone(), "largest": self.largest.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restores `state_dict`, in place."""
+        """Restore `state_dict`, in place."""
         self.values.zero_()[: len(state["values"])].copy_(state["values"])
         self.largest.copy_(state["largest"])

@@ -1,4 +1,4 @@
-"""Actor, ensemble of critics, and target networks of off-policy algorithms."""
+"""Actor, critic ensemble and target networks of off-policy algorithms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpusim_rl.settings.schema import ActorCriticConfig, DQNNetworkConfig, OffPo
 
 
 class EnsembleLinear(nn.Module):
-    """Linear layers of equal size side by side, as one product of matrices; each begins as `nn.Linear` does."""
+    """Batched `nn.Linear` layers with the same initialisation."""
 
     def __init__(self, members: int, size: int, out_size: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, 1, out_size).uniform_(-bound, bound))
 
     def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch out"]:
-        """Applies the layer of each member."""
+        """Apply each member's layer."""
         weight, bias = self.weight, self.bias
         if weight.shape[2] == 1 and x.device.type == "cpu":  # there a product with one column is 3 times as slow
             return torch.add((x * weight.mT).sum(dim=2, keepdim=True), bias)
@@ -37,7 +37,7 @@ class EnsembleLinear(nn.Module):
 
 
 class EnsembleNorm(nn.Module):
-    """Layer normalisation (Ba et al. 2016, arXiv 1607.06450) with a scale and an offset for each member."""
+    """Layer normalisation with scale and offset per member."""
 
     def __init__(self, members: int, size: int) -> None:
         super().__init__()
@@ -45,26 +45,24 @@ class EnsembleNorm(nn.Module):
         self.offset = nn.Parameter(torch.zeros(members, 1, size))
 
     def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch size"]:
-        """Normalises each row."""
+        """Normalise each row."""
         return torch.addcmul(self.offset, functional.layer_norm(x, x.shape[-1:]), self.scale)
 
 
 class _OwnFeatures(nn.ModuleList):
-    """A network of the user's own for each member."""
-
     def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch out"]:
         return torch.stack([network(inputs) for network, inputs in zip(self, x, strict=True)])
 
 
 class Critic(nn.Module):
-    """Several independent Q functions of a normalised observation and an action.
+    """Ensemble of independent Q functions of a normalised observation and an action.
 
-    With `atoms`, each returns the logits of a distribution of returns over `support` (C51: Bellemare et al. 2017, arXiv
-    1707.06887). With several `options`, each returns so many Q functions. `key` is the section of the settings.
+    With `atoms`, outputs are logits of a return distribution (C51: Bellemare et al. 2017, arXiv 1707.06887). `options`:
+    Q values per member.
     """
 
     support: Tensor | None
-    """Returns that have a probability, equally spaced, [atoms]."""
+    """Equally spaced returns, [atoms]."""
 
     def __init__(
         self, size: int, num_actions: int, net: QNetworkConfig | DQNNetworkConfig, key: str, *, options: int = 1
@@ -91,7 +89,7 @@ class Critic(nn.Module):
     def forward(
         self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, bf16: bool
     ) -> Float[Tensor, "members batch outputs"]:
-        """Returns Q values, one output; or logits of the atoms."""
+        """Return Q values [..., 1] or logits of the atoms."""
         return self.head(self._features(torch.cat([obs, action], dim=-1), bf16=bf16))
 
     def _features(self, x: Float[Tensor, "batch size"], *, bf16: bool) -> Float[Tensor, "members batch out"]:
@@ -100,7 +98,7 @@ class Critic(nn.Module):
         return features.float()
 
     def value(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
-        """Returns the expected return that outputs stand for."""
+        """Return the expected return."""
         if self.support is None:
             return outputs.squeeze(-1)
         return outputs.softmax(dim=-1) @ self.support
@@ -109,16 +107,16 @@ class Critic(nn.Module):
 class DiscreteCritic(Critic):
     """Q functions of all options of discrete actions.
 
-    The Q value of several choices is the mean of those of the chosen options (Seyde et al. 2023, arXiv 2210.12566): so
-    the best option of each choice is the best action. With `atoms` it is the mean of their logits.
+    The Q value (or logits) of several choices is the mean over the chosen options (Seyde et al. 2023, arXiv
+    2210.12566).
     """
 
     offsets: Tensor
-    """Place of the first option of each choice, [choices]."""
+    """Index of each choice's first option."""
     places: Tensor
-    """Places of the options of each choice, [choices * most options]; what is beyond its last one repeats that."""
+    """Indices of each choice's options, padded with the last, [choices * most options]."""
     centre: Tensor
-    """Matrix that subtracts from each option the mean over the options of its choice, [options, options]."""
+    """Matrix that subtracts each choice's mean, [options, options]."""
 
     def __init__(self, size: int, counts: Sequence[int], net: DQNNetworkConfig, key: str) -> None:
         super().__init__(size, 0, net, key, options=sum(counts))
@@ -136,7 +134,7 @@ class DiscreteCritic(Critic):
     def options(
         self, obs: Float[Tensor, "batch size"], *, bf16: bool
     ) -> Float[Tensor, "members batch outputs options"]:
-        """Returns Q values of all options of all choices, side by side, one output; or logits of the atoms."""
+        """Return Q values or logits of all options, concatenated over choices."""
         features = self._features(obs, bf16=bf16)
         outputs = self.head(features).unflatten(-1, (self.num_outputs, -1))
         if self.state_head is None:
@@ -147,13 +145,13 @@ class DiscreteCritic(Critic):
     def forward(
         self, obs: Float[Tensor, "batch size"], action: Shaped[Tensor, "batch choices"], *, bf16: bool
     ) -> Float[Tensor, "members batch outputs"]:
-        """Returns Q values of chosen options, one output; or logits of the atoms."""
+        """Return Q values [..., 1] or logits of the chosen options."""
         return self.chosen(self.options(obs, bf16=bf16), action)
 
     def chosen(
         self, outputs: Float[Tensor, "members batch outputs options"], action: Shaped[Tensor, "batch choices"]
     ) -> Float[Tensor, "members batch outputs"]:
-        """Returns the outputs of chosen options, the mean over the choices."""
+        """Select the chosen options' outputs, averaged over choices."""
         index, single = action.long(), len(self.counts) == 1
         index = (index if single else index + self.offsets).view(1, len(index), 1, -1).expand(*outputs.shape[:3], -1)
         of_choices = outputs.gather(3, index)
@@ -162,17 +160,17 @@ class DiscreteCritic(Critic):
     def highest(
         self, outputs: Float[Tensor, "members batch outputs options"]
     ) -> Float[Tensor, "members batch outputs"]:
-        """Returns the outputs of the options with the largest value."""
+        """Return the outputs of the best options."""
         if self.support is None and self.members == len(self.counts) == 1:  # in one operation
             return outputs.amax(dim=3)
         return self.chosen(outputs, self.largest(outputs))
 
     def best(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Int[Tensor, "batch choices"]:
-        """Returns the option of each choice with the largest Q value, in the mean of the critics."""
+        """Return each choice's best option by the mean of the critics."""
         return self.largest(self.options(obs, bf16=bf16))
 
     def largest(self, outputs: Float[Tensor, "members batch outputs options"]) -> Int[Tensor, "batch choices"]:
-        """Returns the option of each choice with the largest value that these outputs of all options stand for."""
+        """Return each choice's best option, given all outputs."""
         value = outputs.squeeze(2) if self.support is None else self.value(outputs.mT)
         value = value[0] if self.members == 1 else value.mean(dim=0)
         if len(self.counts) == 1:
@@ -184,11 +182,7 @@ class DiscreteCritic(Critic):
 def project(
     probabilities: Float[Tensor, "batch atoms"], returns: Float[Tensor, "batch atoms"], support: Float[Tensor, " atoms"]
 ) -> Float[Tensor, "batch atoms"]:
-    """Moves a distribution over any returns to the atoms next to them, mean and mass kept inside of the support.
-
-    Bellemare et al. 2017 (arXiv 1707.06887), algorithm 1. A return between two atoms, which are equally spaced, is
-    shared by both. Returns are clamped to the support.
-    """
+    """Project a return distribution onto the support (Bellemare et al. 2017, arXiv 1707.06887, algorithm 1)."""
     atoms = len(support)
     low, high = support[0], support[-1]
     place = (returns.clamp(low, high) - low) * ((atoms - 1) / (high - low))
@@ -200,7 +194,7 @@ def project(
 
 
 class ActorNetwork(nn.Module):
-    """A network that returns `outputs` numbers which describe actions, for a normalised observation."""
+    """Network from normalised observations to action parameters."""
 
     def __init__(self, size: int, outputs: int, net: QNetworkConfig, key: str) -> None:
         super().__init__()
@@ -211,14 +205,14 @@ class ActorNetwork(nn.Module):
             self.head.bias.zero_()
 
     def forward(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Float[Tensor, "batch outputs"]:
-        """Returns float32."""
+        """Return float32 outputs."""
         with torch.autocast(obs.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
             features = self.features(obs)
         return self.head(features.float())
 
 
 def encoder_of(cfg: OffPolicyConfig, env: EnvSpec, section: str) -> tuple[Encoder | None, int]:
-    """Makes the encoder, where there are images; returns the size of what the actor sees too: numbers and features."""
+    """Return the image encoder, or None, and the actor's input size."""
     size = env.obs_sizes["policy"]
     if not env.images:
         return None, size
@@ -230,28 +224,19 @@ def encoder_of(cfg: OffPolicyConfig, env: EnvSpec, section: str) -> tuple[Encode
 def actor_and_critic(
     cfg: ActorCriticConfig, env: EnvSpec, outputs: int, section: str
 ) -> tuple[Encoder | None, ActorNetwork, Critic]:
-    """Makes the networks of a policy over continuous actions, whose actor has so many outputs."""
+    """Build encoder, actor and critic for continuous actions."""
     (encoder, size), key = encoder_of(cfg, env, section), f"{section}.network"
     actor = ActorNetwork(size, outputs, cfg.network, key)
     return encoder, actor, Critic(env.obs_sizes.get("critic", size), env.action_space.size, cfg.network, key)
 
 
 class QPolicy(Policy):
-    """Critics, and an actor if not the critics choose the actions, with normalisers and target networks.
+    """Critics with target networks, normalisers, and an actor unless the critics choose actions.
 
-    Observations come in groups: `policy` for the actor and, if present, `critic` for the critics (asymmetric
-    actor-critic, Pinto et al. 2017, arXiv 1710.06542). With `target_actor` the actor has a target network too.
-
-    Features of images stand behind the numbers of `policy`. Where the critics see them, they alone train the encoder,
-    and the target networks see features of the same one (DrQ-v2: Yarats et al. 2021, arXiv 2107.09645). Where the
-    critics have numbers of their own, the actor trains it. Older frames of images are the recurrent state.
-
-    Attributes:
-        groups: Observation groups that it uses.
-        critic_group: Group that the critics see.
-        critic_sees_images: Whether there are images, and the critics see them.
-        images: Stacks of the newest frames.
-        encoder: Network for images; None without.
+    The group `policy` feeds the actor; `critic`, if present, the critics (asymmetric actor-critic, Pinto et al. 2017,
+    arXiv 1710.06542). Image features are appended to `policy`. Critics that see them train the encoder alone and share
+    it with their targets (DrQ-v2: Yarats et al. 2021, arXiv 2107.09645); otherwise the actor trains it. Older frames
+    are the recurrent state.
     """
 
     actor: ActorNetwork | None
@@ -284,15 +269,15 @@ class QPolicy(Policy):
         self.target_actor = copy.deepcopy(actor).requires_grad_(False) if actor is not None and target_actor else None
 
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
-        """Returns the inputs of the networks by group, normalised if configured."""
+        """Normalise observations by group, if configured."""
         return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in self.groups}
 
     def initial_state(self, batch: int) -> Hidden:
-        """Returns black frames, where actions depend on older ones."""
+        """Return black frames."""
         return self.images.initial_state(batch, self.critic.head.weight.device)
 
     def outputs(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """Returns the outputs of what chooses actions, for raw observations, and the next recurrent state."""
+        """Return the acting network's outputs for raw observations, and the next state."""
         seen = obs["policy"]
         seen = self.obs_norm["policy"](seen) if self.obs_norm else seen
         if self.encoder is not None:
@@ -301,22 +286,21 @@ class QPolicy(Policy):
         return self._choosing(seen), hidden
 
     def action(self, outputs: Tensor) -> Tensor:
-        """Returns actions, for the outputs of what chooses them."""
+        """Convert network outputs to actions."""
         raise NotImplementedError
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Returns actions for raw observations [batch, size]; the policy itself has no noise."""
+        """Return noise-free actions for raw observations [batch, size]."""
         outputs, hidden = self.outputs(obs, hidden)
         return self.action(outputs), hidden
 
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Tensor:
-        """Returns the outputs for what the actor sees: numbers and features."""
         assert self.actor is not None
         return self.actor(seen, bf16=self.mlp_bf16)
 
     def target_pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns parameters of the target networks, and those that they follow."""
+        """Return target parameters and the parameters they follow."""
         targets: list[Tensor] = [*self.target_critic.parameters()]
         online: list[Tensor] = [*self.critic.parameters()]
         if self.target_actor is not None and self.actor is not None:

@@ -1,4 +1,4 @@
-"""Replay memory on the device: what off-policy algorithms learn from."""
+"""Replay memory on the learner's device."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec, Observation, Outcome, RecordedTensor, recorded_steps
 
 STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""Types that observations may be kept in, by their names in the settings."""
+"""Observation dtypes by setting name."""
 
 TERMINATED, TRUNCATED, DIVERGED = 1, 2, 4  # bits of `Replay.ends`
 
 
 @dataclass(slots=True)
 class Transitions:
-    """Transitions over n steps, in random order. Discount and weight stand for all flags."""
+    """n-step transitions in random order."""
 
     obs: dict[str, Tensor]
-    """Raw observations, float32 [batch, size] each; of images, until `with_frames`, places in the memory, [batch,
-    frames]."""
+    """Raw observations, float32 [batch, size]; images as frame places [batch, frames] until `with_frames`."""
     action: Float[Tensor, "batch actions"]
     reward: Float[Tensor, " batch"]
-    """Discounted sum over the window, which ends with the episode."""
+    """Discounted sum over the window."""
     next_obs: dict[str, Tensor]
-    """Raw observations after the window: where the time limit ended the episode, the last ones of that episode."""
+    """Raw observations after the window; final ones after a time-out."""
     discount: Float[Tensor, " batch"]
-    """Discount of the value of `next_obs`: gamma^(steps in the window); 0 where the episode terminated."""
+    """gamma^(steps in the window), or 0 if the episode terminated."""
     weight: Float[Tensor, " batch"]
-    """1 where the transition counts, else 0."""
+    """1 for a valid transition, else 0."""
     index: Int[Tensor, " batch"]
     """Place in the memory: slot * N + env."""
 
     def beside(self, other: Transitions, number: int) -> Transitions:
-        """Adds those of another memory: of each of `number` equal batches these come first, then the others."""
+        """Concatenate within each of `number` equal batches."""
 
         def joined(ours: Tensor, theirs: Tensor) -> Tensor:
             return torch.cat([x.unflatten(0, (number, -1)) for x in (ours, theirs)], dim=1).flatten(0, 1)
@@ -53,10 +52,7 @@ register_dataclass(Transitions)
 
 @dataclass(slots=True)
 class Trajectory:
-    """Control steps, [T, N, ...] each, or one of them: what a `Replay` stores, and no more.
-
-    A rollout is kept here until it is stored as a whole: so a step of few envs takes few operations.
-    """
+    """Consecutive control steps, [T, N, ...], or one of them; a rollout is stored as a whole, which saves kernels."""
 
     acted_on: dict[str, Tensor]
     action: Tensor
@@ -66,12 +62,12 @@ class Trajectory:
     truncated: Tensor
     diverged: Tensor
     t: int = field(default=0, init=False)
-    """Control step that is written next."""
+    """Next control step to write."""
     _rows: list[list[Tensor]] = field(default_factory=list, init=False)
 
     @classmethod
     def empty(cls, horizon: int, env: EnvSpec, groups: Iterable[str], device: torch.device) -> Trajectory:
-        """Makes room for a rollout of `horizon` steps, with these observation groups; final images if there are any."""
+        """Allocate a rollout."""
 
         def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(horizon, env.num_envs, *size, dtype=dtype, device=device)
@@ -85,16 +81,16 @@ class Trajectory:
         return cls(obs, zeros(env.action_space.size), final_obs, zeros(), terminated, truncated, diverged)
 
     def at(self, t: int) -> Trajectory:
-        """Returns step t."""
+        """Return step t."""
         return tree_map(lambda x: x[t], self)
 
     def begin_rollout(self) -> None:
-        """Makes the next step the first one of a rollout, also where the last one was left in the middle."""
+        """Restart at step 0."""
         self.t = 0
 
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Keeps a control step: observations before it, actions, outcome."""
+        """Write a control step; `obs` precede it."""
         if not self._rows:
             self._rows = [tree_leaves(self.at(t)) for t in range(len(self.reward))]
         row, self.t = self._rows[self.t], (self.t + 1) % len(self._rows)
@@ -104,7 +100,7 @@ class Trajectory:
             memory.copy_(value)
 
     def latest(self) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Returns observations of numbers [T, N, size], which of them did not diverge, and rewards."""
+        """Return vector observations [T, N, size], where they are valid, and rewards."""
         numbers = {group: x for group, x in self.acted_on.items() if x.is_floating_point()}
         return numbers, ~self.diverged, self.reward
 
@@ -113,33 +109,27 @@ register_dataclass(Trajectory)
 
 
 def ends_by_time(step: Outcome | Trajectory) -> Bool[Tensor, "*steps envs"]:
-    """Returns where the time limit, and nothing else, ended an episode: what follows is `final_obs`."""
+    """Return where the time limit alone ended an episode, so the successor is `final_obs`."""
     return step.truncated & ~(step.terminated | step.diverged)
 
 
 class Replay:
-    """The last T control steps of N environments, in a ring [T, N, ...].
+    """Ring of the last T control steps of N envs, [T, N, ...].
 
-    An observation is stored once. The next slot has the observation that follows a step, except where the time limit
-    ended an episode. Such `final_obs` are at least `max_episode_length` steps apart. So the step number divided by that
-    length tells them apart, and a ring of T / length + 2 rows holds all that can be asked for. The rows lie behind the
-    T slots, in the same tensor, so that one gather reads both kinds.
-
-    Starts are drawn such that the whole window and the observation after it are stored: no window reaches across the
-    place of the next write. The step counter is a tensor on the device, and nothing is read on the host.
+    Each observation is stored once: the next slot holds a step's successor, except after a time-out. Those `final_obs`
+    are at least `max_episode_length` steps apart, so step // length identifies them: T / length + 2 extra rows behind
+    the slots hold all reachable ones, and one gather reads both. Only complete windows are drawn. Nothing is read on
+    the host.
 
     Args:
         num_steps: T; more than `n_step`.
-        groups: Observation groups to keep.
-        n_step: Largest number of steps in a window.
-        gamma: Discount per step.
-        storage: Type of observations in memory. In fp16 they are clamped to its range, +-65504.
+        n_step: Maximum window length.
+        storage: Dtype of stored observations; fp16 clamps.
 
     Attributes:
-        expected_bytes: Memory that it will take when it is full [bytes].
-        groups: Observation groups that it keeps.
-        obs: Observation groups, [T + rows for final observations, N, size] each.
-        total: Steps written since the beginning, int64 []; step t is in slot t modulo T.
+        expected_bytes: Memory when full [bytes].
+        obs: Observations by group, [T + final rows, N, size].
+        total: Steps written so far, int64 []; step t is in slot t modulo T.
     """
 
     def __init__(
@@ -181,26 +171,26 @@ class Replay:
         return self.total.clamp(max=self.num_steps)
 
     def exchange(self) -> None:
-        """Does nothing: the memory is where the learner is."""
+        """Do nothing; `HostReplay` transfers here."""
 
     def with_frames(self, drawn: Transitions) -> None:
-        """Puts images in the stead of their places, in transitions that were drawn: here there are none."""
+        """Replace frame places by images in drawn transitions."""
 
     def next_places(self, number: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Int[Tensor, " n"]]:
-        """Returns the next control steps, their slots, and the rows behind the slots for their final observations."""
+        """Return the next steps, their slots, and the rows of their final observations."""
         time = self.total + torch.arange(number, device=self.device)
         return time, time % self.num_steps, time // self._episode % self._rows
 
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Stores a control step (observations before it, actions, outcome), in place of the oldest one if full."""
+        """Store one control step; `obs` precede it."""
         flags = step.terminated, step.truncated, step.diverged
         steps = Trajectory(dict(obs), action.to(self.action.dtype), dict(step.final_obs), step.reward, *flags)
         self.extend(tree_map(lambda x: x[None], steps))
 
     @torch.no_grad()
     def extend(self, steps: Trajectory) -> None:
-        """Stores successive control steps, T at most, in place of the oldest ones if full."""
+        """Store up to T consecutive steps, overwriting the oldest."""
         (time, slot, row), cut = self.next_places(len(steps.reward)), ends_by_time(steps)
         place, behind = ((x * self.num_envs)[:, None] + self._envs for x in (slot, row))
         # The last one of a row counts, where an env keeps no time limit.
@@ -227,19 +217,19 @@ class Replay:
         return value.clamp(-self._largest, self._largest).add_(value, alpha=0).to(memory.dtype)
 
     def cut(self) -> None:
-        """Ends all windows with the last step: the next one does not follow from it."""
+        """End all windows at the last step."""
         slot = ((self.total - 1) % self.num_steps)[None]
         last = self.ends[slot]
         self.ends.index_copy_(0, slot, last.masked_fill(last == 0, DIVERGED))
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self.total.zero_()
         self._final_step.fill_(-1)
 
     @torch.no_grad()
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
-        """Draws transitions uniformly, with replacement. Until `n_step` + 1 steps are stored, all have weight 0."""
+        """Draw transitions uniformly; weights are 0 until `n_step` + 1 steps are stored."""
         envs, fill = self.num_envs, self.fill
         starts = fill - self.n_step  # the observation after the longest window must be stored too
         # float64: float32 has 2^24 values only, and would never draw some of the transitions.
@@ -251,17 +241,14 @@ class Replay:
 
     @torch.no_grad()
     def at(self, index: Int[Tensor, " batch"]) -> Transitions:
-        """Returns the transitions that begin at slot * N + env. Weight 0 where a window is not stored whole."""
+        """Return the transitions that start at slot * N + env; incomplete ones have weight 0."""
         slot = index.div(self.num_envs, rounding_mode="floor")
         last = self.total - 1
         first = last - (last - slot).remainder_(self.num_steps)
         return self._windows(first, index - slot * self.num_envs, first + self.n_step <= last)[0]
 
     def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> tuple[Transitions, Tensor]:
-        """Returns transitions that begin with the steps `first`, counted since the beginning; `whole` if stored.
-
-        With them come the places of their next observations: slot * N + env, or (T + row) * N + env of final ones.
-        """
+        """Return transitions from the absolute steps `first`, and their next observations' places (row T + r if final)."""
         size, envs = len(first), self.num_envs
         time = first + self._window
         index = time.remainder(self.num_steps).mul_(envs).add_(env)
@@ -289,13 +276,13 @@ class Replay:
         return Transitions(seen, action, reward, left, discount, weight.float(), index[0]), following
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Returns the last steps: observations [steps, N, size], which of them did not diverge, and rewards."""
+        """Return the last observations [steps, N, size], where they are valid, and rewards."""
         slots = (torch.arange(steps, device=self.total.device) + (self.total - steps)) % self.num_steps
         obs = {group: memory.index_select(0, slots).float() for group, memory in self.obs.items()}
         return obs, (self.ends.index_select(0, slots) & DIVERGED) == 0, self.reward.index_select(0, slots)
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Returns observations and rewards of the last control steps."""
+        """Return observations and rewards of the last steps."""
         obs, _, reward = self.latest(steps)
         return recorded_steps(obs, reward)
 
@@ -304,10 +291,7 @@ class Replay:
         return {"action": self.action, "reward": self.reward, "ends": self.ends}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what is stored, on the host: a GPU may have no room for it twice. Reads the number of steps.
-
-        Slots that were never written are left out, and so are the places of final observations.
-        """
+        """Return all written slots on the host: a GPU may not fit a copy. Syncs."""
         fill = int(self.fill)
         place = (self._final_step.flatten() >= 0).nonzero().squeeze(1)  # row * N + env of those that were written
 
@@ -326,7 +310,7 @@ class Replay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`, in place."""
+        """Restore `state_dict`, in place."""
         if "final_place" not in state:
             raise ConfigError("the checkpoint has a replay memory of an earlier layout. Try a new run, or test=true")
         place = state["final_place"].to(self.device)

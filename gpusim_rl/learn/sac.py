@@ -1,4 +1,4 @@
-"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905) without a host sync."""
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905) without host syncs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 @dataclass(slots=True)
 class SquashedGaussian:
-    """scale * tanh(u), where u is a diagonal Gaussian: continuous actions within +-scale."""
+    """scale * tanh(u) of a diagonal Gaussian u."""
 
     mean: Float[Tensor, "*batch actions"]
     """Mean of u."""
@@ -32,17 +32,17 @@ class SquashedGaussian:
 
     @property
     def mode(self) -> Float[Tensor, "*batch actions"]:
-        """Action of the mean of u."""
+        """Action at the mean of u."""
         return torch.tanh(self.mean) * self.scale
 
     def sample(self, noise: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch actions"]:
-        """Returns an action for standard normal noise."""
+        """Return actions for standard normal noise."""
         return torch.tanh(torch.addcmul(self.mean, self.log_std.exp(), noise)) * self.scale
 
     def sample_with_log_prob(
         self, noise: Float[Tensor, "*batch actions"]
     ) -> tuple[Float[Tensor, "*batch actions"], Float[Tensor, "*batch"]]:
-        """Returns an action for standard normal noise, and its log-density, summed over its components."""
+        """Return actions for standard normal noise, and their log-density."""
         u = torch.addcmul(self.mean, self.log_std.exp(), noise)
         # log pi = log N(u) - log(scale) - log(1 - tanh(u)^2); so the last one loses no digits where tanh(u) is near 1
         log_slope = 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))
@@ -52,7 +52,7 @@ class SquashedGaussian:
 
 
 class SACPolicy(QPolicy):
-    """An actor whose outputs are the mean and the log-std of a `SquashedGaussian`, and its critics."""
+    """Actor of a `SquashedGaussian`, and its critics."""
 
     actor: ActorNetwork  # type: ignore[reportIncompatibleVariableOverride]
 
@@ -61,14 +61,14 @@ class SACPolicy(QPolicy):
         self._scale, self._range = cfg.action_scale, (cfg.log_std_min, cfg.log_std_max)
 
     def distribution(self, outputs: Float[Tensor, "*batch outputs"]) -> SquashedGaussian:
-        """Returns the distribution for outputs of the actor; tanh, with a slope everywhere, limits the log-std."""
+        """Build the distribution; tanh limits the log-std and has a slope everywhere."""
         mean, spread = outputs.chunk(2, dim=-1)
         low, high = self._range
         return SquashedGaussian(mean, 0.5 * (low + high + (high - low) * torch.tanh(spread)), self._scale)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Returns actions for raw observations [batch, size]: that of the mean, or samples."""
+        """Return the mode or samples for raw observations [batch, size]."""
         outputs, hidden = self.outputs(obs, hidden)
         distribution = self.distribution(outputs)
         if deterministic:
@@ -77,15 +77,15 @@ class SACPolicy(QPolicy):
 
 
 class SAC(OffPolicy):
-    """Soft actor-critic: maximises the return and the entropy of the policy, weighed by alpha.
+    """Soft actor-critic: maximises return plus alpha times entropy.
 
         target  y = r + discount (min_i Q'_i(s', a') - alpha log pi(a'|s')),   a' ~ pi(s')
         critic  sum_i (Q_i(s, a) - y)^2
         actor   alpha log pi(a|s) - min_i Q_i(s, a),                           a ~ pi(s)
-        alpha   moves so that the entropy becomes `target_entropy`
+        alpha   moves the entropy towards `target_entropy`
 
     Attributes:
-        log_alpha: Logarithm of the weight of the entropy, a parameter [].
+        log_alpha: Logarithm of alpha, a parameter [].
     """
 
     Config = SACConfig
@@ -131,17 +131,15 @@ class SAC(OffPolicy):
         return numbers, bad
 
     def update(self) -> dict[str, Tensor]:
-        """Learns from the replay memory."""
         return super().update() | {"policy/alpha": self.log_alpha.detach().exp()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what all off-policy algorithms have, and alpha."""
         entropy = {"log_alpha": self.log_alpha.detach().clone(), "alpha_optimizer": self.alpha_optimizer.moments()}
         return super().state_dict() | entropy | {"configured_alpha": self.cfg.alpha}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`. Another `alpha` in the settings starts it again; one that is not learned stays."""
+        """Restore `state_dict`; a changed or fixed `alpha` setting overrides the saved one."""
         super().load_state_dict(state)
         if self.cfg.learn_alpha and state["configured_alpha"] == self.cfg.alpha:
             self.log_alpha.copy_(state["log_alpha"])

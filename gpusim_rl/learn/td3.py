@@ -1,4 +1,4 @@
-"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477) without a host sync."""
+"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477) without host syncs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusim_rl.settings.schema import TD3Config
 
 
 class TD3Policy(QPolicy):
-    """An actor that returns one action for an observation, and its critics."""
+    """Deterministic actor and its critics."""
 
     actor: ActorNetwork  # type: ignore[reportIncompatibleVariableOverride]
 
@@ -26,23 +26,19 @@ class TD3Policy(QPolicy):
         self._scale = cfg.action_scale
 
     def action(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch actions"]:
-        """Returns the actions for outputs of the actor."""
         return torch.tanh(outputs) * self._scale
 
 
 class TD3(OffPolicy):
-    """Twin delayed deep deterministic policy gradient, with the options that make it FastTD3.
+    """Twin delayed DDPG, with the options of FastTD3.
 
         target  y = r + discount min_i Q'_i(s', clip(mu'(s') + clipped noise))
         critic  sum_i (Q_i(s, a) - y)^2
         actor   -min_i Q_i(s, mu(s)), every `policy_delay` updates
 
-    FastTD3 (Seo et al. 2025, arXiv 2505.22642) is this on many envs with large batches, `network.atoms`, and a scale of
-    noise for each env, redrawn in every episode. DDPG (Lillicrap et al. 2016, arXiv 1509.02971) is `network.critics=1
-    policy_delay=1 smoothing=0`. Fujimoto's actor follows the first critic alone, this one what `clipped` says.
-
-    Attributes:
-        noise_scale: Standard deviation of exploration in each env, [num_envs, 1].
+    FastTD3 (Seo et al. 2025, arXiv 2505.22642): many envs, large batches, `network.atoms`, a noise scale per env and
+    episode. DDPG (Lillicrap et al. 2016, arXiv 1509.02971): `network.critics=1 policy_delay=1 smoothing=0`. Fujimoto's
+    actor follows the first critic only; here `clipped` decides.
     """
 
     Config = TD3Config
@@ -66,7 +62,7 @@ class TD3(OffPolicy):
         return self._noisy(self.policy.action(outputs), noise * self.noise_scale)
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Writes the step into the replay memory; where an episode ended, draws another scale of noise."""
+        """Record the step; redraw the noise scale where an episode ended."""
         low, high = self.cfg.noise_min, self.cfg.noise_max
         normal = self.noise.now[:, self.num_actions :]
         share = 0.5 + 0.5 * torch.erf(normal * math.sqrt(0.5))  # uniform
@@ -88,13 +84,12 @@ class TD3(OffPolicy):
         return [loss + self._imitation(batch, action, q) if self._imitates else loss]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what all off-policy algorithms have, and the scales of noise."""
         state = super().state_dict()
         state["episodes"]["noise_scale"] = self.noise_scale.clone()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`, within today's range of noise."""
+        """Restore `state_dict`; noise scales are clamped to the current settings."""
         super().load_state_dict(state)
         if state["episodes"] is not None:
             self.noise_scale.copy_(state["episodes"]["noise_scale"]).clamp_(self.cfg.noise_min, self.cfg.noise_max)

@@ -1,4 +1,4 @@
-"""A variational autoencoder of images, whose encoder policies can use (`tools/pretrain_encoder.py`)."""
+"""Variational autoencoder of images, for `tools/pretrain_encoder.py`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from gpusim_rl.settings.schema import EncoderConfig
 from gpusim_rl.spaces import ImageShape
 
 DEVIATION = 0.1
-"""Standard deviation of a pixel around its reconstruction, of brightness from 0 to 1. What moves may be small: with a
-larger one it costs less to leave it out than to tell where it is."""
+"""Standard deviation of a pixel around its reconstruction, brightness 0 to 1. A larger one loses small moving things.
+"""
 NARROW = -4.0
-"""First logarithm of the latents' variance, so that the decoder is told something by them."""
+"""Initial log-variance of the latents, small so that the decoder uses them."""
 HALVINGS = 3
 WIDTHS = (64, 32, 16)
-"""Channels of the decoder, before each doubling of its sides."""
+"""Decoder channels before each upsampling."""
 
 
 class VAE(nn.Module):
-    """A beta-VAE (Higgins et al. 2017): images become normal distributions of a few latent numbers, and images again.
+    """Beta-VAE (Higgins et al. 2017).
 
-    The decoder says for each pixel by how many standard deviations it differs from its mean over all images. So it need
-    not learn what never moves, and something small that moves counts at once: without it, Cartpole's pole, 12 pixels
-    of 3,840, is left out.
+    The decoder predicts pixels in standard deviations from their mean over all images, so small moving things count at
+    once. Without this, Cartpole's pole (12 of 3,840 pixels) is lost.
 
     Args:
-        shape: Height, width and channels of the images.
-        kind: Network in front of the latents, as `network.encoder.kind`.
+        shape: Height, width and channels.
+        kind: Network before the latents, as `network.encoder.kind`.
         latents: Number of latents.
 
     Raises:
-        ConfigError: The images are too small for the network.
+        ConfigError: The images are too small.
     """
 
     background: Tensor
@@ -60,7 +59,7 @@ class VAE(nn.Module):
 
     @torch.no_grad()
     def begin(self, images: UInt8[Tensor, "batch height width channels"]) -> None:
-        """Fits what is not learned to some images, and lets the latents differ from image to image from the start."""
+        """Fit background, spread and initial latent scale to sample images."""
         x = scaled(images, torch.float32)
         self.background.copy_(x.mean(dim=0))
         self.spread.copy_(x.std(dim=0))
@@ -72,18 +71,14 @@ class VAE(nn.Module):
         self.log_var.bias.fill_(NARROW)
 
     def decode(self, latents: Float[Tensor, "batch latents"]) -> Float[Tensor, "batch channels height width"]:
-        """Returns images in [-0.5, 0.5], but for errors."""
+        """Return images in [-0.5, 0.5], up to errors."""
         height, width, _ = self.shape
         return self.decoder(latents)[..., :height, :width] * self.spread + self.background
 
     def losses(
         self, images: UInt8[Tensor, "batch height width channels"], noise: Float[Tensor, "batch latents"]
     ) -> tuple[Tensor, Tensor]:
-        """Returns the means over images of both terms of the loss [nats], 0-dim.
-
-        They are the squared error of all pixels in units of twice `DEVIATION`'s square, and the divergence of the
-        latents from the standard normal distribution.
-        """
+        """Return squared error and KL divergence [nats], averaged over images, 0-dim."""
         x = scaled(images, torch.float32)
         features = self.encoder(x)
         mean, log_var = self.mean(features), self.log_var(features)
@@ -95,6 +90,6 @@ class VAE(nn.Module):
     def reconstruct(
         self, images: UInt8[Tensor, "batch height width channels"]
     ) -> UInt8[Tensor, "batch height width channels"]:
-        """Returns images as the means of their latents tell them."""
+        """Decode the mean latents of images."""
         x = self.decode(self.mean(self.encoder(scaled(images, torch.float32))))
         return x.add(0.5).clamp(0.0, 1.0).mul(255.0).round().to(torch.uint8).permute(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""Tests of packages with tasks or algorithms: two conformance suites and a counter of host syncs."""
+"""Test suites for packages with tasks or algorithms, and a host-sync counter."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Conformance suite of algorithms. A package that ships algorithms inherits it in a file of its tests.
+"""Conformance suite of algorithms, to be inherited in a package's tests.
 
     from gpusim_rl.testing.algorithm_conformance import AlgorithmConformance
 
@@ -35,7 +35,7 @@ from gpusim_rl.testing.sync_counter import SyncCounter
 
 
 class Training:
-    """An algorithm over random envs, driven as the trainer drives it; `mode` is what is recorded and replayed."""
+    """Training loop over random envs, as in the trainer; graphs capture `mode`."""
 
     def __init__(self, algorithm: Algorithm, env: RandomEnv, mode: str = "off") -> None:
         self.algorithm, self.env, self.obs, cpu = algorithm, env, env.reset(), torch.device("cpu")
@@ -43,7 +43,7 @@ class Training:
         self.graphs = RecordedGraphs(GraphChoice(mode, "conformance"), cpu, **options)
 
     def iterate(self) -> dict[str, Tensor]:
-        """Does a rollout and an update; returns the numbers of the update."""
+        """Run a rollout and an update; return the update's statistics."""
         self.graphs.run("rollout", self._rollout)
         self.algorithm.before_update()
         return self.graphs.run("update", self.algorithm.update)
@@ -61,13 +61,13 @@ class Training:
         return action, self.env.step(action)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that the next iteration depends on."""
+        """Return all that the next iteration depends on."""
         streams = {"env": self.env.generator.get_state(), "torch": torch.get_rng_state()}
         learned = {"policy": self.algorithm.policy.state_dict(), "algorithm": self.algorithm.state_dict()}
         return {**learned, "obs": self.obs, "streams": streams}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`, in place."""
+        """Restore `state_dict`, in place."""
         self.algorithm.policy.load_state_dict(state["policy"])
         self.algorithm.load_state_dict(state["algorithm"])
         for group, value in self.obs.items():
@@ -77,16 +77,13 @@ class Training:
 
 
 class AlgorithmConformance:
-    """Checks of algorithms: a subclass whose name begins with `Test` is collected by pytest.
-
-    A check that does not apply to a package is switched off by `test_... = None` in its subclass.
+    """Checks of algorithms, collected from subclasses named `Test...`; `test_... = None` switches one off.
 
     Attributes:
-        config_dir: Folder with `algo/<name>.yaml`, as for `-cd`, whose algorithms are checked; None for ours.
-        algorithms: Names of the algorithms to check; None for all of `config_dir`.
-        settings: Settings over those of the yaml, by algorithm: small networks, and an early start of learning.
-        obs_sizes: Size of each observation group.
-        action_space: Actions.
+        config_dir: Folder with `algo/<name>.yaml`, as for `-cd`; None for the built-in algorithms.
+        algorithms: Names to check; None for all of `config_dir`.
+        settings: Overrides by algorithm, such as small networks and an early start of learning.
+        obs_sizes: Observation sizes by group.
     """
 
     config_dir: ClassVar[str | Path | None] = None
@@ -97,18 +94,18 @@ class AlgorithmConformance:
 
     @classmethod
     def names(cls) -> Sequence[str]:
-        """Returns the names of the algorithms to check."""
+        """Return the names of the algorithms to check."""
         if cls.algorithms is not None or cls.config_dir is None:
             return cls.algorithms or list(ALGORITHMS)
         return sorted(file.stem for file in Path(cls.config_dir, "algo").glob("*.yaml"))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give the names of the algorithms to every check that takes `name`."""
+        """Parametrise checks by algorithm name."""
         if "name" in metafunc.fixturenames:
             metafunc.parametrize("name", self.names())
 
     def make_algorithm(self, name: str, device: str = "cpu") -> tuple[Algorithm, RandomEnv]:
-        """Returns an algorithm and its envs; another `device` than the CPU is "meta"."""
+        """Build an algorithm and envs on "cpu" or "meta"."""
         composed = compose(["~task", f"algo={name}"], self.config_dir)
         section, cls = composed["algo"]["name"], load_algorithm_class(composed["algo"]["_target_"])
         values = merged(composed[section], self.settings.get(name, {}))
@@ -117,7 +114,7 @@ class AlgorithmConformance:
         return make_algorithm(cls, cfg, env, self.action_space, LearnerContext(section)), env
 
     def training(self, name: str, mode: str = "off", device: str = "cpu") -> Training:
-        """Returns an algorithm at the start of its training."""
+        """Return a new training."""
         torch.manual_seed(0)
         return Training(*self.make_algorithm(name, device), mode)
 
@@ -179,11 +176,11 @@ class AlgorithmConformance:
 def make_algorithm(
     cls: type[Algorithm], cfg: Any, env: RandomEnv, action_space: ActionSpace, context: LearnerContext, **facts: Any
 ) -> Algorithm:
-    """Return an algorithm for random envs; `facts` are further fields of their `EnvSpec`."""
+    """Build an algorithm for random envs; `facts` are further fields of their `EnvSpec`."""
     spec = EnvSpec(env.num_envs, env.obs_sizes, action_space, 1, images=env.images, **facts)
     return cls(cfg, spec, context, device=torch.device(env.device), seed=0, max_iterations=100)
 
 
 def tensors(state: Any) -> list[Tensor]:
-    """Returns the tensors of a nested state."""
+    """Return the tensors of a nested state."""
     return [value for _, value in leaves(state) if isinstance(value, Tensor)]

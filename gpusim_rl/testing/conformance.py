@@ -1,4 +1,4 @@
-"""The conformance suite: what every task must satisfy. A package that ships tasks inherits it in a file of its tests.
+"""Conformance suite of tasks, to be inherited in a package's tests.
 
     from gpusim_rl.testing.conformance import TaskConformance
 
@@ -6,7 +6,7 @@
     class TestMyTasks(TaskConformance):
         config_dir = "my_cfg"
 
-pytest then runs every check on every task of `my_cfg/task`; ids are the names of the tasks (`pytest -k Reacher`).
+pytest then runs every check on every task of `my_cfg/task`; ids are task names (`pytest -k Reacher`).
 """
 
 from __future__ import annotations
@@ -51,17 +51,15 @@ SMALL_PPO = {"horizon": 8, "epochs": 2, "minibatch_size": 16, "network": {"hidde
 
 
 class TaskConformance:
-    """Checks of tasks: a subclass whose name begins with `Test` is collected by pytest.
-
-    A check that does not apply to a package is switched off by `test_... = None` in its subclass.
+    """Checks of tasks, collected from subclasses named `Test...`; `test_... = None` switches one off.
 
     Attributes:
-        config_dir: Folder with `task/<Name>.yaml`, as for `-cd`, whose tasks are checked; None for those installed.
-        tasks: Names of the tasks to check; None for all of `config_dir`, or all that are installed.
+        config_dir: Folder with `task/<Name>.yaml`, as for `-cd`; None for the installed tasks.
+        tasks: Names to check; None for all.
         simulators: Simulators on which every task must train.
-        touching: Tasks whose starts may lie beyond joint limits or inside the ground.
-        constant: Parts of observations that may be constant, by task: joints that rest in a motion clip, say.
-        max_steps: Control steps in which every element of an observation must change: a second goal, say, comes late.
+        touching: Tasks that may start beyond joint limits or in contact.
+        constant: Observation terms that may be constant, by task.
+        max_steps: Control steps in which every observed number must change.
     """
 
     config_dir: ClassVar[str | Path | None] = None
@@ -73,7 +71,7 @@ class TaskConformance:
 
     @classmethod
     def entries(cls) -> dict[str, discover.TaskEntry]:
-        """Returns the tasks to check, by name."""
+        """Return the tasks to check, by name."""
         entries = _entries(cls.config_dir)
         if cls.tasks is not None:
             return {name: entries[name] for name in cls.tasks}
@@ -84,18 +82,18 @@ class TaskConformance:
 
     @classmethod
     def trainings(cls) -> Iterable[Any]:
-        """Returns name and simulator of each training, as arguments of `pytest.mark.parametrize`."""
+        """Return task and simulator of each training, for `pytest.mark.parametrize`."""
         return [(name, sim) for name in cls.entries() for sim in cls.simulators]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Gives every check the names of the tasks."""
+        """Parametrise checks by task name."""
         if "sim" in metafunc.fixturenames:
             metafunc.parametrize(("name", "sim"), list(self.trainings()))
         elif "name" in metafunc.fixturenames:
             metafunc.parametrize("name", list(self.entries()))
 
     def make_env(self, name: str, *, num_envs: int = NUM, seed: int = 0, **settings: Any) -> VecEnv:
-        """Returns the envs of a task on the CPU, with some settings of its section `task` changed."""
+        """Build a task's envs on the CPU; `settings` override its section `task`."""
         composed = _composed(name, self.config_dir)
         task_class = load_task_class(composed["task"]["_target_"])
         section = {key: value for key, value in composed["task"].items() if key != "_target_"}
@@ -105,13 +103,13 @@ class TaskConformance:
         return VecEnv(task_class, cfg, make_sim(_scene(task_class, cfg), choice, num_envs, sim_cfg), seed)
 
     def started_env(self, name: str, **settings: Any) -> VecEnv:
-        """Returns what `make_env` makes, at the start of its first episodes."""
+        """Build envs and reset them."""
         env = self.make_env(name, **settings)
         env.reset()
         return env
 
     def make_trainer(self, name: str, folder: Path, **overrides: Any) -> Trainer:
-        """Returns a small training of a task on the CPU, whose run folder is in `folder`."""
+        """Build a small training on the CPU with runs in `folder`."""
         small = {"device": "cpu", "num_envs": NUM, "max_iterations": 2, "ppo": SMALL_PPO}
         settings = merged(small, {"log": {"dir": str(folder), "console": "quiet"}}, overrides)
         return make_trainer(prepare(name, config_dir=self.config_dir, **settings))
@@ -377,7 +375,7 @@ class TaskConformance:
     # The run
 
     def test_an_iteration_waits_for_nothing(self, name: str, tmp_path: Path) -> None:
-        """Counts over acting, the task, the update and the record; no CPU physics, checkpoint or interval's row."""
+        """Count syncs without CPU physics, checkpoints or the log interval's row."""
         trainer = self.make_trainer(name, tmp_path, max_iterations=3, log={"interval": 1000})
         with trainer.logging() as log:
             trainer.iterate(log)  # what is made once
@@ -405,7 +403,7 @@ class TaskConformance:
         return load_task_class(self.entries()[name].target)
 
     def _yaml(self, name: str) -> dict[str, Any]:
-        """Returns a task's yaml, over those that it builds on (`defaults: [Ant]`)."""
+        """Return a task's yaml merged over its bases (`defaults: [Ant]`)."""
         content = discover.read_yaml(_entries(self.config_dir)[name].file)
         bases = [base for base in content.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
         return merged(*map(self._yaml, bases), content)
@@ -418,7 +416,7 @@ def _entries(config_dir: str | Path | None) -> dict[str, discover.TaskEntry]:
 
 @functools.cache
 def _composed(name: str | None, config_dir: str | Path | None) -> dict[str, Any]:
-    """Returns what Hydra composes, which takes most of the time of a short check; callers only read it."""
+    """Return composed settings, read-only; composing dominates short checks."""
     return compose(["~task" if name is None else f"task={name}", f"recipe={discover.FULL}"], config_dir)
 
 
@@ -426,7 +424,7 @@ _scenes: dict[tuple[type, str], Scene] = {}
 
 
 def _scene(task_class: type[Task[Any]], cfg: Any) -> Scene:
-    """Returns the scene of a task, compiled once for each configuration; simulators only read it."""
+    """Return a task's scene, compiled once per configuration."""
     key = (task_class, repr(cfg))
     if key not in _scenes:
         _scenes[key] = task_class.scene(cfg)
@@ -434,7 +432,7 @@ def _scene(task_class: type[Task[Any]], cfg: Any) -> Scene:
 
 
 def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
-    """Yields actions: half of the envs jitter, the others push on for a while; now and then beyond the limits."""
+    """Yield actions: half of the envs jitter, the others hold; some exceed the limits."""
     random = torch.Generator().manual_seed(seed)
     held = torch.zeros(env.num_envs, env.num_actions)
     for step in range(steps):
@@ -446,7 +444,7 @@ def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
 
 
 def copied(state: Any) -> Any:
-    """Returns a state as a checkpoint gives it back: through torch's file format, in memory of its own."""
+    """Return a state copied through torch's file format."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -454,12 +452,12 @@ def copied(state: Any) -> Any:
 
 
 def joined(obs: dict[str, Tensor]) -> Tensor:
-    """Returns all observation groups side by side, with images as rows of their pixels."""
+    """Concatenate all observation groups, images flattened."""
     return torch.cat([value.flatten(1).float() for value in obs.values()], dim=1)
 
 
 def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings, later ones over earlier ones."""
+    """Merge nested settings; later ones win."""
     result: dict[str, Any] = {}
     for section in settings:
         for key, value in section.items():
@@ -469,7 +467,7 @@ def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields everything in nested dicts and lists, by its path."""
+    """Yield path and value of every leaf in nested dicts and lists."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield from leaves(value, f"{path}/{key}")
@@ -481,14 +479,14 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """Returns the paths where two nested states are not the same, bit for bit."""
+    """Return the paths where two nested states differ bitwise."""
     first, second = dict(leaves(a)), dict(leaves(b))
     unequal = [path for path in first if path in second and not same(first[path], second[path])]
     return unequal + sorted(first.keys() ^ second.keys())
 
 
 def same(a: Any, b: Any) -> bool:
-    """Returns whether two values have equal bits; NaN equals NaN."""
+    """Return whether two values have equal bits; NaN equals NaN."""
     if not isinstance(a, Tensor):
         return a == b
     equal = a.shape == b.shape and a.dtype == b.dtype

@@ -1,4 +1,4 @@
-"""A check of mirror images by the simulator: the image of a state, stepped with the image of an action."""
+"""Check of mirror images by simulating the mirrored state and action."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpusim_rl.sim.mirror_image import PSEUDOVECTOR, QUATERNION, VECTOR, MirrorI
 from gpusim_rl.spaces import SignedPermutation
 
 WRONG = 0.5
-"""Difference of a number from its image, relative to how far it varies, that no robot has: a wrong kind or sign."""
+"""Relative difference above which a kind or sign is wrong."""
 LEAST = 1e-5  # a part that changes by less says nothing
 
 
 def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
-    """Returns the mirror image of vectors [*batch, size]."""
+    """Return the mirror image of vectors [*batch, size]."""
     image = values[..., swap.sources] * values.new_tensor(swap.signs)
     for row, source, factor in swap.terms:
         image[..., row] += factor * values[..., source]
@@ -26,19 +26,16 @@ def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
 
 
 def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> dict[str, float | None]:
-    """Steps random states and their mirror images, and compares what the task observes of both.
+    """Step random states in the air and their mirror images, and compare the observations.
 
-    States are in the air, so that the ground does not matter. The task's memory is as after its `__init__`, so what is
-    observed of it alone (a command) cannot be compared.
+    Terms that observe only the task's own tensors (a command) cannot be compared.
 
     Args:
-        env: Envs after `reset`, without noise, delay and history. They are left in another state.
+        env: Envs after `reset`, without noise, delay and history; their state is changed.
         height: Height above the start [m].
-        seed: Seed of states and actions.
 
     Returns:
-        Difference by `<group>/<part>`, before or after the step, whichever is larger, relative to how far the number
-        varies; None where it says nothing.
+        Largest difference by `<group>/<term>`, relative to the number's variation; None if it does not vary.
 
     Raises:
         TaskError: There is no mirror image.
@@ -85,7 +82,7 @@ def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
 
 
 def _difference(expected: Tensor, got: Tensor) -> float | None:
-    """Returns the largest difference, relative to how far the number varies; None where all envs are alike."""
+    """Return the largest relative difference; None if all envs are alike."""
     if float((expected - expected[:1]).abs().max()) < LEAST:
         return None
     sizes = (expected - expected.mean(dim=0)).abs().amax(dim=0)
@@ -93,7 +90,7 @@ def _difference(expected: Tensor, got: Tensor) -> float | None:
 
 
 def _observe(env: VecEnv, robot: Any, state: dict[str, Tensor], action: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns of each group what is observed of a state, and of the state a control step later."""
+    """Return each group's observations of a state and one control step later."""
     everywhere = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     env.task.load_state_dict({**env.task.state_dict(), "tensors": env._initial})  # pyright: ignore[reportPrivateUsage]
     env.sim.reset(everywhere)

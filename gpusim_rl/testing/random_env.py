@@ -1,4 +1,4 @@
-"""Envs of noise in a few lines of torch, for tests of algorithms."""
+"""Random envs for tests of algorithms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.spaces import ImageShape
 
 @dataclass
 class RandomStep:
-    """Result of a control step of `RandomEnv`, as `gpusim_rl.env.Step`."""
+    """Result of a control step of `RandomEnv`, like `gpusim_rl.env.Step`."""
 
     obs: dict[str, Tensor]
     final_obs: dict[str, Tensor]
@@ -29,16 +29,11 @@ class RandomStep:
 
 
 class RandomEnv:
-    """Envs whose observations, rewards and ends of episodes are noise: every case comes up.
+    """Envs with random observations, rewards and ends of episodes, so that every case occurs.
 
     Args:
-        num_envs: Number of envs.
-        obs_sizes: Size of each observation group of numbers.
-        num_actions: Number of actions.
-        seed: Seed of the noise.
-        ends: Shares of control steps that terminate, truncate and diverge.
-        device: Device of the results; the noise is drawn on the CPU.
-        images: Shape of each observation group of images.
+        ends: Shares of steps that terminate, truncate and diverge.
+        device: Device of the results; noise is drawn on the CPU.
     """
 
     def __init__(
@@ -66,11 +61,11 @@ class RandomEnv:
         return {group: value.to(self.device) for group, value in obs.items()}
 
     def reset(self) -> dict[str, Tensor]:
-        """Returns observations [num_envs, size], and images."""
+        """Return observations [num_envs, size] and images."""
         return self._obs()
 
     def step(self, action: Tensor) -> RandomStep:
-        """Returns a control step, which does not depend on the actions."""
+        """Return a control step; actions have no effect."""
         kind = torch.rand(self.num_envs, generator=self.generator)
         bounds = torch.tensor(self.ends).cumsum(0)
         terminated, diverged = kind < bounds[0], (kind >= bounds[1]) & (kind < bounds[2])

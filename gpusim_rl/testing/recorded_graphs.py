@@ -1,4 +1,4 @@
-"""CUDA graphs on the CPU: operations are recorded once, with their memory, and repeated without Python."""
+"""CUDA graphs emulated on the CPU."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ Call = Callable[[], Any]
 
 
 class Recording(TorchDispatchMode):
-    """Records every operation while it is entered; `replay` does them again on the same memory.
+    """Recorder of all operations in a block; `replay` repeats them on the same memory, without Python.
 
-    As in a CUDA graph, Python values are frozen, new tensors keep their place, and other effects of Python (counting,
-    branching, assignment) do not happen again. Unlike in a CUDA graph, the operations also run while they are recorded.
+    Unlike in a CUDA graph, operations also run while they are recorded.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,6 @@ class Recording(TorchDispatchMode):
         self.calls: list[Call] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operator, and keeps it unless it only makes a view."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
@@ -50,27 +48,27 @@ class Recording(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Runs all operations again."""
+        """Run all operations again."""
         for call in self.calls:
             call()
 
 
 class Recorded:
-    """A recording with the interface of a CUDA graph: the run that was recorded counts as the first replay."""
+    """Recording as a CUDA graph; the recorded run counts as the first replay."""
 
     def __init__(self, again: Call) -> None:
         self._again = again
         self.replays = 0
 
     def replay(self) -> None:
-        """Runs what was recorded again, from the second call on."""
+        """Repeat the recording from the second call on."""
         if self.replays:
             self._again()
         self.replays += 1
 
 
 class RecordedGraphs(Graphs):
-    """`Graphs` that record operations where they would capture a CUDA graph."""
+    """`Graphs` that record operations instead of capturing CUDA graphs."""
 
     @contextmanager
     def _recording(self, before: Any = None) -> Iterator[Any]:

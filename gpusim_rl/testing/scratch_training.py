@@ -16,12 +16,10 @@ from gpusim_rl.settings.overrides import quote
 
 @contextmanager
 def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger]]:
-    """Makes a training to measure: it prints nothing, and its run folder is gone when the block ends.
+    """Build a silent training whose run folder is deleted after the block.
 
-        with scratch_training(["task=Ant", "num_envs=64"]) as (trainer, log):
-            trainer.iterate(log)
-
-    The overrides are those of `train.py`; they win over what makes the run quiet.
+    with scratch_training(["task=Ant", "num_envs=64"]) as (trainer, log):
+        trainer.iterate(log)
     """
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.checkpoint_interval=1000000"]

@@ -1,7 +1,4 @@
-"""Counts what would make the host wait for a CUDA device, or copy between the two. It works without a GPU.
-
-On the CPU `SyncCounter` looks at every operator of torch and knows which of them would wait or copy on CUDA.
-"""
+"""Counter of host syncs and host-device copies; works on the CPU by inspecting every torch operator."""
 
 from __future__ import annotations
 
@@ -57,14 +54,14 @@ class CopyTotals:
     bytes: int = 0
 
     def add(self, size: int) -> None:
-        """Counts a copy of `size` bytes."""
+        """Count a copy of `size` bytes."""
         self.count += 1
         self.bytes += size
 
 
 @dataclass(slots=True)
 class Work:
-    """What host and device did in one phase; the operators are counted on the CPU, what follows them on CUDA."""
+    """Work of host and device in one phase; fields after `operators` need CUDA."""
 
     to_device: CopyTotals = field(default_factory=CopyTotals)
     to_host: CopyTotals = field(default_factory=CopyTotals)
@@ -81,7 +78,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """A line of code that waits or copies."""
+    """Line of code that waits or copies."""
 
     phase: str
     what: str  # operator, call or kind of copy
@@ -92,18 +89,16 @@ class SourceLocation:
 
 
 class SyncCounter(TorchDispatchMode):
-    """Counts host syncs while it is entered; on a CPU it tests code that is meant for CUDA.
+    """Counter of host syncs inside a block.
 
         with SyncCounter() as syncs:
             algorithm.update()
         assert syncs.total == 0, syncs.locations
 
-    What happens inside one operator of torch is not seen, and need not be: the fused Adam step, for example, is one
-    operator, whose CPU kernel reads step counter and learning rate from memory as the CUDA kernel reads them on the
-    device. Adam's unfused step is counted.
+    Work inside one operator is invisible: fused Adam reads its step counter on the device; unfused Adam is counted.
 
     Args:
-        library: Package whose own lines are named rather than those of its callers and of what it calls.
+        library: Package whose own lines are reported rather than its callers' or callees'.
     """
 
     def __init__(self, library: str | None = None) -> None:
@@ -119,17 +114,17 @@ class SyncCounter(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Syncs so far."""
+        """Number of syncs so far."""
         return len(self.found)
 
     @property
     def locations(self) -> list[str]:
-        """`kind at file:line` of each, in order."""
+        """`kind at file:line` of each sync, in order."""
         return [str(location) for location in self.found]
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Does not count inside: for what belongs on the host, such as physics on CPU threads."""
+        """Skip the block, for work that belongs on the host such as CPU physics."""
         self._paused += 1
         try:
             yield
@@ -138,7 +133,7 @@ class SyncCounter(TorchDispatchMode):
 
     @contextmanager
     def around(self, phase: str) -> Iterator[None]:
-        """Counts the block as a phase; a phase inside another one has its own numbers. For `PhaseTimer.observe`."""
+        """Count the block as a phase, for `PhaseTimer.observe`; nested phases count separately."""
         outer, self._phase = self._phase, reported_phase(phase)
         self.work.setdefault(self._phase, Work())
         try:
@@ -160,7 +155,6 @@ class SyncCounter(TorchDispatchMode):
             setattr(*self._originals.pop())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Looks at one operator, then runs it."""
         kwargs = dict(kwargs or {})
         if self._paused:
             return func(*args, **kwargs)
