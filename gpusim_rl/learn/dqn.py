@@ -42,7 +42,7 @@ class DQNPolicy(QPolicy):
         return action if self._spacing is None else ((action + self._scale) / self._spacing).round_()
 
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Int[Tensor, "batch choices"]:
-        return self.critic.best(seen, bf16=self.mlp_bf16)
+        return self.critic.best(self.critic.options(seen, bf16=self.mlp_bf16))
 
 
 class DQN(OffPolicy):
@@ -83,12 +83,11 @@ class DQN(OffPolicy):
     def _draw_noise(self, numbers: Tensor) -> None:
         """Draw options for all steps; -1 means greedy."""
         super()._draw_noise(numbers)
-        uniform = torch.erf(numbers * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
+        uniform = torch.erf(numbers * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1]
         random = torch.minimum((uniform[..., : self.num_actions] * self._counts).long(), self._last)
         steps = (self.steps + self._later)[:, None, None]
-        explores = (uniform[..., self.num_actions :] < self.epsilon(steps)) | (
-            steps * self.num_envs < self.cfg.learning_starts
-        )
+        starts = steps * self.num_envs < self.cfg.learning_starts
+        explores = (uniform[..., self.num_actions :] < self.epsilon(steps)) | starts
         numbers[..., : self.num_actions] = torch.where(explores, random, -1)
 
     def choose(self, outputs: Tensor) -> Tensor:
@@ -102,10 +101,8 @@ class DQN(OffPolicy):
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, None]:
         policy, obs = self.policy, batch.next_obs["policy"]
         options = policy.target_critic.options(obs, bf16=policy.mlp_bf16)
-        if not self.cfg.double:
-            return policy.target_critic.highest(options), None
-        choosing = policy.critic.options(obs, bf16=policy.mlp_bf16)
-        return policy.target_critic.chosen(options, policy.critic.largest(choosing)), None
+        selecting = policy.critic.options(obs, bf16=policy.mlp_bf16) if self.cfg.double else options
+        return policy.target_critic.chosen(options, policy.critic.best(selecting)), None
 
     def update(self) -> dict[str, Tensor]:
         return super().update() | {"policy/epsilon": self.epsilon(self.steps).mean()}

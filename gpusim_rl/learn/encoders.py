@@ -37,10 +37,10 @@ class SpatialSoftmax(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """Return positions [batch, 2 * channels], float32."""
-        found = x.float().flatten(2)
-        deviation, mean = torch.std_mean(found, dim=2, keepdim=True)
-        share = ((found - mean) / (self.TEMPERATURE * (deviation + 1e-3))).softmax(dim=2)
-        # No product of matrices: autocast would round the positions.
+        activation = x.float().flatten(2)
+        deviation, mean = torch.std_mean(activation, dim=2, keepdim=True)
+        share = ((activation - mean) / (self.TEMPERATURE * (deviation + 1e-3))).softmax(dim=2)
+        # not a matmul: autocast would round the positions
         return torch.stack([(share * place).sum(dim=2) for place in self.places.unbind(1)], dim=2).flatten(1)
 
 
@@ -98,13 +98,11 @@ class ImageEncoder(nn.Sequential):
             with torch.no_grad():
                 out = layers(torch.zeros(1, channels, height, width)).shape
             if size is None and out[2:].numel() == 1:
-                raise RuntimeError("one place is no position")
+                raise RuntimeError("a softmax over one place")
         except RuntimeError:
-            smaller = "" if cfg.kind == "spatial" else "encoder.kind=spatial, or "
-            raise ConfigError(
-                f"encoder.kind={cfg.kind}: images of {height} x {width} are too small for it; try {smaller}larger"
-                " images"
-            ) from None
+            hint = f"Try {'' if cfg.kind == 'spatial' else 'encoder.kind=spatial, or '}larger images"
+            problem = f"images of {height} x {width} are too small"
+            raise ConfigError(problem, key=f"encoder.kind={cfg.kind}", hint=hint) from None
         if size is None:
             super().__init__(layers, SpatialSoftmax(out[2], out[3]))
             self.out_size = 2 * out[1]
@@ -119,7 +117,7 @@ def scaled(
     images: UInt8[Tensor, "batch height width channels"], dtype: torch.dtype
 ) -> Float[Tensor, "batch channels height width"]:
     """Return 8-bit images as numbers in [-0.5, 0.5], in new memory."""
-    x = images.permute(0, 3, 1, 2).to(dtype)  # exact in bf16, whose numbers have 8 bits
+    x = images.permute(0, 3, 1, 2).to(dtype)  # bf16 is exact for 8 bits
     return x.mul_(1.0 / 255.0).sub_(0.5)
 
 
@@ -155,12 +153,11 @@ class Encoder(nn.Module):
 def _make(shape: ImageShape, cfg: EncoderConfig, key: str) -> nn.Module:
     if cfg._target_ is None:
         return ImageEncoder(shape, cfg)
-    gets = f"height, width and channels of its input, {shape},"
-    return make_own(cfg._target_, f"{key}.encoder", "my_networks.MyEncoder", {"shape": shape, "cfg": cfg}, gets)
+    return make_own(cfg._target_, f"{key}.encoder", "my_networks.MyEncoder", {"shape": shape, "cfg": cfg})
 
 
-def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any], gets: str) -> nn.Module:
-    """Build the user-defined network `<key>._target_`; `gets` describes its input in errors.
+def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Build the user-defined network `<key>._target_`.
 
     Raises:
         ConfigError: The class is missing, rejects the arguments, or has no `out_size`.
@@ -170,11 +167,12 @@ def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any], 
         module = kind(*arguments.values())
     except TypeError as error:
         inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        reason = describe(error.with_traceback(inner))  # not this file, where the constructor itself does not fit
-        problem = f"{kind.__name__}({', '.join(arguments)}) failed: {reason}; it gets {gets} and the settings of {key}"
-        raise ConfigError(f"{where}: {problem}") from error
+        reason = describe(error.with_traceback(inner))  # without the frame of this file
+        (name, value), call = next(iter(arguments.items())), f"{kind.__name__}({', '.join(arguments)})"
+        problem = f"{call} failed: {reason}. {name} is {value}, cfg the settings of {key}"
+        raise ConfigError(problem, key=where) from error
     if not isinstance(getattr(module, "out_size", None), int):
-        raise ConfigError(f"{where}: it has no out_size, the number of features that it returns, as an int")
+        raise ConfigError("no int attribute out_size, the number of features", key=where)
     return module
 
 
@@ -219,15 +217,14 @@ class FrameStack:
             frames = inputs[group]
             time, steps = len(frames), range(self._older + 1)
             every = torch.cat([before.unflatten(2, frames.shape[2:]), frames])
-            lags = [every[i : i + time] for i in steps]  # the oldest first
+            lags = [every[i : i + time] for i in steps]  # oldest first
             if is_first is not None:
                 reaches = torch.ones_like(is_first)
                 for lag in steps[1:]:
-                    begun = torch.ones_like(is_first)
-                    begun[lag - 1 :] = ~is_first[: max(0, time - lag + 1)]
-                    reaches = reaches & begun
-                    place = self._older - lag
-                    lags[place] = lags[place] * reaches[..., None, None, None]
+                    same_episode = torch.ones_like(is_first)
+                    same_episode[lag - 1 :] = ~is_first[: max(0, time - lag + 1)]
+                    reaches = reaches & same_episode
+                    lags[self._older - lag] = lags[self._older - lag] * reaches[..., None, None, None]
             stacks[group] = torch.cat(lags, dim=-1)
             states.append(torch.stack([lag[-1] for lag in lags[1:]]).flatten(2))
         return stacks, tuple(states)

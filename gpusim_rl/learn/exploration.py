@@ -53,7 +53,7 @@ class Exploration:
 
     def begin_rollout(self) -> None:
         """Draw the noise of all steps at once, outside graphs of single steps."""
-        self.step = 0  # also after a rollout that was broken off
+        self.step = 0
         self.noise.begin_rollout(lambda numbers: self.policy.head.draw_(numbers, self._generator))
 
     def act(self, obs: Observation) -> Tensor:

@@ -40,10 +40,8 @@ class GradientSteps:
         sequence_length: int,
         device: torch.device,
     ) -> None:
-        # The order decides how the norm of all gradients is rounded: runs of a fixed seed depend on it.
-        named = sorted(
-            policy.named_parameters(), key=lambda pair: (pair[0] != "head.log_std", "log_std_of_state" in pair[0])
-        )
+        # the order determines the rounding of the gradient norm, and so fixed-seed runs
+        named = sorted(policy.named_parameters(), key=lambda x: (x[0] != "head.log_std", "log_std_of_state" in x[0]))
         self._policy, self.collective = policy, context.collective
         self._configured, self._schedule = cfg.learning_rate, cfg.schedule
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
@@ -59,24 +57,17 @@ class GradientSteps:
             self.learning_rate.copy_(self._configured * (1.0 - self.iteration / max_iterations).clamp(min=0.0))
 
     def gradient(self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute a minibatch gradient, summed over chunks and processes, for the optimiser.
+        """Pass the gradient of a minibatch, summed over chunks and processes, to the optimiser.
 
-        Args:
-            loss: Statistics of a chunk.
-            batch: Sequences of the rollout.
-            index: Sequences of the minibatch.
-            weight: Weight of each statistic in the loss.
-
-        Returns:
-            Statistics, gradient norm, whether the norm is not finite.
+        `weight` is that of each statistic in the loss. Returns statistics, gradient norm, and whether it is not finite.
         """
 
-        def of_chunk(sequences: Tensor) -> tuple[Tensor, ...]:
+        def chunk_gradient(sequences: Tensor) -> tuple[Tensor, ...]:
             chunk = batch.select(sequences)
             losses = loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first)
             return losses.detach(), *self.optimizer.gradients(losses, weight)
 
-        losses, *gradients = self.collective.sum(self.chunks.sum(of_chunk, index))
+        losses, *gradients = self.collective.sum(self.chunks.sum(chunk_gradient, index))
         return losses, *self.optimizer.set_gradients(gradients)
 
     def make(self, norm: Tensor, skip: Tensor) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpusim_rl.learn.algorithm import EnvSpec, RecordedTensor, make_generator, recorded_steps, restore_generator
+from gpusim_rl.learn.algorithm import make_generator, restore_generator
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions
 
 CPU = torch.device("cpu")
@@ -25,26 +25,20 @@ class HostReplay:
 
     Args:
         memory: Replay memory on the CPU.
+        steps: Current rollout, on the device.
         device: Learner's device.
         size: Transitions drawn per iteration.
 
     Attributes:
-        steps: Current rollout, on the device.
         fill: Stored steps when this update's transitions were drawn.
     """
 
-    def __init__(
-        self, memory: Replay, env: EnvSpec, *, device: torch.device, horizon: int, size: int, seed: int
-    ) -> None:
-        self.memory, self.num_steps, self.num_envs = memory, memory.num_steps, memory.num_envs
-        self.expected_bytes = memory.expected_bytes
-        self._device, self._horizon, self._size = device, horizon, size
+    def __init__(self, memory: Replay, steps: Trajectory, *, device: torch.device, size: int, seed: int) -> None:
+        self.memory, self.steps, self._device, self._size = memory, steps, device, size
         self._generator = make_generator(CPU, seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
         self._pending: Future[None] | None = None
-
-        self.steps = Trajectory.empty(horizon, env, memory.groups, device)
-        self._drawn_with = self._generator.get_state()  # what is under way
+        self._drawn_with = self._generator.get_state()  # before the prefetched draw
         drawn = self._sample(), torch.zeros((), dtype=torch.int64)
         self._drawn, self._arriving = (tree_map(lambda x: x.to(device, copy=True), drawn) for _ in range(2))
         self.fill = self._drawn[1]
@@ -56,9 +50,7 @@ class HostReplay:
         self._staged_steps, self._staged = tree_map(staging, (self.steps, drawn))
         if self._cuda:
             self._stream = torch.cuda.Stream(device)
-            self._recorded, self._arrived, self._taken = (torch.cuda.Event() for _ in range(3))
-
-    # On the device
+            self._exchanged, self._arrived = torch.cuda.Event(), torch.cuda.Event()
 
     def extend(self, steps: Trajectory) -> None:
         """Do nothing; `exchange` transfers `steps`."""
@@ -73,28 +65,18 @@ class HostReplay:
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
         """Return this rollout as `Replay.latest`."""
-        assert steps == self._horizon
         return self.steps.latest()
-
-    def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Return this rollout as `Replay.recorded`."""
-        obs, _, reward = self.steps.latest()
-        return recorded_steps(obs, reward)
-
-    # Between device and host
 
     @torch.no_grad()
     def exchange(self) -> None:
         """Fetch the next update's transitions, and pass on the rollout."""
         self._wait()
-        stream = torch.cuda.current_stream(self._device) if self._cuda else None
-        if stream is not None:
-            stream.wait_event(self._arrived)
+        if self._cuda:
+            torch.cuda.current_stream(self._device).wait_event(self._arrived)
         _copy(self._arriving, self._drawn)
         _copy(self.steps, self._staged_steps)
-        if stream is not None:
-            self._taken.record(stream)
-            self._recorded.record(stream)
+        if self._cuda:
+            self._exchanged.record(torch.cuda.current_stream(self._device))
         self._pending = self._thread.submit(self._store_and_draw)
 
     def _wait(self) -> None:
@@ -105,7 +87,7 @@ class HostReplay:
 
     def _store_and_draw(self) -> None:
         if self._cuda:
-            self._recorded.synchronize()
+            self._exchanged.synchronize()
         self.memory.extend(self._staged_steps)
         self._draw()
 
@@ -122,14 +104,12 @@ class HostReplay:
         if not self._cuda:
             _copy(drawn, self._arriving)
             return
-        self._arrived.synchronize()  # the last ones have left the pinned memory
+        self._arrived.synchronize()  # the pinned memory is free again
         _copy(drawn, self._staged)
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._taken)
+            self._stream.wait_event(self._exchanged)
             _copy(self._staged, self._arriving)
             self._arrived.record(self._stream)
-
-    # Changes and resume
 
     def cut(self) -> None:
         """End all windows at the last step."""

@@ -32,7 +32,7 @@ from gpusim_rl.settings.schema import (
 
 Settings: TypeAlias = OnPolicyConfig | DistillConfig | BCConfig
 """Settings of algorithms with an `ActorCritic`."""
-# In place where the gradient can be had from the output alone: less memory traffic.
+# in place where the output determines the gradient: less memory traffic
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": partial(nn.ELU, inplace=True),
     "relu": partial(nn.ReLU, inplace=True),
@@ -41,10 +41,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "selu": partial(nn.SELU, inplace=True),
 }
-
-
-_KERNELS: Any = torch
-"""Untyped handle for `torch._foreach` operations."""
 
 
 @dataclass(slots=True)
@@ -118,7 +114,7 @@ class _Cast(torch.autograd.Function):
 
 def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     copies = [torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in tensors]
-    _KERNELS._foreach_copy_(copies, tensors)
+    torch._foreach_copy_(copies, tensors)  # type: ignore[reportPrivateImportUsage]
     return tuple(copies)
 
 
@@ -130,17 +126,16 @@ def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "netw
     """
     if cfg._target_ is None:
         return MLP(size, cfg)
-    gets = f"the size of its input ({size})"
-    module = make_own(cfg._target_, key, "my_networks.Residual", {"size": size, "cfg": cfg}, gets)
-    out_size = module.out_size
-    got = None
-    # A network that cannot be called here may need a GPU. If it is wrong, its first step shows where.
-    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    module = make_own(cfg._target_, key, "my_networks.Residual", {"size": size, "cfg": cfg})
+    expected = [2, module.out_size]
+    shape: Any = expected
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):  # it may need a GPU
         features = copy.deepcopy(module).eval()(torch.zeros(2, size))
-        got = list(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
-    if got not in ([2, out_size], None):
+        shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+    if shape != expected:
+        problem = f"wrong output for an input of shape {[2, size]}"
         where = f"{key}._target_={cfg._target_}"
-        raise ConfigError(f"{where}: it returns {got} for {[2, size]}, expected {[2, out_size]}: [batch, out_size]")
+        raise ConfigError(problem, key=where, expected=f"[batch, out_size] = {expected}", got=shape)
     return module
 
 
@@ -193,7 +188,7 @@ class Trunk(nn.Module):
                 hidden = state if isinstance(state, tuple) else (state,)
                 outputs.append(output)
             x = torch.cat(outputs)
-        # One batch dimension: a layer would return a view for two, and in-place activations of views copy gradients.
+        # one batch dimension: with two, layers return views, for which in-place activations copy gradients
         with torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
             features = self.layers(x if x.ndim == 2 else x.flatten(0, 1)).float()
         return features if x.ndim == 2 else features.unflatten(0, x.shape[:2]), hidden
@@ -261,7 +256,7 @@ class ActorCritic(Policy):
         """Return the normalised observations that minibatches gather."""
         inputs = self.normalize(obs)
         if self.mlp_bf16 and not self.recurrent:
-            # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
+            # the first layer rounds to bf16 anyway; rounding here halves what every epoch gathers
             inputs = {name: x.bfloat16() for name, x in inputs.items()}
         return inputs
 

@@ -40,31 +40,30 @@ class ActionNoise:
         space, num_envs = env.action_space, env.num_envs
         self._lasts, self._held = any(steps > 1.0 for steps in cfg.steps), cfg.kind == "held"
         if self._lasts and not isinstance(space, Box):
-            raise ConfigError(f"{key}.steps={cfg.steps}: discrete actions have no such noise. Try {key}.steps=[1]")
+            hint = f"Try {key}.steps=[1]"
+            raise ConfigError("only for continuous actions", key=f"{key}.steps", got=cfg.steps, hint=hint)
         if len(cfg.steps) not in (1, space.size):
-            raise ConfigError(
-                f"{key}.steps has {len(cfg.steps)} numbers, and an action has {space.size}. Try"
-                f" {key}.steps=[{cfg.steps[0]:g}], one for all"
-            )
+            expected, hint = f"1 or {space.size} numbers", f"Try {key}.steps=[{cfg.steps[0]:g}], one for all"
+            raise ConfigError(key=f"{key}.steps", expected=expected, got=cfg.steps, hint=hint)
         self._actions = space.size
-        more = space.size if self._lasts and self._held else 0  # what decides whether a number is drawn anew
-        self._of_rollout = torch.zeros(horizon, num_envs, columns + more, device=device)
+        more = space.size if self._lasts and self._held else 0  # decide between new and held numbers
+        self._drawn = torch.zeros(horizon, num_envs, columns + more, device=device)
         self.now = torch.zeros(num_envs, columns, device=device)
         self._ended = torch.ones(num_envs, dtype=torch.bool, device=device)
-        anew = 1.0 / torch.tensor(cfg.steps, device=device)
-        self._keep, self._mix = 1.0 - anew, (1.0 - (1.0 - anew).square()).sqrt()
-        self._below = torch.special.ndtri(anew)  # a standard normal number is, with probability 1 / steps
+        rate = 1.0 / torch.tensor(cfg.steps, device=device)
+        self._keep, self._mix = 1.0 - rate, (1.0 - (1.0 - rate).square()).sqrt()
+        self._quantile = torch.special.ndtri(rate)  # a normal number is below it with probability 1 / steps
 
     def begin_rollout(self, draw: Callable[[Tensor], object]) -> None:
         """Fill the noise of all steps by `draw`."""
-        draw(self._of_rollout)
+        draw(self._drawn)
         self._next(0)
 
     def advance(self, t: int, done: Bool[Tensor, " envs"]) -> None:
         """Move to step t of the rollout (0 at its end); `done` marks ended episodes."""
         if self._lasts:
             self._ended.copy_(done)
-        if t:  # a graph of one step reads the same memory in every step
+        if t:  # fixed memory, for CUDA graphs of one step
             self._next(t)
 
     def begin_episodes(self) -> None:
@@ -72,13 +71,13 @@ class ActionNoise:
         self._ended.fill_(True)
 
     def _next(self, t: int) -> None:
-        drawn, columns = self._of_rollout[t], self.now.shape[1]
+        drawn, columns = self._drawn[t], self.now.shape[1]
         if not self._lasts:
             self.now.copy_(drawn)
             return
         new, old = drawn[:, : self._actions], self.now[:, : self._actions]
         if self._held:
-            lasting = torch.where(drawn[:, columns:] < self._below, new, old)
+            lasting = torch.where(drawn[:, columns:] < self._quantile, new, old)
         else:
             lasting = self._keep * old + self._mix * new
         lasting = torch.where(self._ended[:, None], new, lasting)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.learn import demonstrations
@@ -25,7 +26,6 @@ from gpusim_rl.learn.algorithm import (
 )
 from gpusim_rl.learn.choose_replay import describe_replay, make_replay
 from gpusim_rl.learn.encoders import random_shift
-from gpusim_rl.learn.host_replay import HostReplay
 from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
@@ -87,21 +87,16 @@ class OffPolicy(Algorithm):
     ) -> None:
         self.cfg, self.device, self.horizon, self.section = cfg, device, cfg.horizon, context.section
         if not (self.discrete or isinstance(env.action_space, Box)):
-            raise ConfigError(
-                f"algo={self.section} chooses continuous actions, and here they are discrete. Try algo=dqn"
-            )
+            raise ConfigError("discrete actions are not supported", key=f"algo={self.section}", hint="Try algo=dqn")
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
         self.collective, self._max_steps = context.collective, max_iterations * cfg.horizon
         self.policy = self.make_policy(cfg, env, context, device)  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16, _ = choose_precision(cfg.precision, device)
         self._act_generator, self._sample_generator = (make_generator(device, seed + i) for i in (1, 2))
 
-        # Acting
-        columns = self.num_actions + self.num_noise
-        self.noise = ActionNoise(
-            cfg.noise, env, f"{self.section}.noise", horizon=cfg.horizon, columns=columns, device=device
-        )
-        self._t = 0
+        columns, key = self.num_actions + self.num_noise, f"{self.section}.noise"
+        self.noise = ActionNoise(cfg.noise, env, key, horizon=cfg.horizon, columns=columns, device=device)
+        self.memory = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
         self.hidden = self._next_hidden = self.policy.initial_state(env.num_envs)
         self.acted_on: Observation = {}
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -109,28 +104,24 @@ class OffPolicy(Algorithm):
         self.priorities: Priorities | None = None
         self.replay: Any = None
         if context.actor is not None:
-            self.memory = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
             return
 
-        # Learning
         self._shift = cfg.network.encoder.shift
         self._time_limit = env.max_episode_length
-        self._digest: str | None = None  # of the file of demonstrations
-        self._num_shown, self._imitates = 0, False  # transitions of a batch that are demonstrations
+        self._digest: str | None = None  # of the demonstrations
+        self._num_shown, self._imitates = 0, False  # demonstrated transitions per batch
         self.demonstrations = self._load_demonstrations(env)
         drawn = cfg.horizon * cfg.updates * (cfg.batch_size - self._num_shown)
-        self.replay = make_replay(cfg, env, self.policy.groups, self.section, device=device, seed=seed + 3, drawn=drawn)
-        on_host = isinstance(self.replay, HostReplay)
-        self.memory = self.replay.steps if on_host else Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
+        self.replay = make_replay(cfg, env, self.memory, self.section, device=device, seed=seed + 3, drawn=drawn)
         if cfg.replay.alpha > 0.0:
             assert isinstance(self.replay, Replay)
             self.priorities = Priorities(self.replay, cfg.replay.alpha)
         policy, encoder = self.policy, [] if self.policy.encoder is None else [self.policy.encoder]
-        of_critic, of_actor = (encoder, []) if policy.critic_sees_images else ([], encoder)
-        self.critic_optimizer = self._make_optimizer(policy.critic, *of_critic)
-        self.actor_optimizer = None if policy.actor is None else self._make_optimizer(policy.actor, *of_actor)
+        with_critic, with_actor = (encoder, []) if policy.critic_sees_images else ([], encoder)
+        self.critic_optimizer = self._make_optimizer(policy.critic, *with_critic)
+        self.actor_optimizer = None if policy.actor is None else self._make_optimizer(policy.actor, *with_actor)
         self._targets, self._online = self.policy.target_pairs()
-        self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates, since the training began
+        self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates since training began
 
     def _make_optimizer(self, *networks: nn.Module) -> MaskedAdamW:
         cfg, parameters = self.cfg, [p for network in networks for p in network.parameters()]
@@ -147,22 +138,19 @@ class OffPolicy(Algorithm):
             return None
         key = f"{self.section}.demonstrations.file"
         if env.images:
-            raise ConfigError(f"{key}: demonstrations have no images, and the envs do. Try {key}=null")
+            raise ConfigError("demonstrations have no images, but the envs do", key=key, hint=f"Try {key}=null")
         cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
         try:
             shown, self._digest = demonstrations.load(file, env, self.policy.groups)
             replay = demonstrations.make_replay(shown, env, self.policy.groups, **memory)
         except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
+            raise error.within(key) from None
         self._num_shown = min(max(1, round(cfg.demonstrations.share * cfg.batch_size)), cfg.batch_size - 1)
         self._imitates = cfg.demonstrations.imitation > 0.0
         return replay
 
-    # Acting
-
     def begin_rollout(self) -> None:
         """Draw the noise of all steps at once, outside graphs of single steps."""
-        self._t = 0  # also after a rollout that was broken off
         self.memory.begin_rollout()
         self.noise.begin_rollout(self._draw_noise)
 
@@ -183,8 +171,7 @@ class OffPolicy(Algorithm):
     def choose(self, outputs: Tensor) -> Tensor:
         """Turn network outputs into exploring actions."""
         noise = self.noise.now[:, : self.num_actions]
-        # The error function makes a uniform number of a normal one.
-        uniform = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale
+        uniform = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale  # uniform
         starts = self.steps * self.num_envs < self.cfg.learning_starts
         return torch.where(starts, uniform, self.explore(outputs, noise))
 
@@ -198,10 +185,9 @@ class OffPolicy(Algorithm):
         for frames, new in zip(self.hidden, self._next_hidden, strict=True):
             torch.mul(new, ~step.done[:, None], out=frames)
         self.steps += 1
-        self._t = (self._t + 1) % self.horizon
-        if self._t == 0 and self.replay is not None:
+        if self.memory.t == 0 and self.replay is not None:
             self.store()
-        self.noise.advance(self._t, step.done)
+        self.noise.advance(self.memory.t, step.done)
 
     def store(self) -> None:
         """Write the rollout into the replay memory."""
@@ -217,8 +203,6 @@ class OffPolicy(Algorithm):
             frames.zero_()
         self.noise.begin_episodes()
 
-    # Learning
-
     def before_update(self) -> None:
         """Exchange transitions with a memory on the host."""
         self.replay.exchange()
@@ -227,7 +211,7 @@ class OffPolicy(Algorithm):
         """Learn from `horizon * updates` batches; return mean statistics, 0-dim device tensors."""
         cfg, number = self.cfg, self.horizon * self.cfg.updates
         stored = self.replay.fill * self.num_envs
-        waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one whole window
+        waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one complete window
         critic, actor, batches = [], [], self._draw(number)
         for index, batch in enumerate(batches):
             moves_actor = self.actor_optimizer is not None and (index + 1) % cfg.policy_delay == 0
@@ -255,8 +239,10 @@ class OffPolicy(Algorithm):
         size = number * cfg.batch_size
         if self.demonstrations is not None:
             shown = number * self._num_shown
-            recorded = self.replay.sample(size - shown, self._sample_generator)
-            drawn = recorded.beside(self.demonstrations.sample(shown, self._sample_generator), number)
+            memories = (self.replay, size - shown), (self.demonstrations, shown)
+            parts = [memory.sample(n, self._sample_generator) for memory, n in memories]
+            # in each batch the demonstrations come last
+            drawn = tree_map(lambda *x: torch.cat([y.unflatten(0, (number, -1)) for y in x], 1).flatten(0, 1), *parts)
         elif self.priorities is None:
             drawn = self.replay.sample(size, self._sample_generator)
         else:
@@ -277,7 +263,7 @@ class OffPolicy(Algorithm):
         def split_groups(obs: Observation) -> list[dict[str, Tensor]]:
             return [dict(zip(obs, parts, strict=True)) for parts in zip(*map(split, obs.values()), strict=True)]
 
-        action = drawn.action.long() if self.discrete else drawn.action  # indices of options, once for all updates
+        action = drawn.action.long() if self.discrete else drawn.action
         columns = split_groups(obs), split(action), split(reward), split_groups(next_obs), split(drawn.discount)
         rows = zip(*columns, weight.unbind(), split(drawn.index), noise.unbind(), strict=True)
         return [Batch(*row) for row in rows]
@@ -288,7 +274,7 @@ class OffPolicy(Algorithm):
         assert policy.encoder is not None
         self.replay.with_frames(batch)
         for obs, learns in ((batch.obs, True), (batch.next_obs, False)):
-            images = {group: obs.pop(group) for group in policy.encoder.groups}  # the batch lives as long as the update
+            images = {group: obs.pop(group) for group in policy.encoder.groups}  # freed early
             if learns and not (policy.critic_sees_images or moves_actor):
                 continue
             if self._shift:
@@ -298,7 +284,7 @@ class OffPolicy(Algorithm):
             obs["policy"] = torch.cat([obs["policy"], features], dim=-1)
 
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return losses and Q values [members, batch], expected returns [batch], gradient norm, and if it is not finite."""
+        """Return losses and Q values [members, batch], expected returns [batch], gradient norm, whether it is bad."""
         with torch.no_grad():
             target, expected = self.targets(batch)
         policy = self.policy
@@ -307,10 +293,9 @@ class OffPolicy(Algorithm):
             each = functional.mse_loss(outputs.squeeze(-1), target.expand(policy.critic.members, -1), reduction="none")
         else:
             each = -(target * outputs.log_softmax(dim=-1)).sum(dim=-1)
-        # of the weighted sum over all critics: each learns as if it were alone
         gradients = self.critic_optimizer.gradients(each, batch.weight.expand_as(each))
         if policy.critic_sees_images:
-            batch.obs["policy"] = batch.obs["policy"].detach()  # for the actor, which does not train the encoder
+            batch.obs["policy"] = batch.obs["policy"].detach()  # the actor does not train the encoder
         norm, bad = self._step(self.critic_optimizer, self.collective.sum(gradients), waits)
         if self.priorities is not None:
             self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
@@ -320,12 +305,11 @@ class OffPolicy(Algorithm):
     def _critic_numbers(self, steps: list[tuple[Tensor, ...]], weight: Tensor) -> Mapping[str, Tensor]:
         """Return means over updates and processes; weight: [updates, batch]."""
         each, q, expected, norm, bad = (torch.stack(column) for column in zip(*steps, strict=True))
-        of_critics = weight[:, None]
-        loss, q = (each * of_critics).sum(dim=(1, 2)), (q * of_critics).sum(dim=2).mean(dim=1)
+        per_critic = weight[:, None]
+        loss, q = (each * per_critic).sum(dim=(1, 2)), (q * per_critic).sum(dim=2).mean(dim=1)
         expected = (expected * weight).sum(dim=1)
         numbers = torch.stack([*self.collective.sum([loss, q, expected]), norm], dim=1)
-        names = "loss/critic", "value/q", "value/q_target", "policy/critic_grad_norm"
-        return dict(zip(names, numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind(), strict=True))
+        return _means(("loss/critic", "value/q", "value/q_target", "policy/critic_grad_norm"), numbers, bad)
 
     def _step(self, optimizer: MaskedAdamW, gradients: list[Tensor], waits: Tensor) -> tuple[Tensor, Tensor]:
         norm, bad = optimizer.set_gradients(gradients)
@@ -354,12 +338,12 @@ class OffPolicy(Algorithm):
         critic = self.policy.target_critic
         value = critic.value(outputs)
         if critic.support is None:
-            value = self._of_members(value)
+            value = self._reduce(value)
             value = value if bonus is None else value + bonus
             target = torch.addcmul(batch.reward, batch.discount, value)
             return target, target
         probabilities = outputs.softmax(dim=-1)
-        if self.cfg.clipped:  # the whole distribution of the critic that expects less
+        if self.cfg.clipped:  # the distribution with the lower mean
             lowest = value.argmin(dim=0)[None, :, None].expand(1, -1, probabilities.shape[-1])
             probabilities = probabilities.gather(0, lowest)[0]
         else:
@@ -373,9 +357,9 @@ class OffPolicy(Algorithm):
         """Return the Q values that the actor maximises, [batch]."""
         critic, policy = self.policy.critic, self.policy
         value = critic.value(critic(batch.obs[policy.critic_group], action, bf16=policy.mlp_bf16))
-        return self._of_members(value)
+        return self._reduce(value)
 
-    def _of_members(self, value: Tensor) -> Tensor:
+    def _reduce(self, value: Tensor) -> Tensor:
         if self.policy.critic.members == 1:
             return value[0]
         return value.amin(dim=0) if self.cfg.clipped else value.mean(dim=0)
@@ -385,9 +369,7 @@ class OffPolicy(Algorithm):
         raise NotImplementedError
 
     def _imitation(self, batch: Batch, action: Tensor, q: Tensor) -> Tensor:
-        """Return the squared distance to demonstrated actions, scaled by mean |Q| (Fujimoto and Gu 2021, arXiv
-        2106.06860).
-        """
+        """Return the squared distance to demonstrated actions times |Q| (Fujimoto and Gu 2021, arXiv 2106.06860)."""
         distance = (action - batch.action)[-self._num_shown :].square().sum(dim=-1)
         counts = batch.weight[-self._num_shown :]
         mean = distance @ (counts / counts.sum().clamp(min=torch.finfo(torch.float32).tiny))
@@ -406,8 +388,7 @@ class OffPolicy(Algorithm):
         if not steps:
             return {}
         numbers, bad = (torch.stack(column) for column in zip(*steps, strict=True))
-        means = numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind()
-        return dict(zip((*self.actor_losses, "policy/grad_norm"), means, strict=True))
+        return _means((*self.actor_losses, "policy/grad_norm"), numbers, bad)
 
     @torch.no_grad()
     def _look_at_new_frames(self) -> dict[str, Tensor]:
@@ -415,10 +396,7 @@ class OffPolicy(Algorithm):
         obs, valid, reward = self.replay.latest(self.horizon)
         for group, norm in self.policy.obs_norm.items():
             norm.update(obs[group].flatten(0, 1), valid.flatten(), self.collective)  # type: ignore[operator]
-        # finite sums of finite numbers: a flag that costs one reduction and no read
         return {"check/obs": torch.stack([x.sum() for x in obs.values()]).sum(), "check/reward": reward.sum()}
-
-    # For the start of a run, and for a resume
 
     def describe(self) -> dict[str, str]:
         """Describe networks, updates and memory."""
@@ -474,13 +452,18 @@ class OffPolicy(Algorithm):
             self.replay.load_state_dict(state["replay"])
             if self.priorities is not None:
                 self.priorities.load_state_dict(state["priorities"])
-        elif state["replay"] is not None:  # last observations of episodes have their places by the time limit
-            warn(f"the time limit was {before} control steps, and is {now} now: the replay memory is filled again")
+        elif state["replay"] is not None:  # the time limit determines the rows of final observations
+            warn(f"the time limit changed from {before} to {now} control steps: the replay memory starts empty")
         if state["demonstrations"] != self._digest:
-            warn("the demonstrations are not those that the training had before")
+            warn("the demonstrations differ from those of the checkpoint")
         if state["episodes"] is None:
             self.begin_episodes()
         else:
             self.noise.load_state_dict(state["episodes"]["noise"])
             for frames, saved in zip(self.hidden, state["episodes"].get("frames", ()), strict=True):
                 frames.copy_(saved)
+
+
+def _means(names: Sequence[str], numbers: Tensor, bad: Tensor) -> dict[str, Tensor]:
+    """Return the columns' means over updates, where bad ones count as 0."""
+    return dict(zip(names, numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind(), strict=True))

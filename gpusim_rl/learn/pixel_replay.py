@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from gpusim_rl.errors import import_extra
@@ -24,37 +24,27 @@ RATIO = 3
 
 
 class PlainFrames:
-    """Uncompressed frames on any device: T slots, then rows of final observations."""
+    """Uncompressed frames on any device: T slots, then rows of final observations, `final`."""
 
     def __init__(self, num_steps: int, rows: int, num_envs: int, shape: Sequence[int], device: torch.device) -> None:
-        self._num_steps = num_steps
         self._memory = torch.zeros(num_steps + rows, num_envs, *shape, dtype=torch.uint8, device=device)
+        self.final = self._memory[num_steps:]
 
     def write(self, slots: Int[Tensor, " steps"], frames: UInt8[Tensor, "steps envs *shape"]) -> None:
         """Store the frames of control steps."""
         self._memory.index_copy_(0, slots, frames)
 
-    def write_final(
-        self, row: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"], where: Bool[Tensor, " envs"]
-    ) -> None:
-        """Store the last frames of episodes that end `where`."""
-        behind = row + self._num_steps
-        where = where.view(1, -1, *(1 for _ in frame.shape[1:]))
-        self._memory.index_copy_(0, behind, torch.where(where, frame, self._memory[behind]))
-
     def read(self, index: Int[Tensor, " n"]) -> UInt8[Tensor, "n *shape"]:
         """Return frames at slot * N + env; final ones at (T + row) * N + env."""
         return self._memory.flatten(0, 1).index_select(0, index)
 
-    def state_dict(self, fill: int, place: Int[Tensor, " k"]) -> dict[str, Tensor]:
-        """Return the first `fill` slots and final frames at `place` (row * N + env), on the host."""
-        frames, final = self._memory[:fill], self._memory[self._num_steps :].flatten(0, 1)[place]
-        return {"frames": frames.to("cpu", copy=True), "final": final.to("cpu", copy=True)}
+    def state_dict(self, fill: int) -> dict[str, Tensor]:
+        """Return the first `fill` slots on the host, without `final`."""
+        return {"frames": self._memory[:fill].to("cpu", copy=True)}
 
-    def load_state_dict(self, state: dict[str, Tensor], place: Int[Tensor, " k"]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore `state_dict`, in place."""
         self._memory[: len(state["frames"])].copy_(state["frames"])
-        self._memory[self._num_steps :].flatten(0, 1)[place] = state["final"].to(self._memory.device)
 
 
 class CompressedFrames:
@@ -64,9 +54,9 @@ class CompressedFrames:
         assert num_steps % BLOCK == 0
         self._lz4 = import_extra("lz4.block", "encoders", "a replay memory of compressed frames")
         self._num_envs, self._first_row, self._shape = num_envs, num_steps * num_envs, tuple(shape)
-        self._final = PlainFrames(0, rows, num_envs, shape, torch.device("cpu"))
+        self.final = torch.zeros(rows, num_envs, *shape, dtype=torch.uint8)
         self._blocks = [b""] * (self._first_row // BLOCK)  # block * N + env
-        self._open = np.zeros((num_envs, BLOCK, int(np.prod(shape))), np.uint8)  # the block that is being written
+        self._open = np.zeros((num_envs, BLOCK, int(np.prod(shape))), np.uint8)  # block under construction
         self._newest = -1  # slot
 
     def write(self, slots: Int[Tensor, " steps"], frames: UInt8[Tensor, "steps envs *shape"]) -> None:
@@ -82,12 +72,6 @@ class CompressedFrames:
             for env, one in enumerate(differences):
                 self._blocks[block * self._num_envs + env] = self._lz4.compress(one.reshape(-1), store_size=False)
 
-    def write_final(
-        self, row: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"], where: Bool[Tensor, " envs"]
-    ) -> None:
-        """Store the last frames of episodes that end `where`."""
-        self._final.write_final(row, frame, where)
-
     def read(self, index: Int[Tensor, " n"]) -> UInt8[Tensor, "n *shape"]:
         """Return frames as `PlainFrames.read`, unpacking each block once."""
         places = index.numpy()
@@ -96,9 +80,8 @@ class CompressedFrames:
         block, position = np.divmod(slot, BLOCK)
         final = places >= self._first_row
         newest_block, newest = divmod(self._newest, BLOCK)
-        # The older frames of the block that is being written over are in its compressed form still.
-        is_open = (block == newest_block) & (position <= newest)
-        frames[final] = self._final.read(torch.from_numpy(places[final] - self._first_row)).flatten(1).numpy()
+        is_open = (block == newest_block) & (position <= newest)  # later positions: old frames, still compressed
+        frames[final] = self.final.flatten(2).flatten(0, 1).numpy()[places[final] - self._first_row]
         frames[is_open] = self._open[env[is_open], position[is_open]]
         closed = np.flatnonzero(~final & ~is_open)
         owner = block[closed] * self._num_envs + env[closed]
@@ -107,32 +90,30 @@ class CompressedFrames:
         for rows in np.split(closed, np.flatnonzero(np.diff(owner)) + 1) if len(closed) else ():
             wanted = position[rows]
             data = self._blocks[block[rows[0]] * self._num_envs + env[rows[0]]]
-            if data:  # else nothing has been written there
+            if data:  # else never written
                 unpacked = self._lz4.decompress(data, uncompressed_size=self._open[0].size)
                 differences = np.frombuffer(unpacked, np.uint8).reshape(BLOCK, -1)[: wanted.max() + 1]
                 frames[rows] = np.add.accumulate(differences, axis=0, dtype=np.uint8)[wanted]
         return torch.from_numpy(frames.reshape(-1, *self._shape))
 
-    def state_dict(self, fill: int, place: Int[Tensor, " k"]) -> dict[str, Tensor]:
-        """Return what is stored."""
-        blocks = self._blocks[: fill // BLOCK * self._num_envs]  # without those that were never closed
+    def state_dict(self, fill: int) -> dict[str, Tensor]:
+        """Return what is stored, without `final`."""
+        blocks = self._blocks[: fill // BLOCK * self._num_envs]  # closed ones
         opened = self._newest % BLOCK + 1 if fill else 0
         return {
             "blocks": torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).copy()),
             "sizes": torch.tensor([len(data) for data in blocks], dtype=torch.int64),
             "open": torch.from_numpy(self._open[:, :opened].copy()),
             "newest": torch.tensor(self._newest),
-            "final": self._final.state_dict(0, place)["final"],
         }
 
-    def load_state_dict(self, state: dict[str, Tensor], place: Int[Tensor, " k"]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore `state_dict`."""
         joined, ends = state["blocks"].numpy().tobytes(), [0, *state["sizes"].cumsum(0).tolist()]
         blocks = [joined[start:end] for start, end in itertools.pairwise(ends)]
         self._blocks = blocks + [b""] * (len(self._blocks) - len(blocks))
         self._open[:, : state["open"].shape[1]] = state["open"].numpy()
         self._newest = int(state["newest"])
-        self._final.load_state_dict({**self._final.state_dict(0, place), "final": state["final"]}, place)
 
 
 class PixelReplay(Replay):
@@ -171,7 +152,7 @@ class PixelReplay(Replay):
         self.groups, self.stack = groups, stack
         self._has_final = env.final_images
         rows = self._rows * self._has_final + 1
-        self._black = num_steps + rows - 1  # the last row, which is never written
+        self._black = num_steps + rows - 1  # the last row, never written
         self.frames: dict[str, PlainFrames | CompressedFrames] = {}
         for group in sorted(env.images):
             size = num_steps, rows, env.num_envs, env.images[group]
@@ -180,7 +161,7 @@ class PixelReplay(Replay):
         self._back = torch.arange(1, stack, device=device)[:, None]
         frame = sum(map(math.prod, env.images.values()))
         self.bytes_drawn = 2 * stack * frame
-        slots = num_steps // (RATIO if compress else 1) + rows  # an estimate where frames are compressed
+        slots = num_steps // (RATIO if compress else 1) + rows
         self.expected_bytes += slots * env.num_envs * frame
 
     @torch.no_grad()
@@ -191,7 +172,9 @@ class PixelReplay(Replay):
         for group, frames in self.frames.items():
             frames.write(slot, steps.acted_on[group])
             for t in range(len(cut) if self._has_final else 0):
-                frames.write_final(row[t : t + 1], steps.final_obs[group][t], cut[t])
+                behind = row[t : t + 1]
+                kept = torch.where(cut[t, :, None, None, None], steps.final_obs[group][t], frames.final[behind])
+                frames.final.index_copy_(0, behind, kept)
         super().extend(steps)
 
     def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> tuple[Transitions, Tensor]:
@@ -203,17 +186,15 @@ class PixelReplay(Replay):
         return drawn, following
 
     def _stacks(self, newest: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
-        """Return places of stacks [stack, batch], oldest first, and where a frame is lost, given places of the newest
-        frames.
-        """
+        """Return the places of stacks that end at `newest`, [stack, batch], and where a frame is lost."""
         steps, envs, last, oldest = self.num_steps, self.num_envs, self.total - 1, self.total - self.fill
         final = newest >= steps * envs
-        # The control step before which a frame was seen; a final one was seen after the last step of its episode.
+        # the control step that follows each frame
         seen = last - (last - newest.div(envs, rounding_mode="floor")).remainder(steps)
         ended = self._final_step.take((newest - steps * envs).clamp_(min=0))
         time = torch.where(final, ended + 1, seen)
         before = time - self._back
-        # A step back is one within the episode. From a final observation the first one always is.
+        # within the episode; the first step back from a final observation always is
         inside = self.ends.take(before.remainder(steps) * envs + env) == 0
         inside = (inside | (final & (self._back == 1))) & (before >= oldest)
         length = inside.cumprod(dim=0).sum(dim=0)
@@ -230,18 +211,26 @@ class PixelReplay(Replay):
         for group, frames in self.frames.items():
             index = torch.cat([drawn.obs[group], drawn.next_obs[group]])
             read = frames.read(index.flatten()).unflatten(0, index.shape)
-            # on the CPU 4 times as fast as to permute
+            # on the CPU 4 times as fast as permute
             drawn.obs[group], drawn.next_obs[group] = torch.cat(read.unbind(1), dim=-1).chunk(2)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is stored, on the host."""
         state, fill = super().state_dict(), int(self.fill)
-        place = state["final_place"][: None if self._has_final else 0]
-        return {**state, "frames": {g: frames.state_dict(fill, place) for g, frames in self.frames.items()}}
+        place, saved = self._final_place(state), {}
+        for group, frames in self.frames.items():
+            final = frames.final.flatten(0, 1)[place].to("cpu", copy=True)
+            saved[group] = {**frames.state_dict(fill), "final": final}
+        return {**state, "frames": saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`."""
         super().load_state_dict(state)
-        place = state["final_place"][: None if self._has_final else 0].to(self.device)
+        place = self._final_place(state)
         for group, frames in self.frames.items():
-            frames.load_state_dict(state["frames"][group], place)
+            saved = state["frames"][group]
+            frames.load_state_dict(saved)
+            frames.final.flatten(0, 1)[place] = saved["final"].to(self.device)
+
+    def _final_place(self, state: dict[str, Any]) -> Tensor:
+        return state["final_place"][: None if self._has_final else 0].to(self.device)

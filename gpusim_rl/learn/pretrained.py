@@ -45,8 +45,7 @@ class Pretrained(nn.Module):
         self, networks: Mapping[str, nn.Module], sizes: int, side: int | None, digest: str, words: str
     ) -> None:
         super().__init__()
-        self.groups, self.digest, self._side = sorted(networks), digest, side
-        self.words = words
+        self.groups, self.digest, self._side, self.words = sorted(networks), digest, side, words
         self.networks = nn.ModuleDict({group: networks[group] for group in self.groups})
         self.out_size = sizes * len(self.groups)
         self.eval().requires_grad_(False)
@@ -112,10 +111,8 @@ def _resnet18() -> tuple[ImageNet, int]:
     weights = models.ResNet18_Weights.IMAGENET1K_V1
     file = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     if not file.is_file():
-        raise ConfigError(
-            f"{KEY}=resnet18: its weights are not here, expected {file}, and nothing is downloaded unasked. Try python"
-            " -c 'import torchvision; torchvision.models.resnet18(weights=\"IMAGENET1K_V1\")', which downloads 45 MB"
-        )
+        command = "python -c 'import torchvision; torchvision.models.resnet18(weights=\"IMAGENET1K_V1\")'"
+        raise _error("resnet18", f"no weights in {file}", f"Try {command}, which downloads 45 MB")
     network = models.resnet18()
     network.load_state_dict(torch.load(file, weights_only=True))
     network.fc = nn.Identity()
@@ -132,17 +129,17 @@ def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.devic
         ConfigError: The file is missing, damaged or for other images, or a package is missing.
     """
     if not images:
-        raise ConfigError(f"{KEY}={name}: the task observes no images. Try {KEY}=null pretrained.freeze=false")
+        raise _error(name, "the task has no images", f"Try {KEY}=null pretrained.freeze=false")
     if name in OF_IMAGENET:
         for group, shape in images.items():
             if shape[2] not in (1, 3):
-                raise ConfigError(f"{KEY}={name} takes images of 1 or 3 channels, and {group!r} has {shape[2]}")
+                raise _error(name, f"needs images of 1 or 3 channels, {group!r} has {shape[2]}")
         network, size = _LOAD[name]()
         return Pretrained(dict.fromkeys(images, network), size, SIDE, name, name).to(device)
     saved, digest = _read(name)
     networks, words = {}, f"{Path(name).name} ({saved['kind']}, {saved['latents']} latents)"
     for group, shape in images.items():
-        entry = _of_group(saved, name, group, shape)
+        entry = _entry(saved, name, group, shape)
         vae = VAE(shape, saved["kind"], saved["latents"])
         _fill(vae.encoder, entry["encoder"], name)
         _fill(vae.mean, entry["mean"], name)
@@ -159,21 +156,21 @@ def begin_from_pretrained(policy: Policy, name: str, section: str) -> None:
     encoders = [policy.encoder, policy.critic_encoder] if isinstance(policy, ActorCritic) else []
     encoders = [encoder for encoder in encoders if isinstance(encoder, Encoder)]
     if not encoders:
-        raise ConfigError(f"{KEY}={name}: the policy of algo={section} encodes no images of this task. Try {KEY}=null")
+        raise _error(name, f"the policy of algo={section} has no image encoder here", f"Try {KEY}=null")
     saved, _ = _read(name)
     for encoder in encoders:
         for group, network in encoder.networks.items():
             if not isinstance(network, ImageEncoder) or network.kind != saved["kind"]:
                 own = getattr(network, "kind", type(network).__name__)
-                problem = f"is of kind {saved['kind']}, and the policy's encoder of kind {own}"
+                problem = f"encoder of kind {saved['kind']}, but the policy's is of kind {own}"
                 advice = shlex.quote(f"{section}.network.encoder.kind={saved['kind']}")
-                raise ConfigError(f"{KEY}={name} {problem}. Try {advice}")
+                raise _error(name, problem, f"Try {advice}")
             height, width, channels = network.shape
-            entry = _of_group(saved, name, group, (height, width, channels // encoder.frames))
+            entry = _entry(saved, name, group, (height, width, channels // encoder.frames))
             weights = dict(entry["encoder"])
             first, own = next(iter(network.state_dict().items()))
             if first in weights and weights[first].ndim == own.ndim:
-                missing = own.shape[1] - weights[first].shape[1]  # channels of older frames, which come first
+                missing = own.shape[1] - weights[first].shape[1]  # channels of older frames come first
                 weights[first] = functional.pad(weights[first], (0, 0, 0, 0, max(0, missing), 0))
             _fill(network, weights, name)
 
@@ -193,24 +190,24 @@ def save_pretrained(path: Path, vaes: Mapping[str, VAE], kind: str, latents: int
 def _read(name: str) -> tuple[dict[str, Any], str]:
     """Return the content and digest of an untrusted file."""
     if not Path(name).is_file():
-        raise ConfigError(f"{KEY}={name}: no such file, expected one of {TOOL} TASK, or {' or '.join(OF_IMAGENET)}")
+        raise _error(name, "no such file", f"Expected a file of {TOOL}, or {' or '.join(OF_IMAGENET)}")
     try:
         saved, digest = load_with_digest(Path(name))
     except ConfigError as error:
-        raise ConfigError(f"{KEY}={name} is damaged, or no file of {TOOL} TASK") from error
+        raise _error(name, f"damaged, or not a file of {TOOL}") from error
     if not all(isinstance(saved.get(key), kind) for key, kind in CONTENT.items()):
-        raise ConfigError(f"{KEY}={name} is no encoder, expected a file of {TOOL} TASK")
+        raise _error(name, "not an encoder", f"Expected a file of {TOOL}")
     return saved, digest
 
 
-def _of_group(saved: Mapping[str, Any], name: str, group: str, shape: ImageShape) -> Mapping[str, Any]:
+def _entry(saved: Mapping[str, Any], name: str, group: str, shape: ImageShape) -> Mapping[str, Any]:
     entry = saved["groups"].get(group)
     if not isinstance(entry, dict) or not all(isinstance(entry.get(part), dict) for part in ("encoder", "mean")):
         known = ", ".join(map(str, saved["groups"])) or "none"
-        raise ConfigError(f"{KEY}={name} has no encoder for {group!r}, but for {known}. Try {TOOL} of this task")
+        raise _error(name, f"no encoder for {group!r}, only for {known}", f"Try {TOOL} for this task")
     if entry.get("shape") != list(shape):
-        problem = f"encodes images {entry.get('shape')}, and {group!r} of this task has {list(shape)}"
-        raise ConfigError(f"{KEY}={name} {problem} (height, width, channels). Try {TOOL} with this task's settings")
+        problem = f"encoder for images {entry.get('shape')} (height, width, channels), {group!r} has {list(shape)}"
+        raise _error(name, problem, f"Try {TOOL} with this task's settings")
     return entry
 
 
@@ -218,4 +215,8 @@ def _fill(module: nn.Module, weights: Mapping[str, Any], name: str) -> None:
     try:
         module.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError):
-        raise ConfigError(f"{KEY}={name} has other weights than its networks. Try {TOOL} again") from None
+        raise _error(name, "the weights do not fit the networks", f"Try {TOOL} again") from None
+
+
+def _error(name: str, problem: str, hint: str = "") -> ConfigError:
+    return ConfigError(problem, key=f"{KEY}={name}", hint=hint)

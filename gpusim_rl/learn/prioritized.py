@@ -10,7 +10,7 @@ from gpusim_rl.learn.replay import Replay, Transitions
 
 BLOCK = 64
 """Slots summed up before one of them is drawn."""
-_SMALLEST = 1e-6  # of an error: nothing is left out for ever
+_SMALLEST = 1e-6  # keeps every priority above 0
 
 
 class Priorities:
@@ -51,7 +51,7 @@ class Priorities:
         """Draw transitions with importance weights p_i^-beta; beta 1 corrects means fully."""
         index = self._draw(size, generator)
         drawn, priority = self.replay.at(index), self.values.take(index)
-        # From an empty memory something is drawn that has no priority.
+        # an empty memory yields transitions without priority
         drawn.weight *= torch.where(priority > 0.0, priority.pow(-beta), 0.0)
         return drawn
 
@@ -59,7 +59,7 @@ class Priorities:
         blocks = self.values.view(-1, BLOCK)
         upper = blocks.sum(dim=1).double().cumsum_(dim=0)
         u = torch.rand(size, dtype=torch.float64, device=upper.device, generator=generator).mul_(upper[-1])
-        # right: the first whose cumulative sum is above, so it has a priority itself
+        # right=True finds a block with a priority of its own
         block = torch.searchsorted(upper, u, right=True).clamp_(max=len(blocks) - 1)
         inside = blocks.index_select(0, block).cumsum_(dim=1)
         v = torch.rand(size, 1, device=upper.device, generator=generator).mul_(inside[:, -1:])
@@ -77,7 +77,7 @@ class Priorities:
         """Update priorities at slot * N + env unless `hold`: the largest error counts, non-finite ones do not."""
         new = ((error + _SMALLEST) ** self.alpha).masked_fill_(weight == 0.0, 0.0)
         new = torch.where(new.isfinite() & ~hold, new, self.values.take(index))
-        # The largest of equal indices: the same in every run, unlike the last one that is written on a GPU.
+        # amax makes duplicate indices deterministic on a GPU
         self.values.scatter_reduce_(0, index, new, "amax", include_self=False)
         torch.maximum(self.largest, new.amax(), out=self.largest)
 

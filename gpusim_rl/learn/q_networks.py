@@ -31,7 +31,7 @@ class EnsembleLinear(nn.Module):
     def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch out"]:
         """Apply each member's layer."""
         weight, bias = self.weight, self.bias
-        if weight.shape[2] == 1 and x.device.type == "cpu":  # there a product with one column is 3 times as slow
+        if weight.shape[2] == 1 and x.device.type == "cpu":  # 3 times as fast as baddbmm
             return torch.add((x * weight.mT).sum(dim=2, keepdim=True), bias)
         return torch.baddbmm(bias, x, weight)
 
@@ -107,8 +107,7 @@ class Critic(nn.Module):
 class DiscreteCritic(Critic):
     """Q functions of all options of discrete actions.
 
-    The Q value (or logits) of several choices is the mean over the chosen options (Seyde et al. 2023, arXiv
-    2210.12566).
+    Q values (or logits) of several choices are averaged over the chosen options (Seyde et al. 2023, arXiv 2210.12566).
     """
 
     offsets: Tensor
@@ -131,9 +130,7 @@ class DiscreteCritic(Critic):
         self.register_buffer("places", (offsets[:, None] + beyond).flatten(), persistent=False)
         self.register_buffer("centre", torch.eye(sum(counts)) - same, persistent=False)
 
-    def options(
-        self, obs: Float[Tensor, "batch size"], *, bf16: bool
-    ) -> Float[Tensor, "members batch outputs options"]:
+    def options(self, obs: Tensor, *, bf16: bool) -> Float[Tensor, "members batch outputs options"]:
         """Return Q values or logits of all options, concatenated over choices."""
         features = self._features(obs, bf16=bf16)
         outputs = self.head(features).unflatten(-1, (self.num_outputs, -1))
@@ -154,28 +151,16 @@ class DiscreteCritic(Critic):
         """Select the chosen options' outputs, averaged over choices."""
         index, single = action.long(), len(self.counts) == 1
         index = (index if single else index + self.offsets).view(1, len(index), 1, -1).expand(*outputs.shape[:3], -1)
-        of_choices = outputs.gather(3, index)
-        return of_choices.squeeze(3) if single else of_choices.mean(dim=3)
+        per_choice = outputs.gather(3, index)
+        return per_choice.squeeze(3) if single else per_choice.mean(dim=3)
 
-    def highest(
-        self, outputs: Float[Tensor, "members batch outputs options"]
-    ) -> Float[Tensor, "members batch outputs"]:
-        """Return the outputs of the best options."""
-        if self.support is None and self.members == len(self.counts) == 1:  # in one operation
-            return outputs.amax(dim=3)
-        return self.chosen(outputs, self.largest(outputs))
-
-    def best(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Int[Tensor, "batch choices"]:
-        """Return each choice's best option by the mean of the critics."""
-        return self.largest(self.options(obs, bf16=bf16))
-
-    def largest(self, outputs: Float[Tensor, "members batch outputs options"]) -> Int[Tensor, "batch choices"]:
-        """Return each choice's best option, given all outputs."""
+    def best(self, outputs: Float[Tensor, "members batch outputs options"]) -> Int[Tensor, "batch choices"]:
+        """Return each choice's best option by the mean of the critics, given all outputs."""
         value = outputs.squeeze(2) if self.support is None else self.value(outputs.mT)
         value = value[0] if self.members == 1 else value.mean(dim=0)
         if len(self.counts) == 1:
             return value.argmax(dim=1, keepdim=True)
-        # Of equal ones the first is taken, so no option beyond the last.
+        # ties go to the first, so padding is never chosen
         return value.index_select(1, self.places).unflatten(1, (len(self.counts), -1)).argmax(dim=2)
 
 
@@ -186,9 +171,9 @@ def project(
     atoms = len(support)
     low, high = support[0], support[-1]
     place = (returns.clamp(low, high) - low) * ((atoms - 1) / (high - low))
-    lower = place.floor().clamp_(max=atoms - 2)  # the last atom is the upper one: no mass is lost at an integer
+    lower = place.floor().clamp_(max=atoms - 2)  # the last atom is always the upper one
     upper_share = (place - lower).clamp_(max=1.0) * probabilities
-    index = lower.nan_to_num(0.0).long()  # what is not finite spoils the probabilities, and so the update is left out
+    index = lower.nan_to_num(0.0).long()  # NaN stays in the probabilities, so the update is skipped
     moved = torch.zeros_like(probabilities).scatter_add_(1, index, probabilities - upper_share)
     return moved.scatter_add_(1, index + 1, upper_share)
 
@@ -200,7 +185,7 @@ class ActorNetwork(nn.Module):
         super().__init__()
         self.features = make_features(size, net, key)
         self.head = nn.Linear(self.features.out_size, outputs)  # type: ignore[arg-type]
-        with torch.no_grad():  # actions near 0 at the start, whatever is seen
+        with torch.no_grad():  # initial actions near 0
             self.head.weight.mul_(0.01)
             self.head.bias.zero_()
 

@@ -17,7 +17,7 @@ from gpusim_rl.learn.algorithm import EnvSpec, Observation, Outcome, RecordedTen
 STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Observation dtypes by setting name."""
 
-TERMINATED, TRUNCATED, DIVERGED = 1, 2, 4  # bits of `Replay.ends`
+TERMINATED, TRUNCATED, DIVERGED = 1, 2, 4  # bit flags in `Replay.ends`
 
 
 @dataclass(slots=True)
@@ -37,14 +37,6 @@ class Transitions:
     """1 for a valid transition, else 0."""
     index: Int[Tensor, " batch"]
     """Place in the memory: slot * N + env."""
-
-    def beside(self, other: Transitions, number: int) -> Transitions:
-        """Concatenate within each of `number` equal batches."""
-
-        def joined(ours: Tensor, theirs: Tensor) -> Tensor:
-            return torch.cat([x.unflatten(0, (number, -1)) for x in (ours, theirs)], dim=1).flatten(0, 1)
-
-        return tree_map(joined, self, other)
 
 
 register_dataclass(Transitions)
@@ -80,10 +72,6 @@ class Trajectory:
         terminated, truncated, diverged = (zeros(dtype=torch.bool) for _ in range(3))
         return cls(obs, zeros(env.action_space.size), final_obs, zeros(), terminated, truncated, diverged)
 
-    def at(self, t: int) -> Trajectory:
-        """Return step t."""
-        return tree_map(lambda x: x[t], self)
-
     def begin_rollout(self) -> None:
         """Restart at step 0."""
         self.t = 0
@@ -92,7 +80,7 @@ class Trajectory:
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
         """Write a control step; `obs` precede it."""
         if not self._rows:
-            self._rows = [tree_leaves(self.at(t)) for t in range(len(self.reward))]
+            self._rows = [[x[t] for x in tree_leaves(self)] for t in range(len(self.reward))]
         row, self.t = self._rows[self.t], (self.t + 1) % len(self._rows)
         seen, final = [obs[group] for group in self.acted_on], [step.final_obs[group] for group in self.final_obs]
         values = *seen, action, *final, step.reward, step.terminated, step.truncated, step.diverged
@@ -103,6 +91,11 @@ class Trajectory:
         """Return vector observations [T, N, size], where they are valid, and rewards."""
         numbers = {group: x for group, x in self.acted_on.items() if x.is_floating_point()}
         return numbers, ~self.diverged, self.reward
+
+    def recorded(self, steps: int) -> list[RecordedTensor]:
+        """Return observations and rewards of the last rollout."""
+        obs, _, reward = self.latest()
+        return recorded_steps(obs, reward)
 
 
 register_dataclass(Trajectory)
@@ -147,7 +140,7 @@ class Replay:
         self.num_steps, self.num_envs, self.n_step, self.device = num_steps, env.num_envs, n_step, device
         self.groups = sorted(groups)
         self._episode = env.max_episode_length
-        self._rows = (num_steps - 1) // self._episode + 2  # quotients that T successive steps can have, and one more
+        self._rows = (num_steps - 1) // self._episode + 2  # distinct step // length in T steps, plus one
 
         def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
@@ -157,6 +150,7 @@ class Replay:
         self.action = zeros(steps, envs, env.action_space.size)
         self.reward = zeros(steps, envs)
         self.ends = zeros(steps, envs, dtype=torch.uint8)
+        self._columns = {"action": self.action, "reward": self.reward, "ends": self.ends}
         self._final_step = torch.full((self._rows, envs), -1, dtype=torch.int64, device=device)
         self.total = zeros(dtype=torch.int64)
         self._powers = gamma ** torch.arange(n_step + 1, device=device)
@@ -182,28 +176,19 @@ class Replay:
         return time, time % self.num_steps, time // self._episode % self._rows
 
     @torch.no_grad()
-    def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Store one control step; `obs` precede it."""
-        flags = step.terminated, step.truncated, step.diverged
-        steps = Trajectory(dict(obs), action.to(self.action.dtype), dict(step.final_obs), step.reward, *flags)
-        self.extend(tree_map(lambda x: x[None], steps))
-
-    @torch.no_grad()
     def extend(self, steps: Trajectory) -> None:
         """Store up to T consecutive steps, overwriting the oldest."""
         (time, slot, row), cut = self.next_places(len(steps.reward)), ends_by_time(steps)
         place, behind = ((x * self.num_envs)[:, None] + self._envs for x in (slot, row))
-        # The last one of a row counts, where an env keeps no time limit.
-        self._final_step.view(-1).scatter_reduce_(
-            0, behind.flatten(), torch.where(cut, time[:, None], -1).flatten(), "amax"
-        )
+        ended = torch.where(cut, time[:, None], -1).flatten()
+        self._final_step.view(-1).scatter_reduce_(0, behind.flatten(), ended, "amax")  # the last one in each row wins
         cut &= self._final_step.take(behind) == time[:, None]
         where = torch.where(cut, behind + self.num_steps * self.num_envs, place).flatten()
         for group, memory in self.obs.items():
             seen, final = (self._stored(x[group], memory) for x in (steps.acted_on, steps.final_obs))
             memory.index_copy_(0, slot, seen)
             memory.flatten(0, 1).index_copy_(0, where, torch.where(cut[..., None], final, seen).flatten(0, 1))
-        # A bad action is not finite, and no weight makes that a 0.
+        # a weight of 0 does not cancel a non-finite action
         self.action.index_copy_(0, slot, steps.action.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
         self.reward.index_copy_(0, slot, steps.reward.masked_fill(steps.diverged, 0.0))
         ends = steps.terminated * TERMINATED + steps.truncated * TRUNCATED + steps.diverged * DIVERGED
@@ -213,7 +198,7 @@ class Replay:
     def _stored(self, value: Tensor, memory: Tensor) -> Tensor:
         if memory.dtype == torch.float32:
             return value
-        # 0 * inf is NaN: what is infinite must not look like the limit.
+        # 0 * inf is NaN: infinite values stay visible
         return value.clamp(-self._largest, self._largest).add_(value, alpha=0).to(memory.dtype)
 
     def cut(self) -> None:
@@ -231,8 +216,8 @@ class Replay:
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
         """Draw transitions uniformly; weights are 0 until `n_step` + 1 steps are stored."""
         envs, fill = self.num_envs, self.fill
-        starts = fill - self.n_step  # the observation after the longest window must be stored too
-        # float64: float32 has 2^24 values only, and would never draw some of the transitions.
+        starts = fill - self.n_step  # leaves room for the observation after the longest window
+        # float64: with its 2^24 values float32 would never draw some transitions
         drawn = torch.rand(size, dtype=torch.float64, device=self.total.device, generator=generator)
         flat = drawn.mul_(starts.clamp(min=1) * envs).long()
         offset = flat.div(envs, rounding_mode="floor")
@@ -248,12 +233,12 @@ class Replay:
         return self._windows(first, index - slot * self.num_envs, first + self.n_step <= last)[0]
 
     def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> tuple[Transitions, Tensor]:
-        """Return transitions from the absolute steps `first`, and their next observations' places (row T + r if final)."""
+        """Return transitions from the absolute steps `first`, and places of their next observations."""
         size, envs = len(first), self.num_envs
         time = first + self._window
         index = time.remainder(self.num_steps).mul_(envs).add_(env)
 
-        # [n, batch]: a step belongs to the window if none before it ended the episode
+        # [n, batch]: the window ends with the episode
         ends = self.ends.take(index)
         going = (ends[:-1] == 0).cumprod(dim=0)
         steps = going.sum(dim=0).add_(1)
@@ -264,7 +249,7 @@ class Replay:
         last = time[0] + steps - 1
         row = last.div(self._episode, rounding_mode="floor").remainder_(self._rows)
         cut = end == TRUNCATED
-        # Lost are those of an environment that keeps no time limit, and those within a rollout of an actor.
+        # overwritten in an env without a time limit, or within an actor's rollout
         lost = cut & (self._final_step.take(row * envs + env) != last)
         weight = ((end & DIVERGED) == 0) & ~lost & whole
 
@@ -281,43 +266,32 @@ class Replay:
         obs = {group: memory.index_select(0, slots).float() for group, memory in self.obs.items()}
         return obs, (self.ends.index_select(0, slots) & DIVERGED) == 0, self.reward.index_select(0, slots)
 
-    def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Return observations and rewards of the last steps."""
-        obs, _, reward = self.latest(steps)
-        return recorded_steps(obs, reward)
-
-    @property
-    def _columns(self) -> dict[str, Tensor]:
-        return {"action": self.action, "reward": self.reward, "ends": self.ends}
-
     def state_dict(self) -> dict[str, Any]:
         """Return all written slots on the host: a GPU may not fit a copy. Syncs."""
         fill = int(self.fill)
-        place = (self._final_step.flatten() >= 0).nonzero().squeeze(1)  # row * N + env of those that were written
-
-        def copy(x: Tensor) -> Tensor:
-            return x.to("cpu", copy=True)
-
-        return {
-            "total": copy(self.total),
-            "final_place": copy(place),
-            "final_step": copy(self._final_step.take(place)),
-            "obs": {group: copy(memory[:fill]) for group, memory in self.obs.items()},
-            "final_obs": {
-                group: copy(memory[self.num_steps :].flatten(0, 1)[place]) for group, memory in self.obs.items()
-            },
-            **{name: copy(column[:fill]) for name, column in self._columns.items()},
+        place = (self._final_step.flatten() >= 0).nonzero().squeeze(1)  # row * N + env of written ones
+        state = {
+            "total": self.total,
+            "final_place": place,
+            "final_step": self._final_step.take(place),
+            "obs": {group: memory[:fill] for group, memory in self.obs.items()},
+            "final_obs": {group: self._final(memory)[place] for group, memory in self.obs.items()},
+            **{name: column[:fill] for name, column in self._columns.items()},
         }
+        return tree_map(lambda x: x.to("cpu", copy=True), state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`, in place."""
         if "final_place" not in state:
-            raise ConfigError("the checkpoint has a replay memory of an earlier layout. Try a new run, or test=true")
+            raise ConfigError("the checkpoint's replay memory is outdated", hint="Try a new run, or test=true")
         place = state["final_place"].to(self.device)
         self.total.copy_(state["total"])
         self._final_step.fill_(-1).view(-1)[place] = state["final_step"].to(self.device)
         for group, memory in self.obs.items():
             memory[: len(state["obs"][group])].copy_(state["obs"][group])
-            memory[self.num_steps :].flatten(0, 1)[place] = state["final_obs"][group].to(memory.device)
+            self._final(memory)[place] = state["final_obs"][group].to(memory.device)
         for name, column in self._columns.items():
             column[: len(state[name])].copy_(state[name])
+
+    def _final(self, memory: Tensor) -> Tensor:
+        return memory[self.num_steps :].flatten(0, 1)

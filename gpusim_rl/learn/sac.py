@@ -44,7 +44,7 @@ class SquashedGaussian:
     ) -> tuple[Float[Tensor, "*batch actions"], Float[Tensor, "*batch"]]:
         """Return actions for standard normal noise, and their log-density."""
         u = torch.addcmul(self.mean, self.log_std.exp(), noise)
-        # log pi = log N(u) - log(scale) - log(1 - tanh(u)^2); so the last one loses no digits where tanh(u) is near 1
+        # log pi = log N(u) - log(scale) - log(1 - tanh(u)^2), the last term accurate for tanh(u) near 1
         log_slope = 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))
         each = torch.add(noise.square(), 2.0 * (self.log_std + log_slope)).sum(dim=-1)
         constant = u.shape[-1] * (0.5 * _LOG_2PI + math.log(self.scale))
@@ -99,7 +99,7 @@ class SAC(OffPolicy):
         super().__init__(cfg, env, context, **rest)
         self.log_alpha = nn.Parameter(torch.full((), math.log(cfg.alpha), device=self.device))
         self.alpha_optimizer = MaskedAdamW([self.log_alpha], cfg.alpha_learning_rate)
-        # -1 for each number of actions within +-1, and the same relative to the most that another scale allows
+        # -1 per action within +-1; the same relative to the maximum for other scales
         default = self.num_actions * (math.log(cfg.action_scale) - 1.0)
         self._target_entropy = default if cfg.target_entropy is None else cfg.target_entropy
 
@@ -123,11 +123,10 @@ class SAC(OffPolicy):
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
         numbers, bad = super()._actor_step(batch, waits)
-        if self.cfg.learn_alpha:  # the gradient of alpha (entropy - target_entropy), by hand
-            with torch.no_grad():
+        if self.cfg.learn_alpha:
+            with torch.no_grad():  # d/dlog_alpha of alpha (entropy - target_entropy)
                 slope = self.log_alpha.exp() * (numbers[1] - self._target_entropy)
-                norm, not_finite = self.alpha_optimizer.set_gradients([slope])
-                self.alpha_optimizer.masked_step(norm, waits | bad | not_finite)
+                self._step(self.alpha_optimizer, [slope], waits | bad)
         return numbers, bad
 
     def update(self) -> dict[str, Tensor]:

@@ -65,7 +65,7 @@ class VAE(nn.Module):
         self.spread.copy_(x.std(dim=0))
         features = self.encoder(x)
         deviation = features.std(dim=0)
-        self.mean.weight.div_(torch.maximum(deviation, deviation.mean()))  # some units may say nothing
+        self.mean.weight.div_(torch.maximum(deviation, deviation.mean()))  # some units may be constant
         self.mean.bias.copy_(-(self.mean.weight @ features.mean(dim=0)))
         self.log_var.weight.zero_()
         self.log_var.bias.fill_(NARROW)

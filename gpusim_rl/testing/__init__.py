@@ -2,6 +2,6 @@
 
 import sys
 
-# Where pytest runs, a failed check of a suite shows the values it compared. pytest itself is not needed here.
+# under pytest, failed checks show the values they compared
 if (pytest := sys.modules.get("pytest")) is not None:
     pytest.register_assert_rewrite("gpusim_rl.testing.conformance", "gpusim_rl.testing.algorithm_conformance")

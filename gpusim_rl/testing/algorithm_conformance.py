@@ -39,8 +39,9 @@ class Training:
 
     def __init__(self, algorithm: Algorithm, env: RandomEnv, mode: str = "off") -> None:
         self.algorithm, self.env, self.obs, cpu = algorithm, env, env.reset(), torch.device("cpu")
-        options: dict[str, Any] = {"generators": generators_of([algorithm, env], cpu), "stateful": [algorithm]}
-        self.graphs = RecordedGraphs(GraphChoice(mode, "conformance"), cpu, **options)
+        generators = generators_of([algorithm, env], cpu)
+        choice = GraphChoice(mode, "conformance")
+        self.graphs = RecordedGraphs(choice, cpu, generators=generators, stateful=[algorithm])
 
     def iterate(self) -> dict[str, Tensor]:
         """Run a rollout and an update; return the update's statistics."""
@@ -120,7 +121,7 @@ class AlgorithmConformance:
 
     def test_an_iteration_waits_for_nothing(self, name: str) -> None:
         it = self.training(name)
-        it.iterate()  # what is made once
+        it.iterate()  # one-off work
         with SyncCounter() as syncs:
             it.env.step = syncs.pause()(it.env.step)
             it.iterate()
@@ -128,7 +129,7 @@ class AlgorithmConformance:
 
     def test_an_iteration_reads_no_value(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         it, kinds = self.training(name, device="meta"), [torch.optim.Optimizer]
-        for kind in kinds:  # not fused, they read their step counter
+        for kind in kinds:  # unfused optimisers read their step counter
             kinds += kind.__subclasses__()
             monkeypatch.setattr(kind, "step", lambda *_: None)
         stats = it.iterate()
@@ -141,7 +142,7 @@ class AlgorithmConformance:
         assert [key for row in stats for key, value in row.items() if value.ndim or not value.isfinite()] == []
         after = it.algorithm.policy.state_dict()
         assert [key for key, value in leaves(after) if not value.isfinite().all()] == []
-        assert differences(before, after), "nothing is learned in 6 iterations: `settings` may begin earlier"
+        assert differences(before, after), "nothing learned in 6 iterations; start earlier with `settings`"
 
     def test_replaying_equals_running(self, name: str) -> None:
         ends = {}
@@ -151,7 +152,7 @@ class AlgorithmConformance:
             it.load_state_dict(states[1])
             it.iterate()
             ends[mode] = [states, copied(it.state_dict())]
-            assert it.graphs.choice.mode == mode, it.graphs.choice  # not captured, and why
+            assert it.graphs.choice.mode == mode, it.graphs.choice  # shows why it is not captured
             assert differences(ends["off"], ends[mode]) == [], mode
 
     def test_a_state_resumes_bit_for_bit(self, name: str) -> None:
@@ -162,15 +163,16 @@ class AlgorithmConformance:
         other.load_state_dict(state)
         assert differences(other.state_dict(), state) == []
         assert differences([other.iterate(), other.iterate(), other.state_dict()], expected) == []
-        assert differences(stats, kept) == [], "numbers of an update that a later one changes"
+        assert differences(stats, kept) == [], "statistics overwritten by a later update"
 
     def test_a_state_is_data_and_no_larger_than_it(self, name: str) -> None:
         it = self.training(name)
         it.iterate()
         state = it.algorithm.state_dict()
         assert differences(copied(state), state) == []
-        memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors(state)}
-        assert sum(memory.values()) <= sum(x.nbytes for x in tensors(state)), "a view of something larger"
+        tensors = [value for _, value in leaves(state) if isinstance(value, Tensor)]
+        memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+        assert sum(memory.values()) <= sum(x.nbytes for x in tensors), "a view of a larger tensor"
 
 
 def make_algorithm(
@@ -179,8 +181,3 @@ def make_algorithm(
     """Build an algorithm for random envs; `facts` are further fields of their `EnvSpec`."""
     spec = EnvSpec(env.num_envs, env.obs_sizes, action_space, 1, images=env.images, **facts)
     return cls(cfg, spec, context, device=torch.device(env.device), seed=0, max_iterations=100)
-
-
-def tensors(state: Any) -> list[Tensor]:
-    """Return the tensors of a nested state."""
-    return [value for _, value in leaves(state) if isinstance(value, Tensor)]

@@ -17,7 +17,7 @@ import inspect
 import io
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -125,11 +125,11 @@ class TaskConformance:
         missing = dataclasses.MISSING
         defaults = [f for f in fields if f.default is not missing or f.default_factory is not missing]
         assert [f.name for f in defaults][: len(TASK_DEFAULTS)] == list(TASK_DEFAULTS), "those of cfg/config.yaml"
-        # None lets runs be read that are older than the field
+        # None: runs older than the field remain readable
         assert [f.name for f in defaults[len(TASK_DEFAULTS) :] if f.default is not None] == []
 
     def test_every_key_of_the_yaml_lands_where_it_belongs(self, name: str) -> None:
-        # A comment above the package line would silently put everything below task.
+        # below a comment, Hydra would ignore the package line
         assert self.entries()[name].file.read_text().startswith("# @package _global_\n")
         composed = _composed(name, self.config_dir)
         plain = _composed(None, None)
@@ -155,11 +155,11 @@ class TaskConformance:
         docstring = inspect.getdoc(type(env.task)) or ""
         assert docstring.splitlines()[0].startswith(f"{name}: ")
         for word in ("Action space:", "Observation space:", "Reward", "Start:", "ermination"):
-            assert word in docstring, f"the docstring does not tell of {word!r}"
+            assert word in docstring, f"no {word!r} in the docstring"
         count = re.search(r"Action space: (\d+) number", docstring)
         assert count and int(count.group(1)) == env.num_actions
-        # One table for each group of observations, in their order; the first column numbers all elements without a gap.
-        # Where the task names its parts, each is a row; one with the name of another group stands for its parts.
+        # One table per observation group, in order; the first column numbers all elements without gaps.
+        # Each named term is a row; a row with the name of another group stands for that group's terms.
         tables: list[list[tuple[range, str, str]]] = []
         for line in docstring.splitlines():
             if re.match(r"\| *num *\|( *name *\|)? *observation *\| *unit *\|$", line):
@@ -170,11 +170,8 @@ class TaskConformance:
         covered = [[number for row in table for number in row[0]] for table in tables]
         sizes = {group: size for group, size in env.obs_sizes.items() if size}
         assert covered == [list(range(size)) for size in sizes.values()]
-        assert all(f"`{group}`" in docstring for group in env.images), "it does not name a group of images"
-        named = {
-            group: [(part.name, part.size * part.history, part.unit) for part in parts]
-            for group, parts in env.obs_parts.items()
-        }
+        assert all(f"`{group}`" in docstring for group in env.images), "an image group is missing"
+        named = {g: [(x.name, x.size * x.history, x.unit) for x in parts] for g, parts in env.obs_parts.items()}
         for table, group in zip(tables, sizes, strict=True):
             if group in named:
                 others = {other: rows for other, rows in named.items() if other != group}
@@ -184,7 +181,7 @@ class TaskConformance:
     # The MDP
 
     def test_shapes_types_and_devices(self, name: str) -> None:
-        env = self.started_env(name)  # which checks them in every step
+        env = self.started_env(name)  # checks them in every step
         for action in random_actions(env, 3):
             step = env.step(action)
             values = [*step.obs.values(), *step.final_obs.values(), *step.terms.values()]
@@ -210,12 +207,11 @@ class TaskConformance:
                 starts.append(joined(step.obs))
         assert len(starts) >= 3
         envs = torch.cat(starts)
-        for i in range(len(envs)):
-            assert not any(torch.equal(envs[i], envs[j]) for j in range(i)), "two episodes began alike"
+        assert len(envs.unique(dim=0)) == len(envs), "two episodes began alike"
 
     def test_at_the_start_nothing_is_inside_anything_else_and_no_joint_beyond_its_limits(self, name: str) -> None:
         if name in self.touching:
-            pytest.skip("its starts may touch")
+            pytest.skip("listed in `touching`")
         env = self.started_env(name, num_envs=64)
         model = env.sim.scene.model
         data = mujoco.MjData(model)
@@ -231,24 +227,24 @@ class TaskConformance:
     def test_no_element_of_an_observation_is_constant(self, name: str) -> None:
         env = self.make_env(name, num_envs=16)
         obs = env.reset()
-        numbers = {group: value for group, value in obs.items() if group not in env.images}
-        low = {group: value.amin(dim=0) for group, value in numbers.items()}
-        high = {group: value.amax(dim=0) for group, value in numbers.items()}
-        rest = {group: torch.zeros_like(value, dtype=torch.bool) for group, value in low.items()}
-        for group, parts in env.obs_parts.items() if name in self.constant else ():
-            pieces = rest[group].split([part.size * part.history for part in parts])
-            for piece, part in zip(pieces, parts, strict=True):
-                piece.fill_(part.name in self.constant[name])
+        groups = sorted(obs.keys() - env.images.keys())
+        elements: list[str] = []  # `<group>/<term>`, or `<group>/<index>` in a group without terms
+        for group in groups:
+            terms = [part.name for part in env.obs_parts.get(group, ()) for _ in range(part.size * part.history)]
+            elements += [f"{group}/{term}" for term in terms or range(obs[group].shape[1])]
+        constant = self.constant.get(name, ())
+        may_rest = torch.tensor([element.partition("/")[2] in constant for element in elements], dtype=torch.bool)
+        seen = joined({group: obs[group] for group in groups})
+        low, high = seen.amin(dim=0), seen.amax(dim=0)
         for action in random_actions(env, self.max_steps):
             step = env.step(action)
-            for group in numbers:
-                low[group] = torch.minimum(low[group], step.obs[group].amin(dim=0))
-                high[group] = torch.maximum(high[group], step.obs[group].amax(dim=0))
-            if all(bool((rest[group] | (high[group] - low[group] >= 1e-6)).all()) for group in numbers):
+            seen = joined({group: step.obs[group] for group in groups})
+            low, high = torch.minimum(low, seen.amin(dim=0)), torch.maximum(high, seen.amax(dim=0))
+            still = (high - low < 1e-6) & ~may_rest
+            if not still.any():
                 return
-        still = {group: (high[group] - low[group] < 1e-6) & ~rest[group] for group in numbers}
-        constant = {group: value.nonzero().flatten().tolist() for group, value in still.items()}
-        pytest.fail(f"constant over {self.max_steps} steps of {env.num_envs} envs: {constant}")
+        names = [element for element, rests in zip(elements, still.tolist(), strict=True) if rests]
+        pytest.fail(f"constant over {self.max_steps} steps of {env.num_envs} envs: {names}")
 
     def test_the_reward_is_the_sum_of_its_named_terms(self, name: str) -> None:
         env = self.started_env(name, episode_length=SHORT)
@@ -257,7 +253,7 @@ class TaskConformance:
             step = env.step(action)
             names.add(tuple(step.terms))
             torch.testing.assert_close(step.reward, torch.stack(list(step.terms.values())).sum(dim=0))
-        assert len(names) == 1, "the terms change from step to step"
+        assert len(names) == 1, "the names change between steps"
         (terms,) = names
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", term) for term in terms), terms
 
@@ -308,8 +304,8 @@ class TaskConformance:
             env.step(action)
         moved = {path: value.data_ptr() for path, value in kept_tensors(vars(env.task))}
         assert moved == tensors, "replaced instead of written in place"
-        # A CUDA graph would freeze it, and a checkpoint forget it.
-        assert unsaved(env.task) == others, "changes from step to step, but is no tensor of the task"
+        # frozen by a CUDA graph, and missing in checkpoints
+        assert unsaved(env.task) == others, "changes between steps, but is not a tensor of the task"
 
     def test_a_state_continues_bit_for_bit_in_another_environment(self, name: str) -> None:
         env, other = (self.started_env(name, episode_length=SHORT, seed=seed) for seed in (0, 9))
@@ -363,14 +359,12 @@ class TaskConformance:
             mass = env.sim.param("body_mass", actor).value
             assert (mass.amax(dim=0) > mass.amin(dim=0)).any(), actor
 
-    def test_its_mirror_image_moves_as_it_does(self, name: str, record_property: Callable[[str, object], None]) -> None:
+    def test_its_mirror_image_moves_as_it_does(self, name: str) -> None:
         env = self.started_env(name, num_envs=16, observations={}, clip_actions=1e6, clip_observations=None)
         if not env.task.mirrors:
-            pytest.skip("the task does not say what its mirror image is")
+            pytest.skip("the task defines no mirror image")
         found = differences_by_part(env)
-        record_property("differs by", ", ".join(f"{part} {x:.1g}" for part, x in found.items() if x is not None))
-        record_property("cannot be compared", ", ".join(part for part, x in found.items() if x is None))
-        assert {part: x for part, x in found.items() if x is not None and x > WRONG} == {}, "of a wrong kind or sign"
+        assert {part: x for part, x in found.items() if x is not None and x > WRONG} == {}, "wrong kind or sign"
 
     # The run
 
@@ -378,11 +372,11 @@ class TaskConformance:
         """Count syncs without CPU physics, checkpoints or the log interval's row."""
         trainer = self.make_trainer(name, tmp_path, max_iterations=3, log={"interval": 1000})
         with trainer.logging() as log:
-            trainer.iterate(log)  # what is made once
+            trainer.iterate(log)  # one-off work
             syncs = SyncCounter()
             assert isinstance(trainer.env, VecEnv)
             sim = trainer.env.sim
-            log.checkpoints.due = lambda *_: False  # pyright: ignore[reportAttributeAccessIssue] a long one saves
+            log.checkpoints.due = lambda *_: False  # pyright: ignore[reportAttributeAccessIssue] slow iterations save
             for method in ("step", "reset", "refresh", "draw"):
                 setattr(sim, method, syncs.pause()(getattr(sim, method)))
             with syncs:

@@ -14,7 +14,7 @@ from gpusim_rl.spaces import SignedPermutation
 
 WRONG = 0.5
 """Relative difference above which a kind or sign is wrong."""
-LEAST = 1e-5  # a part that changes by less says nothing
+LEAST = 1e-5  # smallest change of a term that can be compared
 
 
 def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
@@ -33,6 +33,7 @@ def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
     Args:
         env: Envs after `reset`, without noise, delay and history; their state is changed.
         height: Height above the start [m].
+        seed: Seed of states and actions.
 
     Returns:
         Largest difference by `<group>/<term>`, relative to the number's variation; None if it does not vary.
@@ -65,18 +66,17 @@ def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
     action = 2.0 * torch.rand(num, env.num_actions, generator=random) - 1.0
 
     seen = _observe(env, robot, state, action)
-    of_image = _observe(
-        env, robot, {key: image_of(x, images[key]) for key, x in state.items()}, image_of(action, maps["actions"])
-    )
+    mirror_state = {key: image_of(x, images[key]) for key, x in state.items()}
+    mirror_seen = _observe(env, robot, mirror_state, image_of(action, maps["actions"]))
     found: dict[str, float | None] = {}
     for group, parts in env.obs_parts.items():
         sizes = [part.size for part in parts]
-        pairs = [  # of each part, before and after the step
+        before_and_after = [
             (image_of(x, maps[group]).split(sizes, dim=1), y.split(sizes, dim=1))
-            for x, y in zip(seen[group], of_image[group], strict=True)
+            for x, y in zip(seen[group], mirror_seen[group], strict=True)
         ]
         for k, part in enumerate(parts):
-            differences = [_difference(expected[k], got[k]) for expected, got in pairs]
+            differences = [_difference(expected[k], got[k]) for expected, got in before_and_after]
             found[f"{group}/{part.name}"] = max((x for x in differences if x is not None), default=None)
     return found
 

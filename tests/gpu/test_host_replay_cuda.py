@@ -12,7 +12,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.host_replay import HostReplay
-from gpusim_rl.learn.replay import Replay
+from gpusim_rl.learn.replay import Replay, Trajectory
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv
@@ -29,12 +29,12 @@ ENVS, HORIZON, SIZE = 64, 4, 4096
 def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> None:
     spec = EnvSpec(ENVS, {"policy": 300}, Box(8), 1)
     settings: dict[str, Any] = {"n_step": 2, "gamma": 0.9, "storage": torch.float32, "device": torch.device("cpu")}
-    cpu, cuda = (
-        HostReplay(
-            Replay(50, spec, ["policy"], **settings), spec, device=torch.device(d), horizon=HORIZON, size=SIZE, seed=3
-        )
-        for d in ("cpu", DEVICE)
-    )
+
+    def make(device: torch.device) -> HostReplay:
+        memory, rollout = Replay(50, spec, ["policy"], **settings), Trajectory.empty(HORIZON, spec, ["policy"], device)
+        return HostReplay(memory, rollout, device=device, size=SIZE, seed=3)
+
+    cpu, cuda = make(torch.device("cpu")), make(torch.device(DEVICE))
     env, size = RandomEnv(ENVS, {"policy": 300}), 4096 if DEVICE == "cuda" else 8
     busy = torch.randn(size, size, device=DEVICE)
     obs = env.reset()

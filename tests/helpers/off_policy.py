@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext, load_algorithm_class
 from gpusim_rl.learn.off_policy import OffPolicy
+from gpusim_rl.learn.replay import Replay, Trajectory
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS, OffPolicyConfig
 from gpusim_rl.spaces import ActionSpace, Box
@@ -46,8 +48,15 @@ def off_policy_config(name: str, changes: Mapping[str, Any] | None = None) -> Of
     return build(ALGORITHMS[name][1], merged(defaults, settings_of(name, changes)), name)
 
 
+def store(replay: Replay, obs: Mapping[str, Tensor], action: Tensor, step: Any) -> None:
+    """Store one control step; `obs` precede it."""
+    flags = step.terminated, step.truncated, step.diverged
+    steps = Trajectory(dict(obs), action, dict(step.final_obs), step.reward, *flags)
+    replay.extend(tree_map(lambda x: x[None], steps))
+
+
 class OffPolicyLearner:
-    """An algorithm and its envs."""
+    """Algorithm and its envs."""
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from gpusim_rl.settings.schema import EncoderConfig
 from helpers.composed import algorithm_defaults
 from helpers.fakes import Learner, RandomEnv, ppo_config
 from helpers.on_policy import prepared
+from helpers.raised import raises
 
 SHAPE = (12, 16, 2)
 
@@ -59,9 +60,9 @@ def test_an_encoder_sees_every_pixel_scaled_and_in_any_batch(kind):
 
 
 def test_images_that_are_too_small_are_one_line():
-    with pytest.raises(ConfigError, match=r"encoder.kind=nature: images of 12 x 16 are too small.*try.*spatial"):
+    with raises(ConfigError, key="encoder.kind=nature", hint="Try encoder.kind=spatial, or larger images"):
         Encoder({"camera": SHAPE}, encoder_config(kind="nature"), "ppo.network")
-    with pytest.raises(ConfigError, match=r"encoder.kind=spatial: images of 4 x 16 are too small for it; try larger"):
+    with raises(ConfigError, key="encoder.kind=spatial", hint="Try larger images"):
         Encoder({"camera": (4, 16, 2)}, encoder_config(kind="spatial"), "ppo.network")
 
 
@@ -83,7 +84,7 @@ def test_an_encoder_of_ones_own():
     torch.testing.assert_close(encoder({"camera": images}, bf16=False), expected)
     with pytest.raises(ConfigError, match=r"ppo.network.encoder._target_=torch.nn.ReLU: ReLU\(shape, cfg\) failed"):
         Encoder({"camera": SHAPE}, encoder_config(_target_="torch.nn.ReLU"), "ppo.network")
-    with pytest.raises(ConfigError, match=r"torch.nn.Flatten: it has no out_size"):
+    with pytest.raises(ConfigError, match=r"torch.nn.Flatten: no int attribute out_size"):
         Encoder({"camera": SHAPE}, encoder_config(_target_="torch.nn.Flatten"), "ppo.network")
 
 

@@ -16,6 +16,7 @@ from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.settings.schema import WHITE, NoiseConfig
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.raised import raises
 
 ENVS, ACTIONS, HORIZON = 4000, 3, 8
 KINDS = ("held", "coloured")
@@ -108,9 +109,9 @@ def test_it_waits_for_nothing_and_resumes_exactly(kind: str) -> None:
 
 
 def test_settings_that_do_not_fit_are_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"ppo\.noise\.steps has 2 numbers, and an action has 3\. Try ppo"):
+    with raises(ConfigError, key="ppo.noise.steps", expected="1 or 3 numbers", got=[1.0, 2.0]):
         make(NoiseConfig(kind="held", steps=[1.0, 2.0]))
-    with pytest.raises(ConfigError, match=r"discrete actions have no such noise\. Try ppo\.noise\.steps=\[1\]"):
+    with raises(ConfigError, key="ppo.noise.steps", hint="Try ppo.noise.steps=[1]"):
         make(NoiseConfig(kind="held", steps=[2.0]), space=MultiDiscrete((3, 3, 3)))
     for steps in ("[0.5]", "[]", "[.nan]", "7"):
         with pytest.raises(ConfigError, match=r"ppo\.noise\.steps must be a list of numbers >= 1, e\.g\. \[60\]"):

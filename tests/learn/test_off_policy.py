@@ -17,6 +17,7 @@ from gpusim_rl.learn.sac import SACPolicy
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv
 from helpers.off_policy import ACTOR_CRITICS, C51, NAMES, OffPolicyLearner, off_policy_config
+from helpers.raised import raises
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -238,7 +239,7 @@ def test_a_memory_that_is_not_saved_is_filled_again_by_the_policy(name: str) -> 
     one = learner(name, replay={"save": False}, learning_starts=64)
     one.train(4)
     state = one.algorithm.state_dict()
-    assert state["replay"] is None and "fills it again" in one.algorithm.describe()["batch"]
+    assert state["replay"] is None and "refills it" in one.algorithm.describe()["batch"]
     other = learner(name, replay={"save": False}, learning_starts=64)
     other.algorithm.policy.load_state_dict(one.algorithm.policy.state_dict())
     other.algorithm.load_state_dict(state)
@@ -266,13 +267,11 @@ def test_what_cannot_learn_is_refused_in_one_line() -> None:
         off_policy_config("td3", {"noise_min": 0.5})
     with pytest.raises(ConfigError, match=r"^sac\.network: value_min must be below value_max"):
         off_policy_config("sac", {"network": {"value_min": 10.0}})
-    with pytest.raises(ConfigError, match=r"^sac\.replay\.capacity=31 holds 3 control steps of num_envs=8, and 4 are"):
+    with raises(ConfigError, key="sac.replay.capacity", got=31, hint="Try sac.replay.capacity=32"):
         learner("sac", learning_starts=16, replay={"capacity": 31})
-    with pytest.raises(ConfigError, match=r"^td3\.learning_starts=39 is beyond the 32 transitions that the replay"):
+    with raises(ConfigError, key="td3.learning_starts", got=39, hint="Try td3.learning_starts=3"):
         learner("td3", learning_starts=39, replay={"capacity": 39})
-    with pytest.raises(
-        ConfigError, match=r"^sac\.replay\.capacity=2000000000 takes .* GB on cpu, .* GB are free\. Try"
-    ):
+    with pytest.raises(ConfigError, match="GB needed on cpu"):
         learner("sac", replay={"capacity": 2_000_000_000}, sizes={"policy": 10_000})
 
 

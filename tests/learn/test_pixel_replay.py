@@ -19,6 +19,7 @@ from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.replay import Trajectory, Transitions
 from gpusim_rl.spaces import Box
 from helpers.fakes import Outcome, RandomEnv
+from helpers.off_policy import store
 from helpers.states import saved_bytes
 
 CPU = torch.device("cpu")
@@ -78,8 +79,8 @@ class Story:
             reward = torch.randn(envs, generator=self.random).masked_fill(diverged, 0.0)
             frames, final = self.images(), self.images()
             number = torch.full((envs, 2), float(len(self.frames)))
-            step: Any = Outcome({}, {"camera": final, "joints": number + 0.5}, reward, terminated, truncated, diverged)
-            self.replay.write({"camera": frames, "joints": number}, number[:, :1], step)
+            step = Outcome({}, {"camera": final, "joints": number + 0.5}, reward, terminated, truncated, diverged)
+            store(self.replay, {"camera": frames, "joints": number}, number[:, :1], step)
             self.frames.append(list(frames))
             self.final.append(final)
             self.outcomes.append(step)
@@ -158,7 +159,7 @@ def test_several_groups_of_images_and_steps_at_once(compress: bool) -> None:
         for _ in range(5):
             obs, step = env.reset(), env.step(torch.zeros(2, 1))
             rollout.write(obs, torch.zeros(2, 1), step)
-            one_by_one.write(obs, torch.zeros(2, 1), step)
+            store(one_by_one, obs, torch.zeros(2, 1), step)
         at_once.extend(rollout)
     a, b = (sample(replay, 200, 0) for replay in (at_once, one_by_one))
     assert a.weight.sum() > 50
@@ -231,8 +232,7 @@ def test_frames_that_hardly_change_take_little_memory() -> None:
             now = frame.clone()
             now[:, 0, 0, 0] = t
             seen = {"camera": now, "joints": torch.zeros(2, 2)}
-            step: Any = Outcome(seen, seen, torch.zeros(2), no, no, no)
-            replay.write(seen, torch.zeros(2, 1), step)
+            store(replay, seen, torch.zeros(2, 1), Outcome(seen, seen, torch.zeros(2), no, no, no))
     stored = sum(map(len, packed.frames["camera"]._blocks))  # type: ignore[union-attr]
     assert stored < 0.4 * 4 * BLOCK * frame.numel()
 

@@ -14,6 +14,7 @@ from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.replay import Replay
 from gpusim_rl.spaces import Box
 from helpers.fakes import Outcome
+from helpers.off_policy import store
 
 NO = torch.tensor(False)
 ONE = torch.ones(())
@@ -33,8 +34,8 @@ class Memory:
         envs = self.replay.num_envs
         mask = torch.tensor([env in diverged for env in range(envs)])
         obs, zeros = {"policy": torch.zeros(envs, 1)}, torch.zeros(envs, dtype=torch.bool)
-        step: Any = Outcome(obs, obs, torch.zeros(envs), zeros, zeros, mask)
-        self.replay.write(obs, (torch.arange(envs) + self.written * envs)[:, None].float(), step)
+        step = Outcome(obs, obs, torch.zeros(envs), zeros, zeros, mask)
+        store(self.replay, obs, (torch.arange(envs) + self.written * envs)[:, None].float(), step)
         self.priorities.after_write(1)
         self.written += 1
 

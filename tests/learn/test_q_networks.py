@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from gpusim_rl.learn.optimizer import MaskedAdamW
-from gpusim_rl.learn.q_networks import Critic, DiscreteCritic, EnsembleLinear, EnsembleNorm, project
+from gpusim_rl.learn.q_networks import Critic, EnsembleLinear, EnsembleNorm, project
 from helpers.off_policy import C51, off_policy_config
 
 
@@ -105,20 +105,3 @@ def test_steps_are_those_of_adamw_and_held_ones_are_none(decay: float) -> None:
 def test_a_layer_with_one_output_is_the_same_product() -> None:
     layer, x = EnsembleLinear(3, 7, 1), torch.randn(3, 5, 7)
     assert torch.allclose(layer(x), layer.bias + x @ layer.weight, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("counts", "critics", "atoms"), [((3,), 1, None), ((3,), 2, None), ((3, 2), 1, None), ((3,), 1, 5)]
-)
-def test_the_highest_outputs_are_those_of_the_largest_options(
-    counts: tuple[int, ...], critics: int, atoms: int | None
-) -> None:
-    torch.manual_seed(0)
-    changes: dict[str, Any] = {"critics": critics, "dueling": False, **(C51 if atoms else {})}
-    net: Any = off_policy_config("dqn", {"network": changes}).network
-    critic = DiscreteCritic(4, counts, net, "dqn.network")
-    outputs = critic.options(torch.randn(64, 4), bf16=False)
-    value = critic.value(outputs.mT).mean(dim=0)
-    best = torch.stack([x.argmax(dim=1) for x in value.split(list(counts), dim=1)], dim=1)
-    assert torch.equal(critic.largest(outputs), best)
-    assert torch.equal(critic.highest(outputs), critic.chosen(outputs, best))

@@ -16,6 +16,7 @@ from gpusim_rl.learn.replay import STORAGE, Replay, Trajectory
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import Outcome
+from helpers.off_policy import store
 from helpers.states import saved_bytes
 
 CPU = torch.device("cpu")
@@ -49,8 +50,8 @@ class Story:
         for kept, mask in zip((self.terminated, self.truncated, self.diverged), masks, strict=True):
             kept.append(mask.tolist())
         self.rewards.append(reward.tolist())
-        step: Any = Outcome(self.obs(t + 1), self.obs(t, final=True), reward, *masks)
-        self.replay.write(self.obs(t), torch.full((envs, 1), float(t)), step)
+        step = Outcome(self.obs(t + 1), self.obs(t, final=True), reward, *masks)
+        store(self.replay, self.obs(t), torch.full((envs, 1), float(t)), step)
 
     def expected(self, t: int, env: int) -> tuple[float, float, float, float]:
         """Reward, number of the next observation, discount and weight of the window that begins with step t."""
@@ -86,13 +87,13 @@ class Story:
 
 
 def test_an_action_that_is_not_finite_reaches_no_loss() -> None:
-    replay, fine = make_replay(4, 3), torch.zeros(3, dtype=torch.bool)
+    replay, no = make_replay(4, 3), torch.zeros(3, dtype=torch.bool)
     obs = {"policy": torch.ones(3, 2)}
     for _ in range(3):
-        step: Any = Outcome(obs, obs, torch.ones(3), fine, fine, torch.tensor([False, True, False]))
-        replay.write(obs, torch.tensor([[1.0], [torch.nan], [3.0]]), step)
+        step = Outcome(obs, obs, torch.ones(3), no, no, torch.tensor([False, True, False]))
+        store(replay, obs, torch.tensor([[1.0], [torch.nan], [3.0]]), step)
     drawn = replay.sample(64, torch.Generator().manual_seed(0))
-    assert drawn.action.isfinite().all()  # 0 x NaN is NaN: that such a sample has no weight is not enough
+    assert drawn.action.isfinite().all()  # 0 x NaN is NaN: a weight of 0 is not enough
     assert drawn.action[drawn.weight > 0].unique().tolist() == [1.0, 3.0] and bool((drawn.weight == 0).any())
 
 
@@ -187,18 +188,17 @@ def test_every_start_is_equally_likely() -> None:
 def test_half_precision_keeps_what_it_can(storage: str) -> None:
     replay = make_replay(4, 2, storage=storage, size=1, episode=3)
     obs = {"policy": torch.tensor([[1.0 + 2.0**-6], [1e6]])}
-    nothing = torch.zeros(2, dtype=torch.bool)
-    step: Any = Outcome(obs, obs, torch.zeros(2), nothing, ~nothing, nothing)
+    no = torch.zeros(2, dtype=torch.bool)
+    step = Outcome(obs, obs, torch.zeros(2), no, ~no, no)
     for _ in range(3):
-        replay.write(obs, torch.zeros(2, 1), step)
+        store(replay, obs, torch.zeros(2, 1), step)
     batch = replay.sample(50, torch.Generator())
     largest = 1e6 if storage != "fp16" else 65504.0
     for found in (batch.obs["policy"], batch.next_obs["policy"]):
         assert found.dtype == torch.float32
         assert torch.allclose(found.unique(), torch.tensor([1.0 + 2.0**-6, largest]), rtol=2.0**-8)
-    infinite = {"policy": torch.full((2, 1), torch.inf)}
-    replay.write(infinite, torch.zeros(2, 1), step)
-    assert not replay.latest(1)[0]["policy"].isfinite().any(), "what is not finite stays visible"
+    store(replay, {"policy": torch.full((2, 1), torch.inf)}, torch.zeros(2, 1), step)
+    assert not replay.latest(1)[0]["policy"].isfinite().any(), "infinite values stay visible"
 
 
 def test_the_latest_steps_come_in_order() -> None:
@@ -227,7 +227,7 @@ def test_a_rollout_that_is_stored_at_once_is_its_steps() -> None:
             step: Any = Outcome(obs, final, torch.randn(3), ends[0], cut, ends[1])
             action = torch.randn(3, 2)
             steps.write(obs, action, step)
-            by_step.write(obs, action, step)
+            store(by_step, obs, action, step)
             priorities[1].after_write(1)
         at_once.extend(steps)
         priorities[0].after_write(7)
@@ -271,5 +271,5 @@ def test_a_memory_of_an_earlier_layout_is_refused() -> None:
     replay = make_replay(8, 3)
     state = replay.state_dict()
     del state["final_place"]
-    with pytest.raises(ConfigError, match="layout"):
+    with pytest.raises(ConfigError, match="outdated"):
         replay.load_state_dict(state)

@@ -247,7 +247,7 @@ def test_the_true_last_frame_is_encoded_where_a_library_has_it():
         ({"init_from": "nowhere.pt"}, r"pretrained\.init_from=nowhere\.pt: no such file"),
         (
             {"init_from": __file__},
-            r"pretrained.init_from=.*test_encoded_env\.py is damaged, or no file of python tools/pretrain_encoder",
+            r"pretrained.init_from=.*test_encoded_env\.py: damaged, or not a file of python tools/pretrain_encoder",
         ),
     ],
 )
@@ -257,11 +257,11 @@ def test_bad_settings_are_one_line(settings, message, file, tmp_path):
 
 
 def test_images_of_another_size_or_none_are_one_line(file, tmp_path):
-    with pytest.raises(ConfigError, match=r"encodes images \[12, 16, 3\], and 'camera' of this task has \[14, 16, 3\]"):
+    with pytest.raises(ConfigError, match=r"images \[12, 16, 3\] .* 'camera' has \[14, 16, 3\]"):
         trainer(file, tmp_path, task={"height": 14})
-    with pytest.raises(ConfigError, match=r"camera\.pt: the task observes no images"):
+    with pytest.raises(ConfigError, match=r"camera\.pt: the task has no images"):
         make_trainer(prepare("Cartpole", pretrained={"init_from": str(file), "freeze": True}, num_envs=2))
-    with pytest.raises(ConfigError, match=r"encoder for 'eye', but for camera"):
+    with pytest.raises(ConfigError, match=r"encoder for 'eye', only for camera"):
         load_frozen(str(file), {"eye": SHAPE}, torch.device("cpu"))
 
 
@@ -285,11 +285,9 @@ def test_a_policy_begins_with_the_weights_of_a_file(file, tmp_path):
     run = the_run(tmp_path)
     file.unlink()
     assert make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=3)).iteration == 2
-    with pytest.raises(
-        ConfigError, match=r"is of kind nature, and the policy's encoder of kind spatial\. Try ppo\.net"
-    ):
+    with pytest.raises(ConfigError, match=r"of kind nature, but the policy's is of kind spatial\. Try ppo\.net"):
         trainer(written(file, "nature", (36, 36, 3)), tmp_path, pretrained=learns)
-    with pytest.raises(ConfigError, match=r"the policy of algo=ppo encodes no images of this task"):
+    with pytest.raises(ConfigError, match=r"the policy of algo=ppo has no image encoder"):
         make_trainer(prepare("Cartpole", pretrained={"init_from": str(file)}, num_envs=2))
 
 
@@ -323,7 +321,7 @@ def test_features_of_imagenet_tell_more_than_random_weights():
 def test_resnet18_says_where_its_weights_must_be(monkeypatch, tmp_path):
     pytest.importorskip("torchvision")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"resnet18: its weights are not here, expected .*resnet18-\w+\.pth"):
+    with pytest.raises(ConfigError, match=r"resnet18: no weights in .*resnet18-\w+\.pth"):
         load_frozen("resnet18", {"camera": SHAPE}, torch.device("cpu"))
 
 

@@ -279,13 +279,9 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("self.out_size = 4", "pass", "it has no out_size, the number of features that it returns, as an int"),
-        ("return", "return 1,", r"it returns a tuple for \[2, 4\], expected \[2, 4\]"),
-        (
-            "= 4\n",
-            "= size + cfg\n",
-            r"Net\(size, cfg\) failed: unsupported operand .* at my_net\.py:8; it gets the size",
-        ),
+        ("self.out_size = 4", "pass", "no int attribute out_size"),
+        ("return", "return 1,", r"wrong output for an input of shape \[2, 4\]\. Expected .*, got 'tuple'"),
+        ("= 4\n", "= size + cfg\n", r"Net\(size, cfg\) failed: unsupported operand .* at my_net\.py:8\. size is 4"),
     ],
 )
 def test_a_network_that_does_not_fit_is_one_line(folder: Path, old: str, new: str, line: str) -> None:
