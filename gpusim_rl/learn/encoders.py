@@ -84,11 +84,7 @@ _KINDS = {"spatial": (_spatial, None), "nature": (_nature, 512), "impala": (_imp
 
 
 class ImageEncoder(nn.Sequential):
-    """Built-in network for float32 [batch, channels, height, width] in [-0.5, 0.5].
-
-    Raises:
-        ConfigError: The images are too small.
-    """
+    """Built-in network for float32 [batch, channels, height, width] in [-0.5, 0.5]."""
 
     def __init__(self, shape: ImageShape, cfg: EncoderConfig) -> None:
         height, width, channels = shape
@@ -122,14 +118,7 @@ def scaled(
 
 
 class Encoder(nn.Module):
-    """Concatenated features of all image groups, one network per group.
-
-    Args:
-        images: Height, width and stacked channels by group.
-
-    Raises:
-        ConfigError: The settings do not fit the images.
-    """
+    """Concatenated features of all image groups, one network per group; `images` are shapes of stacks."""
 
     def __init__(self, images: Mapping[str, ImageShape], cfg: EncoderConfig, key: str) -> None:
         super().__init__()
@@ -157,11 +146,7 @@ def _make(shape: ImageShape, cfg: EncoderConfig, key: str) -> nn.Module:
 
 
 def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build the user-defined network `<key>._target_`.
-
-    Raises:
-        ConfigError: The class is missing, rejects the arguments, or has no `out_size`.
-    """
+    """Build the user-defined network `<key>._target_`, or raise ConfigError if it does not fit."""
     kind, where = load_class(target, nn.Module, f"{key}._target_", example), f"{key}._target_={target}"
     try:
         module = kind(*arguments.values())
@@ -189,10 +174,6 @@ class FrameStack:
 
     Frames before the start of an episode are black. A group's state is uint8 [older frames, batch, numbers of a frame],
     newest last.
-
-    Args:
-        images: Frame shape by group.
-        frames: Frames per stack.
     """
 
     def __init__(self, images: Mapping[str, ImageShape], frames: int) -> None:

@@ -16,15 +16,7 @@ from gpusim_rl.settings.schema import NetworkConfig
 
 
 class Exploration:
-    """Sampler of a policy's actions, and recorder of their outcomes.
-
-    Attributes:
-        hidden: Recurrent state for the next action.
-        is_first: Whether the next rollout starts with a new episode, bool [num_envs].
-        acted_on: Observations of the last action.
-        sampled: Last actions.
-        step: Next step of the rollout.
-    """
+    """Sampler of a policy's actions, and recorder of their outcomes."""
 
     def __init__(
         self, policy: ActorCritic, env: EnvSpec, cfg: Settings, section: str, device: torch.device, seed: int
@@ -32,7 +24,7 @@ class Exploration:
         self.policy, self.horizon, num_envs, head = policy, cfg.horizon, env.num_envs, policy.head
         self._generator = make_generator(device, seed)
         self.hidden: Hidden = policy.initial_state(num_envs)
-        self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)  # at step 0 of the next rollout
         self.noise = ActionNoise(
             cfg.noise, env, f"{section}.noise", horizon=cfg.horizon, columns=head.num_noise, device=device
         )

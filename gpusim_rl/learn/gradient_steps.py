@@ -15,21 +15,11 @@ from gpusim_rl.learn.networks import ActorCritic, Settings
 from gpusim_rl.learn.optimizer import MaskedAdamW
 
 Loss = Callable[[dict[str, Tensor], Tensor, Hidden, Tensor | None], Tensor]
-"""Function from a chunk of `Sequences` to statistics [losses], this process's share of minibatch sums."""
+"""Function from a chunk of `Sequences` to its share of minibatch statistics, [losses]."""
 
 
 class GradientSteps:
-    """Adam steps of a policy; a step with a non-finite gradient changes nothing.
-
-    Args:
-        minibatch: Samples per minibatch.
-        sequence_length: Steps per sequence.
-
-    Attributes:
-        learning_rate: Step size, 0-dim, changed in place.
-        iteration: Finished iterations, 0-dim.
-        skipped: Steps skipped since training began, 0-dim.
-    """
+    """Adam steps of a policy; a step with a non-finite gradient changes nothing."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Replay memory on the host with prefetching, for one that does not fit the GPU."""
+"""Replay memory on the host with prefetching."""
 
 from __future__ import annotations
 
@@ -22,15 +22,6 @@ class HostReplay:
     `exchange` passes a rollout to a thread, which stores it and draws the next update's transitions while the device
     runs this update and the next rollout. So an update learns from what was stored before its own rollout. On CUDA,
     transitions pass through pinned memory on a separate stream; `exchange` runs between CUDA graphs.
-
-    Args:
-        memory: Replay memory on the CPU.
-        steps: Current rollout, on the device.
-        device: Learner's device.
-        size: Transitions drawn per iteration.
-
-    Attributes:
-        fill: Stored steps when this update's transitions were drawn.
     """
 
     def __init__(self, memory: Replay, steps: Trajectory, *, device: torch.device, size: int, seed: int) -> None:
@@ -41,7 +32,7 @@ class HostReplay:
         self._drawn_with = self._generator.get_state()  # before the prefetched draw
         drawn = self._sample(), torch.zeros((), dtype=torch.int64)
         self._drawn, self._arriving = (tree_map(lambda x: x.to(device, copy=True), drawn) for _ in range(2))
-        self.fill = self._drawn[1]
+        self.fill = self._drawn[1]  # stored steps when this update's transitions were drawn
         self._cuda = device.type == "cuda"
 
         def staging(x: Tensor) -> Tensor:

@@ -89,10 +89,7 @@ class MLP(nn.Sequential):
         return super().forward(input)
 
     def cast_together(self, x: Float[Tensor, "*batch size"], dtype: torch.dtype) -> Float[Tensor, "*batch out"]:
-        """Equal autocast bit for bit, with one cast for all weights and one for all gradients.
-
-        On CUDA this saves launches; on the CPU it is slower.
-        """
+        """Equal autocast bit for bit, with one cast for all weights and one for all gradients: fewer launches."""
         cast = iter(_Cast.apply(dtype, *self.parameters()))  # type: ignore[reportArgumentType]
         for layer in self:
             x = functional.linear(x, next(cast), next(cast)) if isinstance(layer, nn.Linear) else layer(x)
@@ -119,11 +116,7 @@ def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]
 
 
 def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "network") -> nn.Module:
-    """Build an MLP or the user-defined network of section `key`.
-
-    Raises:
-        ConfigError: The class of `network._target_` is no such network.
-    """
+    """Build an MLP or the user-defined network of section `key`, or raise ConfigError if it does not fit."""
     if cfg._target_ is None:
         return MLP(size, cfg)
     module = make_own(cfg._target_, key, "my_networks.Residual", {"size": size, "cfg": cfg})
@@ -197,8 +190,7 @@ class Trunk(nn.Module):
 class ActorCritic(Policy):
     """Policy and value function with shared or separate trunks.
 
-    The group `policy` feeds the actor; `critic`, if present, a separate critic (asymmetric actor-critic, Pinto et al.
-    2017, arXiv 1710.06542). Only encoders and MLPs run under autocast.
+    The group `policy` feeds the actor; `critic`, if present, a separate critic (Pinto et al. 2017, arXiv 1710.06542).
     """
 
     def __init__(self, cfg: Settings, env: EnvSpec, section: str = "algorithm") -> None:
@@ -263,10 +255,7 @@ class ActorCritic(Policy):
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None
     ) -> tuple[Distribution, Tensor, Hidden]:
-        """Return distribution, value [time, batch] and state for normalised inputs [time, batch, size].
-
-        Without a recurrent layer inputs may lack the time dimension.
-        """
+        """Return distribution, value and state for normalised inputs; feed-forward ones may lack the time dimension."""
         seen, frames = self.images(inputs, hidden, is_first)
         hidden = hidden[len(frames) :]
         split = self.actor.num_states
@@ -345,10 +334,7 @@ class ActorCritic(Policy):
     def update_value_norm(
         self, returns: Float[Tensor, " batch"], where: Bool[Tensor, " batch"], collective: Collective = ALONE
     ) -> None:
-        """Merge returns into the value statistics, preserving all predictions.
-
-        PopArt (van Hasselt et al. 2016, arXiv 1602.07714, section 2.2).
-        """
+        """Merge returns into the value statistics, preserving predictions (van Hasselt et al. 2016, 1602.07714)."""
         if self.value_norm is None:
             return
         norm, head = self.value_norm, self.value_head

@@ -25,13 +25,7 @@ class ActionNoise:
         held      z' = z, or with probability 1 / steps a new number
         coloured  z' = (1 - 1 / steps) z + sqrt(1 - (1 - 1 / steps)^2) x a new number
 
-    Episodes start from fresh noise. `columns` beyond the action's are always white. Nothing is read on the host.
-
-    Attributes:
-        now: Noise of the next step, [num_envs, columns], written in place.
-
-    Raises:
-        ConfigError: The settings do not fit the actions.
+    Episodes start from fresh noise. `columns` beyond the action's are always white.
     """
 
     def __init__(
@@ -48,7 +42,7 @@ class ActionNoise:
         self._actions = space.size
         more = space.size if self._lasts and self._held else 0  # decide between new and held numbers
         self._drawn = torch.zeros(horizon, num_envs, columns + more, device=device)
-        self.now = torch.zeros(num_envs, columns, device=device)
+        self.now = torch.zeros(num_envs, columns, device=device)  # of the next step
         self._ended = torch.ones(num_envs, dtype=torch.bool, device=device)
         rate = 1.0 / torch.tensor(cfg.steps, device=device)
         self._keep, self._mix = 1.0 - rate, (1.0 - (1.0 - rate).square()).sqrt()

@@ -49,17 +49,7 @@ class OffPolicy(Algorithm):
 
     An iteration draws and normalises the transitions of all its updates at once. Observations are stored raw; each new
     frame enters their statistics once, after the updates. Until `learning_starts`, actions are random and updates run
-    without effect, so one CUDA graph serves both phases. In a data-parallel run each process has its own envs, memory
-    and batches; sums over samples are all-reduced.
-
-    Attributes:
-        memory: Current rollout.
-        replay: Replay memory; None in an actor, which has no learner state.
-        priorities: None for uniform sampling.
-        demonstrations: Demonstrated transitions, the last part of every batch.
-        acted_on: Observations of the last actions.
-        hidden: Older image frames for the next actions.
-        steps: Control steps since training began, int64 [].
+    without effect, so one CUDA graph serves both phases. In a data-parallel run sums over samples are all-reduced.
     """
 
     policy_class: ClassVar[Callable[..., QPolicy]]
@@ -97,12 +87,12 @@ class OffPolicy(Algorithm):
         columns, key = self.num_actions + self.num_noise, f"{self.section}.noise"
         self.noise = ActionNoise(cfg.noise, env, key, horizon=cfg.horizon, columns=columns, device=device)
         self.memory = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
-        self.hidden = self._next_hidden = self.policy.initial_state(env.num_envs)
+        self.hidden = self._next_hidden = self.policy.initial_state(env.num_envs)  # older frames
         self.acted_on: Observation = {}
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # since training began
 
         self.priorities: Priorities | None = None
-        self.replay: Any = None
+        self.replay: Any = None  # in an actor
         if context.actor is not None:
             return
 
@@ -284,7 +274,7 @@ class OffPolicy(Algorithm):
             obs["policy"] = torch.cat([obs["policy"], features], dim=-1)
 
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return losses and Q values [members, batch], expected returns [batch], gradient norm, whether it is bad."""
+        """Return losses and Q values [members, batch], expected returns [batch], gradient norm, `bad`."""
         with torch.no_grad():
             target, expected = self.targets(batch)
         policy = self.policy
@@ -376,7 +366,7 @@ class OffPolicy(Algorithm):
         return self.cfg.demonstrations.imitation / self.collective.size * q.detach().abs().mean() * mean
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all-reduced numbers with the gradient norm, and whether the norm is not finite."""
+        """Return all-reduced numbers with the gradient norm, and `bad`."""
         assert self.actor_optimizer is not None
         numbers = self.actor_loss(batch)
         gradients = self.actor_optimizer.gradients(numbers[0])
@@ -436,7 +426,7 @@ class OffPolicy(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; an unsaved memory, or one with another time limit, starts empty."""
+        """Restore `state_dict`; an unsaved memory, or one of another time limit, starts empty."""
         self.critic_optimizer.load_moments(state["critic_optimizer"])
         if self.actor_optimizer is not None:
             self.actor_optimizer.load_moments(state["actor_optimizer"])

@@ -119,21 +119,14 @@ class CompressedFrames:
 class PixelReplay(Replay):
     """`Replay` of envs with images; samples are stacks of frames.
 
-    Frames before the start of an episode are black, as in `FrameStack`. A transition has weight 0 if a frame of its
-    stack was overwritten, or after a time-out in envs without final images. An iteration draws places of frames, oldest
-    first, [batch, stack]; `with_frames` reads them batch by batch. `compress` keeps frames on the host: smaller, and
-    slower to sample.
+    Frames before the start of an episode are black. A transition has weight 0 if a frame of its stack was overwritten,
+    or after a time-out without final images. Drawn transitions hold places of frames, oldest first; `with_frames` reads
+    them batch by batch. `compress` keeps frames on the host: smaller, and slower to sample.
 
     Args:
         num_steps: T; with `compress` a multiple of `BLOCK`.
         stack: Frames per observation.
         memory: Further arguments of `Replay`.
-
-    Attributes:
-        bytes_drawn: Image memory of a drawn transition [bytes].
-
-    Raises:
-        ConfigError: `compress` without the package lz4.
     """
 
     def __init__(
@@ -160,7 +153,7 @@ class PixelReplay(Replay):
             self.frames[group] = CompressedFrames(*size) if packed else PlainFrames(*size, device)
         self._back = torch.arange(1, stack, device=device)[:, None]
         frame = sum(map(math.prod, env.images.values()))
-        self.bytes_drawn = 2 * stack * frame
+        self.bytes_drawn = 2 * stack * frame  # per transition
         slots = num_steps // (RATIO if compress else 1) + rows
         self.expected_bytes += slots * env.num_envs * frame
 
@@ -186,7 +179,7 @@ class PixelReplay(Replay):
         return drawn, following
 
     def _stacks(self, newest: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the places of stacks that end at `newest`, [stack, batch], and where a frame is lost."""
+        """Return places of stacks that end at `newest`, [stack, batch], and which miss a frame."""
         steps, envs, last, oldest = self.num_steps, self.num_envs, self.total - 1, self.total - self.fill
         final = newest >= steps * envs
         # the control step that follows each frame

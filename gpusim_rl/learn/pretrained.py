@@ -1,4 +1,4 @@
-"""Pretrained image encoders: those of `tools/pretrain_encoder.py`, and two ImageNet networks. Never downloads."""
+"""Pretrained image encoders: `tools/pretrain_encoder.py`, and two ImageNet networks. Never downloads."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ class Pretrained(nn.Module):
     """Frozen encoder of all image groups; features are concatenated.
 
     Args:
-        networks: Network by group.
         sizes: Features per group.
         side: Height and width to resize images to, or None.
-        digest: Digest of the weights.
         words: Description for users.
     """
 
@@ -69,13 +67,7 @@ class Pretrained(nn.Module):
 
 
 class ImageNet(nn.Module):
-    """Feature extractor of an ImageNet classifier; input as for `ImageEncoder`.
-
-    Args:
-        layers: Layers that return [batch, features] or [batch, features, rows, columns].
-        mean: Mean pixel per colour, from 0 to 1.
-        deviation: Standard deviation per colour.
-    """
+    """Feature extractor of an ImageNet classifier; `mean` and `deviation` are per colour, from 0 to 1."""
 
     mean: Tensor
     deviation: Tensor

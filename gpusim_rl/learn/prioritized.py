@@ -19,19 +19,14 @@ class Priorities:
         P(i) = p_i / sum_k p_k,   p_i = (error_i + 1e-6)^alpha
 
     A transition gets the largest priority so far once its window is complete. Each draw picks a block of slots by its
-    float64 sum (float32 has only 2^24 values), then a slot. Sums are recomputed for every draw, so they never drift
-    (benchmarks/updates/prioritized.json).
-
-    Attributes:
-        values: p_i of slot * N + env, float32, zero-padded to whole blocks.
-        largest: Largest p_i so far, [].
+    float64 sum, then a slot. Sums are recomputed for every draw, so they never drift.
     """
 
     def __init__(self, replay: Replay, alpha: float) -> None:
         self.replay, self.alpha = replay, alpha
         device, slots = replay.total.device, replay.num_steps * replay.num_envs
-        self.values = torch.zeros(-(-slots // BLOCK) * BLOCK, device=device)
-        self.largest = torch.ones((), device=device)
+        self.values = torch.zeros(-(-slots // BLOCK) * BLOCK, device=device)  # p_i of slot * N + env
+        self.largest = torch.ones((), device=device)  # of all p_i so far
         self._steps = self.values[:slots].view(replay.num_steps, replay.num_envs)
 
     def after_write(self, number: int) -> None:
@@ -74,7 +69,7 @@ class Priorities:
         weight: Float[Tensor, " batch"],
         hold: Bool[Tensor, ""],
     ) -> None:
-        """Update priorities at slot * N + env unless `hold`: the largest error counts, non-finite ones do not."""
+        """Update priorities at slot * N + env unless `hold`; the largest finite error of a place counts."""
         new = ((error + _SMALLEST) ** self.alpha).masked_fill_(weight == 0.0, 0.0)
         new = torch.where(new.isfinite() & ~hold, new, self.values.take(index))
         # amax makes duplicate indices deterministic on a GPU

@@ -55,10 +55,9 @@ class _OwnFeatures(nn.ModuleList):
 
 
 class Critic(nn.Module):
-    """Ensemble of independent Q functions of a normalised observation and an action.
+    """Ensemble of Q functions of a normalised observation and an action, with `options` values each.
 
-    With `atoms`, outputs are logits of a return distribution (C51: Bellemare et al. 2017, arXiv 1707.06887). `options`:
-    Q values per member.
+    With `atoms`, outputs are logits of a return distribution (C51: Bellemare et al. 2017, arXiv 1707.06887).
     """
 
     support: Tensor | None
@@ -218,10 +217,9 @@ def actor_and_critic(
 class QPolicy(Policy):
     """Critics with target networks, normalisers, and an actor unless the critics choose actions.
 
-    The group `policy` feeds the actor; `critic`, if present, the critics (asymmetric actor-critic, Pinto et al. 2017,
-    arXiv 1710.06542). Image features are appended to `policy`. Critics that see them train the encoder alone and share
-    it with their targets (DrQ-v2: Yarats et al. 2021, arXiv 2107.09645); otherwise the actor trains it. Older frames
-    are the recurrent state.
+    The group `policy` feeds the actor; `critic`, if present, the critics (Pinto et al. 2017, arXiv 1710.06542). Image
+    features are appended to `policy`. Critics that see them train the encoder alone and share it with their targets
+    (DrQ-v2: Yarats et al. 2021, arXiv 2107.09645); otherwise the actor trains it.
     """
 
     actor: ActorNetwork | None

@@ -25,7 +25,7 @@ class Transitions:
     """n-step transitions in random order."""
 
     obs: dict[str, Tensor]
-    """Raw observations, float32 [batch, size]; images as frame places [batch, frames] until `with_frames`."""
+    """Raw observations [batch, size]; images as frame places [batch, frames] until `with_frames`."""
     action: Float[Tensor, "batch actions"]
     reward: Float[Tensor, " batch"]
     """Discounted sum over the window."""
@@ -44,7 +44,7 @@ register_dataclass(Transitions)
 
 @dataclass(slots=True)
 class Trajectory:
-    """Consecutive control steps, [T, N, ...], or one of them; a rollout is stored as a whole, which saves kernels."""
+    """Consecutive control steps, [T, N, ...], or one of them."""
 
     acted_on: dict[str, Tensor]
     action: Tensor
@@ -102,7 +102,7 @@ register_dataclass(Trajectory)
 
 
 def ends_by_time(step: Outcome | Trajectory) -> Bool[Tensor, "*steps envs"]:
-    """Return where the time limit alone ended an episode, so the successor is `final_obs`."""
+    """Return where the time limit alone ended an episode."""
     return step.truncated & ~(step.terminated | step.diverged)
 
 
@@ -118,11 +118,6 @@ class Replay:
         num_steps: T; more than `n_step`.
         n_step: Maximum window length.
         storage: Dtype of stored observations; fp16 clamps.
-
-    Attributes:
-        expected_bytes: Memory when full [bytes].
-        obs: Observations by group, [T + final rows, N, size].
-        total: Steps written so far, int64 []; step t is in slot t modulo T.
     """
 
     def __init__(
@@ -152,7 +147,7 @@ class Replay:
         self.ends = zeros(steps, envs, dtype=torch.uint8)
         self._columns = {"action": self.action, "reward": self.reward, "ends": self.ends}
         self._final_step = torch.full((self._rows, envs), -1, dtype=torch.int64, device=device)
-        self.total = zeros(dtype=torch.int64)
+        self.total = zeros(dtype=torch.int64)  # steps so far; step t is in slot t modulo T
         self._powers = gamma ** torch.arange(n_step + 1, device=device)
         self._window = torch.arange(n_step, device=device)[:, None]
         self._envs = torch.arange(envs, device=device)
@@ -171,7 +166,7 @@ class Replay:
         """Replace frame places by images in drawn transitions."""
 
     def next_places(self, number: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Int[Tensor, " n"]]:
-        """Return the next steps, their slots, and the rows of their final observations."""
+        """Return the next steps, their slots, and rows for their final observations."""
         time = self.total + torch.arange(number, device=self.device)
         return time, time % self.num_steps, time // self._episode % self._rows
 
@@ -226,14 +221,14 @@ class Replay:
 
     @torch.no_grad()
     def at(self, index: Int[Tensor, " batch"]) -> Transitions:
-        """Return the transitions that start at slot * N + env; incomplete ones have weight 0."""
+        """Return transitions that start at slot * N + env; incomplete ones have weight 0."""
         slot = index.div(self.num_envs, rounding_mode="floor")
         last = self.total - 1
         first = last - (last - slot).remainder_(self.num_steps)
         return self._windows(first, index - slot * self.num_envs, first + self.n_step <= last)[0]
 
     def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> tuple[Transitions, Tensor]:
-        """Return transitions from the absolute steps `first`, and places of their next observations."""
+        """Return transitions from the absolute steps `first`, and their successors' places."""
         size, envs = len(first), self.num_envs
         time = first + self._window
         index = time.remainder(self.num_steps).mul_(envs).add_(env)
@@ -267,7 +262,7 @@ class Replay:
         return obs, (self.ends.index_select(0, slots) & DIVERGED) == 0, self.reward.index_select(0, slots)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all written slots on the host: a GPU may not fit a copy. Syncs."""
+        """Return all written slots on the host, since a GPU may not fit a copy."""
         fill = int(self.fill)
         place = (self._final_step.flatten() >= 0).nonzero().squeeze(1)  # row * N + env of written ones
         state = {

@@ -11,8 +11,7 @@ from gpusim_rl.settings.schema import EncoderConfig
 from gpusim_rl.spaces import ImageShape
 
 DEVIATION = 0.1
-"""Standard deviation of a pixel around its reconstruction, brightness 0 to 1. A larger one loses small moving things.
-"""
+"""Standard deviation of a reconstructed pixel, brightness 0 to 1. A larger one loses small moving things."""
 NARROW = -4.0
 """Initial log-variance of the latents, small so that the decoder uses them."""
 HALVINGS = 3
@@ -25,14 +24,6 @@ class VAE(nn.Module):
 
     The decoder predicts pixels in standard deviations from their mean over all images, so small moving things count at
     once. Without this, Cartpole's pole (12 of 3,840 pixels) is lost.
-
-    Args:
-        shape: Height, width and channels.
-        kind: Network before the latents, as `network.encoder.kind`.
-        latents: Number of latents.
-
-    Raises:
-        ConfigError: The images are too small.
     """
 
     background: Tensor

@@ -26,20 +26,11 @@ def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
 
 
 def differences_by_part(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> dict[str, float | None]:
-    """Step random states in the air and their mirror images, and compare the observations.
+    """Step random states in the air and their mirror images; return how observations differ.
 
-    Terms that observe only the task's own tensors (a command) cannot be compared.
-
-    Args:
-        env: Envs after `reset`, without noise, delay and history; their state is changed.
-        height: Height above the start [m].
-        seed: Seed of states and actions.
-
-    Returns:
-        Largest difference by `<group>/<term>`, relative to the number's variation; None if it does not vary.
-
-    Raises:
-        TaskError: There is no mirror image.
+    `env` must be reset, without noise, delay and history. Differences by `<group>/<term>` are relative to the numbers'
+    variation; None if they do not vary, as terms of the task's own tensors (a command). Raises TaskError without a
+    mirror image.
     """
     maps, _ = mirrored(env)
     name = env.sim.scene.articulation_names[0]

@@ -29,12 +29,7 @@ class RandomStep:
 
 
 class RandomEnv:
-    """Envs with random observations, rewards and ends of episodes, so that every case occurs.
-
-    Args:
-        ends: Shares of steps that terminate, truncate and diverge.
-        device: Device of the results; noise is drawn on the CPU.
-    """
+    """Envs with random observations and rewards; `ends` are shares of steps that terminate, truncate and diverge."""
 
     def __init__(
         self,

@@ -17,10 +17,7 @@ Call = Callable[[], Any]
 
 
 class Recording(TorchDispatchMode):
-    """Recorder of all operations in a block; `replay` repeats them on the same memory, without Python.
-
-    Unlike in a CUDA graph, operations also run while they are recorded.
-    """
+    """Recorder of all operations in a block; `replay` repeats them on the same memory, without Python."""
 
     def __init__(self) -> None:
         super().__init__()
