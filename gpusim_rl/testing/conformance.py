@@ -235,7 +235,7 @@ class TaskConformance:
         constant = self.constant.get(name, ())
         may_rest = torch.tensor([element.partition("/")[2] in constant for element in elements], dtype=torch.bool)
         seen = joined({group: obs[group] for group in groups})
-        low, high = seen.amin(dim=0), seen.amax(dim=0)
+        low, high, still = seen.amin(dim=0), seen.amax(dim=0), ~may_rest
         for action in random_actions(env, self.max_steps):
             step = env.step(action)
             seen = joined({group: step.obs[group] for group in groups})

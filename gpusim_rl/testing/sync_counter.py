@@ -1,9 +1,9 @@
-"""Counter of host syncs and host-device copies; works on the CPU by inspecting every torch operator."""
+"""Counter of host syncs and host-device copies, by inspecting every torch operator, also on the CPU."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,29 +17,17 @@ from torch.utils._pytree import tree_leaves
 from gpusim_rl.machine.source_location import locate
 from gpusim_rl.run.phases import OUTSIDE, reported_phase
 
-# Operators whose result, or whose result's shape, must be known on the host.
-_OPERATORS = frozenset(
-    {
-        "_local_scalar_dense",  # item(), float(t), int(t), bool(t), `if t:`
-        "is_nonzero",
-        "equal",
-        "allclose",
-        "nonzero",  # also where(mask), argwhere
-        "masked_select",
-        "_unique",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "bincount",
-    }
-)
-# An index that is a mask goes through `nonzero`. masked_fill_ and where do not.
+# Operators that need their result or its shape on the host. `_local_scalar_dense` is item(), float(t) and `if t:`;
+# `nonzero` also where(mask) and argwhere.
+_SCALARS = frozenset({"_local_scalar_dense", "is_nonzero"})
+_UNIQUE = frozenset({"_unique", "_unique2", "unique_dim", "unique_consecutive"})
+_SHAPES = frozenset({"equal", "allclose", "nonzero", "masked_select", "bincount", *_UNIQUE})
+# masks as indices go through `nonzero`, unlike masked_fill_ and where
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 _COPIES = frozenset({"_to_copy", "copy_"})
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-_COUNT_BYTES = 8  # what comes to the host where the shape of a result depends on data
-# On the CPU these move memory without an operator of their own, so they are caught where Python
-# calls them. tensor() and as_tensor() copy from pageable host memory.
+_COUNT_BYTES = 8  # copied to the host for a data-dependent shape
+# Calls without an operator of their own on the CPU. tensor() and as_tensor() copy from pageable host memory.
 _CALLS: list[tuple[Any, str]] = [
     *((Tensor, name) for name in ("item", "cpu", "numpy", "tolist", "__array__")),
     *((torch, name) for name in ("tensor", "as_tensor")),
@@ -65,15 +53,13 @@ class Work:
 
     to_device: CopyTotals = field(default_factory=CopyTotals)
     to_host: CopyTotals = field(default_factory=CopyTotals)
-    syncs: Counter[str] = field(default_factory=Counter)  # calls that made the host wait, by kind
-    operators: int = 0  # of torch, that compute something
-    launches: int = 0  # calls that gave work to the device: a graph of a thousand kernels is one
+    syncs: Counter[str] = field(default_factory=Counter)  # by kind
+    operators: int = 0  # of torch, without views
+    launches: int = 0  # a graph of a thousand kernels is one
     kernels: int = 0
-    wall_s: float = 0.0  # time of the phase on the device's clock
-    busy_s: float = 0.0  # part of it in which the device is known to have been at work
-    # The same, with all time between the first and the last record of a graph's launch: of a loop in a graph (as of
-    # Warp's solvers) only the first round is recorded, so the truth is between the two.
-    occupied_s: float = 0.0
+    wall_s: float = 0.0  # on the device's clock
+    busy_s: float = 0.0  # lower bound: of a loop in a graph (Warp's solvers) only the first round is recorded
+    occupied_s: float = 0.0  # upper bound: all time from the first to the last record of a graph's launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +68,7 @@ class SourceLocation:
 
     phase: str
     what: str  # operator, call or kind of copy
-    where: str  # `file:line` of who asked for it; empty where that is not known
+    where: str  # `file:line` of the caller, or ""
 
     def __str__(self) -> str:
         return f"{self.what} at {self.where}" if self.where else self.what
@@ -95,21 +81,18 @@ class SyncCounter(TorchDispatchMode):
             algorithm.update()
         assert syncs.total == 0, syncs.locations
 
-    Work inside one operator is invisible: fused Adam reads its step counter on the device; unfused Adam is counted.
-
-    Args:
-        library: Package whose own lines are reported rather than its callers' or callees'.
+    Work inside one operator (fused Adam) is invisible. `library` is a package whose own lines are reported.
     """
 
     def __init__(self, library: str | None = None) -> None:
         super().__init__()
-        self.found: list[SourceLocation] = []  # each sync, in order
-        self.work: dict[str, Work] = {}  # by phase
+        self.found: list[SourceLocation] = []
+        self.work: defaultdict[str, Work] = defaultdict(Work)  # by phase
         self._library = library
         self._phase = OUTSIDE
         self._paused = 0
         self._originals: list[tuple[Any, str, Any]] = []
-        # What cpu() has just returned: on CUDA it would be in the host's memory, and reading it no sync.
+        # results of cpu() and views of them: on CUDA, reading them is no sync
         self._on_host: list[Tensor] = []
 
     @property
@@ -142,17 +125,16 @@ class SyncCounter(TorchDispatchMode):
             self._phase = outer
 
     def __enter__(self) -> SyncCounter:
-        for owner, name in _CALLS:
-            original = getattr(owner, name)
-            self._originals.append((owner, name, original))
+        self._originals = [(owner, name, getattr(owner, name)) for owner, name in _CALLS]
+        for owner, name, original in self._originals:
             setattr(owner, name, self._counted(name, original))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        while self._originals:
-            setattr(*self._originals.pop())
+        for original in self._originals:
+            setattr(*original)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -160,45 +142,41 @@ class SyncCounter(TorchDispatchMode):
             return func(*args, **kwargs)
         name, view = func.overloadpacket.__name__, getattr(func, "is_view", False)
         if not view and name not in _ALLOCATIONS and func.namespace != "profiler":
-            self._of_phase().operators += 1
+            self.work[self._phase].operators += 1
         if _syncs(name, args, kwargs):
             self._record(name)
             self._count_copy(name, args)
         result = func(*args, **kwargs)
         if self._on_host:
-            of_host = any(args[0] is tensor for tensor in self._on_host) if args else False
-            self._on_host = [*self._on_host, result] if view and of_host else []
+            on_host = any(args[0] is tensor for tensor in self._on_host) if args else False
+            self._on_host = [*self._on_host, result] if view and on_host else []
         return result
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(first: Any, *args: Any, **kwargs: Any) -> Any:
             stays = name == "as_tensor" and isinstance(first, Tensor)
-            stays = stays or any(first is tensor for tensor in self._on_host)
-            counts = not self._paused and not stays
+            counts = not (self._paused or stays or any(first is tensor for tensor in self._on_host))
             if counts:
                 self._record(name)
             with self.pause():  # one call, one sync
                 result = call(first, *args, **kwargs)
             if counts and isinstance(first, Tensor):
-                self._of_phase().to_host.add(first.nbytes)
+                self.work[self._phase].to_host.add(first.nbytes)
                 if name == "cpu":
                     self._on_host.append(result)
             elif counts:
-                self._of_phase().to_device.add(result.nbytes)
+                self.work[self._phase].to_device.add(result.nbytes)
             return result
 
         return counted
 
-    def _of_phase(self) -> Work:
-        return self.work.setdefault(self._phase, Work())
-
     def _record(self, name: str) -> None:
-        self._of_phase().syncs[name] += 1
+        self.work[self._phase].syncs[name] += 1
         self.found.append(SourceLocation(self._phase, name, locate(sys._getframe(), self._library)))
 
     def _count_copy(self, name: str, args: tuple[Any, ...]) -> None:
-        work = self._of_phase()
-        if name in ("_local_scalar_dense", "is_nonzero"):
+        work = self.work[self._phase]
+        if name in _SCALARS:
             work.to_host.add(args[0].element_size())
         elif name in _COPIES:
             source = args[1 if name == "copy_" else 0]
@@ -208,17 +186,16 @@ class SyncCounter(TorchDispatchMode):
 
 
 def _syncs(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    if name in _OPERATORS:
+    if name in _SCALARS or name in _SHAPES:
         return True
-    if name == "repeat_interleave":  # the length of the result is the sum of the repeats
+    if name == "repeat_interleave":  # the sum of the repeats is the length of the result
         return kwargs.get("output_size") is None and any(isinstance(a, Tensor) for a in args)
     if name in _INDEXING:
         indices = (i for i in args[1] if isinstance(i, Tensor))
         return any(index.dtype in (torch.bool, torch.uint8) for index in indices)
     if name in _COPIES:
         devices = {leaf.device.type for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
-        target = kwargs.get("device")
-        if target is not None:
-            devices.add(torch.device(target).type)
+        if kwargs.get("device") is not None:
+            devices.add(torch.device(kwargs["device"]).type)
         return len(devices) > 1 and "cpu" in devices
     return False

@@ -112,7 +112,7 @@ class Placement(SyncCounter):
             return func(*args, **(kwargs or {}))
         kernel = not view and name not in _NO_KERNEL and func.namespace == "aten"
         if kernel:
-            self._of_phase().kernels += 1
+            self.work[self._phase].kernels += 1
         if kernel and self._by_line:
             self.lines.setdefault(self._phase, Counter())[f"{_line()}: {name}"] += 1
         if name.startswith(_LINALG) and name not in _WITHOUT_CHECKS:
@@ -128,7 +128,7 @@ class Placement(SyncCounter):
         return result
 
     def _record(self, name: str) -> None:
-        self._of_phase().syncs[name] += 1
+        self.work[self._phase].syncs[name] += 1
         self.found.append(SourceLocation(self._phase, name, _line()))
 
 
