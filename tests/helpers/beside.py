@@ -1,4 +1,4 @@
-"""Environments of Isaac Lab and mjlab with this checkout beside them. Both need a Python of their own, and minutes."""
+"""Environments of Isaac Lab and mjlab with this checkout. Both need a Python 3.12 of their own, and minutes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSIONS = {"isaaclab": "isaaclab==3.0.0", "mjlab": "mjlab==1.6.0"}
 
 
 def python_3_12() -> Path:
-    """Returns a Python 3.12, the one that Isaac Lab 3.0 is for; skips the test where there is none."""
+    """Return a Python 3.12, required by Isaac Lab 3.0; skip the test without one."""
     in_path = [shutil.which(name) for name in ("python3.12", "python3", sys.executable)]
     of_pyenv = (Path.home() / ".pyenv" / "versions").glob("3.12.*/bin/python")
     for found in filter(None, (*in_path, *of_pyenv)):
@@ -30,7 +30,7 @@ def python_3_12() -> Path:
 
 
 def pip(python: Path, *arguments: str) -> None:
-    """Runs the pip of this environment for another Python; skips the test where the index does not have the library."""
+    """Run pip for another Python; skip the test if the index lacks the library."""
     command = [sys.executable, "-m", "pip", "--python", python, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     missing = r"[Cc]onnection|No matching distribution found for (isaaclab|mjlab)="
@@ -40,17 +40,12 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def bare_environment(folder: Path) -> Path:
-    """Makes a virtual environment with nothing in it; returns its Python."""
     subprocess.run([python_3_12(), "-m", "venv", "--without-pip", folder], check=True)
     return folder / "bin" / "python"
 
 
 def environment_of(library: str, folder: Path) -> Path:
-    """Returns the Python of an environment with a library and, installed after it, this checkout.
-
-    The variables ISAACLAB_PYTHON and MJLAB_PYTHON name the Python of one that is there already. Else it is made, in
-    `folder`, which takes minutes and some 8 GB.
-    """
+    """Return the Python of ISAACLAB_PYTHON or MJLAB_PYTHON, or of a new environment in `folder` (minutes, 8 GB)."""
     named = os.environ.get(f"{library.upper()}_PYTHON")
     if named:
         return Path(named)
@@ -60,13 +55,10 @@ def environment_of(library: str, folder: Path) -> Path:
 
 
 class Library:
-    """Runs commands in the environment of a library, in a folder."""
-
     def __init__(self, python: Path, folder: Path) -> None:
         self.python, self.folder = python, folder
 
     def run(self, script: str, *arguments: str | Path, check: bool = True, **variables: str) -> Finished:
-        """Runs a script of the checkout."""
         paths = {
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests", ROOT / "tests/helpers", ROOT / "docs/examples")))
         }
@@ -79,19 +71,18 @@ class Library:
         )
 
     def error(self, *arguments: str) -> str:
-        """Returns the last line of a training that refuses its settings."""
+        """Return the last line of a training that rejects its settings."""
         done = self.run("train.py", *arguments, check=False)
         assert done.returncode == 2, done.stderr[-2000:]
         return done.stderr.splitlines()[-1]
 
     def last_row(self, run_dir: Path) -> dict[str, str]:
-        """Returns the last row of the metrics of a run."""
         with (run_dir / "metrics.csv").open() as file:
             return list(csv.DictReader(file))[-1]
 
 
 def documented_commands(heading: str) -> list[list[str]]:
-    """Returns the words of the commands in a section of docs/connect.md that start Python, in their order."""
+    """Return the Python commands of a section of docs/connect.md."""
     section = (ROOT / "docs/connect.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     lines = re.findall(r"^(?:MUJOCO_GL=egl )?python (.*)$", section, re.MULTILINE)
     assert lines

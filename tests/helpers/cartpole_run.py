@@ -1,4 +1,4 @@
-"""A run folder of Cartpole as a training leaves it."""
+"""Run folder of Cartpole as a training leaves it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from gpusim_rl.settings import compose as composing
 
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
-    """A run folder of Cartpole as a training leaves it, seen from the folder above runs/."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "Cartpole" / "2026-01-31_12-00-00"
     (folder / "checkpoints").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Checkpoints as tests save them, and files that only look like one."""
+"""Contents of checkpoints, and files that only look like one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ PAYLOAD = {
 
 
 def sealed(path: Path, archive: bytes) -> None:
-    """Write an archive as a checkpoint, with the right digest."""
+    """Write an archive as a checkpoint with a valid digest."""
     signed = archive[:-2] + struct.pack("<H", 64)
     path.write_bytes(signed + hashlib.sha256(signed).hexdigest().encode())

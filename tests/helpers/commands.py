@@ -24,8 +24,6 @@ AT_THE_START = ("PYTHON", "OMP_", "GOMP_")
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that ended."""
-
     returncode: int
     stdout: str
     stderr: str
@@ -40,10 +38,10 @@ def run_command(
     check: bool = True,
     cold: bool = False,
 ) -> Finished:
-    """Run a command as a user would; with `check`, a failure shows what it printed.
+    """Run a command like a user; `check` shows the output of a failure.
 
-    A Python script runs in a fork of a Python that has imported torch already (`helpers.warm_python`), unless `cold`,
-    or where a variable in `env` counts from the start of a process.
+    A Python script runs in a fork of a warm Python (`helpers.warm_python`), unless `cold` or `env` affects process
+    start.
     """
     words = [str(part) for part in command]
     variables = {key: value for key, value in os.environ.items() if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")}
@@ -59,7 +57,7 @@ def run_command(
 
 
 def run_here(script: Path, *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> Finished:
-    """Run a script in this process, to its end: for words that it refuses before it does anything."""
+    """Run a script in this process, for arguments that it rejects at once."""
     root = logging.getLogger()
     kept = list(sys.argv), list(sys.path), dict(os.environ), Path.cwd(), list(root.handlers), root.level
     out, err, code = io.StringIO(), io.StringIO(), 0
@@ -111,6 +109,5 @@ def _run_warm(argv: list[str], cwd: Path, variables: dict[str, str], timeout_s: 
 
 @cache
 def _warm_python() -> subprocess.Popen[str]:
-    """One for each process of pytest; it ends when its input does."""
     command = [sys.executable, str(Path(__file__).with_name("warm_python.py"))]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

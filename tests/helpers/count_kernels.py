@@ -1,10 +1,8 @@
-"""Counts the kernels of an iteration by task and part, and those of Warp; rewrites tests/kernels.json.
+"""Count the kernels of an iteration by task and part, and Warp's; rewrite tests/kernels.json.
 
-    python tests/helpers/count_kernels.py              all tasks, and the file
-    python tests/helpers/count_kernels.py Ant Anymal   only these, and no file
-    python tests/helpers/count_kernels.py --lines Ant  kernels of PPO by part and line of code
-
-Prints tables in Markdown.
+python tests/helpers/count_kernels.py              all tasks, and the file
+python tests/helpers/count_kernels.py Ant Anymal   only these, and no file
+python tests/helpers/count_kernels.py --lines Ant  kernels of PPO by part and line of code
 """
 
 from __future__ import annotations
@@ -43,17 +41,16 @@ TABLE = Path(__file__).parents[1] / "kernels.json"
 
 
 def tasks_of(algo: str) -> list[str]:
-    """Returns the tasks that an algorithm can learn."""
     return [task for task in tasks() if learns(algo, task)]
 
 
 def torch_version() -> str:
-    """Without the patch: `2.13`."""
+    """Return the version without the patch: `2.13`."""
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def predicted(training: Training, launches: Launches) -> dict[str, float]:
-    """Returns times on an H100 [ms] of a control step, its physics and an update, and bounds of the update's share."""
+    """Return H100 times [ms] of a control step, its physics and an update, and bounds of the update's share."""
     step, update, physics = training.seconds[CONTROL_STEP], training.seconds["update"], launches.seconds()
     at_most = launches.seconds(training.num_envs)
     times = {CONTROL_STEP: step, "physics": physics, "physics at most": at_most, "update": update}
@@ -66,7 +63,7 @@ def predicted(training: Training, launches: Launches) -> dict[str, float]:
 
 
 def print_lines(task: str) -> None:
-    """Prints the kernels of a control step and of an update with two minibatches of PPO, by part and line."""
+    """Print PPO's kernels of a control step and an update of two minibatches, by part and line."""
     counter = Placement(by_line=True)
     with fake_cuda(), torch.autograd.set_detect_anomaly(True, check_nan=False):
         iterate(make_trainer(task, ppo={"epochs": 1, "horizon": 2, "minibatch_size": NUM_ENVS}), counter=counter)
@@ -76,7 +73,6 @@ def print_lines(task: str) -> None:
 
 
 def markdown(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
-    """A row for each task."""
     lines = [["task", *columns], ["---", *("---:" for _ in columns)]]
     lines += [[task, *(f"{parts.get(column, 0):,}" for column in columns)] for task, parts in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"

@@ -1,7 +1,4 @@
-"""One process of a data-parallel learner, fed with what all envs did: python data_parallel_process.py RANK SIZE FOLDER.
-
-`record` makes what it is fed with, from real envs.
-"""
+"""Process of a data-parallel learner, fed by `record`: python data_parallel_process.py RANK SIZE FOLDER."""
 
 from __future__ import annotations
 
@@ -36,12 +33,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def identity(count: int, **_: Any) -> Tensor:
-    """In place of `torch.randperm`: then a minibatch of all envs is that of each half, side by side."""
+    """Replace `torch.randperm`, so that a minibatch of all envs joins those of each half."""
     return torch.arange(count)
 
 
 def make_learner(name: str, num_envs: int, minibatches: int = 1, **together: Any) -> Any:
-    """The same weights in every process."""
+    """Build a learner with the same weights in every process."""
     from gpusim_rl.api import prepare
     from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
     from gpusim_rl.spaces import Box
@@ -74,20 +71,20 @@ def make_learner(name: str, num_envs: int, minibatches: int = 1, **together: Any
 
 
 def learned(learner: Any) -> dict[str, Tensor]:
-    """What is to be the same in all processes."""
+    """Return the tensors that must agree between processes."""
     styles = [x.discriminator for name, x in getattr(learner, "extensions", {}).items() if name == "style"]
     of_style = {name: x for net in styles for name, x in net.state_dict(prefix="discriminator.").items()}
     return learner.policy.state_dict() | of_style
 
 
 def memory_of(learner: Any) -> list[tuple[Tensor, int]]:
-    """What a rollout has written, and the dimension of the envs in it."""
+    """Return the tensors that a rollout writes, with their env dimension."""
     styles = [x for name, x in getattr(learner, "extensions", {}).items() if name == "style"]
     return [*learner.rollout.memory(), *((memory, 1) for style in styles for memory in style.features.groups.values())]
 
 
 def share_of_draws(rank: int, size: int) -> Any:
-    """In place of `torch.randint`: this process's part of what one would draw for all."""
+    """Replace `torch.randint` by this process's part of a draw for all."""
     draw = torch.randint
 
     def drawn(high: int, shape: tuple[int, int], **more: Any) -> Tensor:
@@ -97,7 +94,7 @@ def share_of_draws(rank: int, size: int) -> Any:
 
 
 def rows(value: Any, part: slice) -> Any:
-    """Those of some envs, of everything in a control step or a batch."""
+    """Return the rows of some envs, in nested tensors."""
     if isinstance(value, Tensor):
         return value[part].clone()
     if isinstance(value, Mapping):
@@ -108,7 +105,7 @@ def rows(value: Any, part: slice) -> Any:
 
 
 def record(name: str, folder: Path, size: int, minibatches: int) -> Any:
-    """Learns alone from all envs; writes for each process of `size` what its envs did. Returns the learner."""
+    """Train alone on all envs; write what each of `size` processes would have seen."""
     from gpusim_rl import make_env
 
     learner = make_learner(name, ENVS, minibatches)
@@ -148,7 +145,7 @@ def record(name: str, folder: Path, size: int, minibatches: int) -> Any:
 
 
 def learn(rank: int, size: int, folder: Path, name: str, minibatches: int) -> None:
-    """Learns from what was recorded, together with the others; writes the policy."""
+    """Train on the recording together with the others; write the policy."""
     from gpusim_rl.distributed.data_parallel import Processes
 
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)

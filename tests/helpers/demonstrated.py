@@ -1,4 +1,4 @@
-"""Demonstrations for envs, made up."""
+"""Random demonstrations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.spaces import MultiDiscrete
 
 
 def shown_in(env: EnvSpec, episodes: int = 10, length: int = 8, seed: int = 0, **changes: Any) -> Demonstrations:
-    """Random episodes of one length, which the time limit ends; an even one ends by the task's rules too."""
+    """Return random episodes that end by the time limit; every second one also terminates."""
     rng, steps = np.random.default_rng(seed), episodes * length
     sizes, space = env.obs_sizes, env.action_space
     unnamed = number_names(sizes, {})

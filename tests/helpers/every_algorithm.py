@@ -1,4 +1,4 @@
-"""Every algorithm, small, over toy envs, with settings in which each of them counts."""
+"""Every algorithm, small, over random envs, with settings in which each setting matters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "td3": ("td3", merged(off_policy.SMALL, ACTOR_CRITIC, {"replay": {"alpha": 0.5}, "smoothing": 0.4})),
     "dqn": ("dqn", merged(off_policy.SMALL, {"replay": {"alpha": 0.5}, "network": {"critics": 2}})),
 }
-"""Settings in which each one counts, by label."""
+"""Algorithm and settings by label."""
 
 
 def learner(
@@ -72,7 +72,7 @@ def learner(
     device: str = "cpu",
     **more: Any,
 ) -> tuple[Any, RandomEnv]:
-    """An algorithm with these changes of its settings, and its envs; `more` is of the description of the envs."""
+    """Build an algorithm with changed settings, and its envs; `more` extends their `EnvSpec`."""
     name, base = BASES[label]
     defaults = algorithm_defaults(name)
     cfg = build(ALGORITHMS[name][1], merged(defaults, has(base, defaults), changes), name)
@@ -96,7 +96,7 @@ def learner(
 
 @functools.cache
 def teacher(size: int, space: ActionSpace, device: str) -> TrainedPolicy:
-    """A policy that was never trained, for envs with so many observations."""
+    """Return an untrained policy."""
     torch.manual_seed(0)
     settings = build(ALGORITHMS["a2c"][1], merged(algorithm_defaults("a2c"), {"network": {"hidden": [8]}}), "a2c")
     env = RandomEnv(8, {"policy": size}, device=device)
@@ -105,13 +105,13 @@ def teacher(size: int, space: ActionSpace, device: str) -> TrainedPolicy:
 
 
 def has(changes: dict[str, Any], known: Any) -> dict[str, Any]:
-    """The changes of settings that there are."""
+    """Return the changes whose settings exist."""
     there = {k: v for k, v in changes.items() if k in known and isinstance(v, dict) == isinstance(known[k], dict)}
     return {k: has(v, known[k]) if isinstance(v, dict) else v for k, v in there.items()}
 
 
 def run(algorithm: Any, env: RandomEnv, obs: Any, iterations: int) -> tuple[Any, Any]:
-    """Train; returns the observation to act on next, and the numbers of the last update."""
+    """Train; return the next observation and the last statistics."""
     stats = None
     for _ in range(iterations):
         obs = collect(algorithm, env, obs)

@@ -1,4 +1,4 @@
-"""A training on fake CUDA tensors, on torch's CPU build. They have shapes, types and devices, and no values."""
+"""Training on fake CUDA tensors (shapes, dtypes and devices without values), on torch's CPU build."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ _loaded: list[ctypes.CDLL] = []
 
 
 def why_not() -> str | None:
-    """Why there are no fake CUDA tensors here; None where there are."""
+    """Return why fake CUDA tensors are unavailable, or None."""
     if torch.backends.cuda.is_built():
         return "fake CUDA tensors need the CPU build of torch"
     return None if shutil.which("g++") else "fake CUDA tensors need g++, which compiles a device guard for them"
 
 
 def load_guard(folder: Path) -> None:
-    """Compiles the guard, and registers it for the rest of the process."""
+    """Compile the device guard and register it in this process."""
     if _loaded:
         return
     home, library = Path(torch.__file__).parent, folder / "cuda_guard.so"
@@ -86,18 +86,14 @@ _WITHOUT_CHECKS = frozenset({"linalg_cross", "linalg_vector_norm", "linalg_vecdo
 
 
 class Placement(SyncCounter):
-    """Counts kernels by phase, and finds what a steady iteration on CUDA must not do.
+    """Counter of kernels by phase, and of faults in a steady iteration on CUDA.
 
-    It finds what `SyncCounter` finds (waits, copies between devices, values that are read), and two things more:
-    tensors of the host, and linear algebra that waits to check its result or that no graph can hold. An operator
+    Faults are those of `SyncCounter`, host tensors, and linear algebra that syncs or cannot be captured. An operator
     counts as one kernel, unless it is a view or only allocates.
 
-    Args:
-        by_line: Whether `lines` are wanted too.
-
     Attributes:
-        costs: What each kernel moves and computes, by phase.
-        lines: Kernels by phase, and by operator and the line that asked for it; backward, the line of the forward pass.
+        costs: Cost of each kernel, by phase.
+        lines: Kernels by phase, operator and line (of the forward pass), if `by_line`.
     """
 
     def __init__(self, by_line: bool = False) -> None:
@@ -133,7 +129,7 @@ class Placement(SyncCounter):
 
 
 def _line() -> str:
-    """`file:line` of who asks for an operator."""
+    """Return `file:line` of the caller."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and (frame.f_code.co_filename in _COUNTERS or LIBRARY.search(frame.f_code.co_filename)):
         node = frame.f_locals.get("node") if frame.f_code is backward.__code__ else None
@@ -146,7 +142,7 @@ def _line() -> str:
 
 
 class _MissingKernels(TorchDispatchMode):
-    """Shapes of what these operators return on CUDA: torch has no fake kernels of them."""
+    """Shapes of operators for which torch has no fake kernels."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -166,7 +162,7 @@ class _MissingKernels(TorchDispatchMode):
 def backward(
     loss: Tensor, parameters: Sequence[Tensor], of_loss: Tensor | None = None, *, materialize_grads: bool = False
 ) -> tuple[Tensor, ...]:
-    """What `torch.autograd.grad` returns, found in Python: torch's own engine asks CUDA for streams."""
+    """Replace `torch.autograd.grad`, whose engine asks CUDA for streams."""
     order: list[Any] = []
     seen: set[Any] = set()
 
@@ -209,7 +205,7 @@ def backward(
 
 
 class _NoLaunches(WarpGraphs):
-    """Warp's kernels are not launched; arrays are made on Warp's CPU device, for their shapes."""
+    """Warp graphs without launches; arrays live on Warp's CPU device."""
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
         super().__init__(torch.device("cpu"), enabled)
@@ -220,8 +216,6 @@ class _NoLaunches(WarpGraphs):
 
 
 class _Event:
-    """A `torch.cuda.Event` of a device that does nothing."""
-
     def __init__(self, **_: Any) -> None: ...
 
     def record(self, *_: Any) -> None: ...
@@ -233,7 +227,7 @@ class _Event:
 
 
 def _fake_views() -> Callable[[wp.array], Tensor]:
-    """`wp.to_torch`: a view of an array is the same tensor every time."""
+    """Replace `wp.to_torch`: the view of an array is always the same tensor."""
     to_torch, views = wp.to_torch, {}
 
     def view(array: wp.array) -> Tensor:
@@ -248,7 +242,7 @@ def _fake_views() -> Callable[[wp.array], Tensor]:
 
 @contextmanager
 def fake_cuda() -> Iterator[None]:
-    """In the block torch has one CUDA device, for fake tensors."""
+    """Give torch one CUDA device for fake tensors in the block."""
     generator = torch.Generator
     with pytest.MonkeyPatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True), _MissingKernels():
         patch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
@@ -266,7 +260,7 @@ def fake_cuda() -> Iterator[None]:
 
 @contextmanager
 def _say_where() -> Iterator[None]:
-    """Fake tensors have no values: names the line that asks for one."""
+    """Report the line that reads a value of a fake tensor."""
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -280,7 +274,7 @@ def _say_where() -> Iterator[None]:
 
 
 def make_trainer(task: str, /, **settings: Any) -> Trainer:
-    """The trainer of a task, whose learner and simulator (MuJoCo Warp) are on fake CUDA; inside `fake_cuda`."""
+    """Build a trainer whose learner and simulator (MuJoCo Warp) are on fake CUDA; call inside `fake_cuda`."""
     shared = {"num_envs": NUM_ENVS, "graph": "off", "compile": "off", "device": "cuda", "log": {"console": "quiet"}}
     settings = {**shared, **settings}
     if settings.get("algo") == "distill":
@@ -301,12 +295,12 @@ def make_trainer(task: str, /, **settings: Any) -> Trainer:
 
 
 def learns(algo: str, task: str) -> bool:
-    """Whether an algorithm learns a task at all: demonstrations have no images, and style needs its groups."""
+    """Return whether an algorithm supports a task: demonstrations lack images, and style needs its groups."""
     return task == "HumanoidAMP" if algo == "amp" else not (algo == "bc" and task.endswith("Camera"))
 
 
 def _load_teachers(patch: pytest.MonkeyPatch) -> None:
-    """Policies of other runs are of the algorithm that is trained."""
+    """Make teachers policies of the trained algorithm."""
     env_spec, seen = make_learner.env_spec, dict[str, int]()
 
     def described(*args: Any) -> Any:
@@ -332,7 +326,7 @@ def _stay(
 
 
 def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
-    """Scenes have values. Policies begin on the CPU; torch cannot move all fake ones from there."""
+    """Give scenes values. Policies start on the CPU, from where torch cannot move all fake ones."""
     task, algorithm = spec.task_class, spec.algorithm_class
     scene = task.scene
     make_policy = algorithm.make_policy
@@ -390,17 +384,17 @@ PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
     ],
     "update": lambda it: [(it.algorithm, "update")],
 }
-"""Parts of an iteration and their calls. Of calls inside each other the inner one counts; physics is torch's share."""
+"""Parts of an iteration and their calls; nested calls count for the innermost. Physics is torch's share."""
 
 ONCE = ("rollout", "minibatch step", "update")
-"""Parts that do not run in every control step."""
+"""Parts outside of control steps."""
 
 CONTROL_STEP = "control step"
-"""All parts but those of `ONCE`."""
+"""All parts except `ONCE`."""
 
 
 def watch(trainer: Trainer, counter: Placement) -> None:
-    """Makes each part of an iteration a phase of the counter."""
+    """Make each part of an iteration a phase of the counter."""
     for part, calls in PARTS.items():
         for owner, name in calls(trainer):
             setattr(owner, name, _inside(counter.around, part, getattr(owner, name)))
@@ -418,7 +412,7 @@ def _inside(
 
 @dataclass(frozen=True)
 class Iteration:
-    """What a steady iteration did: its faults, in order; kernels and their costs by part."""
+    """Steady iteration: faults in order, kernels and costs by part."""
 
     found: list[SourceLocation]
     kernels: dict[str, int]
@@ -426,12 +420,11 @@ class Iteration:
 
     @property
     def faults(self) -> list[str]:
-        """In words, each once."""
         return list(dict.fromkeys(f"{location.phase}: {location}" for location in self.found))
 
 
 def iterate(trainer: Trainer, steps: int = 2, counter: Placement | None = None) -> Iteration:
-    """Runs control steps and an update. Kernels are those of the last step and of `ONCE`, faults those of all."""
+    """Run control steps and an update; kernels count the last step and `ONCE`, faults all."""
     collector, algorithm, done = trainer.collector, trainer.algorithm, 0
     _make_optimizer_state(algorithm)
     counter = counter or Placement()
@@ -460,7 +453,7 @@ def _read(counter: Placement) -> Iteration:
 
 
 def _make_optimizer_state(algorithm: Algorithm) -> None:
-    """Optimisers make it at their first step, which is none of a steady iteration."""
+    """Create optimiser state, which the first step would allocate."""
     parts = [algorithm, getattr(algorithm, "steps", None), *getattr(algorithm, "extensions", {}).values()]
     for optimizer in (each for part in parts for each in getattr(part, "__dict__", {}).values()):
         if isinstance(optimizer, torch.optim.Optimizer):
@@ -472,25 +465,24 @@ def _make_optimizer_state(algorithm: Algorithm) -> None:
 
 @dataclass(frozen=True)
 class Training:
-    """What a steady iteration of a task does, with the task's own settings, in its own number of environments."""
+    """Steady iteration of a task with its own settings and number of envs."""
 
     num_envs: int
     horizon: int
     faults: list[str]
     kernels: dict[str, int]
-    """By part: of a control step, of a step of the optimiser on a minibatch, and of all that an update does."""
+    """By part: per control step, minibatch step, update."""
     seconds: dict[str, float]
-    """Least times on an H100 of a control step without Warp's kernels, and of an update [s]."""
+    """Lower bounds on an H100 of a control step without Warp's kernels, and of an update [s]."""
 
 
 UPDATE = ("minibatch step", "update")
 
 
 def count(task: str, algo: str) -> Training:
-    """Counts a steady iteration.
+    """Count a steady iteration.
 
-    Few updates are run. An update of another size follows from how one with twice the minibatches, and one with two
-    epochs, differ from one with a single epoch of two minibatches.
+    Few updates run; larger ones are extrapolated from one with twice the minibatches and one with two epochs.
     """
     with fake_cuda():
         with unset_fake_temporarily():
@@ -550,13 +542,7 @@ def _update_again(trainer: Trainer, counter: Placement, changes: dict[str, int])
 
 
 def _larger(few: Sequence[float], epochs: int, minibatches: int) -> float:
-    """Returns what an update of so many epochs of so many minibatches takes.
-
-    Args:
-        few: What one epoch of 2 minibatches takes, one epoch of 4, and two epochs of 2.
-        epochs: Passes over the rollout.
-        minibatches: Steps of the optimiser in each.
-    """
+    """Extrapolate to an update of `epochs` and `minibatches`; few: one epoch of 2, one of 4, two of 2 minibatches."""
     step = (few[1] - few[0]) / 2
     rest_of_epoch = few[2] - few[0] - 2 * step
     return few[0] + (minibatches - 2) * step + (epochs - 1) * (rest_of_epoch + minibatches * step)

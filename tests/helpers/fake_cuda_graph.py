@@ -1,4 +1,4 @@
-"""Recorded graphs, on the CPU, of trainings whose simulator is Warp's: its launches are recorded too."""
+"""Recorded graphs, on the CPU, of trainings with a Warp simulator."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ from gpusim_rl.testing.recorded_graphs import Call, Recorded, RecordedGraphs, Re
 
 
 class Recorder(RecordedGraphs):
-    """`RecordedGraphs` with the launches of Warp.
-
-    Attributes:
-        registered: The generators of each recording.
-    """
+    """`RecordedGraphs` that include Warp's launches; `registered` holds each recording's generators."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,7 +50,7 @@ class Recorder(RecordedGraphs):
 
 
 def differences_of_replays(make: Callable[[Path], Trainer], mode: str, folder: Path) -> list[str]:
-    """Paths at which the states of a training that runs and of one that is replayed differ; `make` makes trainers."""
+    """Return the paths at which a running and a replayed training differ."""
 
     def trained(graphs: type[Graphs]) -> dict[str, Any]:
         it: Any = make(folder / graphs.__name__)
@@ -72,7 +68,7 @@ def differences_of_replays(make: Callable[[Path], Trainer], mode: str, folder: P
 
 
 def without_shortcuts(sim: Any) -> None:
-    """Takes from a Warp simulator on the CPU what CUDA has not: it reads masks, which no graph would do."""
+    """Disable CPU shortcuts of a Warp simulator that read masks."""
     for name in ("_written_on_host", "_stale_on_host"):
         assert getattr(sim, name) is not None
         setattr(sim, name, None)
@@ -82,7 +78,7 @@ RUN = WarpGraphs.run
 
 
 def launching_too(take: Callable[[Call], None]) -> Callable[[Call], None]:
-    """What launches also while it is recorded."""
+    """Make `take` also run a launch while it is recorded."""
 
     def launch_and_take(launch: Call) -> None:
         with pytest.MonkeyPatch.context() as patch, torch._C._DisableTorchDispatch():

@@ -1,4 +1,4 @@
-"""Envs of Gymnasium for the tests of `connect`."""
+"""Gymnasium envs for the tests of `connect`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LENGTH = 3
 
 
 def async_envs(makers: Any, **options: Any) -> AsyncVectorEnv:
-    """Make the envs; a simulator that a child collects as garbage would wait for threads that only the parent has."""
+    """Build async envs; a simulator garbage-collected in a child would wait for the parent's threads."""
     gc.collect()
     return AsyncVectorEnv(makers, **options)
 
 
 class Fake(gym.Env):
-    """Counts its steps, and ends with the third; what it returns is given, or made by functions of the env."""
+    """Env that counts its steps and ends at the third; results are overridden by values or functions of the env."""
 
     def __init__(self, **changes: Any) -> None:
         self._changes = changes

@@ -1,4 +1,4 @@
-"""PPO over envs in a few lines of torch, and the collecting loop around them."""
+"""PPO over random envs, and the collecting loop around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Env", "Learner", "Outcome", "RandomEnv", "ppo_config"]
 
 
 def ppo_config(network: Mapping[str, Any] | None = None, **changes: Any) -> PPOConfig:
-    """The defaults of `algo=ppo` with a small network, and changes."""
+    """Return the defaults of `algo=ppo` with a small network and changes."""
     defaults = algorithm_defaults("ppo")
     small = {"hidden": [32, 16], "rnn_size": 8}
     net = merged(defaults["network"], small, network or {})
@@ -44,7 +44,7 @@ class Env(Protocol):
 
 @dataclass
 class Learner:
-    """PPO over some envs, driven as the trainer drives it."""
+    """PPO over envs, driven like the trainer."""
 
     env: Env
     cfg: PPOConfig
@@ -77,7 +77,6 @@ class Learner:
         return self.ppo.rollout
 
     def collect(self) -> None:
-        """Fills the rollout."""
         self.ppo.begin_rollout()
         for _ in range(self.cfg.horizon):
             action = self.ppo.act(self.obs)
@@ -89,7 +88,7 @@ class Learner:
         return self.ppo.update()
 
     def train(self, iterations: int) -> list[float]:
-        """Learns; returns the mean reward of each iteration."""
+        """Train; return the mean reward of each iteration."""
         rewards = []
         for _ in range(iterations):
             self.collect()

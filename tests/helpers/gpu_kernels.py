@@ -1,12 +1,8 @@
-"""Compiles the Warp kernels of tasks for a GPU, on any machine, into a cache that a machine with that GPU can use.
+"""Compile the Warp kernels of tasks for a GPU, on any machine, into a cache for WARP_CACHE_PATH; count launches.
 
-It counts their launches too.
-
-    python tests/helpers/gpu_kernels.py FOLDER              all tasks
-    python tests/helpers/gpu_kernels.py FOLDER Ant Anymal   only these
-    python tests/helpers/gpu_kernels.py --deterministic FOLDER Ant      for torch_deterministic=true
-
-and there: export WARP_CACHE_PATH=FOLDER
+python tests/helpers/gpu_kernels.py FOLDER              all tasks
+python tests/helpers/gpu_kernels.py FOLDER Ant Anymal   only these
+python tests/helpers/gpu_kernels.py --deterministic FOLDER Ant      for torch_deterministic=true
 """
 
 from __future__ import annotations
@@ -40,11 +36,11 @@ from helpers.predicted_time import COUNTED_ENVS, Cost, cost_of
 HOPPER = 90
 """Compute capability 9.0: H100, H200."""
 LARGEST_BLOCK = 256
-"""Threads that Warp compiles a module for, where a launch does not say."""
+"""Warp's default block size."""
 
 
 class _Gpu:
-    """What MuJoCo Warp asks of a device."""
+    """Device properties that MuJoCo Warp reads."""
 
     is_cuda = True
     sm_count = 132
@@ -52,14 +48,9 @@ class _Gpu:
 
 @contextmanager
 def compiling(folder: Path, arch: int = HOPPER) -> Iterator[set[str]]:
-    """In the block a launch compiles its module for a GPU, as the first launch there would, and does nothing else.
+    """Make launches in the block only compile their module for a GPU; yield the modules' names.
 
-    Args:
-        folder: For `WARP_CACHE_PATH`: binaries are in a folder of Warp's version. Those that are there are kept.
-        arch: Compute capability x 10.
-
-    Yields:
-        Names of the modules.
+    `folder` is for `WARP_CACHE_PATH`, with a subfolder per version of Warp; `arch` is compute capability x 10.
     """
     names: set[str] = set()
 
@@ -91,7 +82,7 @@ def _both_ways(_: Any, on_true: Any = None, on_false: Any = None, stream: Any = 
 
 @contextmanager
 def _as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
-    """MuJoCo Warp launches what it would launch there. Nothing has a value: a loop takes one turn."""
+    """Make MuJoCo Warp launch as on a GPU. Nothing has a value: a loop takes one turn."""
     get_device = wp.get_device
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wp, "get_device", lambda device=None: _Gpu if device is None else get_device(device))
@@ -102,16 +93,7 @@ def _as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
 
 
 def compile_task(task: str, folder: Path, deterministic: bool = False) -> set[str]:
-    """Compiles all that a training of a task launches on `sim=mjwarp`.
-
-    Args:
-        task: Its name.
-        folder: As for `compiling`.
-        deterministic: Whether it is for `torch_deterministic=true`.
-
-    Returns:
-        Names of the modules.
-    """
+    """Compile everything that a training on `sim=mjwarp` launches; return the modules' names."""
     with compiling(folder) as names:
         sim, decimation = _make_sim(task, 4)
         sim._model.opt.deterministic = deterministic
@@ -125,7 +107,7 @@ def compile_task(task: str, folder: Path, deterministic: bool = False) -> set[st
 
 
 def _make_sim(task: str, num_envs: int) -> tuple[MjwarpSim, int]:
-    """Returns the simulator of a task, and its physics steps in a control step."""
+    """Return the simulator and the decimation of a task."""
     spec = prepare(task, num_envs=num_envs, device="cpu", sim="mjwarp", **{"sim.graph": False, "sim.num_threads": 1})
     cfg = spec.cfg
     choice = choose_sim("mjwarp", torch.device("cpu"))
@@ -138,30 +120,28 @@ def _make_sim(task: str, num_envs: int) -> tuple[MjwarpSim, int]:
 
 
 SOLVER_TURNS = 8
-"""Turns that a loop of the solver takes: the slowest world decides (benchmarks/physics/solver.json: 4 to 10)."""
+"""Turns of the solver's loop, decided by the slowest world (benchmarks/physics/solver.json: 4 to 10)."""
 
 
 @dataclass(frozen=True)
 class Launches:
-    """What MuJoCo Warp gives a GPU to do, for a task."""
+    """GPU work of MuJoCo Warp for a task."""
 
     decimation: int
     costs: dict[str, list[Cost]]
-    """Of the kernels of a physics step, of the turn of each of its loops, of what follows the state, of a reset."""
+    """Kernels of a physics step, of a turn of its loops, of what follows the state, of a reset."""
     memory: int
-    """Nodes of a physics step that allocate memory, free, fill or copy it, outside of loops."""
+    """Allocations, fills and copies of a physics step, outside of loops."""
     loops: int
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Counts by part."""
         return {**{part: len(costs) for part, costs in self.costs.items()}, "loops": self.loops, "memory": self.memory}
 
     def seconds(self, num_envs: int | None = None) -> float:
-        """Returns the time of the physics of a control step on an H100 [s].
+        """Return the physics time of a control step on an H100 [s].
 
-        With a number of environments each kernel moves all of its arrays: an upper bound, as most of their rows are not
-        in use. Without, none takes longer than its launch.
+        With `num_envs` an upper bound, as each kernel moves whole arrays; without, every kernel takes its launch time.
         """
         times = 0.0 if num_envs is None else num_envs / COUNTED_ENVS
         of_part = {part: sum(cost.seconds(times) for cost in costs) for part, costs in self.costs.items()}
@@ -170,7 +150,7 @@ class Launches:
 
 
 def count_launches(task: str) -> Launches:
-    """Counts what MuJoCo Warp launches for a task; no kernel is compiled."""
+    """Count MuJoCo Warp's launches for a task without compiling."""
     costs: dict[str, list[Cost]] = {}
     part, loops, memory = "physics step", 0, 0
 
@@ -219,7 +199,6 @@ def count_launches(task: str) -> Launches:
 
 
 def warp_versions() -> dict[str, str]:
-    """Returns the packages whose launches are counted."""
     return {name: version(name) for name in ("mujoco-warp", "warp-lang")}
 
 

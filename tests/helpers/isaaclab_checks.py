@@ -1,4 +1,4 @@
-"""Checks of `task=IsaacLab` on Isaac Lab itself: python isaaclab_checks.py <name>..., one scene in a process."""
+"""Checks of `task=IsaacLab` on Isaac Lab itself: python isaaclab_checks.py <name>..., one scene per process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_FORCE = torch.zeros(4, 1)
 
 
 class ConstantReward(CartpoleEnv):
-    """Pays 1 in every step, and ends no episode before its time. A policy sees one state, so that a value is exact."""
+    """Cartpole with reward 1, constant observation, and no end but the time limit: values are exact."""
 
     def _get_observations(self) -> dict[str, torch.Tensor]:
         return {"policy": torch.ones(self.num_envs, 4, device=self.device)}
@@ -43,7 +43,7 @@ gymnasium.register(
 
 
 def managed_cartpole() -> ManagedCfg:
-    """Isaac Lab's manager-based Cartpole, with the robot of the direct one."""
+    """Manager-based Cartpole with the direct one's robot."""
     cfg, names = ManagedCfg(), {"slider_to_cart": "railCartJoint", "cart_to_pole": "cartPoleJoint"}
     direct = offline_cartpole.OfflineCartpoleCfg().scene.cartpole
     cfg.scene.ground, cfg.scene.clone_in_fabric = None, False
@@ -64,7 +64,7 @@ def made(**changes: object) -> IsaacLabEnv:
 
 
 def steps() -> None:
-    """What the envs give is what stepping them by hand gives, and what Isaac Lab says of a lost episode."""
+    """Compare with manual stepping, including the observation of a finished episode."""
     env = made()
     first, inner = env.reset(), env._envs
     assert env.max_episode_length == 30
@@ -102,7 +102,7 @@ def steps() -> None:
 
 
 def diverged(env: IsaacLabEnv) -> None:
-    """A number that is not finite ends an episode; the step after it is the library's reset, and no sample."""
+    """A non-finite number ends an episode; the next step is the library's reset, not a sample."""
     inner, rewards = env._envs, env._envs._get_rewards
     env.reset()
     bad = torch.tensor([False, False, True, False])
@@ -138,7 +138,7 @@ def value() -> None:
 
 
 def managed() -> None:
-    """A manager-based env, from a function: its terms add up to its reward, its last observation is the true one."""
+    """Manager-based env from a function: terms sum to the reward, the last observation is the true one."""
     cfg = tensor_checks.settings_of(
         "IsaacLab",
         _target_="isaaclab_checks.managed_cartpole",
@@ -165,7 +165,7 @@ def managed() -> None:
 
 
 def pictures() -> None:
-    """Every env is drawn alone, as it is now, without a display; drawing changes nothing of its numbers."""
+    """Every env is drawn alone, without a display; drawing changes no numbers."""
     cfg = tensor_checks.settings_of("IsaacLab", **CARTPOLE, kwargs={"render_mode": "rgb_array"})
     env = IsaacLabEnv.from_settings(cfg, num_envs=2, seed=1, device=CPU)
     before = env.reset()["policy"].clone()
@@ -188,7 +188,7 @@ def pictures() -> None:
 
 
 def live() -> None:
-    """Envs that a script has made, wrapped or not, are trained on; they are closed, and others can be made."""
+    """Train on envs made by a script, wrapped or not; they are closed afterwards."""
     few = {"max_iterations": 2, "log": {"console": "quiet"}}
     cfg = parse_env_cfg("Offline-Cartpole", device="cpu", num_envs=4, overrides=["physics=newton_mjwarp"])
     row = gpusim_rl.train(gymnasium.make("Offline-Cartpole", cfg=cfg), algo="sac", sac={"batch_size": 32}, **few)
@@ -199,7 +199,6 @@ def live() -> None:
 
 
 def words() -> None:
-    """Settings that do not fit are one line each."""
 
     def line(num_envs: int = 4, **env: object) -> str:
         cfg = tensor_checks.settings_of("IsaacLab", **env)

@@ -1,4 +1,4 @@
-"""Our yaml files are read once in a process: Hydra reads a dozen for each config, with a parser in pure Python."""
+"""Cache of our yaml files: Hydra reads a dozen per config, with a pure Python parser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ CFG = Path(__file__).resolve().parents[2] / "cfg"
 
 
 def keep() -> None:
-    """Keep what OmegaConf reads from our yaml files, which no test changes."""
     load, kept = OmegaConf.load, cache(lambda path: pickle.dumps(load(path)))
 
     def kept_load(file: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What `kubectl kustomize` makes of our overlays: resources, and the image of components. A test compares the two."""
+"""`kubectl kustomize` of our overlays, limited to resources and component images. A test compares the two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 def render(folder: Path) -> list[dict[str, Any]]:
-    """The objects of an overlay, with the image that a user's cluster would pull."""
+    """Return the objects of an overlay, with the image that a user's cluster would pull."""
     settings = yaml.safe_load((folder / "kustomization.yaml").read_text())
     objects: list[dict[str, Any]] = []
     for name in settings["resources"]:

@@ -20,7 +20,7 @@ NOTHING = torch.zeros(4, 12)
 
 
 def constant_reward() -> ManagerBasedRlEnvCfg:
-    """Pays 1 in every step, and ends no episode before its time. A policy sees one state, so that a value is exact."""
+    """Cartpole with reward 1, constant observation, and no end but the time limit: values are exact."""
     cfg = load_env_cfg("Mjlab-Cartpole-Balance")
     one = ObservationTermCfg(func=lambda env: torch.ones(env.num_envs, 1, device=env.device))
     cfg.observations = {group: ObservationGroupCfg(terms={"one": one}) for group in ("actor", "critic")}
@@ -36,7 +36,7 @@ def made(**changes: Any) -> MjLabEnv:
 
 
 def steps() -> None:
-    """Observations and rewards are those of stepping mjlab by hand, bit for bit, resets included."""
+    """Observations and rewards equal manual stepping bit for bit, including resets."""
     env = made()
     cfg = load_env_cfg(GO1)
     cfg.scene.num_envs, cfg.seed, cfg.episode_length_s, cfg.auto_reset = 4, 1, 0.4, False
@@ -84,7 +84,7 @@ def steps() -> None:
 
 
 def diverged(env: MjLabEnv) -> None:
-    """A number that is not finite ends an episode, and a new one begins in the same step."""
+    """A non-finite number ends an episode, and a new one begins in the same step."""
     env.reset()
     env._envs.sim.data.qpos[1] = torch.nan
     step = env.step(NOTHING)
@@ -106,7 +106,7 @@ def value() -> None:
 
 
 def progress() -> None:
-    """Counters and levels of terrain of another run are taken over, and the first reset does not change the levels."""
+    """Counters and terrain levels of another run are restored; the first reset keeps them."""
     cfg = tensor_checks.settings_of("MjLab", id="Mjlab-Velocity-Rough-Unitree-Go1")
     env = MjLabEnv.from_settings(cfg, num_envs=4, seed=1, device=CPU)
     env.reset()
@@ -124,7 +124,7 @@ def progress() -> None:
 
 
 def live() -> None:
-    """Envs that a script has made are trained on."""
+    """Train on envs made by a script."""
     cfg = load_env_cfg(GO1)
     cfg.scene.num_envs = 4
     envs = ManagerBasedRlEnv(cfg, device="cpu")
@@ -134,7 +134,6 @@ def live() -> None:
 
 
 def words() -> None:
-    """Settings that do not fit are one line each."""
 
     def line(**env: object) -> str:
         cfg = tensor_checks.settings_of("MjLab", **env)

@@ -1,4 +1,4 @@
-"""Off-policy algorithms over toy envs, driven as the trainer drives them."""
+"""Off-policy algorithms over random envs, driven like the trainer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 
 
 def settings_of(name: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Small sizes and changes; an algorithm without an actor has none of the actor's."""
+    """Return small sizes and changes, without the actor's for algorithms that have none."""
     found = merged(SMALL, changes or {})
     if name not in ACTOR_CRITICS:
         found.pop("policy_delay", None)
@@ -43,7 +43,7 @@ def settings_of(name: str, changes: Mapping[str, Any] | None = None) -> dict[str
 
 
 def off_policy_config(name: str, changes: Mapping[str, Any] | None = None) -> OffPolicyConfig:
-    """The defaults of `algo=<name>` with small sizes, and changes."""
+    """Return the defaults of `algo=<name>` with small sizes and changes."""
     defaults = algorithm_defaults(name)
     return build(ALGORITHMS[name][1], merged(defaults, settings_of(name, changes)), name)
 
@@ -56,8 +56,6 @@ def store(replay: Replay, obs: Mapping[str, Tensor], action: Tensor, step: Any) 
 
 
 class OffPolicyLearner:
-    """Algorithm and its envs."""
-
     def __init__(
         self,
         name: str,

@@ -1,4 +1,4 @@
-"""The algorithms that learn from a rollout of their own policy, small."""
+"""Small on-policy algorithms other than PPO."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from helpers.composed import algorithm_defaults
 from helpers.fakes import Env
 
 NAMES = ("a2c", "reinforce", "impala")
-"""PPO has helpers of its own."""
 SMALL: dict[str, Any] = {
     "horizon": 8,
     "precision": "fp32",
@@ -28,13 +27,13 @@ SMALL: dict[str, Any] = {
 
 
 def on_policy_config(name: str, **changes: Any) -> OnPolicyConfig:
-    """The defaults of `algo=<name>` with small sizes, and changes."""
+    """Return the defaults of `algo=<name>` with small sizes and changes."""
     defaults = algorithm_defaults(name)
     return build(ALGORITHMS[name][1], merged(defaults, SMALL, changes), name)
 
 
 def make_on_policy(name: str, env: Env, *, device: str = "cpu", **changes: Any) -> OnPolicy:
-    """An algorithm; the same weights and noise for every name."""
+    """Build an algorithm; weights and noise are equal for every name."""
     torch.manual_seed(0)
     space, longest = Box(env.num_actions), 1  # an episode may end in every step
     spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest)
@@ -44,7 +43,7 @@ def make_on_policy(name: str, env: Env, *, device: str = "cpu", **changes: Any) 
 
 
 def prepared(algorithm: Any) -> tuple[Tensor, Sequences, dict[str, Tensor]]:
-    """The rewards to learn from and the rollout as an update arranges them, with what extensions add; and its log."""
+    """Return rewards, sequences and log of the rollout as an update prepares them, with extensions."""
     it, rollout = algorithm, algorithm.rollout
     with torch.no_grad():
         reward, inputs = rollout.reward * it.cfg.reward_scale, it.policy.inputs(rollout.obs)
@@ -54,7 +53,7 @@ def prepared(algorithm: Any) -> tuple[Tensor, Sequences, dict[str, Tensor]]:
 
 
 def collect(algorithm: Algorithm, env: Env, obs: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Fills the rollout, by default from a new observation; returns the observation to act on next."""
+    """Fill the rollout; return the next observation."""
     obs = env.reset() if obs is None else obs
     algorithm.begin_rollout()
     for _ in range(algorithm.horizon):

@@ -1,4 +1,4 @@
-"""A task with images that costs next to nothing: tensor operations paint them."""
+"""Task with cheap images, painted by tensor operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Painted(Cartpole):
-    """Cartpole, seen as two spots: the cart, and the tip of its pole."""
+    """Cartpole seen as two spots: the cart and the tip of its pole."""
 
     def __init__(self, cfg: CartpoleConfig, sim: Any) -> None:
         super().__init__(cfg, sim)

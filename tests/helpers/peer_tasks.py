@@ -1,7 +1,6 @@
-"""Tasks of Gymnasium and of the DeepMind Control Suite, written as a user writes a task; the files are theirs.
+"""Tasks of Gymnasium and of the DeepMind Control Suite, written like a user's, on the original files.
 
-Observations and rewards follow Gymnasium's `envs/mujoco/*_v5.py` and dm_control's `suite/*.py` (Tassa et al. 2018,
-arXiv 1801.00690).
+They follow Gymnasium's `envs/mujoco/*_v5.py` and dm_control's `suite/*.py` (Tassa et al. 2018, arXiv 1801.00690).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ INFINITY = float("inf")
 
 
 class Peer(Task[TaskConfig]):
-    """A robot on its own file: joints start around the reference pose, actions are controls, nothing ends."""
+    """Robot with its own file: random start around the reference pose, actions are controls, no termination."""
 
     Config = TaskConfig
     FILE: ClassVar[Path]
@@ -35,7 +34,7 @@ class Peer(Task[TaskConfig]):
 
     @classmethod
     def settings(cls) -> TaskConfig:
-        """Rates and limits from the file, decimation and time limit from the peer."""
+        """Return rates and limits of the file, decimation and time limit of the peer."""
         model = mujoco.MjModel.from_xml_path(str(cls.FILE))
         physics_hz = 1.0 / model.opt.timestep
         return TaskConfig(
@@ -188,7 +187,7 @@ class GymnasiumHumanoid(Peer):
         self.x_before = torch.zeros(self.num_envs, device=self.device)
 
     def _centres(self) -> tuple[Tensor, Tensor]:
-        """Centres of mass of the bodies [envs, bodies, 3], and of all of them [envs, 1, 3]."""
+        """Return centres of mass of the bodies [envs, bodies, 3] and of all [envs, 1, 3]."""
         centres = self.bodies.pos + quat_rotate(self.bodies.quat, self.centre)
         return centres, (self.mass * centres).sum(dim=1, keepdim=True) / self.mass.sum(dim=1, keepdim=True)
 
@@ -197,7 +196,7 @@ class GymnasiumHumanoid(Peer):
         super().apply_action(action)
 
     def _inertia(self) -> Tensor:
-        """Inertia of every body about the common centre of mass: xx, yy, zz, xy, xz, yz, mass times lever, mass."""
+        """Return each body's inertia about the common centre of mass: xx, yy, zz, xy, xz, yz, mass times lever, mass."""
         centres, middle = self._centres()
         quat = quat_multiply(self.bodies.quat, self.axes)
         unit = torch.eye(3, device=self.device).expand(*quat.shape[:2], 3, 3)
@@ -210,12 +209,12 @@ class GymnasiumHumanoid(Peer):
         return torch.cat([about[..., rows, columns], self.mass * lever, self.mass], dim=-1)
 
     def _velocity(self) -> Tensor:
-        """Of every body, of its point in the common centre of mass: angular, then linear."""
+        """Return each body's angular and linear velocity at the common centre of mass."""
         spin, lever = self.bodies.ang_vel, self._centres()[1] - self.bodies.pos
         return torch.cat([spin, self.bodies.lin_vel + torch.linalg.cross(spin, lever)], dim=-1)
 
     def _contact(self) -> Tensor:
-        """Contact torque about the common centre of mass, then force, on every body."""
+        """Return each body's contact torque about the common centre of mass, and force."""
         lever, force = self.bodies.pos - self._centres()[1], self.contacts.force
         return torch.cat([self.contacts.torque + torch.linalg.cross(lever, force), force], dim=-1)
 
@@ -293,7 +292,7 @@ class SuiteHumanoid(Peer):
         self.velocity = self.robot.sensor("torso_subtreelinvel")
 
     def _vertical(self) -> Tensor:
-        """Components of the torso's axes along the world's z."""
+        """Return the components of the torso's axes along the world's z."""
         up = torch.tensor([0.0, 0.0, 1.0], device=self.device).expand(self.num_envs, 3)
         return quat_rotate_inverse(self.robot.root_quat, up)
 

@@ -1,4 +1,4 @@
-"""The least time that kernels take on a GPU: bytes and arithmetic over the numbers of its data sheet."""
+"""Lower bounds of kernel times on a GPU: bytes and FLOPs over the data sheet's numbers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from torch.utils.flop_counter import flop_registry
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a GPU can do."""
-
     bandwidth: float
-    """Of its memory [B/s]."""
+    """Memory bandwidth [B/s]."""
     bf16: float
-    """Dense products of matrices in bf16 [FLOP/s]."""
+    """Dense bf16 matrix products [FLOP/s]."""
     fp32: float
-    """The same in float32, without TF32 [FLOP/s]."""
+    """fp32 without TF32 [FLOP/s]."""
     kernel_s: float
-    """A kernel that does nearly nothing, in a CUDA graph [s]."""
+    """Minimal kernel in a CUDA graph [s]."""
 
 
 H100 = Machine(bandwidth=3.35e12, bf16=989e12, fp32=67e12, kernel_s=2.5e-6)
@@ -31,32 +29,32 @@ that without, and 67 TFLOPS of fp32. `kernel_s` is an estimate, between the 2 an
 the first run on a GPU replaces it."""
 
 COUNTED_ENVS = 127
-"""Environments while costs are counted: a prime, so that it shows in the size of a tensor that has a row for each."""
+"""Envs while costs are counted: a prime, visible in the sizes of per-env tensors."""
 
 _IN_PART = frozenset({"index", "index_select", "gather", "take", "index_copy_", "index_put_", "scatter_"})
-"""Operators that touch as much of their first tensor as the others have."""
+"""Operators that read only part of their first tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a kernel moves and computes, while COUNTED_ENVS are simulated."""
+    """Bytes and FLOPs of a kernel with COUNTED_ENVS envs."""
 
     fixed: int
-    """Bytes that do not depend on the number of environments."""
+    """Bytes independent of the number of envs."""
     per_env: int
     """Bytes that grow with it."""
     flops: int = 0
     bf16: bool = False
 
     def seconds(self, times: float, machine: Machine = H100) -> float:
-        """Returns its time with so many times the environments [s]."""
+        """Return the time with `times` as many envs [s]."""
         moved = (self.fixed + self.per_env * times) / machine.bandwidth
         computed = self.flops * (times if self.per_env else 1.0) / (machine.bf16 if self.bf16 else machine.fp32)
         return max(machine.kernel_s, moved, computed)
 
 
 def cost_of(sizes: Iterable[tuple[int, int]], flops: int = 0, *, bf16: bool = False) -> Cost:
-    """Returns the cost of a kernel that touches arrays of so many elements and bytes."""
+    """Return the cost of a kernel, given elements and bytes of its arrays."""
     fixed = per_env = 0
     for elements, size in sizes:
         if elements and elements % COUNTED_ENVS == 0:
@@ -67,7 +65,6 @@ def cost_of(sizes: Iterable[tuple[int, int]], flops: int = 0, *, bf16: bool = Fa
 
 
 def cost_of_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Cost:
-    """Returns the cost of an operator of torch."""
     touched: Any = (args, result)
     if func.overloadpacket.__name__ in _IN_PART:
         touched = args[1:], None if result is args[0] else result

@@ -1,4 +1,4 @@
-"""A reference environment, equal to the one inside an adapter under test."""
+"""Reference env, equal to the one inside an adapter under test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_ENVS = 8
 
 
 def make(**task: Any) -> VecEnv:
-    """Makes a Cartpole with 8 envs and a time limit of 12 control steps; `task` has settings of `FaultyConfig`."""
+    """Build a Cartpole with 8 envs and a time limit of 12 steps; `task` has settings of `FaultyConfig`."""
     cfg = FaultyConfig(
         **{"episode_length": 12, "randomize_episode_start": False, "max_force": 100.0, "reset_distance": 0.3, **task}
     )
@@ -25,26 +25,22 @@ def make(**task: Any) -> VecEnv:
 
 
 class ReferenceEnv:
-    """An environment that a test steps beside an adapter, with the same actions."""
-
     def __init__(self, **task: Any) -> None:
         self.env = make(**task)
         self.before = self.env.reset()  # an adapter resets too
         self._actions = torch.Generator().manual_seed(0)
 
     def action(self) -> Tensor:
-        """Draws random actions for both environments, shape [num_envs, num_actions]."""
         return torch.empty(NUM_ENVS, self.env.num_actions).uniform_(-1.5, 1.5, generator=self._actions)
 
     def step(self, action: Tensor) -> Step:
-        """Takes one step; `before` is then the observation before the next step."""
         step = self.env.step(action)
         self.before = step.obs
         return step
 
 
 def count_syncs(env: VecEnv, call: Callable[[], Any]) -> SyncCounter:
-    """Counts how often `call` waits for the device; the physics on the CPU is not counted."""
+    """Count the syncs of `call` without CPU physics."""
     with SyncCounter() as syncs:
         for method in ("step", "reset", "refresh", "draw"):
             original = getattr(env.sim, method)

@@ -1,4 +1,4 @@
-"""Small scenes and simulators of them, for the tests of physics."""
+"""Small scenes and their simulators, for tests of physics."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ARM = """
 
 
 def sim_config(**changes: Any) -> SimConfig:
-    """The defaults of cfg/sim, on one thread."""
+    """Return the defaults of cfg/sim, on one thread."""
     values = {
         "name": "auto",
         "num_threads": 1,
@@ -106,7 +106,7 @@ def make(name: str, scene: Scene, num_envs: int, device: str = "cpu", **changes:
 
 
 def advance(sim: Sim, steps: int) -> None:
-    """One physics step at a time: to capture a Warp graph of 400 steps takes ten seconds, of one step none."""
+    """Step one by one: capturing a Warp graph of 400 steps takes 10 s."""
     for _ in range(steps):
         sim.step(1)
 
@@ -122,7 +122,7 @@ def only(sim: Sim, *env_ids: int) -> Tensor:
 
 
 def randomize_ants(ants: list[Articulation], seed: int = 0) -> None:
-    """Writes the same random states, many of them in contact, to every given Ant, and acts."""
+    """Write the same random states, many in contact, and actions to every Ant."""
     num = ants[0].joint_pos.shape[0]
     random = torch.Generator().manual_seed(seed)
 

@@ -8,9 +8,9 @@ from gpusim_rl.sim import Sim
 
 
 def update_sensors(sim: Sim) -> None:
-    """Updates the sensors for the current state of a `sim=mujoco` or `sim=mjwarp`.
+    """Update the sensors for the current state of `sim=mujoco` or `sim=mjwarp`.
 
-    Sensors show the state in which a physics step began. So this takes one step and restores the state.
+    Sensors show the state before a physics step, so take one step and restore the state.
     """
     state = sim.qpos.clone(), sim.qvel.clone()
     sim.step(1)

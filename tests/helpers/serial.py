@@ -1,4 +1,4 @@
-"""Tests marked `serial` run alone: workers of pytest-xdist take turns by a lock on a file of the session."""
+"""Plugin for tests marked `serial`, which run alone: pytest-xdist workers lock a session file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 
 
 class Turns:
-    """A plugin: any number of tests at a time, or one that is marked `serial`."""
-
     def __init__(self, folder: Path) -> None:
         self.gate = (folder / "gate").open("w")  # a serial test holds it from when it waits: nobody overtakes it
         self.running = (folder / "running").open("w")
@@ -35,5 +33,4 @@ class Turns:
 
 
 def is_serial(item: pytest.Item) -> bool:
-    """Whether it is marked."""
     return item.get_closest_marker("serial") is not None

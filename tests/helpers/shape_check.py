@@ -1,8 +1,4 @@
-"""The type checker that tests put behind every annotation of gpusim_rl: beartype.
-
-With `pytest --jaxtyping-packages=gpusim_rl,helpers.shape_check.check`, as .ci/run calls it, shapes such as
-`Float[Tensor, "envs 3"]` are checked in every test; they cost nothing without it.
-"""
+"""Type checker for `pytest --jaxtyping-packages=gpusim_rl,helpers.shape_check.check`: beartype."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def check(function: Function) -> Function:
-    """Check the arguments and the return value of a function against its annotations."""
+    """Check arguments and return value against the annotations."""
     try:
         return beartype(conf=STANDARD)(function)
     except BeartypeDecorHintPep3119Exception:

@@ -1,4 +1,4 @@
-"""Copies of steps and states, for tests that compare them with later ones."""
+"""Copies of steps and states for later comparison."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ __all__ = ["copied", "fields", "saved", "saved_bytes"]
 
 
 def fields(step: Step) -> dict[str, Any]:
-    """The results of a step by name."""
     return {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
 
 
 def copied(step: Step) -> Step:
-    """A step in memory of its own."""
 
     def copy(value: Any) -> Any:
         if isinstance(value, dict):
@@ -31,6 +29,6 @@ def copied(step: Step) -> Step:
 
 
 def saved_bytes(state: Any) -> int:
-    """Memory that `torch.save` writes of the tensors in a state: their storages whole, each of them once."""
+    """Return the bytes that `torch.save` writes: each storage once, in full."""
     tensors = [leaf for _, leaf in leaves(state) if isinstance(leaf, Tensor)]
     return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())

@@ -1,4 +1,4 @@
-"""A task with a style that costs next to nothing: features of Cartpole's pole, and a reference of small swings."""
+"""Task with a cheap style: features of Cartpole's pole, and a reference of small swings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Styled(Cartpole):
-    """Cartpole whose reference is a pole that swings by 0.05 rad at 1 Hz."""
+    """Cartpole whose reference pole swings by 0.05 rad at 1 Hz."""
 
     def __init__(self, cfg: Any, sim: Any) -> None:
         super().__init__(cfg, sim)

@@ -1,4 +1,4 @@
-"""Environments of our tasks on CPU physics."""
+"""Envs of our tasks on CPU physics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def task_env(name: str, num_envs: int = 4, **settings: Any) -> VecEnv:
-    """Environment of a task after `reset`, whose first episodes are whole."""
+    """Return a task's env after `reset`, with full first episodes."""
     settings = {"randomize_episode_start": False, **settings}
     env = gpusim_rl.make_env(name, num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
     env.reset()
@@ -33,7 +33,7 @@ def task_env(name: str, num_envs: int = 4, **settings: Any) -> VecEnv:
 def class_env(
     task: str, num_envs: int, task_class: type | None = None, *, sim: str = "mujoco", seed: int = 1, **settings: Any
 ) -> VecEnv:
-    """Environment of a class, by default the task's, with the task's settings."""
+    """Return an env of a class, by default the task's, with the task's settings."""
     spec = prepare(task, num_envs=num_envs, sim=sim, device="cpu", task=settings)
     choice, cls = SimChoice(sim, torch.device("cpu"), "test"), task_class or spec.task_class
     return VecEnv.make(cls, spec.cfg.task, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=seed)
@@ -42,6 +42,6 @@ def class_env(
 def plain_env(
     task: Any, num_envs: int, seed: int = 0, *, sim: str = "mujoco", check: bool = False, **settings: Any
 ) -> VecEnv:
-    """Environment of a class without a yaml, with `SETTINGS`."""
+    """Return an env of a class without a yaml, with `SETTINGS`."""
     cfg = task.Config(**{**SETTINGS, **settings})
     return VecEnv(task, cfg, make(sim, task.scene(cfg), num_envs, graph=False), seed, check=check)

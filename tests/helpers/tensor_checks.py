@@ -1,4 +1,4 @@
-"""Checks of envs of Isaac Lab and mjlab, run by the Python of their environment, which has no pytest."""
+"""Checks of Isaac Lab and mjlab envs, run by their Python, which has no pytest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = "gpusim_rl/connect/"
 
 
 def run(checks: dict[str, Callable[[], None]]) -> None:
-    """Runs the checks that the command line names, one after the other, and says which of them hold."""
+    """Run the checks named on the command line."""
     for name in sys.argv[1:]:
         try:
             checks[name]()
@@ -33,7 +33,7 @@ def run(checks: dict[str, Callable[[], None]]) -> None:
 
 
 def message_of(call: Callable[[], Any]) -> str:
-    """Returns the line that a call ends with."""
+    """Return the message of the ConfigError that a call raises."""
     try:
         call()
     except ConfigError as error:
@@ -42,7 +42,7 @@ def message_of(call: Callable[[], Any]) -> str:
 
 
 class _HostReads(TorchDispatchMode):
-    """Lists the operations by which lines of ours make the host wait for a device."""
+    """Recorder of operations by which our lines sync."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,6 @@ class _HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def note(self, name: str) -> None:
-        """Keeps it if the line that called torch is one of ours."""
         frame = sys._getframe(1)
         while frame and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
             frame = frame.f_back
@@ -65,7 +64,7 @@ class _HostReads(TorchDispatchMode):
 
 @contextmanager
 def host_reads() -> Iterator[list[str]]:
-    """Yields what lines of ours read in the block. On a CPU nothing waits, but the same calls are made."""
+    """Yield the host reads of our lines in the block; on a CPU the same calls are made."""
     mode, kept = _HostReads(), {name: getattr(torch.Tensor, name) for name in ("cpu", "tolist", "numpy", "item")}
 
     def noting(name: str) -> Callable[..., Any]:
@@ -86,7 +85,7 @@ def host_reads() -> Iterator[list[str]]:
 
 
 def seconds_per_call(call: Callable[[], Any], count: int = 200) -> float:
-    """Returns the fastest of some calls: what else runs on the machine only makes them slower."""
+    """Return the fastest call's time, as other load only slows calls down."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -96,7 +95,7 @@ def seconds_per_call(call: Callable[[], Any], count: int = 200) -> float:
 
 
 def check_own_time(env: TensorEnvs) -> None:
-    """The adapter takes less than 3 % of the time that a control step of the library takes."""
+    """The adapter takes less than 3 % of the library's control step."""
     action, library = torch.zeros(env.num_envs, env.num_actions), env._envs
     env.reset()
     theirs = seconds_per_call(lambda: library.step(action), count=20)
@@ -115,7 +114,7 @@ def check_own_time(env: TensorEnvs) -> None:
 
 
 def check_value_of_time_out(task: str, limit: int, **env: Any) -> None:
-    """With a reward of 1 in every step and no end but the time limit, V = 1 / (1 - gamma), at the limit too."""
+    """With reward 1 and no end but the time limit, V = 1 / (1 - gamma), also at the limit."""
     kept: list[Step] = []
     step = TensorEnvs.step
 
@@ -146,5 +145,4 @@ def check_value_of_time_out(task: str, limit: int, **env: Any) -> None:
 
 
 def settings_of(task: str, **env: Any) -> Any:
-    """Returns the section `env`."""
     return prepare(task, env=env, num_envs=4, device="cpu").cfg.env

@@ -1,4 +1,4 @@
-"""Runs for the tests of tools and documents: made once by very small trainings, copied for each worker."""
+"""Runs for tests of tools and docs: trained once, copied for each worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = ("device=cpu", "ppo.horizon=32", "ppo.minibatch_size=256", "ppo.precisio
 
 @pytest.fixture(scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `runs/`: two seeds of Cartpole, a third one with another learning rate, and an Ant."""
+    """Folder with `runs/`: two seeds of Cartpole, a third with another learning rate, and an Ant."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     with (shared / "trained.lock").open("w") as lock:
@@ -33,7 +33,6 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train_all(folder: Path) -> None:
-    """Make the runs, in this process."""
     folder.mkdir()
     log, threads = logging.getLogger("gpusim_rl"), torch.get_num_threads()
     level = log.level
@@ -51,7 +50,7 @@ def train_all(folder: Path) -> None:
 
 @pytest.fixture
 def tool(runs_folder: Path):
-    """Run a tool as a user does: `tool("record", "Cartpole", "--steps", "10")`."""
+    """Run a tool like a user: `tool("record", "Cartpole", "--steps", "10")`."""
 
     def run(name: str, *arguments: str | Path, cwd: Path = runs_folder, **options) -> Finished:
         return run_command(sys.executable, ROOT / "tools" / f"{name}.py", *arguments, cwd=cwd, **options)
@@ -61,7 +60,7 @@ def tool(runs_folder: Path):
 
 @pytest.fixture
 def tool_here(runs_folder: Path):
-    """Run a tool in this process: for words that it refuses."""
+    """Run a tool in this process, for arguments that it rejects."""
 
     def run(name: str, *arguments: str | Path, cwd: Path = runs_folder, **options) -> Finished:
         return run_here(ROOT / "tools" / f"{name}.py", *arguments, cwd=cwd, **options)
@@ -71,7 +70,7 @@ def tool_here(runs_folder: Path):
 
 @pytest.fixture(scope="session")
 def load_tool():
-    """A tool as a module: `load_tool("record")`."""
+    """Import a tool as a module: `load_tool("record")`."""
 
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")

@@ -1,4 +1,4 @@
-"""Events of a profiler's trace, as torch writes them."""
+"""Events of a torch profiler trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small runs of the real trainer, and tasks made to go wrong."""
+"""Small runs of the real trainer, and faulty tasks."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ __all__ = [
 ]
 
 OVERFLOWS = {"value_coef": 1e18, "reward_scale": 1e12, "normalize_value": False}
-"""Settings of PPO with which every gradient is infinite."""
+"""PPO settings that make every gradient infinite."""
 SMALL_PPO = {"horizon": 8, "epochs": 2, "minibatch_size": 32, "network": {"hidden": [16, 16], "rnn_size": 8}}
 # Columns of metrics.csv that tell of the machine, not of the training.
 MACHINE = ("time/", "speed/", "system/")
 
 
 def make_trainer(task: type | str, folder: Path, /, config: Any = None, **overrides: Any) -> Trainer:
-    """A trainer of 8 envs with a small network, whose run folders are in `folder`."""
+    """Build a trainer of 8 envs with a small network and runs in `folder`."""
     return actors.make_trainer(small_spec(task, folder, config, **overrides))
 
 
 def evaluation(task: type | str, folder: Path, /, **overrides: Any) -> dict[str, float]:
-    """The result of `test=true`."""
+    """Return the result of `test=true`."""
     return evaluate_run(small_spec(task, folder, test=True, **overrides))
 
 
@@ -62,14 +62,14 @@ def small_spec(task: type | str, folder: Path, /, config: Any = None, **override
 
 
 def the_run(folder: Path) -> Path:
-    """The only run folder in `folder`."""
+    """Return the only run folder in `folder`."""
     runs = [path.parent for path in folder.glob("*/*/config.yaml") if path.parent.name != "latest"]
     assert len(runs) == 1, runs
     return runs[0]
 
 
 def read_csv(run: Path, *, machine: bool = False) -> list[dict[str, str]]:
-    """Rows of metrics.csv; without what depends on the machine's mood unless `machine`."""
+    """Return rows of metrics.csv, without machine-dependent columns unless `machine`."""
     with (run / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [{k: v for k, v in row.items() if machine or not k.startswith(MACHINE)} for row in rows]
@@ -77,8 +77,6 @@ def read_csv(run: Path, *, machine: bool = False) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultyConfig(CartpoleConfig):
-    """Cartpole's, and the faults."""
-
     physics_hz: float = 120.0
     control_hz: float = 60.0
     episode_length: int = 500
@@ -100,7 +98,7 @@ class FaultyConfig(CartpoleConfig):
 
 
 class Faulty(Cartpole):
-    """Cartpole: with a critic that sees more than the policy, and faults in a chosen control step and env."""
+    """Cartpole with an optional critic group, and faults in a chosen control step and env."""
 
     Config = FaultyConfig
     cfg: FaultyConfig
@@ -139,7 +137,7 @@ class Faulty(Cartpole):
 
 
 class Broken(Faulty):
-    """A task in which all envs diverge in every step."""
+    """Task in which all envs diverge in every step."""
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         everywhere = torch.ones_like(self.victim)
@@ -148,14 +146,14 @@ class Broken(Faulty):
 
 
 class Uncontrolled(Faulty):
-    """A task whose controls are NaN in all envs and steps."""
+    """Task whose controls are always NaN."""
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         super().apply_action(action * torch.nan)
 
 
 class Schooled(Cartpole):
-    """Cartpole in envs that rise a level with each step, whose number a schedule could follow."""
+    """Cartpole whose envs rise a level with each step."""
 
     Config = FaultyConfig
 
@@ -170,14 +168,14 @@ class Schooled(Cartpole):
 
 
 def schooled_params() -> dict[str, Any]:
-    """Settings of a `Schooled` whose observations get noisy over 100 control steps."""
+    """Return settings of a `Schooled` whose observations get noisier over 100 control steps."""
     noise = {"range": [0.0, 0.1], "operation": "additive", "distribution": "gaussian"}
     noise |= {"schedule": "linear", "schedule_steps": 100}
     return {"randomize": True, "randomization_params": {"observations": noise}}
 
 
 def shake(file: Path) -> None:
-    """Give a checkpoint's last layers large weights: those of an untrained policy hardly look at the observation."""
+    """Give a checkpoint's last layers large weights, so that actions depend on observations."""
     state = checkpoint_file.load(file)
     generator = torch.Generator().manual_seed(0)
     last = ("head.mean.weight", "head.logits.weight", "actor.head.weight", "critic.head.weight")

@@ -16,11 +16,7 @@ DEVICE = "eth0"
 
 
 class TwoHosts:
-    """Hosts 0 and 1, with an address of `ADDRESSES` each; all that runs on them ends with the block.
-
-    Raises:
-        OSError, subprocess.CalledProcessError: This machine or this user cannot make them.
-    """
+    """Hosts 0 and 1 with `ADDRESSES`; all their processes end with the block. Raises OSError or CalledProcessError."""
 
     def __init__(self) -> None:
         name = f"gpusim_rl_{os.getpid()}"
@@ -49,26 +45,24 @@ class TwoHosts:
                 self.lose_power(number) if host in self._hosts else _ip("netns", "del", host)
 
     def start(self, number: int, command: Sequence[str], *, cwd: Path, env: dict[str, str], log: IO[str]):
-        """Starts a command on a host, whose name is `host0` or `host1`."""
+        """Start a command on a host named `host0` or `host1`."""
         script = 'hostname "$0" && exec "$@"'
         words = ["ip", "netns", "exec", self._hosts[number], "unshare", "--uts", "sh", "-c", script, f"host{number}"]
         return subprocess.Popen([*words, *command], cwd=cwd, env=env, stdout=log, stderr=log)
 
     def processes(self, number: int) -> list[int]:
-        """Returns the numbers of the processes on a host."""
         found = subprocess.run(["ip", "netns", "pids", self._hosts[number]], capture_output=True, text=True, check=True)
         return [int(word) for word in found.stdout.split()]
 
     def cut(self) -> None:
-        """The switch forwards nothing any more; no host is told."""
+        """Stop forwarding; hosts are not notified."""
         _ip("-n", self._switch, "link", "set", "switch", "down")
 
     def mend(self) -> None:
-        """The switch forwards again."""
         _ip("-n", self._switch, "link", "set", "switch", "up")
 
     def lose_power(self, number: int) -> None:
-        """Nothing is left of the host, and nobody is told: no packet leaves it any more."""
+        """Kill a host without sending another packet."""
         _ip("-n", self._hosts[number], "link", "set", DEVICE, "down")
         while pids := self.processes(number):
             for pid in pids:

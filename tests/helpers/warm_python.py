@@ -1,12 +1,8 @@
-"""A Python that has imported the big libraries and forks for each script, so that a command of ours starts at once.
+"""Python with the big libraries imported, which forks for each script: importing torch dominates small runs.
 
-Importing torch takes most of the time of a small run. Our own code and MuJoCo, which reads MUJOCO_GL when it is
-imported, are not imported here: each command imports them itself, as in a process of its own. A test that starts
-hundreds of processes names more modules on the command line.
-
-Reads requests from stdin, one JSON object a line: the command line, and the files that take what it prints.
-Writes a line for each: exit status and CPU time; before it another with the process id, if the request has `announce`.
-`helpers.commands.run_command` and `reliability.processes` are the other ends.
+Our code and MuJoCo, which reads MUJOCO_GL on import, are imported by each command; further modules are named on the
+command line. Reads requests from stdin, a JSON object per line; writes exit status and CPU time of each, and first the
+process id if the request has `announce`. `helpers.commands.run_command` and `reliability.processes` are the clients.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from typing import Any
 
 
 def serve() -> dict[str, Any] | None:
-    """Fork for each request; in the child return the request, at the end of input None."""
+    """Fork for each request; return the request in the child, and None at the end of input."""
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()
@@ -40,7 +36,7 @@ def serve() -> dict[str, Any] | None:
 
 
 def become(request: dict[str, Any]) -> str:
-    """Look like a process that was started for this command; return its script."""
+    """Make this process look freshly started for a command; return its script."""
     for number, (name, flags) in enumerate(
         [(os.devnull, os.O_RDONLY), (request["stdout"], os.O_WRONLY), (request["stderr"], os.O_WRONLY)]
     ):

@@ -1,4 +1,4 @@
-"""Cartpole with cameras, of which its policy sees a row of pixels."""
+"""Cartpole with cameras; its policy sees a row of pixels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def _observe(self: Any) -> dict[str, Parts]:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives Cartpole its cameras for the time of a test."""
     monkeypatch.setattr(Cartpole, "scene", staticmethod(_scene))
     monkeypatch.setattr(Cartpole, "__init__", _init)
     monkeypatch.setattr(Cartpole, "observe", _observe)

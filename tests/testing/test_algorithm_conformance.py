@@ -1,4 +1,4 @@
-"""The conformance suite of algorithms itself: it finds what an algorithm does wrong."""
+"""The algorithm conformance suite finds faults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CountsInPython(A2C):
 
 
 class ReplacesMemory(A2C):
-    """Its state is loaded, but not in place."""
+    """Loads its state, but not in place."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The conformance suite itself: it finds what a task does wrong, and serves the packages of others."""
+"""The task conformance suite finds faults, and works in other packages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class MixesEnvs(Cartpole):
 
 
 class OwnTimeLimit(Cartpole):
-    """Ends episodes by a clock that a checkpoint forgets."""
+    """Ends episodes by a clock that checkpoints miss."""
 
     def __init__(self, cfg, sim):
         super().__init__(cfg, sim)
@@ -97,7 +97,7 @@ class OwnTimeLimit(Cartpole):
 
 
 class PeeksAfterReset(Cartpole):
-    """Looks at how the env before it fares: alone or with others, it sees something else."""
+    """Reads the neighbouring env."""
 
     def rewards(self):
         return {"speed": self.robot.joint_vel[:, 0].roll(1)}
@@ -135,7 +135,7 @@ def test_the_suite_finds(broken, check):
 
 
 def test_a_scan_of_the_ground_is_no_wait_of_the_task(tmp_path, monkeypatch):
-    """`sim=mujoco` casts rays on the host, where its memory is."""
+    """`sim=mujoco` casts rays on the host."""
 
     class Scanning(Cartpole):
         def __init__(self, cfg, sim):
@@ -151,7 +151,6 @@ def test_a_scan_of_the_ground_is_no_wait_of_the_task(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_after_a_long_iteration_is_no_wait_of_the_task(tmp_path, monkeypatch):
-    """On a busy machine every iteration takes long."""
     monkeypatch.setattr("gpusim_rl.run.stop_signal.LONG_S", 0.0)
     TaskConformance().test_an_iteration_waits_for_nothing("Cartpole", tmp_path)
 
