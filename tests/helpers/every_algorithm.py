@@ -43,7 +43,6 @@ PPO = {
     "teacher": {"run": "teacher", "weight": 0.5, "begin": 4, "end": 400},
 }
 RECURRENT = {"network": {"rnn": "gru"}, "sequence_length": 4}
-NO_CRITIC = {"entropy_coef": 0.0, "bounds_coef": 0.0}
 ACTOR_CRITIC = {"noise": {"steps": [3.0]}, "max_grad_norm": 1.0, "weight_decay": 0.01}
 STYLE = {"hidden": [16, 8], "batch_size": 32, "replay": 100}
 BASES: dict[str, tuple[str, dict[str, Any]]] = {

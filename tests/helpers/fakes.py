@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, LearnerContext
 from gpusim_rl.learn.networks import ActorCritic
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.rollout import Rollout
@@ -21,7 +21,7 @@ from gpusim_rl.testing.random_env import RandomEnv
 from gpusim_rl.testing.random_env import RandomStep as Outcome
 from helpers.composed import algorithm_defaults
 
-__all__ = ["Env", "Learner", "Outcome", "RandomEnv", "ppo_config"]
+__all__ = ["Env", "Learner", "Outcome", "RandomEnv", "collect", "ppo_config"]
 
 
 def ppo_config(network: Mapping[str, Any] | None = None, **changes: Any) -> PPOConfig:
@@ -40,6 +40,18 @@ class Env(Protocol):
 
     def reset(self) -> dict[str, Tensor]: ...
     def step(self, action: Tensor) -> Outcome: ...
+
+
+def collect(algorithm: Algorithm, env: Env, obs: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Fill the rollout; return the next observation."""
+    obs = env.reset() if obs is None else obs
+    algorithm.begin_rollout()
+    for _ in range(algorithm.horizon):
+        action = algorithm.act(obs)
+        step = env.step(action)
+        algorithm.record(action, step)
+        obs = step.obs
+    return obs
 
 
 @dataclass
@@ -77,12 +89,7 @@ class Learner:
         return self.ppo.rollout
 
     def collect(self) -> None:
-        self.ppo.begin_rollout()
-        for _ in range(self.cfg.horizon):
-            action = self.ppo.act(self.obs)
-            step = self.env.step(action)
-            self.ppo.record(action, step)
-            self.obs = step.obs
+        self.obs = collect(self.ppo, self.env, self.obs)
 
     def update(self) -> dict[str, Tensor]:
         return self.ppo.update()

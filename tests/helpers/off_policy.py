@@ -17,7 +17,7 @@ from gpusim_rl.settings.schema import ALGORITHMS, OffPolicyConfig
 from gpusim_rl.spaces import ActionSpace, Box
 from gpusim_rl.testing.conformance import merged
 from helpers.composed import algorithm_defaults
-from helpers.fakes import Env
+from helpers.fakes import Env, collect
 
 ACTOR_CRITICS = ("sac", "td3")
 NAMES = (*ACTOR_CRITICS, "dqn")
@@ -77,13 +77,7 @@ class OffPolicyLearner:
         self.obs = env.reset()
 
     def collect(self) -> None:
-        algorithm: Any = self.algorithm
-        algorithm.begin_rollout()
-        for _ in range(algorithm.horizon):
-            action = algorithm.act(self.obs)
-            step = self.env.step(action)
-            algorithm.record(action, step)
-            self.obs = step.obs
+        self.obs = collect(self.algorithm, self.env, self.obs)
 
     def train(self, iterations: int) -> list[dict[str, Tensor]]:
         found = []

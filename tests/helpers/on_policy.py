@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, LearnerContext, load_algorithm_class
+from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext, load_algorithm_class
 from gpusim_rl.learn.minibatch import Sequences
 from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.settings.checks import build
@@ -15,7 +15,7 @@ from gpusim_rl.settings.schema import ALGORITHMS, OnPolicyConfig
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import merged
 from helpers.composed import algorithm_defaults
-from helpers.fakes import Env
+from helpers.fakes import Env, collect  # noqa: F401  (for the tests)
 
 NAMES = ("a2c", "reinforce", "impala")
 SMALL: dict[str, Any] = {
@@ -50,15 +50,3 @@ def prepared(algorithm: Any) -> tuple[Tensor, Sequences, dict[str, Tensor]]:
         for extension in getattr(it, "extensions", {}).values():
             reward = extension.begin_update(rollout, reward, inputs, it.policy)
     return reward, *it.prepare(reward, inputs)
-
-
-def collect(algorithm: Algorithm, env: Env, obs: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Fill the rollout; return the next observation."""
-    obs = env.reset() if obs is None else obs
-    algorithm.begin_rollout()
-    for _ in range(algorithm.horizon):
-        action = algorithm.act(obs)
-        step = env.step(action)
-        algorithm.record(action, step)
-        obs = step.obs
-    return obs

@@ -196,7 +196,7 @@ class GymnasiumHumanoid(Peer):
         super().apply_action(action)
 
     def _inertia(self) -> Tensor:
-        """Return each body's inertia about the common centre of mass: xx, yy, zz, xy, xz, yz, mass times lever, mass."""
+        """Return each body's inertia about the common centre of mass: xx, yy, zz, xy, xz, yz, mass * lever, mass."""
         centres, middle = self._centres()
         quat = quat_multiply(self.bodies.quat, self.axes)
         unit = torch.eye(3, device=self.device).expand(*quat.shape[:2], 3, 3)

@@ -9,6 +9,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from gpusim_rl.settings import compose as composing
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Articulation, Scene, Sim, SimChoice, make_sim
 
@@ -55,19 +56,7 @@ ARM = """
 
 def sim_config(**changes: Any) -> SimConfig:
     """Return the defaults of cfg/sim, on one thread."""
-    values = {
-        "name": "auto",
-        "num_threads": 1,
-        "njmax": None,
-        "nconmax": None,
-        "integrator": None,
-        "cone": None,
-        "iterations": None,
-        "ls_iterations": None,
-        "graph": True,
-        "persistent": "auto",
-    }
-    return SimConfig(**{**values, **changes})
+    return SimConfig(**{**composing.compose(["~task"])["sim"], "num_threads": 1, **changes})
 
 
 def ant_scene() -> Scene:

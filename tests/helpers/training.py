@@ -18,25 +18,10 @@ from gpusim_rl.files import checkpoint_file
 from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.testing.conformance import differences, leaves, merged, same
+from gpusim_rl.testing import conformance
 
-__all__ = [
-    "SMALL_PPO",
-    "Broken",
-    "Faulty",
-    "FaultyConfig",
-    "Schooled",
-    "Uncontrolled",
-    "differences",
-    "leaves",
-    "make_trainer",
-    "merged",
-    "read_csv",
-    "same",
-    "schooled_params",
-    "shake",
-    "the_run",
-]
+differences, leaves, same = conformance.differences, conformance.leaves, conformance.same
+merged = conformance.merged
 
 OVERFLOWS = {"value_coef": 1e18, "reward_scale": 1e12, "normalize_value": False}
 """PPO settings that make every gradient infinite."""

@@ -107,5 +107,5 @@ def test_ppo_learns_which_option_pays() -> None:
 
 def test_an_algorithm_for_continuous_actions_says_so() -> None:
     spec = EnvSpec(NUM_ENVS, {"policy": 4}, MultiDiscrete((3, 4)), 100)
-    with pytest.raises(ConfigError, match=r"^algo=sac .* Try algo=dqn$"):
+    with pytest.raises(ConfigError, match="Try algo=dqn"):
         SAC(off_policy_config("sac"), spec, LearnerContext("sac"), device=torch.device("cpu"), seed=1, max_iterations=1)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.dqn import DQN
 from gpusim_rl.learn.off_policy import Batch
 from gpusim_rl.learn.q_networks import DiscreteCritic
@@ -18,7 +17,6 @@ from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import RandomEnv
 from helpers.off_policy import C51, OffPolicyLearner, off_policy_config
-from helpers.raised import raises
 
 COUNTS = (2, 4, 3)
 
@@ -101,11 +99,6 @@ def test_discrete_actions_are_indices(space: MultiDiscrete) -> None:
     taken = dqn.replay.action[:20].flatten(0, 1)
     assert taken.amin(dim=0).tolist() == [0.0] * space.size
     assert taken.amax(dim=0).tolist() == [count - 1.0 for count in space.counts]
-
-
-def test_only_algorithms_that_can_choose_discrete_actions_do() -> None:
-    with raises(ConfigError, key="algo=sac", hint="Try algo=dqn"):
-        OffPolicyLearner("sac", RandomEnv(8, num_actions=1), space=MultiDiscrete((2,)))
 
 
 # Exploration

@@ -112,23 +112,12 @@ def test_samples_are_those_of_plain_python(n: int, written: int, episode: int, s
         ends = kind[0] < 0.1, truncated, kind[2] < 0.05
         progress = progress.masked_fill(ends[0] | ends[1] | ends[2], 0)
         names = [[e for e in range(envs) if mask[e]] for mask in ends]
-        story.write(*names, reward=torch.randn(envs, generator=random))
+        story.write(*names, reward=torch.randn(envs, generator=random).masked_fill(ends[2], torch.nan))
     first = max(0, written - steps)
     assert story.check() == {(t, e) for t in range(first, written - n) for e in range(envs)}
 
 
 # The traps, by name
-
-
-def test_a_step_that_diverged_counts_neither_as_a_start_nor_inside_of_a_window() -> None:
-    replay = make_replay(10, 1, n=3)
-    story = Story(replay)
-    for t in range(8):
-        story.write(diverged=[0] if t == 3 else [], reward=[torch.nan if t == 3 else 1.0])
-    batch = replay.sample(400, torch.Generator())
-    weights = {int(t): weight for t, weight in zip(batch.action[:, 0].tolist(), batch.weight.tolist(), strict=True)}
-    assert weights == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0, 4: 1.0}
-    assert batch.reward.isfinite().all()
 
 
 def test_nothing_counts_before_a_whole_window_is_stored() -> None:
@@ -149,11 +138,8 @@ def test_a_lost_final_observation_is_left_out() -> None:
     for _ in range(2):
         story.write()
     batch = replay.sample(100, torch.Generator())
-    assert {(t, w) for t, w in zip(batch.action[:, 0].tolist(), batch.weight.tolist(), strict=True)} == {
-        (0.0, 0.0),
-        (1.0, 1.0),
-        (2.0, 1.0),
-    }
+    weights = dict(zip(batch.action[:, 0].tolist(), batch.weight.tolist(), strict=True))
+    assert weights == {0.0: 0.0, 1.0: 1.0, 2.0: 1.0}
 
 
 def test_no_window_reaches_across_a_cut() -> None:
