@@ -37,7 +37,8 @@ class ActionNoise:
             hint = f"Try {key}.steps=[1]"
             raise ConfigError("only for continuous actions", key=f"{key}.steps", got=cfg.steps, hint=hint)
         if len(cfg.steps) not in (1, space.size):
-            expected, hint = f"1 or {space.size} numbers", f"Try {key}.steps=[{cfg.steps[0]:g}], one for all"
+            expected = "1 number" if space.size == 1 else f"1 or {space.size} numbers"
+            hint = f"Try {key}.steps=[{cfg.steps[0]:g}], one for all"
             raise ConfigError(key=f"{key}.steps", expected=expected, got=cfg.steps, hint=hint)
         self._actions = space.size
         more = space.size if self._lasts and self._held else 0  # decide between new and held numbers

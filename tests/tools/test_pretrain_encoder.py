@@ -57,7 +57,7 @@ def test_it_learns_from_what_a_run_sees(tmp_path, monkeypatch):
         ([*TASK, "task.height=12", "--policy", "trained"], "task.height=12 has no effect with --policy trained"),
         ([*TASK, "--out", "x.npz"], "an encoder's name must end in .pt, got 'x.npz'"),
         ([*TASK, *SMALL, "--frames", "20"], "--frames 20 are fewer than a batch of 54 needs"),
-        ([*TASK, *SMALL, "--kind", "nature"], "encoder.kind=nature: images of 12 x 20 are too small for it"),
+        ([*TASK, *SMALL, "--kind", "nature"], "encoder.kind=nature: images of 12 x 20 are too small"),
     ],
 )
 def test_bad_input_is_one_line(arguments, line, tmp_path, monkeypatch, capsys):
