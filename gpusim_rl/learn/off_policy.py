@@ -443,7 +443,7 @@ class OffPolicy(Algorithm):
             if self.priorities is not None:
                 self.priorities.load_state_dict(state["priorities"])
         elif state["replay"] is not None:  # the time limit determines the rows of final observations
-            warn(f"the time limit changed from {before} to {now} control steps: the replay memory starts empty")
+            warn(f"the time limit changed from {before} to {now} control steps: the replay memory is refilled")
         if state["demonstrations"] != self._digest:
             warn("the demonstrations differ from those of the checkpoint")
         if state["episodes"] is None:
