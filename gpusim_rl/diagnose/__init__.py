@@ -1,1 +1,1 @@
-"""What limits a run, and why: rules over its numbers, scaling, machine checks, transfers, traces."""
+"""Diagnosis of runs: rules over run statistics, scaling, machine checks, transfers, profiler traces."""

@@ -1,4 +1,4 @@
-"""Checks of the machine: each is one line, with the fix where something is wrong."""
+"""Machine checks, one line each, with a fix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_SIMULATORS = {"mujoco-warp": "mujoco_warp", "warp-lang": "warp", "newton": "n
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check."""
+    """Result of one check."""
 
     name: str
     state: Literal["ok", "warning", "failed"]
@@ -45,7 +45,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as torch sees it."""
+    """GPU as torch sees it."""
 
     name: str
     capability: str
@@ -55,7 +55,7 @@ class Gpu:
 
 
 def check_machine(runs: Path) -> list[Check]:
-    """Runs all checks except those that train; `runs` is the folder in which runs will be written."""
+    """Run all checks except those that train; `runs` is the folder of future run folders."""
     host = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     system = Check("system", "ok", f"gpusim-rl {__version__}, {host}")
     checks = [system, _cpus(), memory_check(memory_available_bytes() / 1e9), *_packages()]
@@ -65,7 +65,7 @@ def check_machine(runs: Path) -> list[Check]:
 
 
 def memory_check(free_gb: float) -> Check:
-    """Checks the RAM that this process can still take [GB]."""
+    """Check the RAM that this process can still use [GB]."""
     total = psutil.virtual_memory().total / 1e9
     text = f"{free_gb:.1f} GB can be taken, of {total:.1f} GB"
     if free_gb < LITTLE_MEMORY_GB:
@@ -76,7 +76,7 @@ def memory_check(free_gb: float) -> Check:
 def gpu_checks(
     driver: dict[str, Any] | None, built_for: str | None, gpus: Sequence[Gpu], visible: str | None
 ) -> list[Check]:
-    """Checks the GPUs that the driver knows (`describe_gpus`), and whether torch can use them.
+    """Check the GPUs that the driver knows (`describe_gpus`), and whether torch can use them.
 
     `built_for` is the CUDA version of torch's build, None for a CPU build; `visible` is CUDA_VISIBLE_DEVICES.
     """
@@ -105,7 +105,7 @@ def gpu_checks(
 
 
 def disk_check(runs: Path) -> Check:
-    """Checks whether run folders can be written, and how much room there is."""
+    """Check whether run folders can be written, and the free space."""
     folder = runs.absolute()
     while not folder.is_dir():
         folder = folder.parent

@@ -1,4 +1,4 @@
-"""What limits a run: each rule judges the numbers of a run, and names the setting to change."""
+"""Rules that find what limits a run, and name the setting to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that limits a run."""
+    """Limit of a run, with remedies."""
 
     cost: float  # share of the run's time that is at stake, at most; 1 where results are wrong or the run may die
     problem: str  # one clause with numbers
@@ -27,7 +27,7 @@ class Finding:
 
 
 def diagnose(stats: RunStats) -> list[Finding]:
-    """Returns all findings, the most costly first."""
+    """Return all findings, the most costly first."""
     findings = [
         dataclasses.replace(finding, rule=rule.__name__) for rule in RULES if (finding := rule(stats)) is not None
     ]
@@ -35,7 +35,7 @@ def diagnose(stats: RunStats) -> list[Finding]:
 
 
 def conclusion(stats: RunStats) -> str:
-    """Returns the answer where no rule has found anything."""
+    """Return the summary of a run without findings."""
     shares = {
         "physics": stats.simulate,
         "the rollout": stats.rollout,
@@ -75,7 +75,7 @@ def contact_buffers(run: RunStats) -> Finding | None:
 
 
 def diverged_envs(run: RunStats) -> Finding | None:
-    """An env now and then is normal; one control step in a thousand is not."""
+    """A single env now and then is normal; one control step in a thousand is not."""
     if run.diverged < 1e-3:
         return None
     problem = f"{100 * run.diverged:.2g} % of the control steps ended in an env that diverged; their samples are lost"
@@ -103,7 +103,7 @@ def _memory(name: str, run: RunStats, used: float | None, limit: float | None) -
 
 
 def memory_leak(run: RunStats) -> Finding | None:
-    """A run takes its memory at the start; what grows afterwards is kept by mistake."""
+    """A run allocates at its start; later growth is a leak."""
     growth, now = run.memory_growth_gb, run.memory_gb
     if growth is None or now is None or run.rows < 40 or growth < max(0.3, 0.15 * now):
         return None
@@ -116,7 +116,7 @@ def memory_leak(run: RunStats) -> Finding | None:
 
 
 def graph_fallback(run: RunStats) -> Finding | None:
-    """A graph was wanted and could not be captured."""
+    """A graph was requested and could not be captured."""
     if not run.on_gpu or "cannot be captured" not in run.graph_reason:
         return None
     problem, cost = f"graph={run.graph_mode}, because {run.graph_reason}", 0.3 if run.gpu_idle is None else run.gpu_idle
@@ -140,7 +140,7 @@ def transfer_bound(run: RunStats) -> Finding | None:
 
 
 def few_envs(run: RunStats) -> Finding | None:
-    """Calls of Python and torch take about a millisecond per control step, however many envs there are."""
+    """Python and torch calls take about a millisecond per control step, for any number of envs."""
     if run.rl_device != "cpu" or run.step_s > 2e-3 or run.num_actors:
         return None
     envs = f"all {run.num_envs} envs" + (f" of each of {run.processes} processes" if run.processes > 1 else "")
@@ -172,7 +172,7 @@ def oversubscribed(run: RunStats) -> Finding | None:
 
 
 def busy_machine(run: RunStats) -> Finding | None:
-    """Other processes take CPUs that this run could use."""
+    """Other processes use CPUs that this run could use."""
     if not run.cpu_physics or not run.crowded or run.too_many_threads or run.actor_engine == "ray":
         return None
     problem = (
@@ -193,7 +193,7 @@ def unused_cpus(run: RunStats) -> Finding | None:
 
 
 def warp_on_cpu(run: RunStats) -> Finding | None:
-    """Warp's CPU device runs kernels on one thread; it is there for tests."""
+    """Warp's CPU device runs kernels on one thread, for tests."""
     if run.sim_device != "cpu" or run.sim not in SIMULATORS or not SIMULATORS[run.sim].uses_warp:
         return None
     share = 1.0 - (run.actor_wait or 0.0) if run.num_actors else run.simulate
@@ -232,7 +232,7 @@ def update_bound(run: RunStats) -> Finding | None:
 
 
 def small_minibatches(run: RunStats) -> Finding | None:
-    """Every optimiser step has a fixed cost, which small minibatches do not fill."""
+    """Every optimiser step has a fixed cost, which small minibatches do not amortise."""
     size, steps = run.minibatch_size, run.minibatches
     if size is None or steps is None:
         return None
@@ -253,7 +253,7 @@ def logging_bound(run: RunStats) -> Finding | None:
 
 
 def checkpoint_bound(run: RunStats) -> Finding | None:
-    """Logging that takes long in a few rows only: checkpoints."""
+    """Logging that is slow in a few rows only: checkpoints."""
     if run.log_cost < 0.05 or run.log_peaks < 0.5 * run.log:
         return None
     cost = min(run.log_peaks, run.log_cost)
@@ -262,7 +262,7 @@ def checkpoint_bound(run: RunStats) -> Finding | None:
 
 
 def sums_bound(run: RunStats) -> Finding | None:
-    """A sum over processes has a fixed cost, and it ends when the slowest process has come to it."""
+    """An all-reduce has a fixed cost, and waits for the slowest process."""
     if run.processes < 2 or run.sums is None or run.sums < 0.2:
         return None
     problem = (
@@ -280,7 +280,7 @@ def sums_bound(run: RunStats) -> Finding | None:
 
 
 def checked_task(run: RunStats) -> Finding | None:
-    """Every hook is checked at every step, which waits for the device."""
+    """Checking every hook at every step synchronises with the device."""
     if not run.check_task:
         return None
     problem, cost = "debug.check_task=true checks every hook of the task at every step", 0.1
@@ -331,5 +331,5 @@ def _cpus(count: int) -> str:
 
 
 def _power_of_two(at_most: float) -> int:
-    """Returns the largest power of two up to a number; 0 below 1."""
+    """Return the largest power of two up to a number; 0 below 1."""
     return 1 << int(math.log2(at_most)) if at_most >= 1 else 0

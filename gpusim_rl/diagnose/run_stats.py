@@ -1,4 +1,4 @@
-"""A run in numbers, read from its folder; the run may be still training."""
+"""Statistics of a live or finished run, read from its folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEEDED = ("iteration", "env_steps", "time/iteration_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStats:
-    """A run in numbers; None is not known. Shares are parts of 1, of the wall-clock time unless said otherwise."""
+    """Statistics of a run; None = unknown. Shares are fractions of the wall-clock time unless stated otherwise."""
 
     # What was asked for
     task: str
@@ -95,12 +95,12 @@ class RunStats:
 
     @property
     def on_gpu(self) -> bool:
-        """Physics and learning share a GPU."""
+        """Whether physics and learning share a GPU."""
         return self.rl_device.startswith("cuda") and self.sim_device == self.rl_device
 
     @property
     def cpu_physics(self) -> bool:
-        """Physics runs on the threads of C MuJoCo."""
+        """Whether physics runs on threads of C MuJoCo."""
         return self.sim in SIMULATORS and SIMULATORS[self.sim].cpu_threads
 
     @property
@@ -110,24 +110,24 @@ class RunStats:
 
     @property
     def step_s(self) -> float:
-        """Duration of one control step of all envs, policy included [s]; 0 where actors simulate beside the learner."""
+        """Duration of one control step of all envs, policy included [s]; 0 with actors."""
         return (self.simulate + self.policy + self.rollout) * self.all_envs / self.env_steps_per_s
 
     @property
     def minibatches(self) -> int | None:
-        """Optimiser steps of an iteration, where the settings tell."""
+        """Optimiser steps per iteration, if the settings determine it."""
         if self.epochs is None or self.minibatch_size is None or self.num_actors:
             return None
         return self.epochs * max(1, round(self.num_envs * self.horizon / self.minibatch_size))
 
     @property
     def gpu_idle(self) -> float | None:
-        """Share of the time in which the GPU waits, other than for logging."""
+        """Share of the time in which the GPU waits for anything but logging."""
         return None if self.gpu_percent is None else max(0.0, 1.0 - self.gpu_percent / 100.0 - self.log)
 
     @property
     def log_cost(self) -> float:
-        """Share of the time that logging takes from the rest: beside a GPU that works, the host's time is free."""
+        """Share of the time that logging costs; host time in parallel to GPU work is free."""
         if not self.on_gpu:
             return self.log
         busy = (self.gpu_percent or 0.0) / 100.0
@@ -137,33 +137,32 @@ class RunStats:
 
     @property
     def cpu_idle(self) -> float | None:
-        """Share of the available CPU time that this process does not use."""
+        """Share of the available CPU time that this process leaves unused."""
         return None if self.cpu_percent is None else max(0.0, 1.0 - self.cpu_percent / 100.0)
 
     @property
     def crowded(self) -> bool:
-        """More threads want to run on the machine than it has CPUs, and this run does not get all of its own."""
+        """Whether the machine has more runnable threads than CPUs, and this run is short of CPU time."""
         if self.load is None or self.machine_cpus is None or self.cpu_idle is None:
             return False
         return self.load > 1.25 * self.machine_cpus and self.cpu_idle > 0.2
 
     @property
     def too_many_threads(self) -> bool:
-        """The processes themselves have more threads at work than CPUs."""
+        """Whether the run's own processes have more busy threads than CPUs."""
         machine_cpus = self.machine_cpus or self.processes_here * self.cpus
         return self.most_threads > self.cpus or self.processes_here * self.most_threads > machine_cpus
 
     @property
     def most_threads(self) -> int:
-        """Threads of a process that are at work together."""
+        """Maximum number of simultaneously busy threads per process."""
         return max(self.physics_threads or 0, self.torch_threads or 0)
 
 
 def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
-    """Reads the folder of a run, live or finished, without rows at its start; None for `warm_up` judges their times.
+    """Read a run folder, live or finished; `warm_up=None` infers the warm-up rows from their times.
 
-    Raises:
-        ConfigError: A file is missing or broken, or has no row yet.
+    Raises ConfigError if a file is missing or broken, or has no row yet.
     """
     config, file = load_yaml(folder / "config.yaml"), folder / "env.json"
     try:
@@ -191,7 +190,7 @@ def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
 
 
 def _check(stats: RunStats, folder: Path) -> None:
-    """Stops where the files, which may be a stranger's, have given a value that no rule can calculate with."""
+    """Raise ConfigError for values that no rule can use: the files may come from a stranger."""
     for name, hint in get_type_hints(RunStats).items():
         value, kinds = getattr(stats, name), tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
         fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
@@ -204,10 +203,9 @@ def _check(stats: RunStats, folder: Path) -> None:
 
 
 def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
-    """Reads metrics.csv; a last line that is still being written is left out. Of more rows the middle is left out.
+    """Read metrics.csv without an incomplete last line; beyond `most` rows the middle is dropped.
 
-    Raises:
-        ConfigError: There is no such file, it is no metrics.csv, it is damaged, or it has no row yet.
+    Raises ConfigError if the file is missing, damaged, no metrics.csv, or has no row yet.
     """
     try:
         content = read_csv(file)
@@ -238,10 +236,10 @@ def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
 
 
 def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
-    """Returns the number of rows at the start that still warm up, at most all but one.
+    """Return the number of warm-up rows at the start, at most all but one.
 
-    Those of the first `iterations` do, and those after them that take far longer than is usual, or far shorter: when
-    the host gets ahead of the device, its row is over before the device has done the work.
+    They are the first `iterations`, and following rows far slower or faster than usual: while the host runs ahead of
+    the device, rows are too fast.
     """
     if len(rows) < 2:
         return 0
@@ -256,10 +254,7 @@ def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
 
 
 def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row], warm_up: int) -> RunStats:
-    """Computes the numbers of a run from config.yaml, env.json and metrics.csv, without the rows of its warm-up.
-
-    What env.json lacks is not known.
-    """
+    """Compute the statistics from config.yaml, env.json and metrics.csv, without warm-up rows."""
     task, sim_cfg, log_cfg, algo = config["task"], config["sim"], config["log"], config["algo"]["name"]
     learning = config.get(algo) or {}  # an algorithm of the user's may have other settings, or none
     sim, learner, graph, compiled, cpu = (
@@ -310,7 +305,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
 
 
 class _Rows:
-    """Rows of metrics.csv without some at the start, the last of which tells where the first one kept began."""
+    """Rows of metrics.csv after `skipped` ones, the last of which marks the start of the first one kept."""
 
     def __init__(self, rows: Sequence[Row], skipped: int) -> None:
         self.rows = rows[skipped:]
@@ -323,7 +318,7 @@ class _Rows:
         self.total_s = sum(self._seconds) or 1e-9
 
     def measured(self) -> dict[str, Any]:
-        """Returns the fields of `RunStats` that the rows alone give."""
+        """Return the fields of `RunStats` that depend on the rows alone."""
         steps = self.increase("env_steps")
         speed, memory = self.quarters("speed/env_steps_per_s"), self.quarters("system/memory_gb")
         return {
@@ -358,23 +353,23 @@ class _Rows:
         return _number(self.rows[-1], name) - _number(self._before, name)
 
     def quarters(self, name: str) -> tuple[float, float] | None:
-        """Returns the medians of a column over the first quarter and over the last."""
+        """Return the medians of a column's first and last quarter."""
         values = self.values(name)
         quarter = len(values) // 4
         return (statistics.median(values[:quarter]), statistics.median(values[-quarter:])) if quarter else None
 
     def share(self, name: str) -> float:
-        """Returns the share of all time, from the shares of each row."""
+        """Return the phase's share of all time."""
         return sum(self._spent(name)) / self.total_s
 
     def peaks(self, name: str) -> float:
-        """Returns the share of all time that a phase takes beyond what is usual in a row."""
+        """Return the share of all time that a phase takes beyond its median per row."""
         spent = self._spent(name)
         usual = statistics.median(spent)
         return sum(max(0.0, seconds - usual) for seconds in spent) / self.total_s
 
     def _spent(self, name: str) -> list[float]:
-        """Returns the time of a phase in each row [s]."""
+        """Return the time of a phase in each row [s]."""
         return [(row.get(name) or 0.0) * wall for row, wall in zip(self.rows, self._seconds, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Which device, and how many envs, processes or actors, to train with: concluded from measurements. Pure."""
+"""Recommended device, and number of envs, processes or actors, from measurements. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ENOUGH = 0.95  # processes or actors with this share of the best speed are as go
 BUSY = 90.0  # CPUs that are busier have no time for more [%]
 
 Points = Mapping[int, Measurement]
-"""Measurements by number: of envs on one device, of processes or of actors."""
+"""Measurements by number of envs on one device, of processes or of actors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A setting, and why; None where nothing could be measured."""
+    """Recommended setting with reasons; None if nothing could be measured."""
 
     device: str | None
     num_envs: int | None
@@ -34,15 +34,12 @@ class Recommendation:
 
 
 def fits(point: Measurement) -> bool:
-    """Returns whether a training leaves some memory free."""
+    """Return whether a training leaves some memory free."""
     return point.memory_gb is None or point.memory_limit_gb is None or point.memory_gb < MEMORY * point.memory_limit_gb
 
 
 def knee(points: Points) -> int | None:
-    """Returns the fewest envs beyond which no measured number brings GAIN per doubling.
-
-    What failed or leaves no memory free does not count.
-    """
+    """Return the fewest envs beyond which no usable measurement gains `GAIN` per doubling."""
     usable = [num_envs for num_envs, point in _measured(points).items() if fits(point)]
     for i, few in enumerate(usable):
         if all(gain_per_doubling(points, few, many) < GAIN for many in usable[i + 1 :]):
@@ -51,12 +48,12 @@ def knee(points: Points) -> int | None:
 
 
 def gain_per_doubling(points: Points, few: int, many: int) -> float:
-    """Returns the gain in speed of each doubling of the envs from one number to another."""
+    """Return the relative gain in speed per doubling of the envs."""
     return (points[many].env_steps_per_s / points[few].env_steps_per_s) ** (1 / math.log2(many / few)) - 1
 
 
 def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> Recommendation:
-    """Chooses a device, `cpu` or `cuda`, and a number of envs; the task's yaml is tuned for `tuned_envs`."""
+    """Choose a device, `cpu` or `cuda`, and a number of envs; the task's yaml is tuned for `tuned_envs`."""
     knees = {device: num_envs for device, points in measured.items() if (num_envs := knee(points)) is not None}
     failed = {device: [p.error for p in points.values() if p.error] for device, points in measured.items()}
     if not knees:
@@ -93,7 +90,6 @@ def _measured(points: Points) -> dict[int, Measurement]:
 
 
 def _about_knee(device: str, points: Points, at: int) -> str:
-    """Tells why to stop at a number of envs."""
     speed = f"{device}: {at} envs make {points[at].env_steps_per_s:,.0f} env steps/s"
     measured, more = _measured(points), sorted(num_envs for num_envs in points if num_envs > at)
     usable = [num_envs for num_envs in more if num_envs in measured and fits(points[num_envs])]
@@ -113,7 +109,6 @@ def _about_knee(device: str, points: Points, at: int) -> str:
 
 
 def _doubts(device: str, points: Points) -> list[str]:
-    """Tells which measurements on one device may not be trusted."""
     measured = _measured(points)
     doubts = []
     for few, many in itertools.pairwise(measured):
@@ -127,19 +122,17 @@ def _doubts(device: str, points: Points) -> list[str]:
 
 
 def _crowded(measured: Points, unit: str) -> list[str]:
-    """Tells which measurements shared the CPUs with other programs."""
     crowded = ", ".join(str(number) for number, point in measured.items() if point.crowded)
     words = "these numbers are too low; measure again when the machine is quiet"
     return [f"other programs took CPU time from {crowded}{unit}: {words}"] if crowded else []
 
 
 def _as_fast(one: Measurement, other: Measurement) -> bool:
-    """Returns whether the iterations of two trainings overlap in speed."""
+    """Return whether the per-iteration speeds of two trainings overlap."""
     return one.slowest <= other.fastest and other.slowest <= one.fastest and min(one.slowest, other.slowest) > 0
 
 
 def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
-    """Tells whether a GPU is worth it, each device at its best number of envs."""
     speedup = gpu.env_steps_per_s / cpu.env_steps_per_s
     numbers = f"{gpu.env_steps_per_s:,.0f} against {cpu.env_steps_per_s:,.0f} env steps/s"
     if _as_fast(cpu, gpu):
@@ -155,19 +148,19 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
 
 
 def efficiency(points: Points) -> dict[int, float]:
-    """Returns the speed for each process or actor, over that of the fewest; by number, of those that were measured."""
+    """Return the speed per process or actor relative to the smallest number measured."""
     each = {count: point.env_steps_per_s / count for count, point in _measured(points).items()}
     return {count: speed / next(iter(each.values())) for count, speed in each.items()}
 
 
 def useful(points: Points) -> int | None:
-    """Returns the fewest that are as fast as the fastest, but for 5 %; None where nothing could be measured."""
+    """Return the smallest number within 5 % of the maximum speed, if anything was measured."""
     speeds = {count: point.env_steps_per_s for count, point in _measured(points).items()}
     return next((count for count, speed in speeds.items() if speed >= ENOUGH * max(speeds.values())), None)
 
 
 def reasons(points: Points, unit: str) -> list[str]:
-    """Tells in sentences why that number of `processes` or `actors` is useful, and why not more."""
+    """Explain why that number of `processes` or `actors` is useful, and not more."""
     at, measured = useful(points), _measured(points)
     failed = {count: point.error for count, point in sorted(points.items()) if point.error}
     if at is None:
@@ -197,7 +190,6 @@ def _about_number(at: int, measured: Points, unit: str) -> str:
 
 
 def _why_not(point: Measurement, unit: str) -> str:
-    """Tells what limits a larger number, where its measurement shows it."""
     wait, causes = point.learner_wait, []
     if unit == "processes" and wait is not None and wait >= 0.2:
         causes.append(f"{_percent(wait)} of the time is in sums over the processes, and in waiting for the slowest")
@@ -211,7 +203,7 @@ def _why_not(point: Measurement, unit: str) -> str:
 
 
 def _age(point: Measurement) -> str:
-    """Tells how old samples are, where they are older than half of what is allowed."""
+    """Describe the age of samples, if above half of the limit."""
     if point.lag is None or point.lag_limit is None or point.lag <= 0.5 * point.lag_limit:
         return ""
     return f"samples are {point.lag:.1f} updates old on average, of {point.lag_limit} at most"

@@ -1,4 +1,4 @@
-"""A short training in processes of its own, as a user starts it, and its numbers."""
+"""Short trainings in subprocesses, as a user starts them, and their measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpusim_rl.settings.overrides import quote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Numbers of a short training. Shares are of the wall-clock time."""
+    """Statistics of a short training. Shares are of the wall-clock time."""
 
     error: str | None = None  # one line that tells why there are no numbers; the rest is then empty
     env_steps_per_s: float = 0.0  # median over the measured iterations, all envs together
@@ -52,15 +52,15 @@ def measure_training(
     seconds: float = 0.0,
     timeout_s: float = 900.0,
 ) -> Measurement:
-    """Starts `train.py`, and stops it when it has trained for long enough.
+    """Start `train.py`, and stop it after enough iterations.
 
     Args:
         overrides: Command line of the training.
-        processes: Number of processes that torchrun starts; None trains without torchrun.
-        warm_up: Number of iterations that do not count.
-        iterations: Least number of iterations that count.
-        seconds: Least time that these take [s].
-        timeout_s: Most time that all of it takes [s].
+        processes: Number of torchrun processes; None = without torchrun.
+        warm_up: Iterations to discard.
+        iterations: Minimum number of measured iterations.
+        seconds: Minimum duration of the measurement [s].
+        timeout_s: Maximum duration in all [s].
     """
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.interval=1", "log.checkpoint_interval=1000000"]
@@ -82,7 +82,7 @@ def measure_training(
 
 
 def _wait(training: Child, folder: Path, warm_up: int, iterations: int, seconds: float, timeout_s: float) -> bool:
-    """Waits until there are rows enough; False where the training has ended before, or takes too long."""
+    """Wait for enough rows; return False if the training ends or times out before."""
     warm_at = None
     while training.running and training.silent_s < timeout_s:
         time.sleep(0.1)
@@ -95,7 +95,6 @@ def _wait(training: Child, folder: Path, warm_up: int, iterations: int, seconds:
 
 
 def _failure(training: Child) -> str:
-    """Tells in one line why a training has ended."""
     errors = [line for line in training.output().splitlines() if line.startswith("error: ")]
     if errors:  # torchrun tells of its processes below it
         return errors[0].removeprefix("error: ")

@@ -1,4 +1,4 @@
-"""What a trace of torch's profiler says: the work of host and device by phase, and all that they exchanged."""
+"""Profiler traces: work of host and device by phase, and all transfers and waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A copy or a wait, and where the host asked for it."""
+    """Copy or wait, and where the host requested it."""
 
     phase: str  # in which the host called it
     kind: str  # of copy, or name of the call that waits
@@ -42,7 +42,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a trace says: work by phase, and all that host and device exchanged."""
+    """Work by phase, and all transfers and waits."""
 
     work: dict[str, Work]
     transfers: list[Transfer]
@@ -56,22 +56,20 @@ class _Segment:
 
 
 def load_trace(path: Path) -> list[dict[str, Any]]:
-    """Reads the events of a Chrome trace, `.json` or `.json.gz`."""
+    """Read the events of a Chrome trace, `.json` or `.json.gz`."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         return json.load(file)["traceEvents"]
 
 
 def read_events(events: Sequence[_Event]) -> Trace:
-    """Adds up what a trace of torch's profiler says about the iterations in it.
+    """Sum up a profiler trace over its iterations.
 
-    Work on the device belongs to the phase in which the host launched it, whenever it ran: both records have the same
-    correlation id, all kernels of a graph that of its launch. A call that the profiler does not record (some calls of
-    the driver) leaves device work without a launch: while iterations run it is `OUTSIDE`. What happened outside of all
-    iterations, such as the profiler's own start and stop, does not count.
+    Device work belongs to the phase in which the host launched it, matched by correlation id (for a graph, that of its
+    launch). Work without a recorded launch (some driver calls) is `OUTSIDE`. Events outside of iterations, such as the
+    profiler's own, do not count.
 
-    The phases of the device follow each other as those of the host, but later: a phase lasts until its last work on
-    the device is done and the host has left it, and begins where the one before it ended, or later when the host
-    entered it.
+    A device phase ends when its last device work is done and the host has left it; it begins where the previous one
+    ended, or later when the host entered it.
     """
     complete = [event for event in events if event.get("ph") == "X"]
     segments = _segments(complete)
@@ -142,7 +140,6 @@ def _add_device_work(
 
 
 def _add_event(trace: Trace, phase: str, event: _Event, call: _Event) -> None:
-    """Add a kernel, or a copy with the call that asked for it, to a phase."""
     work, name = trace.work.setdefault(phase, Work()), event["name"]
     work.kernels += event["cat"] == "kernel"
     for direction, copies in (("HtoD", work.to_device), ("DtoH", work.to_host)):
@@ -158,10 +155,7 @@ def _index_at(segments: list[_Segment], ts: float) -> int | None:
 
 
 def name_function(events: Iterable[_Event], transfer: Transfer, library: re.Pattern[str]) -> str | None:
-    """Returns the innermost Python function in which a transfer happened, without those of a library.
-
-    The trace has stacks. It knows where a function begins, not the line in it.
-    """
+    """Return the innermost Python function of a transfer outside a library, from a trace with stacks."""
     innermost: tuple[float, str] | None = None
     for event in events:
         function = _FUNCTION.fullmatch(event["name"]) if event.get("cat") == "python_function" else None
@@ -179,7 +173,7 @@ def _argument(event: _Event, name: str) -> Any:
 
 
 def _segments(events: Iterable[_Event]) -> list[_Segment]:
-    """Returns our nested ranges as disjoint ones in order: each moment belongs to the innermost."""
+    """Flatten our nested ranges into ordered segments; each moment belongs to the innermost range."""
     ranges = [
         (event["ts"], event["ts"] + event["dur"], name.removeprefix(PREFIX) if name.startswith(PREFIX) else ITERATION)
         for event in events
@@ -206,7 +200,7 @@ def _segments(events: Iterable[_Event]) -> list[_Segment]:
 
 
 class _Union:
-    """The union of intervals, which may overlap: kernels on several streams, branches of a graph."""
+    """Union of intervals, which overlap on several streams or in branches of a graph."""
 
     def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
         self._begins: list[float] = []
@@ -219,7 +213,7 @@ class _Union:
                 self._ends.append(end)
 
     def within(self, low: float, high: float) -> float:
-        """Returns how much of [low, high] is covered."""
+        """Return the covered length of [low, high]."""
         covered = 0.0
         for index in range(bisect_right(self._ends, low), len(self._begins)):
             if self._begins[index] >= high:

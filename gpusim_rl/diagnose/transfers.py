@@ -1,7 +1,7 @@
-"""Transfers between host and device, and waits of one for the other: counted, and named by their source location.
+"""Audit of host-device transfers and waits, by source location.
 
-On the CPU by `SyncCounter`, which looks at every operator of torch: what it counts would wait or copy on CUDA. On CUDA
-by a profiler trace, which has everything that the device did, and by torch's own warnings about syncs.
+On the CPU `SyncCounter` inspects torch operators for copies and waits that CUDA would make. On CUDA a profiler trace
+has all device work, and torch warns of its own syncs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHECKPOINT = "checkpoint"  # saving reads the policy, once a minute and not in e
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A training whose iterations can be run one by one."""
+    """Training whose iterations can be run one by one."""
 
     device: torch.device  # of the learner
     iterate: Callable[[], None]  # runs one iteration: rollout, update, and whatever it writes down
@@ -48,7 +48,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What steady iterations of a loop did."""
+    """Work of a loop's steady iterations."""
 
     method: str  # `COUNTED` or `TRACED`
     iterations: int  # that were audited
@@ -56,7 +56,7 @@ class Audit:
     locations: Counter[SourceLocation]  # copies and waits at each of them
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain values, for json."""
+        """Return plain values for json."""
         counted, phases = ("to_device", "to_host", "syncs", "operators"), {}
         for phase, work in self.work.items():
             numbers = dataclasses.asdict(work) | {"syncs": dict(work.syncs)}
@@ -78,18 +78,14 @@ TRACED = "profiler trace and sync warnings on CUDA"
 
 
 def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
-    """Runs a loop and looks at its steady iterations, those after the warm-up.
-
-    Raises:
-        ConfigError: The profiler cannot see the device.
-    """
+    """Audit a loop's iterations after the warm-up; raise ConfigError if the profiler cannot see the device."""
     for _ in range(warm_up):
         loop.iterate()
     return _audit_cuda(loop, iterations) if loop.device.type == "cuda" else _audit_cpu(loop, iterations)
 
 
 def our_loop(trainer: Trainer, log: Logger) -> Loop:
-    """Returns the loop of a training of ours; physics on the host, and saving, are phases of their own."""
+    """Return the loop of our trainer, with physics on the host and saving as separate phases."""
 
     def observe(around: Callable[[str], AbstractContextManager[Any]]) -> None:
         trainer.collector.timer.observe(around)
@@ -165,7 +161,7 @@ def _trace(loop: Loop, iterations: int, *, stacks: bool = False) -> list[dict[st
 
 
 def _stack_locations(loop: Loop) -> Counter[SourceLocation]:
-    """Returns the transfers of one more iteration, and the functions that asked for them."""
+    """Trace one more iteration with stacks; return its transfers by function."""
     events = _trace(loop, 1, stacks=True)
     return Counter(
         SourceLocation(transfer.phase, transfer.kind, name_function(events, transfer, LIBRARY) or "")
@@ -174,7 +170,7 @@ def _stack_locations(loop: Loop) -> Counter[SourceLocation]:
 
 
 def _sync_warnings(loop: Loop, iterations: int, phases: list[str]) -> Counter[SourceLocation]:
-    """Runs iterations in which torch warns of each of its own syncs, and says where they were."""
+    """Run iterations with torch's sync warnings, and return where they occurred."""
     locations: Counter[SourceLocation] = Counter()
 
     def warned(message: Warning | str, *args: Any, **kwargs: Any) -> None:
@@ -198,9 +194,9 @@ def _sync_warnings(loop: Loop, iterations: int, phases: list[str]) -> Counter[So
 
 
 def violations(result: Audit, rows: int) -> list[str]:
-    """Returns what a steady training of ours must not do, one line each.
+    """Return the transfers and waits that a steady training must not have, one line each.
 
-    `log` may copy one row of metrics for each log interval that ended meanwhile, `rows` in all.
+    `log` may copy one row of metrics per completed log interval, `rows` in all.
     """
     lines = []
     for phase, work in result.work.items():

@@ -1,4 +1,4 @@
-"""The MDP: the `Task` template that users subclass, and the `VecEnv` that runs it."""
+"""MDP layer: `Task`, the template that users subclass, and `VecEnv`, which runs it."""
 
 from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels, Steerable, VelocityCommands
 from gpusim_rl.env.environment import Environment, Parts, Step

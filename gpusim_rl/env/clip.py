@@ -1,8 +1,4 @@
-"""Motion clips: how a robot moves, frame by frame, in a file.
-
-The arrays and their names are those of mjlab's motion files. A file also says its rate and the names of joints and
-bodies, so no order has to be guessed.
-"""
+"""Motion clips in npz files, with mjlab's array names plus the rate and the names of joints and bodies."""
 
 from __future__ import annotations
 
@@ -40,31 +36,24 @@ ISAAC_LAB = {
     "body_lin_vel_w": "body_linear_velocities",
     "body_ang_vel_w": "body_angular_velocities",
 }
-"""Names of Isaac Lab's arrays, by ours."""
+"""Our array names -> Isaac Lab's."""
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """A motion, frame by frame. Bodies are in the world frame, orientations wxyz."""
+    """Motion, frame by frame. Bodies are in the world frame, orientations wxyz."""
 
-    fps: float
-    """Frames per second [Hz]."""
+    fps: float  # [Hz]
     joint_names: tuple[str, ...]
     body_names: tuple[str, ...]
-    joint_pos: Array
-    """[frames, joints], rad or m."""
-    joint_vel: Array
-    """[frames, joints], rad/s or m/s."""
-    body_pos_w: Array
-    """Origins of the bodies' frames, [frames, bodies, 3], m."""
-    body_quat_w: Array
-    """[frames, bodies, 4]."""
-    body_lin_vel_w: Array
-    """Velocities of the origins, [frames, bodies, 3], m/s."""
-    body_ang_vel_w: Array
-    """[frames, bodies, 3], rad/s."""
+    joint_pos: Array  # [frames, joints], rad or m
+    joint_vel: Array  # [frames, joints], rad/s or m/s
+    body_pos_w: Array  # origins of the body frames, [frames, bodies, 3], m
+    body_quat_w: Array  # [frames, bodies, 4]
+    body_lin_vel_w: Array  # velocities of the origins, [frames, bodies, 3], m/s
+    body_ang_vel_w: Array  # [frames, bodies, 3], rad/s
 
     def __post_init__(self) -> None:
         for names in (self.joint_names, self.body_names):
@@ -97,16 +86,12 @@ class Clip:
 
 
 def load(path: Path) -> Clip:
-    """Reads a clip of ours or of Isaac Lab, as data only. For a file without names see `robot_clip.load_for`.
-
-    Raises:
-        ConfigError: The file is not there or is no clip; arrays are missing, or do not fit each other.
-    """
+    """Read a clip of ours or of Isaac Lab; raise ConfigError if it is none. Without names: `robot_clip.load_for`."""
     return read(path, None, None)[0]
 
 
 def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str] | None) -> tuple[Clip, bool]:
-    """As `load`, with names for a file without them, such as mjlab's; returns too whether it is one of Isaac Lab."""
+    """Read a clip, with names for files without them (mjlab's); return also whether it is one of Isaac Lab."""
     if not os.path.isfile(path):  # False where a name is too long
         raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip record")
     ours = {field.name: field.name for field in fields(Clip)}
@@ -150,11 +135,10 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
 
 
 def _with_hinges(clip: Clip) -> Clip:
-    """Returns a clip of Isaac Lab with the angles of hinges in place of ball joints.
+    """Convert ball joints of an Isaac Lab clip to hinge angles.
 
-    Three joints `<name>_x`, `_y` and `_z` in a row have a rotation vector there, and the angular velocity in the frame
-    of the outer link: with it, the bodies are where the file has them, to 0.2 mm. As angles of hinges the same numbers
-    put a hand elsewhere by up to 0.4 m.
+    Joints `<name>_x`, `_y`, `_z` in a row hold a rotation vector there, and the angular velocity in the frame of the
+    outer link. Read as hinge angles, a hand is off by up to 0.4 m.
     """
     angles, rates = clip.joint_pos.copy(), clip.joint_vel.copy()
     for i, name in enumerate(clip.joint_names):
@@ -174,10 +158,9 @@ def _with_hinges(clip: Clip) -> Clip:
 
 
 def _without_holds(clip: Clip) -> Clip:
-    """Keep each pose once where a clip holds most of its poses for several frames, with velocities of the positions.
+    """Keep held poses once, with velocities of the positions; standing still for more than `PAUSE` stays.
 
-    Files that were brought to a higher rate without interpolation are such: those of Isaac Lab say 60 Hz and have 30.
-    A robot that stands still for more than `PAUSE` stays so.
+    Isaac Lab's files say 60 Hz and have 30, upsampled without interpolation.
     """
     poses = np.concatenate([clip.joint_pos, *(v.reshape(len(v), -1) for v in (clip.body_pos_w, clip.body_quat_w))], 1)
     changes = np.flatnonzero((np.abs(np.diff(poses, axis=0)) > SAME).any(axis=1))
@@ -192,7 +175,7 @@ def _without_holds(clip: Clip) -> Clip:
 
 
 def _with_even_velocities(clip: Clip) -> Clip:
-    """Take velocities from the positions where they fit only in the mean: another rate would pick some of them."""
+    """Recompute velocities that fit the positions only on average: another rate would pick some of them."""
     own, window = _with_own_velocities(clip), max(1, round(PAUSE * clip.fps))
     for name in ("joint_vel", "body_lin_vel_w", "body_ang_vel_w"):
         for every, first in ((step, place) for step in range(2, STRIDE + 1) for place in range(step)):
@@ -205,7 +188,7 @@ def _with_even_velocities(clip: Clip) -> Clip:
 
 
 def _with_own_velocities(clip: Clip) -> Clip:
-    """Returns a clip whose velocities are central differences of its positions, of fourth order within it."""
+    """Return the clip with velocities from central differences."""
     turns = clip.fps * _turns(clip.body_quat_w)
     values = {
         "joint_vel": np.gradient(clip.joint_pos.astype(np.float64), 1.0 / clip.fps, axis=0),
@@ -223,7 +206,7 @@ def _frames(clip: Clip, chosen: np.ndarray | slice, fps: float) -> Clip:
 
 
 def _check_velocities(clip: Clip) -> None:
-    """Compares velocities with what changes within a tenth of a second: files have frames that are there twice."""
+    """Compare velocities with the changes over 0.1 s: some files have duplicate frames."""
     window = min(max(1, round(0.1 * clip.fps)), len(clip.joint_pos) - 1)
     for name, of, names, change, hint in (
         ("body_lin_vel_w", "body_pos_w", clip.body_names, np.diff(clip.body_pos_w, axis=0), "those of the origins"),
@@ -244,13 +227,12 @@ def _check_velocities(clip: Clip) -> None:
 
 
 def _mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Returns means of `window` values in a row, along the first axis."""
     sums = np.cumsum(np.concatenate([np.zeros_like(values[:1], dtype=np.float64), values]), axis=0)
     return (sums[window:] - sums[:-window]) / window
 
 
 def _compare(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """Returns the factor between two arrays, and how alike they are otherwise: 1 at most. What is still fits."""
+    """Return the ratio of the norms and the cosine similarity; both 1 if nothing moves."""
     a, b = value.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
     squares = float(a @ a), float(b @ b)
     if max(squares) < STILL**2 * a.size:
@@ -260,7 +242,7 @@ def _compare(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
 
 
 def _turns(quat: np.ndarray) -> np.ndarray:
-    """Returns the rotation vectors [rad], world frame, from each frame to the next one."""
+    """Return the rotation vectors between consecutive frames [rad], world frame."""
     before, after = (part.astype(np.float64) for part in (quat[:-1], quat[1:]))
     w = (before * after).sum(axis=-1, keepdims=True)
     xyz = before[..., :1] * after[..., 1:] - after[..., :1] * before[..., 1:]
@@ -270,11 +252,6 @@ def _turns(quat: np.ndarray) -> np.ndarray:
 
 
 def save(path: Path, clip: Clip) -> None:
-    """Writes a clip that can be read again.
-
-    Raises:
-        ConfigError: The velocities are not those of the positions.
-        OSError: The file cannot be written.
-    """
+    """Write a clip; raise ConfigError if its velocities do not fit the positions."""
     _check_velocities(clip)
     npz_file.save(path, {field.name: np.asarray(getattr(clip, field.name)) for field in fields(Clip)})

@@ -1,4 +1,4 @@
-"""Parts of a task: commands that the policy follows, levels of a curriculum, and a setting that gets harder."""
+"""Components of a task: commands, curriculum levels, and a curriculum of one setting."""
 
 from __future__ import annotations
 
@@ -23,45 +23,35 @@ LEAST_FORWARD = 0.3  # least speed of a command that is forward only [m/s]
 
 @runtime_checkable
 class Steerable(Protocol):
-    """Commands that a person can give in place of those that a task draws.
-
-    A task has one as an attribute. The viewer in the browser makes a slider of each command.
-
-    Attributes:
-        value: The commands, shape [num_envs, num_commands].
-    """
+    """Commands `value`, [num_envs, num_commands], that a person can override by sliders of the browser viewer."""
 
     value: Float[Tensor, "envs commands"]
 
     def controls(self) -> dict[str, tuple[float, float]]:
-        """Returns the lowest and the highest of each command by its name and unit, `x [m/s]`, in their order."""
+        """Return the range of each command by its name and unit, e.g. `x [m/s]`, in order."""
         ...
 
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
-        """Sets the commands in the envs of a mask, bool [num_envs].
-
-        They last until the task draws new ones: call it after each control step.
-        """
+        """Set the commands in the envs of a mask until the task draws new ones; call it after each control step."""
         ...
 
 
 def steerable(task: Task[Any]) -> Steerable | None:
-    """Returns the commands of a task; None where it has none."""
+    """Return the commands of a task, if any."""
     return next((part for part in vars(task).values() if isinstance(part, Steerable)), None)
 
 
 class Commands(Stateful):
-    """Commands that the policy has to follow: named numbers, drawn uniformly for each env.
+    """Named commands, drawn uniformly for each env.
 
     Args:
-        task: The task that they belong to; its random numbers are used.
+        task: Task whose random numbers are used.
         ranges: Range (low, high) of each command, by name.
         interval: Time between two draws [s]; None = only `resample` draws.
-        units: Unit of each command by its name, for a person who gives it.
+        units: Unit of each command, for the viewer.
 
     Attributes:
-        names: Names of the commands, in the order of `ranges`.
-        value: The commands, shape [num_envs, num_commands]; zero until `resample`.
+        value: The commands, shape [num_envs, num_commands], in the order of `ranges`; zero until `resample`.
 
     Raises:
         ConfigError: A range is not (low, high), or the interval is shorter than a control step.
@@ -96,15 +86,15 @@ class Commands(Stateful):
 
     @property
     def limits(self) -> Float[Tensor, "2 commands"]:
-        """Lowest and highest of each command, in the order of their names."""
+        """Lowest and highest value of each command."""
         return torch.stack([self._low, self._low + self._span])
 
     def __getitem__(self, name: str) -> Float[Tensor, " envs"]:
-        """Returns one command by its name, shape [num_envs]; a view of `value`."""
+        """Return a view of one command, shape [num_envs]."""
         return self.value[:, self.names.index(name)]
 
     def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs commands"] | None = None) -> None:
-        """Draws new commands in the envs of a mask, bool [num_envs]; `unit` has numbers in [0, 1) drawn by the task."""
+        """Draw new commands in the envs of a mask; `unit`: the task's own draws from [0, 1)."""
         if unit is None:
             unit = self._random.uniform(0.0, 1.0, len(self.names))
         new = unit.mul(self._span).add_(self._low)
@@ -112,17 +102,17 @@ class Commands(Stateful):
         self._age.masked_fill_(where, 0)
 
     def controls(self) -> dict[str, tuple[float, float]]:
-        """Returns the range of each command by its name and unit, see `Steerable`."""
+        """Return the ranges, see `Steerable`."""
         labels = [f"{name} [{self._units[name]}]" if name in self._units else name for name in self.names]
         return dict(zip(labels, zip(*self.limits.tolist(), strict=True), strict=True))
 
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
-        """Sets the commands in the envs of a mask, see `Steerable`."""
+        """Set the commands in the envs of a mask, see `Steerable`."""
         torch.where(where[:, None], value, self.value, out=self.value)
         self._age.masked_fill_(where, 0)
 
     def advance(self) -> None:
-        """Counts one control step, and draws new commands in envs whose interval is over."""
+        """Count a control step, and draw new commands where the interval is over."""
         if self._interval is not None:
             self._age += 1
             self.resample(self._age >= self._interval)
@@ -130,7 +120,7 @@ class Commands(Stateful):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandStage:
-    """Ranges of commanded velocities from a number of control steps on; null keeps the range of the stage before."""
+    """Command ranges from control step `steps` on; null keeps the range of the previous stage."""
 
     steps: Natural
     x: Limits | None = None
@@ -159,21 +149,20 @@ class CommandConfig:
             raise ConfigError(f"task.command.stages: expected growing steps, got {steps}")
 
     def read_stages(self) -> list[CommandStage]:
-        """Returns `stages` with their types; raises ConfigError where a stage has an unknown key or a wrong value."""
+        """Return `stages` with their types; raise ConfigError for an unknown key or a wrong value."""
         key = "task.command.stages"
         return [build(CommandStage, stage, f"{key}[{number}]") for number, stage in enumerate(self.stages)]
 
 
 class VelocityCommands(Commands):
-    """Commanded velocities of a robot that walks, in its frame; some follow a heading, go straight ahead or stand.
+    """Velocity commands of a walking robot, in its frame; some follow a heading, go straight ahead or stand.
 
     Attributes:
         value: x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
         yaw: Yaw of each robot [rad], shape [num_envs]; the task writes it before `resample` and `advance`.
     """
 
-    draws = 8
-    """Random numbers that new commands need."""
+    draws = 8  # random numbers per draw
 
     def __init__(self, task: Task[Any], cfg: CommandConfig) -> None:
         ranges = {"x": cfg.x, "y": cfg.y, "yaw": cfg.yaw}
@@ -195,31 +184,31 @@ class VelocityCommands(Commands):
 
     @property
     def limits(self) -> Float[Tensor, "2 commands"]:
-        """Lowest and highest of each command in this stage."""
+        """Lowest and highest value of each command in the current stage."""
         return self._limits[:, :3]
 
     def restored(self) -> None:
-        """Takes the ranges from today's settings: those of the checkpoint may be others."""
+        """Use the ranges of the current settings, not the checkpoint's."""
         self._set_stage()
 
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
-        """Sets the commands in the envs of a mask, for at least the shortest interval."""
+        """Set the commands in the envs of a mask, for at least the shortest interval."""
         torch.where(where[:, None], value, self._drawn[:, :3], out=self._drawn[:, :3])
         self._drawn[:, 4] = torch.where(where, self._limits[0, 4], self._drawn[:, 4])
         self._kinds.masked_fill_(where[:, None], False)
         self._follow()
 
     def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"] | None = None) -> None:
-        """Draws new commands in the envs of a mask, and follows the headings."""
+        """Draw new commands in the envs of a mask, and apply heading control."""
         self._draw(where, self._random.uniform(0.0, 1.0, self.draws) if unit is None else unit)
         self._follow()
 
     def advance(self, unit: Float[Tensor, "envs 8"] | None = None, error: Float[Tensor, " envs"] | None = None) -> None:
-        """Counts a control step, draws new commands where their time is over, and follows the headings.
+        """Count a control step, draw new commands where their time is over, and apply heading control.
 
         Args:
-            unit: Numbers in [0, 1) that the task has drawn; None draws here.
-            error: Errors of the velocity [m/s]: commands widen only when they are followed, as in legged_gym.
+            unit: The task's own draws from [0, 1).
+            error: Velocity errors [m/s]: stages advance only while commands are followed, as in legged_gym.
         """
         counts = self._stage_error is None or error is None or error.mean() <= self._stage_error
         self._steps += counts
@@ -251,18 +240,10 @@ class VelocityCommands(Commands):
 
 
 class Levels(Stateful):
-    """Level of difficulty of each env: a curriculum that goes up after success and down after failure.
+    """Curriculum level of each env, int64 `value` in [0, count): up after success, down after failure.
 
-    An env that succeeds at the highest level continues at a random level, so that the policy forgets no level (Rudin
-    et al. 2021, Learning to Walk in Minutes, arXiv 2109.11978, section 3).
-
-    Args:
-        task: The task that they belong to; its random numbers are used.
-        count: Number of levels.
-        initial: First level of each env, shape [num_envs]; clamped to [0, count).
-
-    Attributes:
-        value: Level of each env, int64 [num_envs], in [0, count).
+    Success at the highest level leads to a random one, so that the policy forgets none (Rudin et al. 2021, Learning to
+    Walk in Minutes, arXiv 2109.11978, section 3). `initial` levels are clamped.
     """
 
     def __init__(self, task: Task[Any], count: int, *, initial: Int[Tensor, " envs"]) -> None:
@@ -271,10 +252,7 @@ class Levels(Stateful):
         self.value = initial.to(task.device, torch.int64).clamp(0, count - 1)
 
     def move(self, *, up: Bool[Tensor, " envs"], down: Bool[Tensor, " envs"]) -> None:
-        """Moves the envs of masks, bool [num_envs], one level up or down; those in both masks stay.
-
-        An env at level 0 cannot go down. An env above the highest level gets a random level.
-        """
+        """Move the envs of masks one level up or down; those in both stay."""
         level = (self.value + up).add_(down, alpha=-1).clamp_(min=0)
         torch.where(level < self.count, level, self._random.integers(0, self.count), out=self.value)
 
@@ -292,16 +270,11 @@ class CurriculumConfig:
 
 
 class Curriculum(Stateful):
-    """One number of the task, the same in all envs, that gets harder as the policy succeeds.
+    """Setting of the task, the same in all envs, that gets harder as the policy succeeds.
 
-    Each `window` control steps end with a decision: the value moves by `factor` towards its final value where the mean
-    score was at least `threshold`. Petrenko et al. 2023 (DexPBT, arXiv 2305.12127) narrow the tolerance of a goal in
-    this way, and Akkaya et al. 2019 (arXiv 1910.07113) widen the randomisation of a cube.
-
-    Args:
-        task: The task that it belongs to.
-        cfg: Settings.
-        final: The value at the end, and always where `cfg.start` is None.
+    After each `window` control steps the value moves by `factor` towards `final` if the mean score was at least
+    `threshold`. Petrenko et al. 2023 (DexPBT, arXiv 2305.12127) narrow a goal's tolerance in this way, Akkaya et al.
+    2019 (arXiv 1910.07113) widen the randomisation of a cube. Without `cfg.start` the value is always `final`.
     """
 
     def __init__(self, task: Task[Any], cfg: CurriculumConfig, *, final: float) -> None:
@@ -314,7 +287,7 @@ class Curriculum(Stateful):
         self._steps = torch.zeros((), dtype=torch.int64, device=task.device)  # control steps of this window
 
     def restored(self) -> None:
-        """Keeps to today's range: a checkpoint may have come further, to another final value."""
+        """Clamp to the current range: the checkpoint may have had another final value."""
         self._value.clamp_(self._low, self._high)
 
     @property
@@ -324,11 +297,11 @@ class Curriculum(Stateful):
 
     @property
     def value(self) -> Float[Tensor, ""] | float:
-        """The value now: a tensor, or the final one as a number where there is no curriculum."""
+        """Current value: a tensor, or `final` without a curriculum."""
         return self._value if self.on else self._final
 
     def advance(self, score: Float[Tensor, ""]) -> None:
-        """Counts one control step with the mean score of the envs in it, and moves the value at the end of a window."""
+        """Count a control step with the mean score of all envs."""
         if not self.on:
             return
         self._total += score

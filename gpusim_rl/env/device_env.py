@@ -1,4 +1,4 @@
-"""Environments on one device for a learner on another one."""
+"""Transfer of environment steps to the learner's device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ MASKS = ("terminated", "truncated", "diverged", "bad_action", "done", "incomplet
 
 
 def moved(step: Step, device: torch.device) -> Step:
-    """Returns a step of the environments on the learner's device.
-
-    Envs on the CPU under a policy on the GPU are the one configuration that copies, as its user asked. All of a step
-    goes in one copy. To CUDA it goes from pinned memory, and the host does not wait for it.
-    """
+    """Move a step to the learner's device in one copy: from pinned memory, without waiting, to CUDA."""
     if step.reward.device == device:
         return step
     numbers = [(name, "", getattr(step, name)) for name in NUMBERS]

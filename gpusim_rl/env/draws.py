@@ -1,7 +1,4 @@
-"""Random draws as a yaml describes them, and the noise that is made of them.
-
-Keys and meanings are those of IsaacGymEnvs: `range`, `range_correlated`, `operation`, `distribution`, `schedule`.
-"""
+"""Random draws and noise, with IsaacGymEnvs' keys and meanings."""
 
 from __future__ import annotations
 
@@ -29,19 +26,17 @@ LEAST_TO_MOST = Rule("[least, most], at least 0", lambda limits: 0 <= limits[0] 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
-    """How the strength of a randomisation grows with the control steps of the run."""
+    """Schedule of a randomisation's strength over the control steps of the run."""
 
-    schedule: Literal["linear", "constant"] | None = None
-    """`linear`: strength from 0 to 1 over `schedule_steps`. `constant`: 0 before them, then 1. null: always 1."""
-    schedule_steps: Count | None = None
-    """Length of the schedule [control steps]."""
+    schedule: Literal["linear", "constant"] | None = None  # linear: 0 to 1 over `schedule_steps`; constant: 0, then 1
+    schedule_steps: Count | None = None  # [control steps]
 
     def __post_init__(self) -> None:
         if (self.schedule is None) != (self.schedule_steps is None):
             raise ConfigError("schedule and schedule_steps need each other: give both, or none")
 
     def strength(self, steps: Int[Tensor, ""]) -> Float[Tensor, ""] | float:
-        """Returns the strength after this many control steps, from 0 (nothing is randomised) to 1."""
+        """Return the strength after `steps` control steps, 0 to 1."""
         if self.schedule is None or self.schedule_steps is None:
             return 1.0
         if self.schedule == "linear":
@@ -51,14 +46,11 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw(Ramp):
-    """A distribution of draws, and how a draw changes a value."""
+    """Distribution, and how a draw changes a value."""
 
-    range: tuple[float, float]
-    """Lower and upper bound; of `gaussian` mean and standard deviation."""
-    operation: Literal["additive", "scaling"]
-    """A draw is added to the value, or multiplies it."""
+    range: tuple[float, float]  # lower and upper bound; mean and standard deviation if gaussian
+    operation: Literal["additive", "scaling"]  # a draw is added to the value, or multiplies it
     distribution: Literal["uniform", "loguniform", "gaussian"]
-    """Distribution of the draws."""
 
     def __post_init__(self) -> None:
         Ramp.__post_init__(self)
@@ -72,36 +64,28 @@ class Draw(Ramp):
 
     @property
     def neutral(self) -> float:
-        """The draw that changes nothing: 0 is added, or 1 multiplies."""
+        """Draw that changes nothing."""
         return 0.0 if self.operation == "additive" else 1.0
 
     @property
     def affine(self) -> tuple[float, float]:
-        """Offset and factor that make a draw of a random number; of `loguniform` they make the draw's logarithm.
-
-        The number is standard normal for `gaussian`, else uniform from [0, 1).
-        """
+        """Offset and factor from a standard normal or uniform number to a draw, or to its logarithm if `loguniform`."""
         low, high = self.range
         if self.distribution == "loguniform":
             return math.log(low), math.log(high / low)
         return (low, high) if self.distribution == "gaussian" else (low, high - low)
 
     def apply(self, value: Tensor, draw: Tensor, steps: Int[Tensor, ""]) -> Tensor:
-        """Returns the value with the draw added, or multiplied by it.
-
-        The strength after this many control steps scales the effect. At 0.5 half of the draw is added, or the factor is
-        halfway from 1 to the draw.
-        """
+        """Add the draw to the value, or multiply, at the schedule's strength."""
         changed = value + draw if self.operation == "additive" else value * draw
         return changed if self.schedule is None else torch.lerp(value, changed, self.strength(steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise(Draw):
-    """Noise on observations or actions: white noise in every control step, plus an offset for a whole episode."""
+    """White noise in every control step, plus an offset for a whole episode."""
 
-    range_correlated: tuple[float, float] | None = None
-    """Range of the offset, as `range`; null = no offset."""
+    range_correlated: tuple[float, float] | None = None  # `range` of the offset; null = no offset
 
     def __post_init__(self) -> None:
         Draw.__post_init__(self)
@@ -110,14 +94,14 @@ class Noise(Draw):
 
 
 def parse(cls: type[T], node: Any, path: str) -> T:
-    """Builds settings of a yaml's section; raises ConfigError with the path of its key."""
+    """Build the settings of a yaml's section; errors have the path of the key."""
     with named(path):
         return build(cls, node, path)
 
 
 @contextmanager
 def named(path: str) -> Iterator[None]:
-    """Adds the path of a key in the yaml to the errors inside."""
+    """Prefix the errors inside with the path of a yaml key."""
     try:
         yield
     except (ConfigError, TaskError) as error:
@@ -127,10 +111,7 @@ def named(path: str) -> Iterator[None]:
 
 
 class Draws:
-    """Draws a vector of numbers per env by one call of the random numbers.
-
-    Each number has a distribution of its own, or None: it is always 0.
-    """
+    """Vector of draws per env, by one call of the random numbers. A number without a spec is 0."""
 
     def __init__(self, specs: Sequence[Draw | None], device: torch.device) -> None:
         gaussian = [i for i, spec in enumerate(specs) if spec is not None and spec.distribution == "gaussian"]
@@ -148,7 +129,7 @@ class Draws:
         self._logarithms = torch.tensor(logarithms, device=device) if any(logarithms) else None
 
     def draw(self, random: EnvRandom) -> Float[Tensor, "envs numbers"]:
-        """Returns new draws, shape [num_envs, numbers]."""
+        """Return new draws, shape [num_envs, numbers]."""
         numbers = random.uniform(0.0, 1.0, 2 * self._pairs + self._uniform)
         if self._pairs:
             # both numbers of each pair of Box and Muller's method: half the cost of `EnvRandom.normal`
@@ -161,15 +142,15 @@ class Draws:
 
 
 class VectorNoise(Stateful):
-    """Noise on each number of a vector per env, or None: new in every control step, and where an episode begins.
+    """Noise on a vector per env: new in every control step, and at the start of episodes.
 
-    All that a step may need is drawn at once: many small kernels cost more than numbers that nobody uses.
+    All draws that a step may need are made at once: many small kernels cost more than unused numbers.
 
     Attributes:
-        noise: The noise now, shape [num_envs, numbers]: added to a number, or multiplied with it.
-        offset: That share of it which stays for an episode, shape [num_envs, numbers].
-        next_noise: White noise for an episode that begins in this step, shape [num_envs, numbers].
-        next_offset: Offset of such an episode, shape [num_envs, numbers].
+        noise: Current noise, [num_envs, numbers]: added or multiplied.
+        offset: Its part that lasts an episode.
+        next_noise: White noise for episodes that begin in this step.
+        next_offset: Offset of such episodes.
     """
 
     def __init__(self, specs: Sequence[Noise | None], num_envs: int, device: torch.device) -> None:
@@ -188,26 +169,25 @@ class VectorNoise(Stateful):
         )
 
     def draw(self, random: EnvRandom, steps: Int[Tensor, ""]) -> None:
-        """Draws the noise of a control step; schedules count the control steps of the run so far."""
+        """Draw the noise of control step `steps` of the run."""
         noise, *following = self._draws.draw(random).split(self.noise.shape[1], dim=1)
         self.noise.copy_(self._effective(noise, steps))
         for kept, drawn in zip((self.next_noise, self.next_offset), following, strict=False):
             kept.copy_(drawn)
 
     def begin_episodes(self, steps: Int[Tensor, ""], where: Bool[Tensor, " envs"]) -> None:
-        """Gives the envs where an episode begins an offset and noise of their own. Call it after `draw`."""
+        """Set offset and noise where an episode begins, after `draw`."""
         if self._has_offset:
             torch.where(where[:, None], self.next_offset, self.offset, out=self.offset)
         torch.where(where[:, None], self._effective(self.next_noise, steps), self.noise, out=self.noise)
 
     def apply(self, values: Float[Tensor, "envs numbers"]) -> Float[Tensor, "envs numbers"]:
-        """Returns the numbers with the noise of now, shape [num_envs, numbers]."""
+        """Return the values with the current noise."""
         if self._scaling is None:
             return values + self.noise
         return torch.where(self._scaling, values * self.noise, values + self.noise)
 
     def _effective(self, white: Float[Tensor, "envs numbers"], steps: Tensor) -> Float[Tensor, "envs numbers"]:
-        """Returns white noise and offset, as strong as the schedules say."""
         noise = white + self.offset if self._has_offset else white
         for spec, columns in self._scheduled:
             weaker = spec.neutral + (noise - spec.neutral) * spec.strength(steps)

@@ -1,4 +1,4 @@
-"""Envs whose images are encoded before a policy sees them: features take their place in the group `policy`."""
+"""Environments whose images are replaced by features of a frozen encoder in the group `policy`."""
 
 from __future__ import annotations
 
@@ -16,43 +16,36 @@ from gpusim_rl.spaces import ImageShape
 
 
 def _of_env(name: str) -> Any:
-    """Returns an attribute or method of a wrapper that is that of the envs inside."""
     return property(lambda wrapper: getattr(wrapper.env, name))
 
 
 class FrozenEncoder(Protocol):
     """Frozen image encoder."""
 
-    out_size: int
-    """Number of features."""
-    digest: str
-    """Digest of its weights."""
-    words: str
-    """Its name for the log."""
+    out_size: int  # number of features
+    digest: str  # of its weights
+    words: str  # name for the log
 
     def __call__(self, images: Mapping[str, Tensor], /) -> Tensor:
-        """Returns features [rows, out_size], float32, of images [rows, height, width, channels] by group."""
+        """Return features [rows, out_size], float32, of images [rows, height, width, channels] by group."""
         ...
 
 
 class EncodedEnv(Environment):
-    """Envs of which a policy gets features in place of images, so that a training stores no images.
+    """Wrapper that gives the policy features in place of images, so that a training stores no images.
 
-    The group `policy` has the numbers that it had, then the features of the newest frames, the oldest first. Each
-    frame is encoded once. Frames from before the episode have features of 0.
-
-    Tasks draw no frame for an episode's last observation: it has the frames that the last action was chosen by.
+    The group `policy` has its numbers, then the features of the newest frames, the oldest first, 0 before the episode.
+    Each frame is encoded once. A task renders no frame for an episode's last observation, which repeats earlier ones.
 
     Args:
-        env: Envs that have images.
-        make_encoder: Function that makes the encoder for groups of images of these shapes.
-        frames: Newest frames whose features the policy gets.
+        env: Environment with images.
+        make_encoder: Encoder for image groups of given shapes.
+        frames: Number of frames whose features the policy gets.
 
     Attributes:
-        env: Envs inside, which have the images.
         features: Features of the newest frames, [num_envs, frames, features]; known after `reset`.
         encoder: Encoder of the images; None until `reset`.
-        seen: Observation to act on as the envs inside have it, with images; known after `reset`.
+        seen: Observation to act on with the images; known after `reset`.
     """
 
     num_envs, device, action_space, num_actions = map(_of_env, ("num_envs", "device", "action_space", "num_actions"))
@@ -76,11 +69,7 @@ class EncodedEnv(Environment):
         self.encoder: FrozenEncoder | None = None
 
     def reset(self) -> Observation:
-        """Begins an episode in every env; at first it makes the encoder.
-
-        Raises:
-            ConfigError: The encoder does not fit the images.
-        """
+        """Begin an episode in every env; first make the encoder, which raises ConfigError if it does not fit."""
         obs = self.env.reset()
         if self.encoder is None:
             self.encoder = self._make_encoder(self.env.images)
@@ -92,12 +81,12 @@ class EncodedEnv(Environment):
         return self._begin(obs)
 
     def look(self) -> Observation:
-        """Returns the observation to act on, read again; no frame is encoded again."""
+        """Read the observation to act on again, without encoding."""
         assert isinstance(self.env, VecEnv)
         return self._joined(self.env.look(), self.features)
 
     def step(self, action: Tensor) -> Step:
-        """Advances all envs by one control step and resets those whose episode ended."""
+        """Advance all envs by one control step and reset those whose episode ended."""
         step = self.env.step(action)
         done, older = step.done[:, None, None], self.features[:, 1:]
         newest = torch.cat([older, self._encode(step.obs)], dim=1)
@@ -114,7 +103,6 @@ class EncodedEnv(Environment):
         return self.encoder({group: obs[group] for group in self.env.images})[:, None]
 
     def _encode_last(self, step: Step) -> Float[Tensor, "envs 1 features"]:
-        """Returns features of the true last frames of episodes; elsewhere whatever is cheapest."""
         if self.device.type != "cpu":
             return self._encode(step.final_obs)
         features = torch.zeros_like(self.features[:, :1])
@@ -129,23 +117,18 @@ class EncodedEnv(Environment):
         return {**numbers, "policy": torch.cat([*own, features.flatten(1)], dim=1)}
 
     def _begin(self, obs: Observation) -> Observation:
-        """Forgets all frames but those of an observation that begins episodes."""
         self.features.zero_()
         self.features[:, -1:] = self._encode(obs)
         self.seen = obs
         return self._joined(obs, self.features)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns that of the envs, with the features of the frames seen, and which encoder they are of."""
+        """Return the state of the envs, the features and the encoder's digest."""
         assert self.encoder is not None, "reset() comes before state_dict()"
         return {**self.env.state_dict(), "features": self.features.clone(), "encoder": self.encoder.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Restores `state_dict`; returns the observation to act on.
-
-        Raises:
-            ConfigError: It is of another encoder.
-        """
+        """Restore `state_dict`; raise ConfigError if the encoder differs."""
         self._check_encoder(state)
         obs = self.env.load_state_dict(state)
         self.features.copy_(state["features"])
@@ -153,11 +136,7 @@ class EncodedEnv(Environment):
         return self._joined(obs, self.features)
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes in all envs, at the training progress of another run.
-
-        Raises:
-            ConfigError: Its policy has learned from another encoder.
-        """
+        """Begin new episodes at the training progress of another run; raise ConfigError if its encoder differs."""
         self._check_encoder(state)
         return self._begin(self.env.begin_from(state))
 

@@ -1,4 +1,4 @@
-"""What a training needs of its environments: `Environment`, and the result of a control step."""
+"""Environment interface of the trainer, and the result of a control step."""
 
 from __future__ import annotations
 
@@ -18,71 +18,67 @@ from gpusim_rl.settings.schema import EnvConfig
 from gpusim_rl.spaces import ActionSpace, ImageShape
 
 Observation = dict[str, Tensor]
-"""Observation groups by name: `policy`, and `critic` where the task has one, of shape [num_envs, size]. Groups of
-images are uint8, [num_envs, height, width, channels]."""
+"""Groups by name: `policy`, maybe `critic`, [num_envs, size]; images, uint8 [num_envs, height, width, channels]."""
 
 Parts = dict[str, Float[Tensor, "envs _"]]
-"""Parts of an observation group by name, in their order, shape [num_envs, size] each."""
+"""Terms of an observation group by name, in order, shape [num_envs, size] each."""
 
 
 @dataclass(slots=True)
 class Step:
-    """Results of one control step, for all envs. Without another shape, a tensor has shape [num_envs]."""
+    """Results of one control step of all envs, shape [num_envs] unless stated."""
 
     obs: Observation
-    """Observation to act on next. Where an episode ended, it is the first one of the next episode."""
+    """Observation to act on next: after a reset, the first one of the next episode."""
     final_obs: Observation
-    """Observation at the end of this step, before any reset. Where an episode ended, it is the episode's last one."""
+    """Observation at the end of this step, before any reset."""
     reward: Float[Tensor, " envs"]
     """Sum of the reward terms."""
     terms: dict[str, Float[Tensor, " envs"]]
-    """Named terms of the reward."""
+    """Named reward terms."""
     stats: dict[str, Float[Tensor, " envs"]]
-    """Numbers that the task logs, by name; NaN where an env has no value in this step."""
+    """Values that the task logs, by name; NaN = no value in this step."""
     terminated: Bool[Tensor, " envs"]
     """The episode ended by the task's rules; the value of the next state is 0."""
     truncated: Bool[Tensor, " envs"]
     """The time limit ended the episode; the value of the next state is V(final_obs)."""
     diverged: Bool[Tensor, " envs"]
-    """The physics of the env diverged in this step, or its action was bad; the reward is 0, and no algorithm may learn
-    from the sample."""
+    """The physics diverged, or the action was bad; the reward is 0, and no algorithm may learn from the sample."""
     bad_action: Bool[Tensor, " envs"]
-    """The action was NaN or infinite, or a control or force that `apply_action` made of it was."""
+    """The action, or a control or force that `apply_action` made of it, was NaN or infinite."""
     done: Bool[Tensor, " envs"]
     """Terminated, truncated or diverged; the env was reset."""
     incomplete: Bool[Tensor, " envs"]
-    """The episode ended, but its return is not that of a whole episode. Either the episode began in the middle of its
-    time limit (staggered start) and was truncated, or its env diverged."""
+    """The episode's return is not that of a whole episode: staggered start and truncated, or diverged."""
     skipped: Bool[Tensor, " envs"] | None = None
-    """Of the diverged envs, those that did not fail: the library used the step for a reset. None where none does."""
+    """Diverged envs that did not fail: the library used the step for a reset. None = the library has no such steps."""
 
 
 class Environment(ABC):
-    """Envs that are stepped together: a task on a simulator (`VecEnv`), or envs of another library.
+    """Environments stepped together: a task on a simulator (`VecEnv`), or envs of another library.
 
-    A training needs no more than this. Whatever runs the envs, a control step has the same semantics: an env whose
-    episode ends is reset in the same step, `final_obs` is the episode's true last observation, and an env with a value
-    that is not finite is masked out.
+    An env whose episode ends is reset in the same step, `final_obs` is the episode's true last observation, and envs
+    with non-finite values are masked out.
 
     Attributes:
         num_envs: Number of envs, N.
-        device: Device of the actions and results of `step`.
-        obs_sizes: Size of each observation group of numbers; known after `reset`.
-        images: Shape of each observation group of images; known after `reset`.
-        final_images: Whether `final_obs` has images of the last state of an episode.
+        device: Device of actions and results.
+        obs_sizes: Size of each numeric observation group; known after `reset`.
+        images: Shape of each image group; known after `reset`.
+        final_images: Whether `final_obs` has images of an episode's last state.
         action_space: Actions that `step` takes.
-        num_actions: Numbers in an action.
-        max_episode_length: Time limit of an episode [control steps].
+        num_actions: Size of the action vector.
+        max_episode_length: Time limit [control steps].
         steps_between_truncations: Control steps within which an env is truncated at most once.
-        physics_evaluations: Evaluations of the dynamics in a control step, on the device.
-        frames_per_s: Control steps in a second of what `render` shows [Hz].
-        summary: Words for the start of a run, e.g. `control 60 Hz, episode 500 steps`.
-        library: Library that the envs are of, in words; for tasks of ours it is not read.
-        on_learners_device: Whether envs of another library step on the learner's device. The library may capture CUDA
-            graphs of its own there, so that none of ours holds a control step.
-        resumable: Whether `state_dict` holds all that the next step depends on; else a resumed run begins new episodes.
-        stateful: Objects whose tensors a CUDA graph must keep in their places.
-        num_threads: CPU threads of the physics; None where it has none of its own.
+        physics_evaluations: Evaluations of the dynamics per control step, on the device.
+        frames_per_s: Control steps per second of rendered time [Hz].
+        summary: Banner line, e.g. `control 60 Hz, episode 500 steps`.
+        library: Name of the third-party library.
+        on_learners_device: Whether third-party envs step on the learner's device. They may capture CUDA graphs there,
+            so none of ours contains a control step.
+        resumable: Whether `state_dict` is complete; otherwise a resumed run begins new episodes.
+        stateful: Objects whose tensors a CUDA graph needs at fixed addresses.
+        num_threads: CPU threads of the physics; None if unknown.
     """
 
     library: ClassVar[str] = "another library"
@@ -106,78 +102,64 @@ class Environment(ABC):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
-        """Makes envs of another library from the section `env`, for a class that `task._target_` names.
-
-        A library that can have its envs on `device`, the learner's, does so. Raises ConfigError where there are no such
-        envs, or they do not fit.
-        """
+        """Build envs of another library, on the learner's `device` if possible; raise ConfigError if that fails."""
         raise ConfigError(f"{cls.__name__} cannot be made from the section env")
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
-        """Returns vector envs of the library, which a script of the user has made, as ours.
-
-        Raises ConfigError where they are something else, or cannot be represented.
-        """
+        """Wrap vector envs of a user's script; raise ConfigError if they cannot be represented."""
         raise ConfigError(f"{cls.__name__} cannot take envs that are there already")
 
     @abstractmethod
     def reset(self) -> Observation:
-        """Begins an episode in every env; returns the observation to act on."""
+        """Begin an episode in every env; return the observation to act on."""
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
-        """Advances all envs by one control step and resets those whose episode ended.
+        """Advance all envs by one control step and reset those whose episode ended.
 
         Args:
-            action: Actions, shape [num_envs, num_actions]: numbers of a Box, float32, or indices of a MultiDiscrete,
-                int64.
+            action: Actions, shape [num_envs, num_actions]: float32 for a Box, int64 indices for a MultiDiscrete.
         """
 
     @property
     def unwrapped(self) -> Environment:
-        """These envs, or those inside a wrapper that changes what is observed."""
+        """These envs, or the innermost ones inside observation wrappers."""
         return self
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
-        """Envs in which the simulator ran out of room for contacts or constraints."""
+        """Envs in which a simulator buffer for contacts or constraints overflowed."""
         return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     @property
     def buffers(self) -> Mapping[str, tuple[int, Float[Tensor, ""]]]:
-        """Room per env in each buffer of the simulator that can overflow, and its need, by setting: `Sim.needs`."""
+        """Capacity and need per env of each simulator buffer that can overflow, by setting: `Sim.needs`."""
         return {}
 
     def first_diverged(self) -> dict[str, Any] | None:
-        """Returns the state from which the first env diverged, to be replayed; None where that is not known.
-
-        It waits for the device.
-        """
+        """Return the state before the first divergence, if known; synchronises with the device."""
         return None
 
     def render(self) -> list[np.ndarray]:
-        """Returns pictures of the envs, uint8 [height, width, 3] each; raises ConfigError if they draw none."""
+        """Return images of the envs, uint8 [height, width, 3] each; raise ConfigError if they cannot render."""
         raise ConfigError(f"{type(self).__name__} draws no pictures of its envs")
 
     def compile(self) -> None:  # noqa: B027 (optional)
-        """Compiles what a step does besides the physics, by torch.compile."""
+        """Compile the step around the physics by torch.compile."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything that the next step depends on; nothing where envs cannot be saved."""
+        """Return everything that the next step depends on; empty if envs cannot be saved."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Restores `state_dict`; returns the observation to act on. Called only where `resumable`."""
+        """Restore `state_dict`; return the observation to act on. Called only if `resumable`."""
         return self.reset()
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes in all envs, at the training progress of another run; returns the observation to act on.
-
-        `state` is that of the other run, from `state_dict`. Without progress of its own an env begins as in `reset`.
-        """
+        """Begin new episodes at the training progress in another run's `state_dict`, if envs have any."""
         return self.reset()
 
     @abstractmethod
     def close(self) -> None:
-        """Frees what the envs hold."""
+        """Free all resources."""

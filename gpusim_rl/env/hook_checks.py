@@ -1,4 +1,4 @@
-"""Checks of what a task's hooks return: a wrong type, shape, device or value is one line that names the hook."""
+"""Validation of what a task's hooks return; errors name the hook."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 
 
 class HookChecks:
-    """Checks the hooks of one task; each method raises TaskError.
-
-    Checks of types and shapes cost nothing and run in every step. Those of values, `finite...`, wait for the device.
-    What hooks return is `Any` here: its type has not been checked yet.
-    """
+    """Checks of one task's hooks, which raise TaskError. Those of values, `finite...`, synchronise with the device."""
 
     def __init__(self, task: Task[Any], groups: ObservationGroups) -> None:
         self._name = type(task).__name__
@@ -28,7 +24,7 @@ class HookChecks:
         self._groups = groups
 
     def observation(self, obs: Any) -> None:
-        """Checks the groups of `Task.observe`: names, parts, shapes and types."""
+        """Check names, terms, shapes and types of `Task.observe`."""
         hook = f"{self._name}.observe()"
         if not isinstance(obs, dict):
             kind = type(obs).__name__
@@ -58,7 +54,7 @@ class HookChecks:
                 self._tensor(f"{label}[{name!r}]", numbers, (self._num_envs, sizes.get(name)), torch.float32)
 
     def reward_terms(self, terms: Any) -> None:
-        """Checks the terms of `Task.rewards`: a dict of tensors [num_envs], float32."""
+        """Check `Task.rewards`."""
         hook = f"{self._name}.rewards()"
         if not isinstance(terms, dict):
             raise TaskError(f"{hook} returned {type(terms).__name__}, expected a dict of named terms")
@@ -68,16 +64,16 @@ class HookChecks:
             self._tensor(f"{hook}[{name!r}]", term, (self._num_envs,), torch.float32)
 
     def stats(self, stats: Mapping[str, Any]) -> None:
-        """Checks the numbers of `Task.stats`: tensors [num_envs], float32."""
+        """Check `Task.stats`."""
         for name, value in stats.items():
             self._tensor(f"{self._name}.stats()[{name!r}]", value, (self._num_envs,), torch.float32)
 
     def mask(self, hook: str, mask: Any) -> None:
-        """Checks the result of a hook that selects envs: a tensor [num_envs], bool."""
+        """Check a hook that selects envs."""
         self._tensor(f"{self._name}.{hook}()", mask, (self._num_envs,), torch.bool)
 
     def finite_observation(self, obs: Mapping[str, Tensor]) -> None:
-        """Checks that all numbers of an observation are finite."""
+        """Check that an observation is finite."""
         for group, value in obs.items():
             if is_image(value):
                 continue
@@ -86,12 +82,12 @@ class HookChecks:
             self.finite(f"{self._name}.observe(): {group!r}", value, columns)
 
     def finite_terms(self, terms: Mapping[str, Tensor]) -> None:
-        """Checks that all terms of the reward are finite."""
+        """Check that all reward terms are finite."""
         for name, term in terms.items():
             self.finite(f"{self._name}.rewards(): {name!r}", term)
 
     def finite(self, label: str, value: Tensor, columns: Sequence[str] = ()) -> None:
-        """Checks that all numbers of a tensor are finite; `columns` names the part that each column belongs to."""
+        """Check that a tensor is finite; `columns`: name of the term of each column."""
         bad = ~torch.isfinite(value)
         if bool(bad.any()):
             env_id = int(bad.reshape(self._num_envs, -1).any(dim=1).int().argmax())
@@ -101,7 +97,6 @@ class HookChecks:
             raise TaskError(f"{label} is not finite (env {env_id}{column})")
 
     def _tensor(self, label: str, value: Any, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
-        """Checks type, shape and device of a value; None in the shape is any size."""
         expected = "[" + ", ".join("size" if size is None else str(size) for size in shape) + "]"
         if not isinstance(value, Tensor):
             raise TaskError(f"{label} returned {type(value).__name__}, expected a tensor of shape {expected}")
@@ -119,12 +114,7 @@ class HookChecks:
 
 
 def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
-    """Returns the action space of a task, from its `num_actions` and `choices`.
-
-    Raises:
-        TaskError: The task did not set them, or to something else than positive ints.
-        ConfigError: Discrete actions shall be noisy or late.
-    """
+    """Return the action space; raise TaskError or ConfigError if the task or settings do not fit it."""
     name = type(task).__name__
     num_actions = getattr(task, "num_actions", None)
     if not isinstance(num_actions, int) or num_actions < 1:

@@ -1,6 +1,6 @@
-"""Noise of images: each env sees its frame a few pixels aside, brighter or darker, anew in every control step.
+"""Image noise: a random shift and brightness per env and control step.
 
-Policies act on the noisy bytes and learn from the same ones: PPO's ratio stays 1 before its first update.
+Policies act on the noisy bytes and learn from the same ones: PPO's ratio is 1 before its first update.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from gpusim_rl.spaces import ImageShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
-    """Settings of a group of images in `task.observations`."""
+    """Settings of an image group in `task.observations`."""
 
-    shift: Natural = 0
-    """Most by which an image moves, along each side [pixels]; its border is repeated."""
+    shift: Natural = 0  # maximum along each side [pixels]; the border is repeated
     brightness: Annotated[
         tuple[float, float], Rule("[least, most], at least 0", lambda of: 0.0 <= of[0] <= of[1] < math.inf)
-    ] = (1.0, 1.0)
-    """Least and most factor on all bytes of an image, which stay within 0 and 255."""
+    ] = (1.0, 1.0)  # factor on all bytes, which are clamped to 0..255
 
 
 class ImageNoise(SeededDraws):
-    """Noise of the groups of images that `task.observations` names; raises ConfigError where a setting is wrong.
+    """Noise of the image groups in `task.observations`; raises ConfigError if a setting is wrong.
 
     Attributes:
-        shifts: How far each image of a group is moved now [pixels], int64 [num_envs, 2].
-        factors: Its brightness now, float32 [num_envs, 1, 1, 1].
+        shifts: Current shift of each image by group [pixels], int64 [num_envs, 2].
+        factors: Current brightness by group, float32 [num_envs, 1, 1, 1].
     """
 
     _stream = 1 << 34
@@ -70,14 +68,14 @@ class ImageNoise(SeededDraws):
         self.draw()
 
     def draw(self) -> None:
-        """Draws the noise of the next frames. Call it once per control step, before they are drawn."""
+        """Draw the noise of the next frames; call it once per control step, before they are rendered."""
         for group, most in self._moves.items():
             self.shifts[group].copy_(self._random.integers(-most, most + 1, 2))
         for group, (low, high) in self._ranges.items():
             self.factors[group].copy_(self._random.uniform(low, high, 1, 1, 1))
 
     def apply(self, group: str, images: Tensor) -> Tensor:
-        """Returns a group's images, uint8 [num_envs, height, width, channels], with the noise of now."""
+        """Add the current noise to a group's images, uint8 [num_envs, height, width, channels]."""
         if group in self.shifts:
             images = shifted(images, *self.shifts[group].unbind(dim=1))
         if group in self.factors:  # rounded: a factor of 1 changes nothing

@@ -46,19 +46,19 @@ Sigmoid = Literal["gaussian", "linear", "quadratic", "cosine", "hyperbolic", "lo
 
 
 def masked_terms(terms: Mapping[str, Float[Tensor, " envs"]], where: Bool[Tensor, " envs"]) -> dict[str, Tensor]:
-    """Returns reward terms, shape [num_envs] each, that are 0 in the envs of a mask, bool [num_envs]."""
+    """Zero reward terms, shape [num_envs] each, in the envs of a mask."""
     return dict(zip(terms, torch.stack(list(terms.values())).masked_fill(where, 0.0), strict=True))
 
 
 def wrap_angle(angle: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """Returns the same angle in [-pi, pi) [rad]."""
+    """Wrap an angle to [-pi, pi) [rad]."""
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
 
 
 def unscale(
     value: Float[Tensor, "*batch"], low: Float[Tensor, "..."], high: Float[Tensor, "..."]
 ) -> Float[Tensor, "*batch"]:
-    """Maps [low, high] to [-1, 1], for example joint positions by their limits."""
+    """Map [low, high] to [-1, 1], e.g. joint positions by their limits."""
     # (2 value - low - high) / (high - low)
     return torch.sub(high + low, value, alpha=2.0) / (low - high)
 
@@ -66,23 +66,20 @@ def unscale(
 def scale(
     value: Float[Tensor, "*batch"], low: Float[Tensor, "..."], high: Float[Tensor, "..."]
 ) -> Float[Tensor, "*batch"]:
-    """Maps [-1, 1] to [low, high], for example actions to position targets; the inverse of `unscale`."""
+    """Map [-1, 1] to [low, high], e.g. actions to position targets; the inverse of `unscale`."""
     # low + (high - low) (value + 1) / 2
     return torch.lerp(low, high, 0.5 * value + 0.5)
 
 
 def quat_angle(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
-    """Returns the angle of the rotation between two orientations, in [0, pi] [rad]; accurate near 0 too."""
+    """Return the angle between two orientations, in [0, pi] [rad]; accurate near 0 too."""
     between = quat_difference(a, b)
     # q and -q are the same rotation; abs() takes the smaller of their two angles
     return 2.0 * torch.atan2(torch.linalg.vector_norm(between[..., 1:], dim=-1), between[..., 0].abs())
 
 
 def quat_from_uniform(u: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 4"]:
-    """Returns orientations uniform over all rotations (wxyz, w >= 0), from numbers uniform in [0, 1).
-
-    Source: Shoemake 1992, Uniform random rotations, in Graphics Gems III.
-    """
+    """Map uniform numbers to uniform rotations, w >= 0 (Shoemake 1992, Uniform random rotations, Graphics Gems III)."""
     length, angle = torch.stack([u[..., 0], 1.0 - u[..., 0]], dim=-1).sqrt(), 2.0 * math.pi * u[..., 1:]
     quat = (length[..., None] * torch.stack([angle.cos(), angle.sin()], dim=-1)).flatten(-2)
     quat[..., 0].abs_()
@@ -96,21 +93,19 @@ def tolerance(
     sigmoid: Sigmoid = "gaussian",
     value_at_margin: float = 0.1,
 ) -> Float[Tensor, "*batch"]:
-    """Returns a soft indicator in [0, 1]: 1 inside the bounds, `value_at_margin` at the distance `margin` outside them.
+    """Return a soft indicator in [0, 1]: 1 within the bounds, `value_at_margin` at the distance `margin` outside them.
 
     Products and sums of such terms make readable rewards (Tassa et al. 2018, arXiv 1801.00690, section 2).
 
     Args:
         x: Any quantity.
-        bounds: Lower and upper end of the interval where the indicator is 1, in the unit of `x`; may be infinite.
-        margin: Distance outside the bounds where the indicator is `value_at_margin`, in the unit of `x`; 0 = a hard
-            indicator.
-        sigmoid: Shape of the fall. `linear`, `quadratic` and `cosine` reach exactly 0; the others only approach it.
-        value_at_margin: Indicator at the margin, in (0, 1); `linear`, `quadratic` and `cosine` allow 0.
+        bounds: Interval where the indicator is 1, in the unit of `x`; may be infinite.
+        margin: In the unit of `x`; 0 = a hard indicator.
+        sigmoid: Shape of the decay. `linear`, `quadratic` and `cosine` reach 0; the others approach it.
+        value_at_margin: In (0, 1); 0 is allowed if the sigmoid reaches it.
 
     Raises:
-        ValueError: The bounds are in the wrong order, the margin is negative, `value_at_margin` is out of range, or
-            the sigmoid is unknown.
+        ValueError: An argument is out of range.
     """
     low, high = bounds
     if low > high:
@@ -137,4 +132,4 @@ _SIGMOIDS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "long_tail": lambda d, v: 1.0 / (1.0 + d * d * (1.0 / v - 1.0)),
     "tanh_squared": lambda d, v: 1.0 - torch.tanh(d * math.atanh(math.sqrt(1.0 - v))) ** 2,
 }
-"""Indicators at a distance d, in units of the margin, where that at the margin is v."""
+"""Indicators at a distance d [margins] that are v at the margin."""

@@ -1,4 +1,4 @@
-"""Mirror images of observations and actions, from what a task says of the parts of its observation: `Task.mirrors`."""
+"""Mirror images of observations and actions, from the kinds of observation terms in `Task.mirrors`."""
 
 from __future__ import annotations
 
@@ -25,41 +25,35 @@ SIGNS: dict[str, list[float]] = {
     "planar_velocity": [1.0, -1.0, -1.0],  # x, y, turn about z
     "turn": [-1.0],  # about z or x
 }
-"""Kinds of quantities, and the signs of their numbers in the mirror image; a part may hold several of a kind."""
+"""Signs of the components of each kind in the mirror image; a term may hold several of a kind."""
 JOINTS, ACTUATORS = "joints", "actuators"
 IMAGE = "image"
-"""Kind of a group of images by a camera in the x-z plane of the robot: left and right change places."""
+"""Kind of an image group from a camera in the robot's x-z plane: left and right swap."""
 EXACT = 1e-4  # m, between points of a scan
 
 
 class PerBody(NamedTuple):
-    """Kind of a part that has a quantity for each of some bodies or sites, by their names: `PerBody(FEET)`."""
+    """Kind of a term with one quantity for each named body or site: `PerBody(FEET)`."""
 
     names: Sequence[str]
     kind: str = "scalar"
 
 
 class AtSite(NamedTuple):
-    """Kind of a part that a sensor at a site measures, in its axes: `AtSite("imu", "vector", "ang_vel")`.
+    """Kind of a term that a sensor at a site measures, in its axes: `AtSite("imu", "vector", "ang_vel")`.
 
-    A site beside the plane of symmetry has another velocity than its image, which follows from the angular velocity:
-    the part of the same group that `omega` names.
+    The velocity of a site beside the symmetry plane depends on the angular velocity, the group's term `omega`.
     """
 
     site: str
-    kind: str
-    """"vector" for a velocity, "pseudovector" for an angular velocity."""
+    kind: str  # "vector" for a velocity, "pseudovector" for an angular velocity
     omega: str = ""
 
 
 def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
-    """Derives the mirror images of a task's observations and actions; call it after `reset`.
+    """Derive the mirror images of observation groups and `actions`, after `reset`; raise TaskError if there are none.
 
-    Returns:
-        Maps of the observation groups by name, and of `actions`; and the model's asymmetry, see `MirrorImage.measure`.
-
-    Raises:
-        TaskError: The robot has none, or the task does not say of which kind a part of its observation is.
+    Returns the model's asymmetry too, see `MirrorImage.measure`.
     """
     if not isinstance(env, VecEnv):
         raise TaskError(f"{type(env).__name__}: the mirror images of another library's envs are not known")
@@ -106,18 +100,16 @@ def _matrix(swap: SignedPermutation) -> np.ndarray:
 
 
 def _terms(matrix: np.ndarray, row: int = 0, column: int = 0) -> list[tuple[int, int, float]]:
-    """Returns the terms of a map that a matrix adds, from this row and column on."""
     return [(row + int(i), column + int(k), float(matrix[i, k])) for i, k in np.argwhere(matrix)]
 
 
 class _Kinds:
-    """Makes the map of a part from its kind."""
+    """Maps of observation terms, from their kinds."""
 
     def __init__(self, task: str, kinds: Any, image: MirrorImage) -> None:
         self._task, self._kinds, self._image = task, kinds, image
 
     def of_part(self, name: str, size: int) -> SignedPermutation:
-        """Returns the map of one frame of a part."""
         default = ACTUATORS if name == "actions" else None
         kind = self._kinds.get(name, default)
         where = f"{self._task}.mirrors[{name!r}]"
@@ -144,7 +136,7 @@ class _Kinds:
         return SignedPermutation(list(range(size)), signs)
 
     def of_omega(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
-        """Returns the terms of a frame from number `first` that are of the angular velocity at the same time."""
+        """Return the angular velocity's terms for a frame from column `first`."""
         kind = self._kinds.get(name)
         matrix = self._image.at_site(kind.site, kind.kind)[1] if isinstance(kind, AtSite) else np.zeros((3, 3))
         if not matrix.any():

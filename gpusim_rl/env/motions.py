@@ -1,4 +1,4 @@
-"""Motion clips on the device: their frames at the control rate, and where in them the episodes are."""
+"""Motion clips on the device at the control rate, and the choice of start frames."""
 
 from __future__ import annotations
 
@@ -23,27 +23,19 @@ from gpusim_rl.files.paths import assets_dir, from_home
 from gpusim_rl.sim import Scene
 
 Starts = Literal["adaptive", "uniform", "first"]
-"""Frames in which episodes begin: any, more often where episodes fail; any; the first of each clip."""
+"""Start frames: any, more often where episodes fail; any; the first of each clip."""
 FORGETTING = 0.001  # share by which the failures of a control step enter their mean
 FLOOR = 0.1  # failures per control step, shared by all bins, that are added to those counted
 STRAIGHT = 1e-4  # angle between two quaternions [rad] below which they are interpolated linearly
 
 
 def read_clips(names: Sequence[str], scene: Scene, robot: str, bodies: Sequence[str]) -> dict[str, Clip]:
-    """Returns clips by name (see `clip_file`), with joints in the order of an articulation's and with these bodies.
-
-    Raises:
-        ConfigError: There is no such clip, or a file is none of this robot.
-    """
+    """Read clips by name for an articulation; raise ConfigError if one is missing or of another robot."""
     return {name: load_for(clip_file(name), scene, robot, bodies) for name in names}
 
 
 def clip_file(name: str) -> Path:
-    """Returns the file of a clip: of one that ships, by its name, or of one with the ending `.npz`.
-
-    Raises:
-        ConfigError: No such clip ships.
-    """
+    """Return the file of a shipped clip by its name, or a path ending in `.npz`; raise ConfigError if there is none."""
     shipped = {path.stem: path for path in sorted((assets_dir() / "motions").glob("*.npz"))}
     if not name.endswith(".npz") and name not in shipped:
         known = f"{did_you_mean(name, list(shipped))} There are {', '.join(shipped) or 'none'}, or path/to/clip.npz"
@@ -52,12 +44,9 @@ def clip_file(name: str) -> Path:
 
 
 def resampled(clip: Clip, rate: float) -> Clip:
-    """Returns a clip at another rate [Hz]: orientations by slerp, all else linear.
+    """Resample a clip to another rate [Hz]: orientations by slerp, all else, velocities too, linearly.
 
-    Velocities are those of the clip at the same times.
-
-    Raises:
-        ConfigError: The clip is shorter than two frames of the rate, or far longer than its file.
+    Raises ConfigError if the result is shorter than two frames, or far larger than the clip.
     """
     if clip.fps == rate:
         return clip
@@ -93,7 +82,7 @@ def _slerp(a: Array, b: Array, share: np.ndarray) -> Array:
 
 
 class Frame(NamedTuple):
-    """A frame for each env, in the order of the clips' joints and bodies; world frame, wxyz."""
+    """Frame for each env, in the order of the clips' joints and bodies; world frame, wxyz."""
 
     joint_pos: Float[Tensor, "envs joints"]
     joint_vel: Float[Tensor, "envs joints"]
@@ -104,17 +93,11 @@ class Frame(NamedTuple):
 
 
 class Motions:
-    """The frames of all clips, one clip after the other. They follow from the settings: no checkpoint has them.
-
-    The clips are those of `read_clips`, and are resampled to `rate`.
+    """Concatenated frames of clips, resampled to `rate` [Hz]; never in checkpoints. Too short clips raise ConfigError.
 
     Attributes:
         last: Last frame of each clip, shape [clips].
-        lengths: Frames of each clip.
-        rate: Frames per second [Hz].
-
-    Raises:
-        ConfigError: A clip is too short.
+        lengths: Number of frames of each clip.
     """
 
     def __init__(self, clips: Mapping[str, Clip], rate: float, device: torch.device) -> None:
@@ -129,7 +112,7 @@ class Motions:
         return len(self._frames)
 
     def frame(self, index: Int[Tensor, " envs"]) -> Frame:
-        """Returns a frame for each env, by its index from 0 to the number of all frames, less one."""
+        """Return a frame for each env, by its index over all clips."""
         joints, bodies = self._joints, self._bodies
         of_joints, of_bodies = self._frames.index_select(0, index).split([2 * joints, 13 * bodies], dim=1)
         parts = of_bodies.unflatten(1, (bodies, 13)).split([3, 4, 3, 3], dim=2)
@@ -137,7 +120,6 @@ class Motions:
 
 
 def _rows(name: str, clip: Clip, rate: float) -> Array:
-    """Returns the frames of a clip as rows: joints, then bodies."""
     try:
         clip = resampled(clip, rate)
     except ConfigError as error:
@@ -148,19 +130,17 @@ def _rows(name: str, clip: Clip, rate: float) -> Array:
 
 
 class Playhead(Stateful):
-    """The frame that each env follows, and the choice of those in which episodes begin.
+    """Current frame of each env, and the choice of start frames.
 
-    Adaptive starts are BeyondMimic's (arXiv 2508.08241): a clip is cut into bins of about a second. How likely a bin is
-    follows from the mean number of episodes that failed in it; inside a bin all frames are alike. An episode never
-    begins in the last frame of a clip, which has no next one to follow.
+    Adaptive starts are BeyondMimic's (arXiv 2508.08241): bins of about a second are drawn by the mean number of
+    episodes that failed in them. The last frame of a clip is never a start.
 
     Attributes:
-        index: Frame that is to be reached by the end of the control step, int64 [num_envs].
-        failures: Mean number of episodes that fail in a control step, by bin, shape [bins].
+        index: Frame to reach by the end of the control step, int64 [num_envs].
+        failures: Mean number of failed episodes per control step, shape [bins].
     """
 
-    draws = 2
-    """Random numbers that a start needs."""
+    draws = 2  # random numbers per start
 
     def __init__(self, motions: Motions, num: int, starts: Starts) -> None:
         device, begins, sizes = motions.last.device, [], []
@@ -180,11 +160,11 @@ class Playhead(Stateful):
         self._now = torch.zeros_like(self.failures)
 
     def restored(self) -> None:
-        """Keeps to today's clips: those of the checkpoint may have been longer."""
+        """Clamp to the current clips: the checkpoint's may have been longer."""
         self.index.clamp_(max=len(self._last) - 1)
 
     def chances(self) -> Float[Tensor, " bins"]:
-        """Returns the probability of each bin."""
+        """Return the probability of each bin."""
         if self._starts == "first":
             weights = torch.ones_like(self.failures)
         elif self._starts == "uniform":
@@ -194,7 +174,7 @@ class Playhead(Stateful):
         return weights / weights.sum()
 
     def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
-        """Chooses frames to begin in, from numbers in [0, 1); the envs of the mask then follow the next ones."""
+        """Choose start frames by numbers in [0, 1); the envs of the mask then follow the next ones."""
         ends = self.chances().cumsum(0)
         chosen = torch.bucketize(unit[:, 0] * ends[-1], ends, right=True).clamp_(max=len(ends) - 1)
         sizes = self._sizes.index_select(0, chosen)
@@ -204,10 +184,7 @@ class Playhead(Stateful):
         return start
 
     def advance(self, failed: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
-        """Counts the episodes that have failed, and goes to the next frame; returns the envs whose clip is over.
-
-        Where the simulation diverged, nothing has failed.
-        """
+        """Count failed episodes, except diverged ones, and advance a frame; return the envs whose clip is over."""
         counted = torch.gt(failed, diverged, out=torch.empty(len(failed), device=failed.device))  # of masks: and not
         now = self._now.zero_().index_add_(0, self._bin.index_select(0, self.index), counted)
         self.failures.lerp_(now, FORGETTING)
@@ -217,7 +194,7 @@ class Playhead(Stateful):
         return over
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Returns the entropy of the starts, 1 where all bins are alike, and the likeliest bin."""
+        """Return the entropy of the starts, 1 = uniform, and the likeliest bin."""
         chances = self.chances()
         single = len(chances) == 1
         entropy = chances.sum() if single else torch.special.entr(chances).sum() / math.log(len(chances))

@@ -1,8 +1,7 @@
-"""The NaN guard: keeps the state and action before the first divergence, so that a user can replay it.
+"""NaN guard: state and action before the first divergence, for a replay.
 
-`Sim.diverged` (`sim/mujoco.py`, `sim/warp_sim.py`) says which envs diverged: their state is NaN, infinite, or too large
-to be physical. An env whose action or control is NaN or infinite counts as diverged too. `VecEnv` masks and resets it.
-A NaN in observations, rewards, losses or the policy is found by `run/finite_check.py`.
+`Sim.diverged` flags states that are NaN, infinite or too large to be physical; `VecEnv` adds non-finite actions and
+controls. `run/finite_check.py` finds NaN in observations, rewards, losses and policy.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.sim import Articulation, Sim
 
 EnvState = dict[str, dict[str, Tensor]]
-"""State of one env: by articulation, the arguments of `Articulation.set_state`, without the leading dimension."""
+"""State of one env: by articulation, the arguments of `Articulation.set_state`, without the env dimension."""
 
 
 # The angular velocity is kept in the root's own frame: there it is a view of the simulator's memory. `read` rotates it
@@ -27,10 +26,7 @@ _ROOT = ("root_pos", "root_quat", "root_lin_vel", "root_ang_vel_local")
 
 
 class NanGuard:
-    """Keeps one env's state and action: those from which the first env of a run diverged.
-
-    They stay on the device in fixed memory. `before_step` and `after_step` never wait for the device; `read` does.
-    """
+    """State and action before the first divergence of a run, in fixed device memory."""
 
     def __init__(self, sim: Sim, num_actions: int) -> None:
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
@@ -45,13 +41,13 @@ class NanGuard:
         self._found = torch.zeros((), dtype=torch.bool, device=sim.device)
 
     def before_step(self, action: Shaped[Tensor, "envs actions"]) -> None:
-        """Keeps the states and actions of all envs, before the physics changes them, unless an env diverged before."""
+        """Keep all states and actions before the physics, until an env diverges."""
         self._keep(torch.cat([*self._state(), action], dim=1), self._before)
 
     def after_step(
         self, diverged: Bool[Tensor, " envs"], progress: Int[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]
     ) -> None:
-        """Keeps what belongs to the states of `before_step`; `bad_input`: envs with a control that is not finite."""
+        """Keep what belongs to them; `bad_input`: envs with a non-finite control."""
         self._keep(diverged, self._diverged)
         self._keep(progress, self._progress)
         self._keep(bad_input, self._bad_input)
@@ -59,7 +55,7 @@ class NanGuard:
         torch.any(self._diverged_ever, dim=0, out=self._found)
 
     def forget(self) -> None:
-        """Forgets all divergences, as at the start of a run."""
+        """Forget all divergences."""
         self._diverged_ever.zero_()
         self._found.zero_()
 
@@ -67,12 +63,12 @@ class NanGuard:
         torch.where(self._found, kept, new, out=kept)
 
     def read(self) -> dict[str, Any] | None:
-        """Returns what is kept, or None if no env diverged; waits for the device.
+        """Return the first divergence, or None; synchronises with the device.
 
         Returns:
-            `env`: index of the env. `episode_step`: control step of its episode. `cause`: `physics`; `action`, if its
-            action is not finite; `apply_action`, if a control or a force is not. `diverged_envs`: how many envs
-            diverged until now, once or more. `state`: an `EnvState`. `action`: its action, shape [num_actions].
+            `env`: index of the env. `episode_step`: control step of its episode. `cause`: `physics`, or `action` or
+            `apply_action` if the action or a control is not finite. `diverged_envs`: number of envs that ever diverged.
+            `state`: an `EnvState`. `action`: shape [num_actions].
         """
         if not self._found:
             return None
@@ -101,7 +97,7 @@ class NanGuard:
 
 
 def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Writes the state of one env, from `NanGuard.read`, into all envs of a simulator of the same scene."""
+    """Write a state from `NanGuard.read` into all envs of a simulator of the same scene."""
     everywhere = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
     sim.reset(everywhere)
     for name, values in state.items():
@@ -111,6 +107,6 @@ def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
 
 
 def state_keys(articulation: Articulation) -> tuple[str, ...]:
-    """Returns the names of the properties that are the state of an articulation."""
+    """Return the properties that make up an articulation's state."""
     moved = ("mocap_poses",) if articulation.mocap_poses.shape[1] else ()
     return (*(_ROOT if articulation.free_root else ()), "joint_pos", "joint_vel", *moved)

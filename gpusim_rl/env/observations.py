@@ -1,8 +1,4 @@
-"""From what a task observes to what a policy gets: named parts, scales, and the noise, delay and history of sensors.
-
-This is the one place that adds noise to observations: of a part or of images (`task.observations`), or of the policy's
-whole observation (IsaacGymEnvs' `task.randomization_params.observations`).
-"""
+"""Observation pipeline from the task's terms to the policy, including all noise, delay and history of sensors."""
 
 from __future__ import annotations
 
@@ -28,59 +24,47 @@ from gpusim_rl.settings.schema import Count, Natural
 from gpusim_rl.spaces import ImageShape
 
 TaskObservation = Mapping[str, Tensor | Parts]
-"""Observation groups of a task by name: a tensor [num_envs, size], the named parts of one, or images."""
+"""Observation groups of a task by name: a tensor [num_envs, size], named terms, or images."""
 
 TEACHER = "teacher"
-"""Group with all parts of the policy's observation, where `task.observations` leaves out some."""
+"""Group with all terms of the policy's observation, if `task.observations` drops some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """Settings of a part in `task.observations`."""
+    """Settings of a term in `task.observations`."""
 
-    noise: Any = None
-    """Standard deviation, bounds [low, high] of uniform noise, or settings as IsaacGymEnvs has them [unit]."""
-    delay: Natural | Annotated[tuple[int, int], LEAST_TO_MOST] = 0
-    """Control steps by which the part is late: one number, or the range of draws."""
-    history: Count = 1
-    """Frames of the control steps up to this one."""
-    used: bool = True
-    """Whether the policy gets it; if not, only the group `teacher` has it."""
+    noise: Any = None  # standard deviation, bounds [low, high] of uniform noise, or IsaacGymEnvs' settings [unit]
+    delay: Natural | Annotated[tuple[int, int], LEAST_TO_MOST] = 0  # [control steps], or the range of draws
+    history: Count = 1  # number of frames, up to the current control step
+    used: bool = True  # by the policy; if not, only the group `teacher` has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservationPart:
-    """A named part of an observation: as many numbers as a sensor gives, times the frames of its history."""
+    """Observation term: the components of a sensor, times the frames of its history."""
 
     name: str
-    size: int
-    """Numbers of one frame."""
-    unit: str
-    """Unit of the part before its scale; `-` has none, and an empty one is not known."""
-    scale: float
-    """Factor from the part to the numbers in the observation."""
-    noise: Noise | None = None
-    """Noise of its sensor [unit]."""
-    delay: tuple[int, int] = (0, 0)
-    """Fewest and most control steps by which it is late."""
-    history: int = 1
-    """Frames of the control steps up to this one, the oldest first."""
+    size: int  # components in one frame
+    unit: str  # before the scale; `-` = dimensionless, empty = unknown
+    scale: float  # factor from the unit to the observation
+    noise: Noise | None = None  # of the sensor [unit]
+    delay: tuple[int, int] = (0, 0)  # least and most [control steps]
+    history: int = 1  # number of frames, the oldest first
 
 
 class ObservationGroups:
-    """Turns what a task observes into one tensor for each group.
+    """Assembly of a task's terms into one tensor per group.
 
-    The task's `units` and `scales` describe the named parts, `settings` (`task.observations`) the policy's sensors and
-    its images, and `noise` is on the policy's whole observation.
-
-    Where settings leave out parts of the policy's observation, the group `teacher` has all of them.
+    `settings` (`task.observations`) describe the policy's sensors and images; `noise` is on the policy's whole
+    observation.
 
     Attributes:
-        sizes: Size of each group of numbers; empty until `describe`.
-        images: Shape of each group of images; empty until `describe`.
-        parts: Named parts of those groups that have some, in their order; empty until `describe`.
-        observed: The same of what the task observes, with the parts that are left out.
-        sensors: Noise, delay and history of the policy's observation; None where it has none, and until `describe`.
+        sizes: Size of each numeric group; empty until `describe`.
+        images: Shape of each image group; empty until `describe`.
+        parts: Terms by group, in order; empty until `describe`.
+        observed: `parts` as the task observes them, dropped terms included.
+        sensors: Sensor model of the policy's observation; None if there is none, and until `describe`.
         image_noise: Noise of images; likewise.
     """
 
@@ -96,12 +80,7 @@ class ObservationGroups:
         self.image_noise: ImageNoise | None = None
 
     def describe(self, obs: TaskObservation) -> None:
-        """Finds out from a first observation what the groups consist of.
-
-        Raises:
-            TaskError: The task scales a part that it does not observe.
-            ConfigError: The settings have a part or a key that there is not, or a value out of its range.
-        """
+        """Determine the groups from a first observation; raise TaskError or ConfigError for unknown terms or keys."""
         task, name = self._task, type(self._task).__name__
         named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
         known = {part for parts in named.values() for part in parts} | task.units.keys()  # there may be other modes
@@ -143,10 +122,7 @@ class ObservationGroups:
         self.sizes.update({group: value.shape[1] for group, value in self.read(obs).items() if not is_image(value)})
 
     def read(self, obs: TaskObservation, *, clean: bool = False) -> Observation:
-        """Returns one tensor [num_envs, size] for each group: its named parts joined, times their scales.
-
-        A tensor of named parts is new memory. `clean` leaves out noise, delay and history.
-        """
+        """Concatenate and scale the terms of each group; `clean`: without noise, delay and history."""
         joined = {}
         for group, value in obs.items():
             frame = self._join(value)
@@ -173,15 +149,14 @@ class ObservationGroups:
 
 
 class SensorModel(SeededDraws):
-    """Makes a policy's observation of named parts, or of none, as real sensors give it: noisy, late, of several steps.
+    """Sensor model of the policy's observation: noise, delay and history.
 
-    Noise is drawn anew in every control step, and for the first observation of an episode. The delay is drawn for each
-    env and part when an episode begins. Before an episode's first frame, sensors show that frame. Frames are kept in a
-    ring on the device. Noise on the `whole` observation comes after scales, delay and history.
+    Noise is drawn in every control step and at the start of an episode, the delay of each env and term at the start.
+    An episode's first frame also stands for earlier ones. Noise on the `whole` observation comes last.
 
     Attributes:
-        steps: Control steps of the run so far, int64, shape []; schedules of noise count them.
-        delays: Delay of each part [control steps], int64 [num_envs, parts].
+        steps: Control steps of the run so far, int64, shape [], for noise schedules.
+        delays: Delay of each term [control steps], int64 [num_envs, terms].
     """
 
     _stream = 1 << 33
@@ -222,7 +197,7 @@ class SensorModel(SeededDraws):
         self._draw_step()
 
     def advance(self) -> None:
-        """Begins a control step: new noise, and room for a new frame. Call it once per step, before `read`."""
+        """Begin a control step, before `read`: new noise, and a slot for a new frame."""
         self.steps += 1
         self._draw_step()
         if self._ring is not None:
@@ -230,7 +205,7 @@ class SensorModel(SeededDraws):
             self._fresh.zero_()
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draws what is random per episode, where one begins; the next `read` gives the first frame."""
+        """Draw what is random per episode; the next `read` gives the first frame."""
         for noise in (self._noise, self._whole_noise):
             if noise is not None:
                 noise.begin_episodes(self.steps, where)
@@ -242,10 +217,7 @@ class SensorModel(SeededDraws):
     def read(
         self, frame: Float[Tensor, "envs numbers"], scales: Float[Tensor, " numbers"] | None
     ) -> Float[Tensor, "envs size"]:
-        """Returns what the sensors give now, of the true observation before scales.
-
-        A second call in a step replaces the newest frame.
-        """
+        """Return the readings of the true, unscaled observation; a second call in a step replaces the newest frame."""
         if self._noise is not None:
             frame = self._noise.apply(frame)
         if scales is not None:
@@ -272,17 +244,17 @@ class SensorModel(SeededDraws):
         self.begin_episodes(torch.ones_like(self._fresh))
 
     def begin_from(self, state: Mapping[str, Any]) -> None:
-        """Continues the schedules of another run's `state_dict`."""
+        """Continue the schedules of another run's `state_dict`."""
         self.steps.copy_(state["tensors"]["steps"])
 
 
 def is_image(value: Any) -> TypeGuard[Tensor]:
-    """Returns whether an observation group is one of images: uint8, [num_envs, height, width, channels]."""
+    """Return whether a group holds images: uint8, [num_envs, height, width, channels]."""
     return isinstance(value, Tensor) and value.dtype == torch.uint8
 
 
 def number_names(sizes: Mapping[str, int], parts: Mapping[str, Sequence[ObservationPart]]) -> dict[str, list[str]]:
-    """Returns a name for each number of every observation group: that of its part, and its place in it."""
+    """Name the columns of every observation group: `term[i]`."""
     columns = {group: [(part.name, part.size * part.history) for part in of_it] for group, of_it in parts.items()}
     return {
         group: [f"{name}[{n}]" for name, count in columns.get(group) or [(group, size)] for n in range(count)]
@@ -291,7 +263,6 @@ def number_names(sizes: Mapping[str, int], parts: Mapping[str, Sequence[Observat
 
 
 def _check_names(sensors: Mapping[str, Any], parts: Collection[str]) -> None:
-    """Raises ConfigError for a part of `task.observations` that the policy's observation does not have."""
     for name in sensors:
         if name not in parts:
             known = f"It has {', '.join(parts)}" if parts else "The task does not name its parts"
@@ -314,7 +285,6 @@ def _described(task: Task[Any], name: str, size: int, settings: Any) -> Observat
 
 
 def _noise(value: Any, key: str) -> Noise | None:
-    """Returns the noise of a part, from a standard deviation, bounds of uniform noise, or IsaacGymEnvs' settings."""
     if isinstance(value, Mapping):
         return parse(Noise, value, key)
     if isinstance(value, list | tuple):

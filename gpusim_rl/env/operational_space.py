@@ -1,7 +1,6 @@
-"""The control law that moves a hand by torques of its arm.
+"""Operational space control by elementary tensor operations.
 
-Everything here is elementary tensor operations. `torch.linalg` would call LAPACK's cousins on the GPU, which wait for
-the device to hear of singular matrices, or cannot be captured in a CUDA graph.
+`torch.linalg` on a GPU waits for the device to report singular matrices, or cannot be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 DAMPING = 1e-4
-"""Share by which the diagonal of a body's inverse inertia is raised, so that stretched arms get finite torques."""
+"""Relative damping of the inverse inertia's diagonal; keeps torques of stretched arms finite."""
 
 
 def operational_space_torque(
@@ -20,20 +19,17 @@ def operational_space_torque(
     acceleration: Float[Tensor, "envs task"],
     posture: Float[Tensor, "envs joints"],
 ) -> Float[Tensor, "envs joints"]:
-    """Returns torques that accelerate a body as asked, and the joints as asked where this does not touch the body.
+    """Return torques [N m] for a body's acceleration a, and joint accelerations p in its null space.
 
-    Operational space control (Khatib 1987, doi 10.1109/JRA.1987.1087068): with the inertia L = (J M^-1 J^T)^-1 that the
-    body has for its surroundings, the torques are M p + J^T L (a - J p). Of all joint accelerations that give the body
-    `a` these are the nearest to `p`, in the metric M. Gravity and forces that depend on velocity are left out.
+    Operational space control (Khatib 1987, doi 10.1109/JRA.1987.1087068): with the body's inertia
+    L = (J M^-1 J^T)^-1 the torques are M p + J^T L (a - J p). Of all joint accelerations that give a, they give the
+    one nearest to p in the metric M. Gravity and velocity-dependent forces are not included.
 
     Args:
         jacobian: Jacobian J of the body.
         mass_matrix: Mass matrix M [kg m^2].
-        acceleration: Acceleration a that the body shall have [m/s^2, rad/s^2].
-        posture: Acceleration p that the joints shall have [rad/s^2].
-
-    Returns:
-        Torques [N m], shape [num_envs, joints].
+        acceleration: Acceleration a of the body [m/s^2, rad/s^2].
+        posture: Acceleration p of the joints [rad/s^2].
     """
     transposed = jacobian.transpose(1, 2)
     mobility = jacobian @ solve_positive_definite(mass_matrix, transposed)
@@ -46,10 +42,7 @@ def operational_space_torque(
 def solve_positive_definite(
     matrix: Float[Tensor, "*batch n n"], right: Float[Tensor, "*batch n m"]
 ) -> Float[Tensor, "*batch n m"]:
-    """Solves `matrix @ x = right` for small symmetric positive definite matrices.
-
-    Gauss-Jordan elimination; such matrices need no pivoting.
-    """
+    """Solve `matrix @ x = right` for small matrices by Gauss-Jordan elimination, which needs no pivoting here."""
     size = matrix.shape[-1]
     rows = torch.cat([matrix, right], dim=-1)
     for k in range(size):

@@ -1,4 +1,4 @@
-"""Maps IsaacGym's properties of joints, bodies, shapes and tendons to quantities of MuJoCo that can be randomised."""
+"""IsaacGym's properties of joints, bodies, shapes and tendons as quantities of MuJoCo that can be randomised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpusim_rl.sim.actuators import DAMPING, RESISTANCE, STIFFNESS, is_dc_motor,
 from gpusim_rl.sim.params import FIELDS
 
 LEAST_MASS = 0.01
-"""Lower limit of drawn mass and inertia, as a share of the model's."""
+"""Lower limit of drawn mass and inertia, relative to the model's."""
 LEAST_FRICTION = 1e-5
 """Lower limit of drawn sliding, torsional and rolling friction: MuJoCo's `mjMINMU`."""
 
@@ -31,30 +31,25 @@ _AFFINE_BIAS, _NO_BIAS = mujoco.mjtBias.mjBIAS_AFFINE.value, mujoco.mjtBias.mjBI
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A physical quantity of some elements: the model's values, and a function that writes others."""
+    """Physical quantity of some elements: default values and a setter."""
 
-    default: Float[Tensor, "..."]
-    """The model's values, shape [elements] or [elements, 3]; [3] for gravity."""
-    write: Callable[[Tensor, Bool[Tensor, " envs"]], None]
-    """Writes values, shape [num_envs, *default.shape], into the envs of a mask, bool [num_envs]."""
-    low: Tensor | float | None = None
-    """Lower limit of drawn values; None = no limit."""
+    default: Float[Tensor, "..."]  # of the model, [elements] or [elements, 3]; [3] for gravity
+    write: Callable[[Tensor, Bool[Tensor, " envs"]], None]  # [num_envs, *default.shape], in the envs of a mask
+    low: Tensor | float | None = None  # limit of drawn values
     high: Tensor | float | None = None
-    """Upper limit of drawn values; None = no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """An actuator on a joint."""
+    """Actuator on a joint."""
 
     name: str
     joint: str
-    index: int
-    """Number of the actuator in the model."""
+    index: int  # in the model
 
 
 class ActorProperties(Stateful):
-    """Properties of an articulation, or of the ground (`GROUND`), that can be randomised."""
+    """Randomisable properties of an articulation, or of the ground (`GROUND`). `elements=None` means all."""
 
     def __init__(self, sim: Sim, name: str) -> None:
         self.sim = sim
@@ -70,19 +65,15 @@ class ActorProperties(Stateful):
         return self._inertia
 
     def quantities(self, section: str, name: str, elements: Sequence[str] | None) -> list[Quantity]:
-        """Return MuJoCo's quantities for a property of `SECTIONS`, of some bodies, joints or tendons; None = all.
-
-        Raises:
-            TaskError: An element does not exist, or has no such property.
-        """
+        """Return MuJoCo's quantities for a property of `SECTIONS`; raise TaskError if there are none."""
         return SECTIONS[section][name](self, elements)
 
     def param(self, field: str, elements: Sequence[str] | None) -> Param:
-        """Returns a parameter of the simulator for some elements; None = all."""
+        """Return a parameter of the simulator for some elements."""
         return self.sim.param(field, self.name, elements)
 
     def joints(self, elements: Sequence[str] | None) -> list[str]:
-        """Returns names of joints; None = all. Raises TaskError for a joint that does not exist, or where none does."""
+        """Return joint names; raise TaskError if one does not exist, or there are none."""
         known = self.sim.articulation(self.name).joint_names
         for name in elements or []:
             if name not in known:
@@ -92,7 +83,7 @@ class ActorProperties(Stateful):
         return list(known if elements is None else elements)
 
     def drives(self, elements: Sequence[str] | None) -> list[Drive]:
-        """Returns the actuators on some joints; None = on all."""
+        """Return the actuators on some joints."""
         model, joints, prefix = self.model, self.joints(elements), self.sim.scene.prefix(self.name)
         drives = []
         for i in range(model.nactuator):
@@ -103,7 +94,7 @@ class ActorProperties(Stateful):
 
 
 GetQuantities = Callable[[ActorProperties, Sequence[str] | None], list[Quantity]]
-"""Finds the quantities of a property for some elements, None = all; raises TaskError where there are none."""
+"""Lookup of a property's quantities for some elements, None = all; raises TaskError if there are none."""
 
 
 def _column(
@@ -114,7 +105,7 @@ def _column(
     low: Tensor | float | None = None,
     high: Tensor | float | None = None,
 ) -> Quantity:
-    """Returns one column of a parameter; with index None a parameter that has one number per element."""
+    """Return a column of a parameter, or the whole one."""
     if index is None:
         return Quantity(param.default, param.set, low, high)
 
@@ -125,7 +116,7 @@ def _column(
 
 
 def _field(field: str, column: int | None = None, *, low: float | None = 0.0) -> GetQuantities:
-    """Returns a property that is a field of the model, or a column of one."""
+    """Return a property that is a field of the model, or its column."""
     return lambda actor, elements: [_column(actor.param(field, elements), column, low=low)]
 
 
@@ -133,7 +124,7 @@ def _field(field: str, column: int | None = None, *, low: float | None = 0.0) ->
 
 
 def _servo_column(model: mujoco.MjModel, i: int) -> int | None:
-    """Returns the column of the biases with a servo's gain, negated: 1 = position, 2 = velocity; None = no servo."""
+    """Return the bias column of a servo's negated gain: 1 = position, 2 = velocity."""
     gain, bias = model.actuator_gainprm[i, 0], model.actuator_biasprm[i]
     if gain == 0.0 or model.actuator_gaintype[i] != _FIXED_GAIN or model.actuator_biastype[i] != _AFFINE_BIAS:
         return None
@@ -145,13 +136,12 @@ def _servo_column(model: mujoco.MjModel, i: int) -> int | None:
 def _of_drives(
     actor: ActorProperties, drives: Sequence[Drive], field: str, column: int, *, sign: float = 1.0
 ) -> list[Quantity]:
-    """Returns a column of the drives' parameters; nothing where there are no drives."""
     names = [drive.name for drive in drives]
     return [_column(actor.param(field, names), column, sign=sign, low=0.0)] if drives else []
 
 
 def _gains(actor: ActorProperties, servos: Sequence[Drive], column: int) -> list[Quantity]:
-    """Returns the gain of servos, which stands in the first column of the gains, and negative in one of the biases."""
+    """Return the gain of servos: the first gain column, and negated in a bias column."""
     gains = _of_drives(actor, servos, "actuator_gainprm", 0)
     biases = _of_drives(actor, servos, "actuator_biasprm", column, sign=-1.0)
 
@@ -165,14 +155,14 @@ def _gains(actor: ActorProperties, servos: Sequence[Drive], column: int) -> list
 def _undriven(
     actor: ActorProperties, elements: Sequence[str] | None, drives: Sequence[Drive], field: str
 ) -> list[Quantity]:
-    """Returns a field of those joints that none of these drives is on."""
+    """Return a field of the joints without any of these drives."""
     driven = {drive.joint for drive in drives}
     joints = [joint for joint in actor.joints(elements) if joint not in driven]
     return _field(field)(actor, joints) if joints else []
 
 
 def _stiffness(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Returns the stiffness [N m/rad or N/m]: kp of position servos; of joints without a servo, their spring."""
+    """Return the stiffness [N m/rad or N/m]: kp of position servos, else the joint's spring."""
     model, drives = actor.model, actor.drives(elements)
     servos = [drive for drive in drives if _servo_column(model, drive.index) == 1]
     motors = [drive for drive in drives if is_dc_servo(model, drive.index, STIFFNESS)]
@@ -184,7 +174,7 @@ def _stiffness(actor: ActorProperties, elements: Sequence[str] | None) -> list[Q
 
 
 def _damping(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Returns the damping [N m s/rad or N s/m]: kv of servos that have it; of other joints, their own damping."""
+    """Return the damping [N m s/rad or N s/m]: kv of servos that have it, else the joint's damping."""
     model, drives = actor.model, actor.drives(elements)
     positions = [drive for drive in drives if _servo_column(model, drive.index) == 1]
     damped = [drive for drive in positions if model.actuator_biasprm[drive.index, 2] != 0.0]
@@ -199,7 +189,7 @@ def _damping(actor: ActorProperties, elements: Sequence[str] | None) -> list[Qua
 
 
 def _in_proportion(actor: ActorProperties, field: str, drives: list[Drive], effort: NDArray[np.float64]) -> Quantity:
-    """Returns efforts of actuators [N m or N], which scale all columns of a parameter."""
+    """Return actuator efforts [N m or N] that scale a parameter."""
     param = actor.param(field, [drive.name for drive in drives])
     default = torch.as_tensor(effort, dtype=torch.float32).to(actor.sim.device)
 
@@ -211,7 +201,7 @@ def _in_proportion(actor: ActorProperties, field: str, drives: list[Drive], effo
 
 
 def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Returns the largest force on joints [N m or N]: the force range of actuators that have one, or a motor's gear."""
+    """Return the maximum force on joints [N m or N]: an actuator's force range, or a motor's gear."""
     model, drives = actor.model, actor.drives(elements)
     limited = [drive for drive in drives if model.actuator_forcelimited[drive.index]]
     motors = [drive for drive in drives if not model.actuator_forcelimited[drive.index]]
@@ -239,7 +229,7 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
 
 
 def _with_stall(actor: ActorProperties, limited: list[Drive], effort: Quantity) -> Quantity:
-    """Returns effort limits with which the effort of DC motors at standstill goes in proportion."""
+    """Scale the stall effort of DC motors with their effort limits."""
     columns = [column for column, drive in enumerate(limited) if is_dc_motor(actor.model, drive.index)]
     if not columns:
         return effort
@@ -254,7 +244,7 @@ def _with_stall(actor: ActorProperties, limited: list[Drive], effort: Quantity) 
 
 
 def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Returns the delay of actuators [s], from 0 to their `max_delay`."""
+    """Return the delay of actuators [s], from 0 to their `max_delay`."""
     late = [drive.name for drive in actor.drives(elements) if actor.model.actuator_history[drive.index, 0]]
     if not late:
         raise TaskError(f"{actor.name!r} has no delays there; give its actuators some: scene.add_actuators(max_delay=)")
@@ -262,7 +252,7 @@ def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quant
 
 
 def _limit(column: int) -> GetQuantities:
-    """Returns the property of lower or upper limits of joints [rad or m], which never cross."""
+    """Return the property of lower or upper joint limits [rad or m], which never cross."""
 
     def find(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
         param = actor.param("jnt_range", elements)
@@ -276,11 +266,11 @@ def _limit(column: int) -> GetQuantities:
 
 
 class Inertia(Stateful):
-    """Mass and inertia of an actor's bodies. The inertia follows the mass; a second factor scales it alone.
+    """Mass and inertia of an actor's bodies. Inertia scales with mass, and by a factor of its own.
 
     Attributes:
         names: Bodies that have a mass.
-        density: Mass divided by the model's, shape [num_envs, bodies].
+        density: Mass relative to the model's, shape [num_envs, bodies].
         spread: Factor on the inertia alone, shape [num_envs, bodies].
     """
 
@@ -293,7 +283,7 @@ class Inertia(Stateful):
         self.spread = torch.ones_like(self.density)
 
     def mass(self, elements: Sequence[str] | None) -> Quantity:
-        """Returns the masses of bodies [kg]; None = all. Raises TaskError for a body without mass."""
+        """Return the masses of bodies [kg]; raise TaskError for a body without mass."""
         names, columns = self._find(elements)
         param = self._param("body_mass", names)
 
@@ -304,7 +294,7 @@ class Inertia(Stateful):
         return Quantity(param.default, write, low=LEAST_MASS * param.default)
 
     def factor(self, elements: Sequence[str] | None) -> Quantity:
-        """Returns factors on the inertia of bodies, beside that of their mass; None = all. Raises as `mass`."""
+        """Return the inertia's own factors; raise as `mass`."""
         _, columns = self._find(elements)
         default = torch.ones(len(columns), device=columns.device)
         return Quantity(default, lambda value, where: self._scale(self.spread, columns, value, where), low=LEAST_MASS)
@@ -315,7 +305,6 @@ class Inertia(Stateful):
         self._inertia.set((self.density * self.spread)[..., None] * self._inertia.default, where)
 
     def _find(self, elements: Sequence[str] | None) -> tuple[list[str], Tensor]:
-        """Returns names of bodies, and their columns."""
         for name in elements or []:
             if name not in self.names:
                 hint = did_you_mean(name, self.names)
@@ -329,7 +318,7 @@ class Inertia(Stateful):
 
 
 def of_scene(param: Param) -> Quantity:
-    """Returns gravity, a parameter of `PICTURES` or colours of geoms. Directions keep their length, colours alpha."""
+    """Return gravity, a parameter of `PICTURES` or geom colours. Directions keep their length, colours their alpha."""
     if param.name in ("cam_quat", "light_dir"):
         return Quantity(param.default, lambda value, where: param.set(normalize(value, dim=-1), where))
     if param.name in ("mat_rgba", "geom_rgba"):
@@ -345,7 +334,7 @@ def of_scene(param: Param) -> Quantity:
 
 _LIMITS = {"cam_fovy": (1.0, 179.0), "light_ambient": (0.0, 1.0), "light_diffuse": (0.0, 1.0)}
 PICTURES = [name for name, field in FIELDS.items() if field.pictures and field.of != "geom"]
-"""Properties of cameras, lights and materials: parameters of the whole scene, by their names in `Sim.param`."""
+"""Properties of cameras, lights and materials, by their names in `Sim.param`."""
 
 SECTIONS: dict[str, dict[str, GetQuantities]] = {
     "dof_properties": {
@@ -374,7 +363,7 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
         "damping": _field("tendon_damping"),
     },
 }
-"""Properties of an actor in the schema, by section and name."""
+"""Properties of an actor, by section and name of the yaml."""
 
 NOT_HERE = {
     "velocity": "MuJoCo does not limit the velocity of joints; try damping",
@@ -386,4 +375,4 @@ NOT_HERE = {
     "filter": "what can touch what is the MJCF's; leave it out",
     "scale": "bodies cannot change their size at run time; try mass, inertia and com of rigid_body_properties",
 }
-"""Properties that IsaacGym can randomise and MuJoCo cannot, with the reason and an alternative."""
+"""IsaacGym properties that MuJoCo cannot randomise, with the reason and an alternative."""

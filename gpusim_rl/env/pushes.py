@@ -1,4 +1,4 @@
-"""Pushes on robots and objects: of a task, and as an extension of IsaacGymEnvs' randomisation."""
+"""Pushes on robots and objects, by tasks or by domain randomisation."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ from gpusim_rl.sim import Articulation, Sim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushes(Ramp):
-    """Pushes on an articulation, at random moments that differ between envs."""
+    """Pushes on an articulation, at random times per env."""
 
-    interval_s: Annotated[tuple[float, float], LEAST_TO_MOST]
-    """Least and most time between two pushes [s]."""
-    velocity: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None
-    """Change of the root's horizontal velocity, in any direction [m/s]."""
-    force: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None
-    """Force on each of the bodies, in any direction [N]."""
-    duration_s: Positive | None = None
-    """Duration of a force [s]; null = one control step."""
-    bodies: Names | None = None
-    """Bodies that forces act on; null = the root."""
+    interval_s: Annotated[tuple[float, float], LEAST_TO_MOST]  # between two pushes [s]
+    velocity: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None  # horizontal, added to the root's [m/s]
+    force: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None  # on each body, in any direction [N]
+    duration_s: Positive | None = None  # of a force [s]; null = one control step
+    bodies: Names | None = None  # that forces act on; null = the root
 
     def __post_init__(self) -> None:
         if (self.velocity is None) == (self.force is None):
@@ -41,17 +36,13 @@ class Pushes(Ramp):
 
 
 class PushTimer(Stateful):
-    """Countdown to the next push of each env.
-
-    Args:
-        wait: Time to the first push, shape [num_envs], in the unit that the caller counts in.
-    """
+    """Countdown `wait` to the next push of each env, in the caller's unit."""
 
     def __init__(self, wait: Tensor) -> None:
         self.wait = wait
 
     def due(self, step: float, interval: Tensor) -> Bool[Tensor, " envs"]:
-        """Counts a control step; returns the envs to be pushed now, which then wait for `interval`."""
+        """Count a control step; return the envs to push now, which then wait for `interval`."""
         self.wait -= step
         due = self.wait <= 0
         torch.where(due, interval, self.wait, out=self.wait)
@@ -60,7 +51,7 @@ class PushTimer(Stateful):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushConfig:
-    """Pushes of a task, `task.push`: changes of the root's velocity, world frame."""
+    """Settings of a task's pushes, `task.push`: changes of the root's velocity, world frame."""
 
     interval: Annotated[tuple[float, float], LEAST_TO_MOST]  # s between two pushes
     lin_vel: Bounds  # m/s along x, y and z, at most
@@ -68,10 +59,9 @@ class PushConfig:
 
 
 class RootPushes(PushTimer):
-    """Pushes of a task on the root of a robot, at random moments that differ between envs."""
+    """Pushes of a task on a robot's root, at random times per env."""
 
-    draws = 7
-    """Random numbers that a push needs, with the time to the next one."""
+    draws = 7  # random numbers per push, including the time to the next one
 
     def __init__(self, cfg: PushConfig, robot: Articulation, num: int, dt: float, device: torch.device) -> None:
         super().__init__(torch.zeros(num, device=device))  # s
@@ -80,7 +70,7 @@ class RootPushes(PushTimer):
         self._range = torch.tensor(bounds, device=device).T.contiguous()
 
     def advance(self, unit: Float[Tensor, "envs 7"]) -> None:
-        """Counts a control step, and pushes where it is time, by numbers in [0, 1)."""
+        """Count a control step, and push where due, by numbers in [0, 1)."""
         low, high = self._range
         lin_vel, ang_vel, interval = torch.lerp(low, high, unit).split([3, 3, 1], dim=1)
         robot, due = self._robot, self.due(self._dt, interval[:, 0])
@@ -88,7 +78,7 @@ class RootPushes(PushTimer):
 
 
 class Pusher(PushTimer):
-    """Pushes one articulation; raises ConfigError where it, or a body of it, cannot be pushed in this way."""
+    """Pushes on one articulation; raises ConfigError if it, or a body, cannot be pushed."""
 
     def __init__(self, spec: Pushes, sim: Sim, actor: str, dt: float) -> None:
         super().__init__(torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device))  # control steps
@@ -110,14 +100,14 @@ class Pusher(PushTimer):
         self.held = torch.zeros_like(self.bodies.wrench)  # the wrench that the task has set
 
     def begin_episodes(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
-        """Draws the time of the first push in the envs where an episode begins, and ends a push there."""
+        """Draw the time of the first push, and end a push, where an episode begins."""
         new = random.integers(self.gap[0], self.gap[1] + 1)
         torch.where(where, new, self.wait, out=self.wait)
         if self.spec.force is not None:
             self.left.masked_fill_(where, 0)
 
     def before_physics(self, random: EnvRandom, steps: Int[Tensor, ""]) -> None:
-        """Pushes in the envs whose time has come; the schedule counts the control steps of the run so far."""
+        """Push the envs that are due; `steps` of the run so far, for the schedule."""
         due = self.due(1, random.integers(self.gap[0], self.gap[1] + 1))
         strength = self.spec.strength(steps)
         if self.spec.velocity is not None:
@@ -136,7 +126,7 @@ class Pusher(PushTimer):
             self.bodies.apply_wrench(self.held[..., :3] + force, self.held[..., 3:])
 
     def after_physics(self) -> None:
-        """Removes the forces of this step; those of the task stay."""
+        """Remove the forces of this step; those of the task stay."""
         if self.spec.force is not None:
             self.bodies.apply_wrench(self.held[..., :3], self.held[..., 3:])
             self.left -= 1

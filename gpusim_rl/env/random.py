@@ -1,4 +1,4 @@
-"""Random numbers for envs. They are counter-based: no hidden generator state on the device."""
+"""Counter-based random numbers for envs, without hidden generator state on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def _signed(value: int) -> int:
-    """Returns the int64 with the bits of an unsigned 64-bit number; torch has no uint64 arithmetic."""
+    """Return the int64 with the bits of an unsigned 64-bit number; torch has no uint64 arithmetic."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -21,14 +21,14 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shifts int64 to the right without copying the sign bit."""
+    """Shift int64 to the right without copying the sign bit."""
     return x.bitwise_right_shift(bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Hashes int64 in place, by SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195).
+    """Hash int64 in place by SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195).
 
-    Its last step is left out: it changes the low 33 bits only.
+    Its last step, which changes the low 33 bits only, is left out.
     """
     x ^= _shift_right(x, 30)
     x *= _MIX_1
@@ -38,7 +38,6 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _mix_all(x: Tensor) -> Tensor:
-    """Hashes int64 by the whole finaliser."""
     x = _mix(x)
     x ^= _shift_right(x, 31)
     return x
@@ -47,14 +46,8 @@ def _mix_all(x: Tensor) -> Tensor:
 class EnvRandom:
     """Random numbers with one independent stream per env.
 
-    Each number is a hash of (seed, env, how many the env has drawn before). This has four effects. A seed gives the
-    same numbers on every device. The stream of an env does not depend on the number of envs. A captured CUDA graph
-    draws the same numbers as eager code, because the state is a device tensor. A checkpoint needs only the state.
-
-    Args:
-        num_envs: Number of envs N.
-        device: Device of the numbers.
-        seed: Any integer.
+    Each number is a hash of (seed, env, number of earlier draws of the env): the same on every device, for any number
+    of envs, and in a captured CUDA graph, since the state is a device tensor.
     """
 
     def __init__(self, num_envs: int, device: torch.device, seed: int = 0) -> None:
@@ -68,13 +61,13 @@ class EnvRandom:
         return torch.arange(1, count + 1, dtype=torch.int64, device=self.device).mul_(_GOLDEN)
 
     def seed(self, seed: int) -> None:
-        """Restarts the streams from a seed."""
+        """Restart the streams from a seed."""
         env_ids = self._multiples(self.num_envs)
         stream = _mix_all(torch.full_like(env_ids, _signed(seed % (1 << 64))).mul_(_GOLDEN))
         self._state.copy_(_mix_all(env_ids.add_(stream)))
 
     def _bits(self, count: int) -> Int[Tensor, "envs count"]:
-        """Returns int64 whose 31 highest bits are random."""
+        """Return int64 whose 31 highest bits are random."""
         if count > len(self._steps):
             self._steps = self._multiples(count)
         bits = _mix(self._state[:, None] + self._steps[:count])
@@ -82,9 +75,9 @@ class EnvRandom:
         return bits
 
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
-        """Draws uniform numbers in [low, high), shape `[N, *shape]`; bounds may be tensors that broadcast to it.
+        """Draw uniform numbers in [low, high), shape `[N, *shape]`; tensor bounds broadcast to it.
 
-        Bounds other than 0 and 1 need scaling, which rounds: about one in 2^24 numbers can be `high` itself.
+        Bounds other than 0 and 1 round: about one in 2^24 numbers equals `high`.
         """
         # 24 bits: every value is exact in float32, and 1.0 is never reached
         bits = _shift_right(self._bits(math.prod(shape)), 40).view(self.num_envs, *shape)
@@ -94,7 +87,7 @@ class EnvRandom:
         return unit.add_(low) if low != 0.0 else unit
 
     def normal(self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
-        """Draws normal numbers, shape `[N, *shape]` (Box and Muller's method)."""
+        """Draw normal numbers, shape `[N, *shape]`, by the Box-Muller method."""
         count = math.prod(shape)
         u = self.uniform(0.0, 1.0, 2, count)
         radius = torch.log1p(-u[:, 0]).mul_(-2.0).sqrt_()
@@ -102,16 +95,16 @@ class EnvRandom:
         return unit.view(self.num_envs, *shape) * std + mean
 
     def integers(self, low: int, high: int, *shape: int) -> Int[Tensor, "envs ..."]:
-        """Draws uniform integers in [low, high), int64, shape `[N, *shape]`."""
+        """Draw uniform integers in [low, high), int64, shape `[N, *shape]`."""
         span = high - low
         # 31 bits against a span that is far smaller: the bias of the remainder is below span / 2**31
         drawn = (_shift_right(self._bits(math.prod(shape)), 33) % span).view(self.num_envs, *shape)
         return drawn.add_(low) if low else drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of each stream."""
+        """Return the state of all streams."""
         return {"key": self._state.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the streams where `state_dict` was called."""
+        """Continue the streams of a `state_dict`."""
         self._state.copy_(state["key"])

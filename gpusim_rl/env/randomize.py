@@ -1,7 +1,6 @@
-"""Domain randomisation: envs that differ in physics, observations and actions, in IsaacGymEnvs' yaml schema.
+"""Domain randomisation of physics, observations and actions, in IsaacGymEnvs' yaml schema: docs/randomization.md.
 
-docs/randomization.md explains the schema. Every draw is made for all envs at once, and a mask selects the envs that
-keep it. All state is in tensors on the device: a captured CUDA graph continues to draw, and a checkpoint saves it all.
+Draws are made for all envs, and a mask selects those that use them: CUDA graphs can hold them.
 """
 
 from __future__ import annotations
@@ -35,21 +34,17 @@ logger = logging.getLogger(__name__)
 PATH = "task.randomization_params"
 _KEYS = ("frequency", "observations", "actions", "latency", "sim_params", "actor_params", "picture_params")
 
-# The schema. Names and meanings are those of IsaacGymEnvs. Docstrings that begin with "Ours" mark our extensions.
+# The schema. Names and meanings are those of IsaacGymEnvs; comments that begin with "ours" mark our extensions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Property(Draw):
-    """A physical property. Each body, joint or shape gets its own draw, relative to the model's value."""
+    """Physical property. Each body, joint or shape gets its own draw, relative to the model's value."""
 
-    setup_only: bool = False
-    """Drawn once, when the environment is made. It has full strength then: a schedule does not apply."""
-    interval_s: Positive | None = None
-    """Ours: time between two draws [s]; null = drawn at resets."""
-    names: Names | None = None
-    """Ours: the bodies (mass, shapes), joints or tendons that are randomised; null = all."""
-    num_buckets: Count | None = None
-    """Accepted and ignored: PhysX has a limited number of materials, MuJoCo has not."""
+    setup_only: bool = False  # drawn once, when the environment is made, at full strength: no schedule applies
+    interval_s: Positive | None = None  # ours: time between two draws [s]; null = drawn at resets
+    names: Names | None = None  # ours: bodies (mass, shapes), joints or tendons to randomise; null = all
+    num_buckets: Count | None = None  # ignored: PhysX limits the number of materials, MuJoCo does not
 
     def __post_init__(self) -> None:
         Draw.__post_init__(self)
@@ -59,15 +54,12 @@ class Property(Draw):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Ours: actions reach the task late. The delay is drawn for each episode."""
+    """Delay of actions, drawn for each episode (ours)."""
 
-    range: Annotated[tuple[int, int], LEAST_TO_MOST]
-    """Least and most delay [control steps]."""
+    range: Annotated[tuple[int, int], LEAST_TO_MOST]  # least and most delay [control steps]
 
 
 class _ActionQueue(Stateful):
-    """Actions under way."""
-
     def __init__(self, spec: Latency, num_envs: int, num_actions: int, device: torch.device) -> None:
         self.spec = spec
         self.queue = torch.zeros(num_envs, spec.range[1] + 1, num_actions, device=device)  # the newest first
@@ -94,7 +86,6 @@ class _Group:
         self._draws = Draws(specs, device)
 
     def draw(self, random: EnvRandom, steps: Tensor, where: Bool[Tensor, " envs"]) -> None:
-        """Writes new values into the envs of a mask."""
         if not self._properties:
             return
         draws = self._draws.draw(random).split(self._sizes, dim=1)
@@ -106,27 +97,19 @@ class _Group:
 
 
 class Randomizer(SeededDraws, Stateful):
-    """Randomises physics and actions as `task.randomization_params` says. `VecEnv` owns and calls it.
+    """Randomisation of physics and actions by `task.randomization_params`, called by `VecEnv`.
 
-    Physical properties are drawn when it is made. Later each env draws them again at its resets, at intervals, or
-    never. A draw is always relative to the model's values.
-
-    Args:
-        params: Section of the task's yaml.
-        sim: Simulator, in which each env gets its own copy of every parameter that is randomised.
-        num_actions: Size of the action vector.
-        dt: Control step [s].
-        clip_actions: Limit of actions with noise.
-        seed: Seed of all draws; the task's own random numbers are not affected.
+    Physical properties are drawn at construction, then at resets, at intervals, or never; always relative to the
+    model's values.
 
     Raises:
         ConfigError: The section is wrong, or names something that does not exist; the message has the key's path.
 
     Attributes:
         params: Settings, plain values.
-        steps: Control steps of the run so far, int64, shape []; schedules count them.
-        age: Control steps since the properties of an env were drawn at a reset, int64 [num_envs].
-        observations: Noise on the policy's observation, which `env/observations.py` adds; None = none.
+        steps: Control steps of the run so far, int64, shape [], for schedules.
+        age: Control steps since the last draw of an env's properties at a reset, int64 [num_envs].
+        observations: Noise for `env/observations.py` to add to the policy's observation; None = none.
     """
 
     _stream = 1 << 32  # seeds of tasks are smaller
@@ -176,7 +159,7 @@ class Randomizer(SeededDraws, Stateful):
     # What VecEnv calls
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draws what is random per episode, in the envs of a mask, bool [num_envs]."""
+        """Draw what is random per episode, in the envs of a mask, bool [num_envs]."""
         due = where & (self.age >= self._frequency)
         self._at_reset.draw(self._random, self.steps, due)
         self.age.masked_fill_(due, 0)
@@ -187,7 +170,7 @@ class Randomizer(SeededDraws, Stateful):
                 term.begin_episodes(self._random, where)
 
     def act(self, action: Shaped[Tensor, "envs actions"]) -> Shaped[Tensor, "envs actions"]:
-        """Returns the actions that the task gets of the policy's: late, noisy, within the limits."""
+        """Return the delayed, noisy and clamped actions for the task."""
         if self.latency is not None:
             action = self.latency.apply(action)
         if self.action_noise is not None:
@@ -196,14 +179,14 @@ class Randomizer(SeededDraws, Stateful):
         return action
 
     def before_physics(self) -> None:
-        """Applies pushes, and draws the properties whose interval is over."""
+        """Apply pushes, and draw the properties whose interval is over."""
         for interval, group in self._at_interval.items():
             group.draw(self._random, self.steps, (self.steps + self.phases[interval]) % interval == 0)
         for pushes in self.pushes:
             pushes.before_physics(self._random, self.steps)
 
     def after_physics(self) -> None:
-        """Removes the forces of this step."""
+        """Remove the forces of this step."""
         for pushes in self.pushes:
             pushes.after_physics()
         self.steps += 1
@@ -214,7 +197,7 @@ class Randomizer(SeededDraws, Stateful):
         self.begin_episodes(torch.ones_like(self.age, dtype=torch.bool))
 
     def begin_from(self, state: Mapping[str, Any]) -> None:
-        """Continues the schedules of another run's `state_dict`, and draws properties at their present strength."""
+        """Continue the schedules of another run's `state_dict`, and draw properties at their strength."""
         self.steps.copy_(state["tensors"]["steps"])
         self._draw_properties()
 
@@ -231,7 +214,7 @@ class Randomizer(SeededDraws, Stateful):
     # Reading the yaml
 
     def _declared(self, params: Mapping[str, Any]) -> Iterator[tuple[Property, list[Quantity], str]]:
-        """Yields the properties of the yaml: settings, quantities of the model, path of the key. Makes the pushes."""
+        """Yield the properties of the yaml: settings, quantities, key path. Makes the pushes."""
         sim = self._sim
         scene = {name: lambda names, name=name: [of_scene(sim.param(name, None, names))] for name in PICTURES}
         gravity: Properties = {"gravity": lambda _: [of_scene(sim.param("gravity"))]}
@@ -257,13 +240,12 @@ class Randomizer(SeededDraws, Stateful):
 
 
 Properties = Mapping[str, Callable[[Sequence[str] | None], list[Quantity]]]
-"""By the name of a property: finds its quantities for some elements; None = all."""
+"""Lookup of a property's quantities for some elements, None = all, by the property's name."""
 
 
 def _properties(
     parent: Mapping[str, Any], section: str, path: str, known: Properties
 ) -> Iterator[tuple[Property, list[Quantity], str]]:
-    """Yields the properties of a section of the yaml."""
     node, path = _section(parent, section, path), f"{path}.{section}"
     _check_keys(node, path, known)
     for key in node:
@@ -274,7 +256,7 @@ def _properties(
 
 
 def _effective(spec: Property, quantities: list[Quantity], path: str) -> list[Quantity]:
-    """Returns the quantities that draws change: scaling does nothing where the model's values are 0."""
+    """Drop the quantities that scaling cannot change: the model's values are 0."""
     if spec.operation == "additive":
         return quantities
     effective = [quantity for quantity in quantities if quantity.default.count_nonzero()]

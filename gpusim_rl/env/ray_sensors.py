@@ -1,4 +1,4 @@
-"""Sensors that a task builds of rays: height scans and lidars."""
+"""Ray sensors for tasks: height scans and lidars."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from gpusim_rl.sim import Bodies, Sim, Sites
 from gpusim_rl.sim.quaternion import quat_from_axis_angle, quat_rotate, quat_yaw
 
 Pattern = tuple[Float[Tensor, "rays 3"], Float[Tensor, "rays 3"]]
-"""Where rays begin [m], and their directions, of length 1, in the frame of what carries them."""
+"""Origins [m] and unit directions of rays, in the frame that carries them."""
 
 
 def grid(length: float, width: float, spacing: float, *, above: float = 10.0) -> Pattern:
-    """Returns rays straight down, over a rectangle around the frame: a height scan.
+    """Return a height scan: rays straight down, `spacing` [m] apart, over `length` x `width` [m] around the frame.
 
-    Args:
-        length: Side of the rectangle along x [m].
-        width: Side of the rectangle along y [m].
-        spacing: Distance between rays [m].
-        above: Height of the rays' origins over the frame [m]. A roof that is lower than this hides the ground.
+    They start `above` the frame [m]; a lower roof hides the ground.
     """
     if not min(length, width) >= 0.0 < spacing:
         raise TaskError(f"grid() needs a size of at least 0 and a spacing above 0, got {length}, {width}, {spacing}")
@@ -37,12 +33,12 @@ def grid(length: float, width: float, spacing: float, *, above: float = 10.0) ->
 
 
 def lidar(rays: int, *, elevations: Sequence[float] = (0.0,), fov: float = 2.0 * math.pi) -> Pattern:
-    """Returns rays to all sides, in one ring or in several.
+    """Return rings of rays.
 
     Args:
-        rays: Rays in a ring. The first one of a full ring looks along x.
+        rays: Rays per ring. The first one of a full ring looks along x.
         elevations: Angle of each ring above the frame's x-y plane [rad].
-        fov: Angle that a ring covers, with its middle at x [rad].
+        fov: Angle that a ring covers, centred on x [rad].
     """
     if rays < 1 or not 0.0 < fov <= 2.0 * math.pi:
         raise TaskError(f"lidar() needs rays and an angle in (0, 2 pi], got {rays} and {fov}")
@@ -57,24 +53,24 @@ def lidar(rays: int, *, elevations: Sequence[float] = (0.0,), fov: float = 2.0 *
 
 
 class RayCaster:
-    """Casts a pattern of rays from a body or a site of a robot; make it once, in the task's `__init__`.
+    """Ray sensor on a body or site of a robot; make it once, in the task's `__init__`.
 
         torso = self.robot.bodies(["torso"])
         self.scan = RayCaster(sim, torso, grid(1.6, 1.0, 0.1), turn="yaw", ignore=["robot"], max_distance=20.0)
         self.lidar = RayCaster(sim, self.robot.sites(["lidar"]), lidar(360), ignore=["robot"], max_distance=30.0)
 
-    Rays are cast when a property is read, once for each reading.
+    Reading a property casts all rays.
 
     Args:
-        sim: The simulator.
+        sim: Simulator.
         frame: Body or site that carries the rays, one per env.
         pattern: Rays in the frame, from `grid`, `lidar`, or your own code.
-        turn: Rotation that the pattern follows: that of the frame, or its yaw only, as height scans do.
+        turn: Rotation of the pattern: the frame's, or its yaw only.
         ignore: Articulations that the rays pass through.
         max_distance: Range of the sensor [m].
 
     Raises:
-        TaskError: The pattern is not two tensors of the same shape [rays, 3], or the frame is not one body or site.
+        TaskError: The pattern is not two tensors of shape [rays, 3], or the frame is not one body or site.
     """
 
     def __init__(
@@ -102,12 +98,12 @@ class RayCaster:
 
     @property
     def distance(self) -> Float[Tensor, "envs rays"]:
-        """From where each ray begins to what it meets [m]; `max_distance` where it meets nothing nearer."""
+        """Length of each ray up to its hit [m]; `max_distance` without one."""
         return self._cast()[0]
 
     @property
     def points(self) -> Float[Tensor, "envs rays 3"]:
-        """What the rays meet [m], world frame; where a ray meets nothing, its end at `max_distance`."""
+        """Hits of the rays [m], world frame; the end at `max_distance` without one."""
         distance, origin, direction = self._cast()
         return torch.addcmul(origin, distance[..., None], direction)
 

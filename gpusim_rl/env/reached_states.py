@@ -1,4 +1,4 @@
-"""States that episodes have reached, as starts for others."""
+"""Resets to states that earlier episodes reached."""
 
 from __future__ import annotations
 
@@ -17,17 +17,11 @@ from gpusim_rl.sim import Sim
 
 
 class ReachedStates:
-    """Lets episodes begin where others have been: behind what exploration finds by chance only.
+    """Ring buffer of reached states, as starts beyond what exploration finds only by chance.
 
-    Salimans and Chen 2018 (arXiv 1812.03381) begin in the states of a demonstration, Florensa et al. 2017 (arXiv
-    1707.05300) in those from which the goal is reached now and then. Here a task says which states are worth keeping
-    (`Task.worth_keeping`), and a share of the resets begins in one of them. A state is that of all articulations, and
-    the task's own tensors of an env.
-
-    The states are in a ring of fixed memory. Everything is decided by masks on the device.
-
-    Raises:
-        ConfigError: The ring holds fewer states than there are envs.
+    Salimans and Chen 2018 (arXiv 1812.03381) start from the states of a demonstration, Florensa et al. 2017 (arXiv
+    1707.05300) from states that reach the goal now and then. Here `Task.worth_keeping` selects them. A state is that
+    of all articulations and the task's per-env tensors. A ring smaller than `num_envs` raises ConfigError.
     """
 
     def __init__(self, cfg: ResetFromConfig, task: Task[Any], sim: Sim, seed: int) -> None:
@@ -48,7 +42,7 @@ class ReachedStates:
         self.total = torch.zeros((), dtype=torch.int64, device=sim.device)
 
     def seed(self, seed: int) -> None:
-        """Begins all choices anew."""
+        """Restart all choices from a seed."""
         self._random.seed(seed + 1)
 
     def _ring(self, value: Tensor) -> Tensor:
@@ -58,14 +52,13 @@ class ReachedStates:
         return [getattr(self._articulations[name], key) for name, key in self._fields]
 
     def _of_task(self) -> dict[str, Tensor]:
-        """Returns the task's own tensors that have a row for each env."""
         task = self._task
         shared = {id(task.actions), id(task.progress)}  # VecEnv's
         kept = kept_tensors(vars(task))
         return {name: x for name, x in kept if x.ndim and x.shape[0] == task.num_envs and id(x) not in shared}
 
     def keep(self, where: Bool[Tensor, " envs"]) -> None:
-        """Keeps states by chance, of the envs whose state is worth it, bool [num_envs]."""
+        """Store the states of a random part of the envs in a mask, bool [num_envs]."""
         capacity = self._cfg.capacity
         chosen = where & (self._random.uniform() < self._cfg.chance)
         place = (self.total + chosen.cumsum(0) - 1).remainder_(capacity).masked_fill_(~chosen, capacity)
@@ -76,7 +69,7 @@ class ReachedStates:
         self.total += chosen.sum()
 
     def begin(self, where: Bool[Tensor, " envs"]) -> None:
-        """Writes kept states into a share of the envs that the task has just reset, bool [num_envs]."""
+        """Write stored states into a share of the envs that the task has just reset, bool [num_envs]."""
         filled = self.total.clamp(max=self._cfg.capacity)
         chance, which = self._random.uniform(0.0, 1.0, 2).unbind(dim=1)
         chosen = where & (chance < self._cfg.share) & (filled > 0)
@@ -92,12 +85,12 @@ class ReachedStates:
             tensors[name].copy_(torch.where(mask, ring.index_select(0, place), tensors[name]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the kept states, without rows that were never written, and the random streams. Reads their number."""
+        """Return the written rows of the ring, and the random streams. Reads their number from the device."""
         tensors = {name: value[: self._filled()].clone() for name, value in self._rings().items()}
         return {"tensors": {**tensors, "total": self.total.clone()}, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; states of another capacity or task are forgotten, with a warning."""
+        """Restore `state_dict`; drop states of another capacity or task with a warning."""
         self._random.load_state_dict(state["random"])
         tensors, rings = dict(state["tensors"]), self._rings()
         self.total.copy_(tensors.pop("total"))

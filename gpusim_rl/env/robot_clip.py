@@ -1,4 +1,4 @@
-"""A motion clip and a robot: whose clip it is, and a clip of what a robot's model did."""
+"""Motion clips of robots: match, check, record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST = 4  # names in a message
 
 
 def scene_of(robot: str | Path) -> Scene:
-    """Returns a scene with ground and a robot, `robot`; its file is as for `Scene.add`."""
+    """Return a scene with ground and a robot, named `robot`; its file is as for `Scene.add`."""
     scene = Scene(50.0)
     scene.add_ground()
     scene.add("robot", robot)
@@ -29,12 +29,9 @@ def scene_of(robot: str | Path) -> Scene:
 
 
 def load_for(path: Path, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
-    """Reads a clip for a robot, which has the names where the file has none; see `fit`.
+    """Read a clip for a robot, which gives the names if the file has none; see `fit`.
 
-    In files of Isaac Lab ankles touch the ground, with the soles below it: such a clip is moved up.
-
-    Raises:
-        ConfigError: What `load` or `fit` refuses.
+    In files of Isaac Lab the soles are below the ground: such clips are moved up. Raises ConfigError as `load`, `fit`.
     """
     clip, of_isaac_lab = read(path, *(list(scene.elements_of(robot, kind)) for kind in ("joint", "body")))
     try:
@@ -48,7 +45,7 @@ def load_for(path: Path, scene: Scene, robot: str, bodies: Sequence[str] | None 
 
 
 def _in_ground(clip: Clip, scene: Scene, robot: str) -> float:
-    """Returns how deep the robot is in the ground [m] in the frame with the lowest body."""
+    """Return the depth of the robot in the ground [m] in the frame with the lowest body."""
     data = mujoco.MjData(scene.model)
     data.qpos[:] = positions(clip, scene, robot)[clip.body_pos_w[..., 2].min(axis=1).argmin()]
     mujoco.mj_fwdPosition(scene.model, data)
@@ -57,10 +54,9 @@ def _in_ground(clip: Clip, scene: Scene, robot: str) -> float:
 
 
 def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
-    """Returns a clip with the joints of an articulation and the needed bodies, None = all, in that order.
+    """Reduce a clip to an articulation's joints and the given bodies, None = all, in that order.
 
-    Raises:
-        ConfigError: Joints or bodies are missing, or the bodies are not where the joints put them.
+    Raises ConfigError if some are missing, or the bodies are not where the joints put them.
     """
     joints, known = list(scene.elements_of(robot, "joint")), list(scene.elements_of(robot, "body"))
     wanted = known if bodies is None else list(bodies)
@@ -79,7 +75,7 @@ def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = Non
 
 
 def _check_kinematics(clip: Clip, scene: Scene, robot: str) -> None:
-    """Compares poses of bodies, in some frames, with those of the robot's model at the same root and joints."""
+    """Compare body poses in some frames with the forward kinematics of the robot's model."""
     known = list(scene.elements_of(robot, "body"))
     rows = [row for row, name in enumerate(clip.body_names) if name in known]
     places = [known.index(clip.body_names[row]) for row in rows]
@@ -102,10 +98,7 @@ def _check_kinematics(clip: Clip, scene: Scene, robot: str) -> None:
 
 
 def positions(clip: Clip, scene: Scene, robot: str) -> np.ndarray:
-    """Returns the positions of the scene's model in each frame, shape [frames, nq].
-
-    The clip needs all joints of the articulation, and its root.
-    """
+    """Return the qpos of each frame, shape [frames, nq], from the root and all joints."""
     model, (root, body) = scene.model, next(iter(scene.elements_of(robot, "body").items()))
     qpos, row = np.tile(model.qpos0, (len(clip.joint_pos), 1)), clip.body_names.index(root)
     for name, number in scene.elements_of(robot, "joint").items():
@@ -119,7 +112,7 @@ def positions(clip: Clip, scene: Scene, robot: str) -> np.ndarray:
 
 
 def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fps: float) -> Clip:
-    """Returns the clip of a robot that moved through states of its scene's model, [frames, nq] and [frames, nv]."""
+    """Build the clip of a robot from qpos and qvel of its scene's model, [frames, nq] and [frames, nv]."""
     model, bodies, joints = scene.model, scene.elements_of(robot, "body"), scene.elements_of(robot, "joint")
     data, ids, numbers = mujoco.MjData(model), list(bodies.values()), list(joints.values())
     pos, quat, velocity = (np.zeros((len(qpos), len(ids), width)) for width in (3, 4, 6))
@@ -140,7 +133,7 @@ def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fp
 
 
 def robot_of(clip: Clip) -> Path | None:
-    """Returns the file of that robot of ours of which a clip has all joints; None where there is none."""
+    """Return the file of the largest shipped robot whose joints the clip has, if any."""
     found: dict[Path, int] = {}
     for file in sorted(assets_dir().rglob("*.xml")):
         joints = set(re.findall(r"<joint[^>]*?\bname=\"([^\"]+)\"", file.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of tasks and of what belongs to them: their tensors and random streams."""
+"""Checkpoint state of tasks and their components: tensors and random streams."""
 
 from __future__ import annotations
 
@@ -12,21 +12,14 @@ from gpusim_rl.errors import warn
 
 
 class Stateful:
-    """An object with tensors of its own: commands, a curriculum. They are saved with those of the object's owner."""
+    """Component with tensors of its own (commands, a curriculum), saved with those of its owner."""
 
     def restored(self) -> None:
-        """Puts right what follows from restored tensors and today's settings; called after they were restored."""
+        """Update what follows from restored tensors and the current settings; called after a restore."""
 
 
 def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yields path and tensor, for all tensors in nested dicts, lists, tuples and `Stateful` objects.
-
-    Expanded views are left out: nothing can be written into them.
-
-    Args:
-        node: A tensor, or what contains tensors: `vars(task)`, for example.
-        path: Path of the node, with dots.
-    """
+    """Yield path and tensor, for all writable tensors in nested dicts, lists, tuples and `Stateful` objects."""
     if isinstance(node, Tensor):
         if all(stride > 0 or size <= 1 for stride, size in zip(node.stride(), node.shape, strict=True)):
             yield path, node
@@ -38,13 +31,13 @@ def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
-    """Returns copies of all tensors that an object keeps in its attributes, and the state of its random streams."""
+    """Return copies of an object's tensors, and the state of its random streams."""
     tensors = {name: value.clone() for name, value in kept_tensors(vars(owner))}
     return {"tensors": tensors, "random": random.state_dict()}
 
 
 class SeededDraws:
-    """Random draws by settings. With other settings than the checkpoint's, draws are new and schedules continue."""
+    """Random draws by settings. If the checkpoint's settings differ, draws are new and schedules continue."""
 
     _stream: ClassVar[int]  # is added to the run's seed: another stream than the task's and those of other draws
     _key: ClassVar[str] = "settings"  # of the settings in a checkpoint
@@ -52,24 +45,24 @@ class SeededDraws:
     _random: EnvRandom
 
     def _draw_step(self) -> None:
-        """Draws what is random in a control step."""
+        """Draw what is random in a control step."""
         raise NotImplementedError
 
     def _draw_anew(self, state: Mapping[str, Any]) -> None:
-        """Draws everything, at the progress of a state that was saved with other settings."""
+        """Draw everything, at the progress of a state with other settings."""
         raise NotImplementedError
 
     def seed(self, seed: int) -> None:
-        """Restart all draws from this seed."""
+        """Restart all draws from a seed."""
         self._random.seed(seed + self._stream)
         self._draw_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything that the next draws depend on."""
+        """Return everything that the next draws depend on."""
         return {self._key: self._settings, **saved_state(self, self._random)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore in place what `state_dict` returned, or draw again where it was saved with other settings."""
+        """Restore `state_dict` in place, or draw again if its settings differ."""
         if state[self._key] == self._settings:
             restore_state(self, self._random, state)
         else:
@@ -78,7 +71,7 @@ class SeededDraws:
 
 
 def fitting(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the saved tensors that are as large as those of now; warns of others, which belong to other settings."""
+    """Return the saved tensors whose shape is still current; warn of others."""
     shared = {name: x for name, x in tensors.items() if name in now}
     fits = {name: x for name, x in shared.items() if x.shape == now[name].shape}
     if len(fits) < len(shared):
@@ -88,7 +81,7 @@ def fitting(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[st
 
 
 def restore_state(owner: object, random: EnvRandom, state: dict[str, Any]) -> None:
-    """Restores in place what `saved_state` returned."""
+    """Restore `saved_state` in place."""
     for name, value in kept_tensors(vars(owner)):
         value.copy_(state["tensors"][name])
     for part in _stateful_parts(vars(owner)):

@@ -1,4 +1,4 @@
-"""The base class of every task: six short methods, always in this order, on tensors of all envs at once."""
+"""Base class of tasks: six short methods in a fixed order, on tensors of all envs."""
 
 from __future__ import annotations
 
@@ -21,46 +21,32 @@ from gpusim_rl.settings.schema import Count, Fraction, Positive, Rule
 from gpusim_rl.sim import Scene, Sim
 
 MOST_SUBSTEPS = 10_000
-"""Physics steps per action. The simulator takes them in one call, which neither Ctrl-C nor a signal ends."""
+"""Maximum physics steps per action. They run in one simulator call, which no signal interrupts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetFromConfig:
-    """Settings of resets from states that episodes have reached (`gpusim_rl.env.reached_states`)."""
+    """Settings of resets to reached states."""
 
-    share: Fraction = 0.0
-    """Part of the resets that begin from a state which an episode has reached; 0 = none."""
-    capacity: Count = 4096
-    """States that are kept; the newest replace the oldest."""
-    chance: Annotated[float, Rule("a number in (0, 1]", lambda value: 0.0 < value <= 1.0)] = 0.05
-    """Probability that a state which is worth keeping is kept, per env and control step."""
+    share: Fraction = 0.0  # of the resets that start from a reached state; 0 = none
+    capacity: Count = 4096  # number of stored states; the newest replace the oldest
+    chance: Annotated[float, Rule("a number in (0, 1]", lambda value: 0.0 < value <= 1.0)] = 0.05  # of storing a state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig:
-    """Settings that every task has; their values are in the task's yaml."""
+    """Settings of every task; their values are in the task's yaml."""
 
-    physics_hz: Positive
-    """Physics steps per simulated second [Hz]."""
-    control_hz: Positive
-    """Actions per simulated second [Hz]; must divide physics_hz."""
-    episode_length: Count
-    """Time limit [control steps]."""
-    clip_actions: Positive
-    """Actions are clamped to [-clip_actions, clip_actions] before the task sees them."""
-    clip_observations: Positive | None
-    """Observations are clamped to [-clip_observations, clip_observations]; null = not clamped. What is infinite becomes
-    NaN, so that it is noticed."""
-    randomize_episode_start: bool
-    """Whether first episodes start at random points of their time limit. Short horizons then see whole episodes."""
-    randomize: bool = False
-    """Whether `randomization_params` is applied."""
-    randomization_params: dict[str, Any] = field(default_factory=dict)
-    """Which properties of the envs are random, and how: docs/randomization.md."""
-    reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)
-    """Resets from states that episodes have reached."""
-    observations: dict[str, Any] = field(default_factory=dict)
-    """Noise, delay and history of named parts of the policy's observation: docs/add_a_task.md."""
+    physics_hz: Positive  # physics steps per simulated second [Hz]
+    control_hz: Positive  # actions per simulated second [Hz]; must divide physics_hz
+    episode_length: Count  # time limit [control steps]
+    clip_actions: Positive  # actions are clamped to [-clip_actions, clip_actions] before the task sees them
+    clip_observations: Positive | None  # observations are clamped too, infinity becomes NaN; null = not clamped
+    randomize_episode_start: bool  # first episodes start at random points of their time limit
+    randomize: bool = False  # whether `randomization_params` is applied
+    randomization_params: dict[str, Any] = field(default_factory=dict)  # docs/randomization.md
+    reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)  # resets to reached states
+    observations: dict[str, Any] = field(default_factory=dict)  # sensors of observation terms: docs/add_a_task.md
 
     def __post_init__(self) -> None:
         if self.physics_hz / self.control_hz > MOST_SUBSTEPS:
@@ -75,7 +61,7 @@ class TaskConfig:
             )
 
     def whole_episodes(self: Cfg) -> Cfg:
-        """Returns these settings for an evaluation: all episodes are whole, and begin as the task says."""
+        """Return these settings for an evaluation: whole episodes from the task's own starts."""
         return dataclasses.replace(self, randomize_episode_start=False, reset_from=ResetFromConfig())
 
     @property
@@ -85,7 +71,7 @@ class TaskConfig:
 
 
 def control_steps(seconds: float, dt: float) -> int:
-    """Returns the control steps of `dt` [s] in a time [s]: at least one, and no more than a tensor can count."""
+    """Convert a time [s] to control steps of `dt` [s], at least 1."""
     return max(1, round(min(seconds / dt, 2.0**62)))
 
 
@@ -93,51 +79,39 @@ Cfg = TypeVar("Cfg", bound=TaskConfig)
 
 
 class Task(ABC, Generic[Cfg]):
-    """An MDP over `num_envs` envs.
+    """MDP over `num_envs` envs.
 
-    Subclasses define `Config` (a frozen dataclass with one field per value of the task's yaml) and the methods below.
-    In one control step `VecEnv` calls them in the order
+    Subclasses define `Config`, a frozen dataclass with one field per value of the task's yaml, and these methods.
+    `VecEnv` calls them in every control step in this order:
 
         apply_action -> physics -> rewards -> terminated -> advance -> observe -> reset(where it ended) -> observe
 
-    Hooks work on whole tensors with masks: no Python loop over envs, no `.item()`, no `if` on tensor data. A tensor
-    that lives longer than one step is an attribute of the task or of a `Stateful` object. It is made once in `__init__`
-    and written in place (`copy_`): a CUDA graph then uses the same memory, and a checkpoint saves it.
+    Hooks work on whole tensors with masks: no loop over envs, no `.item()`, no `if` on tensor data. Tensors that
+    outlive a step are attributes of the task or of a `Stateful` object, allocated in `__init__` and written in place
+    (`copy_`), so that CUDA graphs find them and checkpoints save them.
 
     Attributes:
-        cfg: The task's configuration.
-        sim: The simulator; use its articulations.
+        cfg: Settings of the task.
+        sim: Simulator; use its articulations.
         num_envs: Number of envs.
         device: Device of all tensors.
         dt: Control step [s].
-        random: Random numbers, one stream per env. It gets the run's seed after `__init__`: draw from it in `reset`.
-        actions: Clamped actions of the current step, shape [num_envs, num_actions]; zero after a reset. VecEnv writes
-            them. Discrete ones are indices, int64. They are the policy's choice: with `cfg.randomize`, `apply_action`
-            may get them late and noisy.
-        progress: Control steps since the (staggered) start of each episode, int64 [num_envs]. VecEnv writes it.
+        random: Random numbers, one stream per env, seeded after `__init__`: draw in `reset`.
+        actions: The policy's clamped actions, [num_envs, num_actions]; int64 indices if discrete; zero after a reset.
+        progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
     """
 
-    Config: ClassVar[type[TaskConfig]]
-    """Class of the task's configuration."""
-
-    num_actions: int
-    """Size of the action vector; set in `__init__`."""
-    choices: Sequence[int] | None = None
-    """Of discrete actions the options of each choice, `num_actions` counts; None where actions are continuous."""
-    units: ClassVar[Mapping[str, str]] = {}
-    """Units of the named parts of the observation, before `scales`; `-` where a part has none."""
-    sources: ClassVar[Mapping[str, str]] = {}
-    """Where a robot gets named parts from, in the words of docs/export.md. Without them only the task can compute a
-    part."""
-    errors_of_envs: ClassVar[tuple[str, ...]] = ()
-    """Attributes with errors of sensors and drives that each env has for itself: controls are exported without them."""
-    scales: Mapping[str, float] = {}
-    """Factors by which named parts of the observation are multiplied; 1 for the others. Set in `__init__`."""
-    mirrors: ClassVar[Mapping[str, Any]] = {}
-    """Kinds of the named parts of the observation, for their mirror images: docs/add_a_task.md#mirror-images."""
+    Config: ClassVar[type[TaskConfig]]  # class of the task's settings
+    num_actions: int  # size of the action vector; set in `__init__`
+    choices: Sequence[int] | None = None  # options of each discrete action; None = continuous actions
+    units: ClassVar[Mapping[str, str]] = {}  # of observation terms before `scales`; `-` = dimensionless
+    sources: ClassVar[Mapping[str, str]] = {}  # where a robot gets observation terms: docs/export.md
+    errors_of_envs: ClassVar[tuple[str, ...]] = ()  # attributes with per-env sensor or drive errors; exports omit them
+    scales: Mapping[str, float] = {}  # factors on observation terms, default 1; set in `__init__`
+    mirrors: ClassVar[Mapping[str, Any]] = {}  # kinds of observation terms: docs/add_a_task.md#mirror-images
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
-        """Makes what every task has. Subclasses call it first, then look up bodies and joints by name."""
+        """Set the common attributes. Subclasses call it first, then look up bodies and joints by name."""
         self.cfg = cfg
         self.sim = sim
         self.num_envs = sim.num_envs
@@ -150,93 +124,69 @@ class Task(ABC, Generic[Cfg]):
     @classmethod
     @abstractmethod
     def scene(cls, cfg: Cfg) -> Scene:
-        """Describes what one env contains."""
+        """Describe the content of one env."""
 
     @abstractmethod
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """Writes a random initial state into some envs; they are in the scene's default state before.
-
-        Args:
-            where: Envs to write, bool [num_envs].
-        """
+        """Write random initial states into the envs of a mask, bool [num_envs], over the scene's default state."""
 
     @abstractmethod
     def apply_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
-        """Sets the controls (targets, torques, forces) for all physics steps of this control step.
-
-        Args:
-            action: Clamped actions, shape [num_envs, num_actions]; int64 where the task has `choices`.
-        """
+        """Set targets, torques or forces for this control step; `cfg.randomize` may delay the actions and add noise."""
 
     @abstractmethod
     def observe(self) -> Float[Tensor, "envs obs"] | Mapping[str, Tensor | Parts]:
-        """Returns the observation of every env, shape [num_envs, size].
+        """Return the observation, shape [num_envs, size], or a dict of groups.
 
-        A dict has the group `policy`, and optionally `critic`: then the critic sees other numbers than the policy
-        (asymmetric actor-critic). A group of numbers is a tensor, or a dict of its named parts, [num_envs, size] each.
-        VecEnv multiplies parts by their `scales`, and joins them in their order. Of the policy's parts
-        `cfg.observations` can say noise, delay and history.
+        Groups are `policy`, and optionally `critic` for an asymmetric critic: a tensor, or a dict of named terms,
+        [num_envs, size] each. VecEnv scales and concatenates terms in order; `cfg.observations` adds noise, delay and
+        history to the policy's. Images are groups of their own, uint8 [num_envs, height, width, channels], and require
+        `critic`: docs/vision.md.
 
-        Images are groups of their own, uint8 [num_envs, height, width, channels], beside a group `critic`:
-        docs/vision.md.
-
-        VecEnv calls it twice per control step, before and after resets: it must not change any state.
+        Called before and after resets of a control step: it must not change any state.
         """
 
     @abstractmethod
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Returns the named terms of the reward, shape [num_envs] each. The reward is their sum; each term is logged.
-
-        VecEnv calls it once per control step.
-        """
+        """Return named reward terms, shape [num_envs] each; their sum is the reward."""
 
     @abstractmethod
     def terminated(self) -> Bool[Tensor, " envs"]:
-        """Returns the envs whose episode ended in failure or success, bool [num_envs]; VecEnv adds the time limit."""
+        """Return the envs whose episode ended in failure or success, bool [num_envs]; VecEnv adds the time limit."""
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
-        """Updates what changes in time beside the physics: goals, commands, curricula, pushes. Optional.
+        """Update what changes over time outside the physics: goals, commands, curricula, pushes. Optional.
 
-        VecEnv calls it once per control step, after the rewards and before the next observation. If it calls
-        `set_state`, body poses and velocities follow only after the resets. So the observation at the end of this step
-        (`final_obs`) has the old poses, and the observation to act on has the new ones. Sensors show the last physics
-        step in both; they are zero in envs that have just been reset.
+        Called once per control step, after the rewards. After a `set_state` here, body poses and velocities update only
+        with the resets: `final_obs` has the old poses, the observation to act on the new ones. Sensors show the last
+        physics step in both; they are zero in envs that have just been reset.
 
         Args:
-            done: Envs whose episode has just ended, bool [num_envs]. They are still in their last state; VecEnv resets
-                them next.
+            done: Envs whose episode has just ended, bool [num_envs]; still in their last state.
         """
 
     def worth_keeping(self) -> Bool[Tensor, " envs"]:
-        """Returns the envs whose state may be the start of another episode, bool [num_envs]. Optional; all by default.
-
-        VecEnv calls it once per control step where `cfg.reset_from.share` is above 0.
-        """
+        """Return the envs whose state may start another episode (`cfg.reset_from`), bool [num_envs]; default all."""
         return torch.ones_like(self.progress, dtype=torch.bool)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Returns numbers to log as `task/<name>`, shape [num_envs] each: levels, errors, successes. Optional.
+        """Return values to log as `task/<name>`, shape [num_envs] each: levels, errors, successes. Optional.
 
-        VecEnv calls it once per control step, after `advance` and before resets. The log has the mean over envs and
-        steps. NaN means that an env has no value in this step.
+        Called between `advance` and resets. The log has the mean over envs and steps of all but NaN.
         """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns copies of all tensors of the task (see `kept_tensors`), and the state of its random streams."""
+        """Return copies of the task's tensors (`kept_tensors`) and its random streams."""
         return saved_state(self, self.random)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores in place what `state_dict` returned."""
+        """Restore `state_dict` in place."""
         restore_state(self, self.random, state)
 
 
 def load_task_class(target: Any) -> type[Task[Any]]:
-    """Imports the subclass of `Task` that `task._target_` names, for example `gpusim_rl.tasks.ant.Ant`.
-
-    Raises:
-        ConfigError: There is no such class, or it is not a subclass of `Task`.
-    """
+    """Import the subclass of `Task` in `task._target_`; raise ConfigError for anything else."""
     cls = load_task_or_environment(target)
     if issubclass(cls, Environment):
         raise ConfigError(
@@ -247,5 +197,5 @@ def load_task_class(target: Any) -> type[Task[Any]]:
 
 
 def load_task_or_environment(target: Any) -> type[Any]:
-    """Does as `load_task_class`; or imports a subclass of `Environment`, the envs of another library."""
+    """Import a subclass of `Task`, or of `Environment` for the envs of another library."""
     return load_class(target, (Task, Environment), "task._target_", "gpusim_rl.tasks.ant.Ant")

@@ -1,4 +1,4 @@
-"""The loop around a task: control decimation, time limit, same-step auto-reset by mask, staggered starts."""
+"""Task loop: control decimation, time limit, same-step auto-reset by mask, staggered starts."""
 
 from __future__ import annotations
 
@@ -31,33 +31,29 @@ COMPILED = {
     "_write_starts": "the reset",
     "_look": "the observation",
 }
-"""Methods of `VecEnv` that can be compiled, and what warnings call them. None calls another."""
+"""Methods of `VecEnv` that can be compiled, with their names in warnings. None calls another."""
 
 
 class VecEnv(Environment):
-    """Runs a task on a simulator, in `num_envs` envs at once.
+    """Task on a simulator, in `num_envs` envs at once.
 
     Args:
         task_class: Class of the task.
-        cfg: Configuration of the task.
+        cfg: Settings of the task.
         sim: Simulator with the scene `task_class.scene(cfg)`.
-        seed: Seed of all random numbers of the task.
-        check: Whether every step checks that all values are finite. It waits for the device: use it to debug a task.
+        seed: Seed of the task's random numbers.
+        check: Whether every step checks that all values are finite. Synchronises with the device: for debugging.
 
     Raises:
-        TaskError: The task did not set `num_actions`. Later calls raise it too: a hook returned a wrong type, shape or
-            device, or a value that is not finite.
+        TaskError: `num_actions` is not set; or later, a hook returns a wrong type, shape, device or value.
         ConfigError: `cfg.randomization_params` is wrong.
 
     Attributes:
-        obs_sizes: Size of each observation group of numbers; known after `reset`.
-        images: Shape of each observation group of images; known after `reset`.
-        obs_parts: The named parts of those groups that have some, in their order; known after `reset`.
-        num_actions: Size of the action vector.
+        obs_parts: Observation terms by group, in order; known after `reset`.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
         staggered: Envs whose episode began in the middle of its time limit, bool [num_envs].
-        nan_guard: Keeps the state and action before the first divergence.
-        randomizer: Randomises physics, observations and actions, if `cfg.randomize`; else None.
+        nan_guard: State and action before the first divergence.
+        randomizer: Domain randomisation, if `cfg.randomize`; else None.
     """
 
     def __init__(self, task_class: type[Task], cfg: TaskConfig, sim: Sim, seed: int, *, check: bool = False) -> None:
@@ -109,34 +105,25 @@ class VecEnv(Environment):
     def make(
         cls, task_class: type[Task], cfg: TaskConfig, *, num_envs: int, choice: SimChoice, sim: SimConfig, seed: int
     ) -> VecEnv:
-        """Builds scene, simulator and environment.
-
-        Raises:
-            ConfigError: A setting is wrong.
-            TaskError: The scene or the task is wrong.
-        """
+        """Build scene, simulator and environment."""
         return cls(task_class, cfg, make_sim(task_class.scene(cfg), choice, num_envs, sim), seed)
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
-        """Envs in which the simulator ran out of room for contacts or constraints."""
+        """Envs in which a simulator buffer overflowed."""
         return self.sim.overflow
 
     @property
     def buffers(self) -> dict[str, tuple[int, Float[Tensor, ""]]]:
-        """Room per env in each buffer of the simulator that can overflow, and its need, by setting: `Sim.needs`."""
+        """Capacity and need per env of each simulator buffer, by setting: `Sim.needs`."""
         return {name: (self.sim.buffers[name], need) for name, need in self.sim.needs.items()}
 
     def first_diverged(self) -> dict[str, Any] | None:
-        """Returns the state and action before the first divergence, see `NanGuard.read`."""
+        """See `NanGuard.read`."""
         return self.nan_guard.read()
 
     def reset(self) -> Observation:
-        """Begins an episode in every env, and checks the task's hooks once; returns the observation to act on.
-
-        Raises:
-            TaskError: A hook is wrong; the message names it.
-        """
+        """Begin an episode in every env and check the hooks once; raise TaskError that names a wrong hook."""
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self.begin_episodes(everywhere)
         self._check_hooks()
@@ -144,16 +131,9 @@ class VecEnv(Environment):
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
     def begin_episodes(self, where: Bool[Tensor, " envs"], *, staggered: bool = False) -> Observation:
-        """Begins new episodes in the envs of a mask; those under way there are forgotten.
+        """Begin episodes in the envs of a mask, `staggered` in their time limit; return all observations to act on.
 
-        `step` calls it where episodes ended. A caller that resets envs by itself calls it after `reset`.
-
-        Args:
-            where: Envs in which an episode begins, bool [num_envs].
-            staggered: Whether the episodes begin at random points of their time limit.
-
-        Returns:
-            The observation to act on, of all envs.
+        For callers that reset envs themselves, after `reset`.
         """
         # In this order: the scene's default state, the task's random initial state, the body poses that follow from it.
         self.sim.reset(where)
@@ -167,12 +147,12 @@ class VecEnv(Environment):
         return self.look()
 
     def look(self) -> Observation:
-        """Returns the observation to act on, read again after a change of what the task observes."""
+        """Read the observation to act on again, after a change of what the task observes."""
         self._obs = self._look()
         return self._obs
 
     def seed(self, seed: int) -> None:
-        """Begins all random numbers anew, from another seed."""
+        """Restart all random numbers from another seed."""
         self.task.random.seed(seed)
         for owner in self._optional().values():
             owner.seed(seed)
@@ -188,14 +168,13 @@ class VecEnv(Environment):
         checks.stats(task.stats())
 
     def step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
-        """Advances all envs by one control step and resets those whose episode ended.
+        """Advance all envs by one control step and reset those whose episode ended.
 
         Args:
-            action: Actions, shape [num_envs, num_actions], clamped here to [-clip_actions, clip_actions]. In a discrete
-                space indices, int64, clamped here to those that exist.
+            action: Actions, shape [num_envs, num_actions], or int64 indices in a discrete space; clamped here.
 
         Raises:
-            ValueError: The actions have another shape, or those of a discrete space another type.
+            ValueError: The actions have a wrong shape or dtype.
             TaskError: A hook is wrong; the message names it.
         """
         expected = list(self.task.actions.shape)
@@ -226,7 +205,7 @@ class VecEnv(Environment):
         return step
 
     def put_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
-        """Writes actions that the task may get into `task.actions`: a NaN becomes 0, the rest is clamped."""
+        """Write clamped actions into `task.actions`, 0 for NaN."""
         # A task gets no NaN: what it makes of one (an index, say) could end the process.
         if self._last_option is None:
             limit = self.cfg.clip_actions
@@ -237,7 +216,7 @@ class VecEnv(Environment):
     def _before_physics(
         self, action: Shaped[Tensor, "envs actions"]
     ) -> tuple[Bool[Tensor, " envs"], Bool[Tensor, " envs"]]:
-        """Applies the actions; returns the envs with a bad action, and those with a bad control or force."""
+        """Apply the actions; return the envs with a bad action, and those with a bad control or force."""
         task, randomizer = self.task, self.randomizer
         bad_action = not_finite([action]) if self._last_option is None else action.isnan().any(dim=1)  # no index is
         self.put_action(action)
@@ -250,7 +229,7 @@ class VecEnv(Environment):
         return bad_action, bad_input
 
     def _after_physics(self, bad_action: Bool[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]) -> Step:
-        """Returns the step, with `final_obs` in place of `obs`."""
+        """Return the step, with `final_obs` in place of `obs`."""
         task = self.task
         if self.randomizer is not None:
             self.randomizer.after_physics()
@@ -294,7 +273,6 @@ class VecEnv(Environment):
         return Step(final_obs, final_obs, reward, terms, stats, *ends)
 
     def _write_starts(self, where: Bool[Tensor, " envs"]) -> None:
-        """Writes the first state of episodes, over the scene's default state."""
         self.task.actions.masked_fill_(where[:, None], 0)
         self.progress.masked_fill_(where, 0)
         self.staggered.masked_fill_(where, False)
@@ -309,10 +287,7 @@ class VecEnv(Environment):
         return self._observe()
 
     def compile(self, backend: str = "inductor") -> None:
-        """Compiles what a step does besides the physics, by torch.compile.
-
-        Call it after `reset`. What cannot be compiled runs as it is; a warning names the task's method and line.
-        """
+        """Compile the step around the physics by torch.compile, after `reset`; warn of code that stays eager."""
         if not self._stepped:  # what a first step sets up is no code for the compiler; the step itself is undone
             state, task = self.state_dict(), vars(self.task)
             plain = {name: value for name, value in task.items() if isinstance(value, bool | int | float | str)}
@@ -324,7 +299,7 @@ class VecEnv(Environment):
             setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {meaning}", backend))
 
     def clean_obs(self) -> Observation:
-        """Returns the observation without noise, delay, history and limits, [num_envs, size] for each group."""
+        """Return the observation without noise, delay, history and limits."""
         return self._groups.read(self._task_obs(), clean=True)
 
     def _task_obs(self) -> TaskObservation:
@@ -349,13 +324,12 @@ class VecEnv(Environment):
         }
 
     def _optional(self) -> dict[str, Randomizer | ReachedStates | SensorModel | ImageNoise]:
-        """Returns what only some configurations have, by its name in a checkpoint."""
         owned = {"sensors": self._groups.sensors, "images": self._groups.image_noise}
         owned |= {"randomizer": self.randomizer, "reached": self.reached}
         return {name: owner for name, owner in owned.items() if owner is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything that the next step depends on, except what follows from the configuration alone."""
+        """Return everything that the next step depends on and the settings alone do not give."""
         task = self.task.state_dict()
         task["tensors"] = {k: v for k, v in task["tensors"].items() if not torch.equal(v, self._initial[k])}
         return {
@@ -368,7 +342,7 @@ class VecEnv(Environment):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Restores `state_dict` of a run with as many envs on the same simulator; returns the observation to act on."""
+        """Restore `state_dict` of a run with as many envs on the same simulator; return the observation to act on."""
         of_sim, randomizer = state["sim"], self.randomizer
         if randomizer is not None and state.get("randomizer", {}).get("params") != randomizer.params:
             of_sim = {**of_sim, "params": {}, "constants": {}}  # drawn by other settings, and perhaps not again
@@ -387,11 +361,10 @@ class VecEnv(Environment):
         return self._obs
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes in all envs, at the training progress of another run of the task. Call it after `reset`.
+        """Begin new episodes at the training progress of another run of the task; call it after `reset`.
 
-        The task's tensors (levels, counters) and the schedules of randomisation are taken from the state. Random
-        numbers are not. The other run may have another simulator and another number of envs M: env i takes the values
-        of env i modulo M.
+        Task tensors (levels, counters) and randomisation schedules come from the state, random numbers do not. The run
+        may have another simulator and number of envs M: env i takes the values of env i modulo M.
         """
         current, saved = self.task.state_dict(), state["task"]["tensors"]
         sources = torch.arange(self.num_envs) % len(state["progress"])
@@ -409,5 +382,5 @@ class VecEnv(Environment):
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
     def close(self) -> None:
-        """Frees the simulator."""
+        """Free the simulator."""
         self.sim.close()
