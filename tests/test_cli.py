@@ -108,7 +108,7 @@ def test_help_and_a_typo_are_answered_at_once(train_cli, arguments):
     [
         ("task.control_hz=abc", "task.control_hz must be a positive number, got 'abc'"),
         ("+task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
-        ("task.control_hz=77", "task.physics_hz must be a whole multiple of task.control_hz"),
+        ("task.control_hz=77", "task.physics_hz: expected a whole multiple of task.control_hz"),
         ("task._target_=os.getcwd", "task._target_=os.getcwd must name a subclass of"),
         ("task._target_=no_such.Hopper", "task._target_=no_such.Hopper: no module named 'no_such'"),
     ],

@@ -18,14 +18,14 @@ from gpusim_rl.files import npz_file
 from gpusim_rl.files.budgets import CLIP_BYTES
 
 MAX_NAMES, MAX_LETTERS = 10_000, 256
-"""Most names, and letters in one: a file of 2 kB can have millions of names without letters."""
-UNIT = 1e-3  # most by which the length of a quaternion may differ from 1
-LIKENESS, SCALE = 0.8, 1.1  # least correlation of velocities with differences, and largest factor between them
-GIMBAL = 0.05  # least cosine of a ball joint's second angle, by which a rate is divided
-STILL = 1e-3  # root mean square of velocities, below which there is nothing to compare [rad/s or m/s]
-SAME, PAUSE = 1e-6, 0.1  # most by which frames of one pose differ [rad or m], least duration of standing still [s]
-HOLDS, MIN_HELD = 1.2, 4  # mean frames per pose from which poses count as held, and the number of poses that it takes
-STRIDE, UNEVEN = 3, 1.5  # largest spacing of frames with own velocities, and largest ratio to position differences
+"""Maximum number and length of names: a file of 2 kB can hold millions of empty names."""
+UNIT = 1e-3  # tolerance of a quaternion's length
+LIKENESS, SCALE = 0.8, 1.1  # minimum correlation of velocities with differences, maximum factor between them
+GIMBAL = 0.05  # minimum cosine of a ball joint's second angle, a divisor of rates
+STILL = 1e-3  # root mean square of velocities below which there is nothing to compare [rad/s or m/s]
+SAME, PAUSE = 1e-6, 0.1  # tolerance of equal poses [rad or m], minimum duration of standing still [s]
+HOLDS, MIN_HELD = 1.2, 4  # mean frames per pose from which poses count as held, and minimum number of poses
+STRIDE, UNEVEN = 3, 1.5  # maximum spacing of frames with own velocities, maximum ratio to position differences
 DOCS = "docs/motion.md#clips"
 ISAAC_LAB = {
     "joint_names": "dof_names",
@@ -66,18 +66,18 @@ class Clip:
         for name, shape in expected.items():
             value = getattr(self, name)
             if value.shape != (frames, *shape):
-                raise ConfigError(f"{name} is {list(value.shape)}, expected {[frames, *shape]}")
+                raise ConfigError(key=name, expected=f"shape {[frames, *shape]}", got=list(value.shape))
             if not np.isfinite(value).all():
                 frame = int((~np.isfinite(value).reshape(frames, -1).all(axis=1)).argmax())
-                raise ConfigError(f"{name} has a number that is not finite in frame {frame}")
+                raise ConfigError(f"not finite in frame {frame}", key=name)
         if frames < 2 or not joints or not bodies:
-            raise ConfigError(f"it has {frames} frames, {joints} joints and {bodies} bodies; it needs 2, 1 and 1")
+            raise ConfigError(f"{frames} frames, {joints} joints, {bodies} bodies", expected="at least 2, 1 and 1")
         if not 0.0 < self.fps < 10_000.0:
-            raise ConfigError(f"fps is {self.fps:g}, expected frames per second")
+            raise ConfigError(key="fps", expected="frames per second", got=self.fps)
         error = np.abs(np.linalg.norm(self.body_quat_w, axis=-1) - 1.0)
         if error.max() > UNIT:
             frame, body = np.unravel_index(error.argmax(), error.shape)
-            raise ConfigError(f"the quaternion of {self.body_names[body]} in frame {frame} is not normalised")
+            raise ConfigError(f"quaternion of {self.body_names[body]} in frame {frame} is not normalised")
 
     @property
     def seconds(self) -> float:
@@ -92,33 +92,35 @@ def load(path: Path) -> Clip:
 
 def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str] | None) -> tuple[Clip, bool]:
     """Read a clip, with names for files without them (mjlab's); return also whether it is one of Isaac Lab."""
-    if not os.path.isfile(path):  # False where a name is too long
-        raise ConfigError(f"no file {path}: expected a motion clip, .npz. Try gpusim-rl clip record")
+    if not os.path.isfile(path):  # False if the name is too long
+        raise ConfigError(
+            "no such file", key=str(path), expected="a motion clip, .npz", hint="Try gpusim-rl clip record"
+        )
     ours = {field.name: field.name for field in fields(Clip)}
-    found, _ = npz_file.load(path.resolve(), CLIP_BYTES, {*ours, *ISAAC_LAB.values()})
-    of_isaac_lab = "dof_positions" in found
-    of = ours | ISAAC_LAB if of_isaac_lab else ours
-    values = {name: np.asarray(found[key]) for name, key in of.items() if key in found}
-    there = ", ".join(values) or "nothing"
+    arrays, _ = npz_file.load(path.resolve(), CLIP_BYTES, {*ours, *ISAAC_LAB.values()})
+    is_isaac_lab = "dof_positions" in arrays
+    keys = ours | ISAAC_LAB if is_isaac_lab else ours
+    values = {name: np.asarray(arrays[key]) for name, key in keys.items() if key in arrays}
+    present = ", ".join(values) or "nothing"
     given = {"joint_names": joint_names, "body_names": body_names}
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
         if missing := [field.name for field in fields(Clip) if field.name not in values]:
-            hint = "; mjlab's files have no names, the robot has them" if set(missing) == set(given) else ""
-            raise ConfigError(f"it lacks {', '.join(missing)}, it has {there}{hint}. Try {DOCS}")
+            hint = "mjlab's files have no names, but the robot does. " if set(missing) == set(given) else ""
+            raise ConfigError(f"lacks {', '.join(missing)}; it has {present}", hint=f"{hint}Try {DOCS}")
         for key in given:
             it = values[key]
             if it.dtype.kind != "U" or it.ndim != 1 or not 0 < it.size <= MAX_NAMES or it.itemsize > 4 * MAX_LETTERS:
-                raise ConfigError(f"{key} is no list of names: expected 1 to {MAX_NAMES}, of {MAX_LETTERS} letters")
+                raise ConfigError(key=key, expected=f"a list of 1 to {MAX_NAMES} names of up to {MAX_LETTERS} letters")
         names: dict[str, Any] = {key: tuple(values.pop(key).tolist()) for key in given}
         if wrong := [key for key, value in values.items() if value.dtype.kind not in "fiu"]:
-            raise ConfigError(f"{wrong[0]} holds {values[wrong[0]].dtype}, expected numbers")
+            raise ConfigError(key=wrong[0], expected="numbers", got=str(values[wrong[0]].dtype))
         if (fps := values.pop("fps")).size != 1:
-            raise ConfigError(f"fps is {list(fps.shape)}, expected one number")
+            raise ConfigError(key="fps", expected="one number", got=fps.tolist())
         with np.errstate(over="ignore"):
-            arrays: dict[str, Any] = {name: value.astype(np.float32) for name, value in values.items()}
-            clip = Clip(fps=float(fps.item()), **names, **arrays)
-        if of_isaac_lab:
+            single: dict[str, Any] = {name: value.astype(np.float32) for name, value in values.items()}
+            clip = Clip(fps=float(fps.item()), **names, **single)
+        if is_isaac_lab:
             clip = _with_hinges(clip)
         smooth = _without_holds(clip)
         if smooth is clip:
@@ -129,9 +131,11 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
             if smooth.fps != clip.fps:
                 reason = f"holds each pose for {clip.fps / smooth.fps:.2g} frames: read at {smooth.fps:.4g} Hz"
             warn(f"{path}: {reason}; its velocities are computed from the positions")
-        return smooth, of_isaac_lab
-    except (ConfigError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+        return smooth, is_isaac_lab
+    except ConfigError as error:
+        raise error.within(str(path)) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error), key=str(path)) from None
 
 
 def _with_hinges(clip: Clip) -> Clip:
@@ -151,9 +155,9 @@ def _with_hinges(clip: Clip) -> Clip:
         b = np.arcsin(np.clip(2.0 * (x * z + w * y), -1.0, 1.0))
         c = np.unwrap(np.arctan2(2.0 * (w * z - x * y), 1.0 - 2.0 * (y * y + z * z)))
         p, q, r = clip.joint_vel[:, i : i + 3].astype(np.float64).T
-        of_a = (p * np.cos(c) - q * np.sin(c)) / np.maximum(np.cos(b), GIMBAL)
+        rate_a = (p * np.cos(c) - q * np.sin(c)) / np.maximum(np.cos(b), GIMBAL)
         angles[:, i : i + 3] = np.stack([a, b, c], axis=1)
-        rates[:, i : i + 3] = np.stack([of_a, p * np.sin(c) + q * np.cos(c), r - of_a * np.sin(b)], axis=1)
+        rates[:, i : i + 3] = np.stack([rate_a, p * np.sin(c) + q * np.cos(c), r - rate_a * np.sin(b)], axis=1)
     return replace(clip, joint_pos=angles, joint_vel=rates)
 
 
@@ -169,7 +173,7 @@ def _without_holds(clip: Clip) -> Clip:
     if len(moving) < MIN_HELD or moving.mean() < HOLDS:
         return clip
     each = float(moving.mean())
-    frames = np.append(changes, len(poses) - 1)  # the last one of each pose
+    frames = np.append(changes, len(poses) - 1)  # last one of each pose
     times = np.maximum(1, np.round(np.diff(frames, prepend=-1) / each)).astype(int)
     return _with_own_velocities(_frames(clip, np.repeat(frames, times), clip.fps / each))
 
@@ -180,8 +184,8 @@ def _with_even_velocities(clip: Clip) -> Clip:
     for name in ("joint_vel", "body_lin_vel_w", "body_ang_vel_w"):
         for every, first in ((step, place) for step in range(2, STRIDE + 1) for place in range(step)):
             got, expected = (getattr(each, name)[first::every] for each in (clip, own))
-            some = min(max(1, window // every), len(got))
-            scale, likeness = _compare(_mean(got, some), _mean(expected, some))
+            count = min(max(1, window // every), len(got))
+            scale, likeness = _compare(_mean(got, count), _mean(expected, count))
             if likeness < LIKENESS or abs(math.log(max(scale, 1e-9))) > math.log(UNEVEN):
                 return own
     return clip
@@ -219,11 +223,12 @@ def _check_velocities(clip: Clip) -> None:
         if likeness > LIKENESS and abs(math.log(scale)) < math.log(SCALE):
             continue
         place = np.unravel_index(np.abs(got - expected).argmax(), got.shape)
-        where = f"{name} does not fit how {of} changes: {names[place[1]]} in frames {place[0]} to {place[0] + window}"
+        frames = f"{names[place[1]]} in frames {place[0]} to {place[0] + window} is {got[place]:.3g}"
         if likeness > LIKENESS:
             rate = clip.fps * scale
             hint = f"fps={rate:{'.0f' if rate >= 10.0 else '.2g'}} or so, not {clip.fps:g}"
-        raise ConfigError(f"{where} is {got[place]:.3g}, expected {expected[place]:.3g}. Try {hint}")
+        problem = f"does not match the changes of {of}: {frames}"
+        raise ConfigError(problem, key=name, expected=f"{expected[place]:.3g}", hint=f"Try {hint}")
 
 
 def _mean(values: np.ndarray, window: int) -> np.ndarray:

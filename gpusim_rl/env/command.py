@@ -18,7 +18,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Count, Fraction, Limits, Natural, Positive, Rule
 
-LEAST_FORWARD = 0.3  # least speed of a command that is forward only [m/s]
+LEAST_FORWARD = 0.3  # minimum speed of a forward command [m/s]
 
 
 @runtime_checkable
@@ -53,9 +53,6 @@ class Commands(Stateful):
     Attributes:
         value: The commands, shape [num_envs, num_commands], in the order of `ranges`; zero until `resample`.
 
-    Raises:
-        ConfigError: A range is not (low, high), or the interval is shorter than a control step.
-
     Example:
         self.commands = Commands(self, {"speed": (0.0, 2.0), "turn": (-1.0, 1.0)}, interval=10.0)  # in __init__
         self.commands.resample(where)  # in reset
@@ -72,16 +69,16 @@ class Commands(Stateful):
     ) -> None:
         for name, limits in ranges.items():
             if len(limits) != 2 or limits[0] > limits[1]:
-                raise ConfigError(f"command {name!r}: expected a range [low, high], got {list(limits)}")
+                raise ConfigError(key=f"command {name!r}", expected="a range [low, high]", got=list(limits))
         if interval is not None and interval < task.dt:
-            raise ConfigError(f"commands: expected an interval of at least a step of {task.dt:g} s, got {interval:g}")
+            raise ConfigError(key="commands.interval", expected=f"at least a step of {task.dt:g} s", got=interval)
         self.names = list(ranges)
         self._units = dict(units or {})
         self._random = task.random
         self._low, high = torch.tensor(list(ranges.values()), device=task.device).float().unbind(dim=1)
         self._span = high - self._low
         self._interval = None if interval is None else control_steps(interval, task.dt)
-        self._age = torch.zeros(task.num_envs, dtype=torch.int64, device=task.device)  # control steps since drawn
+        self._age = torch.zeros(task.num_envs, dtype=torch.int64, device=task.device)  # control steps since the draw
         self.value: Float[Tensor, "envs commands"] = torch.zeros(task.num_envs, len(ranges), device=task.device)
 
     @property
@@ -137,16 +134,16 @@ class CommandConfig:
     yaw: Limits  # rad/s
     interval: Limits  # s between two draws
     standing: Fraction  # share of commands
-    heading: Fraction  # share of commands that turn to a heading
+    heading: Fraction  # share of commands with heading control
     forward: Fraction  # share of commands straight ahead
-    heading_gain: float  # yaw rate / angle to the heading [1/s]
-    stages: list[dict[str, Any]]  # wider or narrower ranges later: see `CommandStage`
+    heading_gain: float  # yaw rate / heading error [1/s]
+    stages: list[dict[str, Any]]  # later ranges: see `CommandStage`
     stage_error: float | None = None  # mean error [m/s] above which a control step does not count for the stages
 
     def __post_init__(self) -> None:
         steps = [stage.steps for stage in self.read_stages()]
         if steps != sorted(steps):
-            raise ConfigError(f"task.command.stages: expected growing steps, got {steps}")
+            raise ConfigError(key="task.command.stages", expected="increasing steps", got=steps)
 
     def read_stages(self) -> list[CommandStage]:
         """Return `stages` with their types; raise ConfigError for an unknown key or a wrong value."""
@@ -155,11 +152,9 @@ class CommandConfig:
 
 
 class VelocityCommands(Commands):
-    """Velocity commands of a walking robot, in its frame; some follow a heading, go straight ahead or stand.
+    """Commands of a walking robot in its frame, x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
 
-    Attributes:
-        value: x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
-        yaw: Yaw of each robot [rad], shape [num_envs]; the task writes it before `resample` and `advance`.
+    Some follow a heading, go straight ahead or stand.
     """
 
     draws = 8  # random numbers per draw
@@ -173,14 +168,14 @@ class VelocityCommands(Commands):
         for stage in (None, *stages):
             ranges |= {name: getattr(stage, name) for name in ranges if getattr(stage, name, None) is not None}
             rows.append([*ranges.values(), [-math.pi, math.pi], cfg.interval])
-        self._stages = torch.tensor(rows, device=device).transpose(1, 2)  # low and high of each stage
+        self._stages = torch.tensor(rows, device=device).transpose(1, 2)  # low and high per stage
         self._begins = torch.tensor([stage.steps for stage in stages], dtype=torch.int64, device=device)
         self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps that count
         self._limits = self._stages[0].clone()
         self._shares = torch.tensor([cfg.standing, cfg.heading, cfg.forward], device=device)
         self._drawn = torch.zeros(num, 5, device=device)  # x, y, yaw rate, heading [rad, world], time left [s]
         self._kinds = torch.zeros(num, 3, dtype=torch.bool, device=device)  # standing, turning to the heading, forward
-        self.yaw = torch.zeros(num, device=device)
+        self.yaw = torch.zeros(num, device=device)  # of the robots [rad]; written by the task before each call
 
     @property
     def limits(self) -> Float[Tensor, "2 commands"]:
@@ -261,12 +256,12 @@ class Levels(Stateful):
 class CurriculumConfig:
     """Settings of a `Curriculum`."""
 
-    start: Positive | None  # value that a training begins with; null = no curriculum
+    start: Positive | None  # initial value; null = no curriculum
     factor: Annotated[
-        float, Rule("a number in (0, 1)", lambda value: 0.0 < value < 1.0)
-    ]  # a value that shrinks is multiplied by it, one that grows divided
-    threshold: Positive  # mean score at which the value moves on
-    window: Count  # control steps that the mean is over
+        float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)
+    ]  # per move; a growing value is divided
+    threshold: Positive  # mean score at which the value moves
+    window: Count  # control steps of the mean
 
 
 class Curriculum(Stateful):
@@ -283,7 +278,7 @@ class Curriculum(Stateful):
         self._low, self._high = min(start, final), max(start, final)
         self._factor = cfg.factor if start > final else 1.0 / cfg.factor
         self._value = torch.full((), start, device=task.device)
-        self._total = torch.zeros((), device=task.device)  # of the scores in this window
+        self._total = torch.zeros((), device=task.device)  # scores in this window
         self._steps = torch.zeros((), dtype=torch.int64, device=task.device)  # control steps of this window
 
     def restored(self) -> None:

@@ -33,7 +33,7 @@ class Ramp:
 
     def __post_init__(self) -> None:
         if (self.schedule is None) != (self.schedule_steps is None):
-            raise ConfigError("schedule and schedule_steps need each other: give both, or none")
+            raise ConfigError("schedule and schedule_steps need each other. Set both, or none")
 
     def strength(self, steps: Int[Tensor, ""]) -> Float[Tensor, ""] | float:
         """Return the strength after `steps` control steps, 0 to 1."""
@@ -56,11 +56,14 @@ class Draw(Ramp):
         Ramp.__post_init__(self)
         low, high = self.range
         if self.distribution == "gaussian" and high < 0:
-            raise ConfigError(f"range of gaussian is [mean, standard deviation], got the standard deviation {high:g}")
-        if self.distribution != "gaussian" and low > high:
-            raise ConfigError(f"range must be [low, high], got [{low:g}, {high:g}]")
-        if self.distribution == "loguniform" and low <= 0:
-            raise ConfigError(f"range of loguniform must be positive, got [{low:g}, {high:g}]")
+            expected = "[mean, standard deviation] if gaussian"
+        elif self.distribution != "gaussian" and low > high:
+            expected = "[low, high]"
+        elif self.distribution == "loguniform" and low <= 0:
+            expected = "positive bounds if loguniform"
+        else:
+            return
+        raise ConfigError(key="range", expected=expected, got=list(self.range))
 
     @property
     def neutral(self) -> float:
@@ -104,10 +107,10 @@ def named(path: str) -> Iterator[None]:
     """Prefix the errors inside with the path of a yaml key."""
     try:
         yield
-    except (ConfigError, TaskError) as error:
-        if path in str(error):
-            raise
-        raise ConfigError(f"{path}: {error}") from None
+    except ConfigError as error:
+        raise error if path in str(error) else error.within(path) from None
+    except TaskError as error:
+        raise ConfigError(str(error), key=path) from None
 
 
 class Draws:
@@ -117,7 +120,7 @@ class Draws:
         gaussian = [i for i, spec in enumerate(specs) if spec is not None and spec.distribution == "gaussian"]
         others = [i for i, spec in enumerate(specs) if spec is not None and spec.distribution != "gaussian"]
         self._pairs, self._uniform = (len(gaussian) + 1) // 2, len(others)
-        # Gaussian numbers are made first, in pairs. The source of a number that is always 0 does not matter.
+        # Gaussian numbers come first, in pairs; a number that is always 0 may have any source.
         source = [0] * len(specs)
         for place, i in (*enumerate(gaussian), *enumerate(others, start=2 * self._pairs)):
             source[i] = place
@@ -132,7 +135,7 @@ class Draws:
         """Return new draws, shape [num_envs, numbers]."""
         numbers = random.uniform(0.0, 1.0, 2 * self._pairs + self._uniform)
         if self._pairs:
-            # both numbers of each pair of Box and Muller's method: half the cost of `EnvRandom.normal`
+            # both numbers of each Box-Muller pair: half the cost of `EnvRandom.normal`
             u, v, uniform = numbers.split([self._pairs, self._pairs, self._uniform], dim=1)
             radius, angle = torch.log1p(-u).mul_(-2.0).sqrt_(), 2.0 * math.pi * v
             numbers = torch.cat([radius * angle.cos(), radius * angle.sin(), uniform], dim=1)
@@ -144,13 +147,8 @@ class Draws:
 class VectorNoise(Stateful):
     """Noise on a vector per env: new in every control step, and at the start of episodes.
 
-    All draws that a step may need are made at once: many small kernels cost more than unused numbers.
-
-    Attributes:
-        noise: Current noise, [num_envs, numbers]: added or multiplied.
-        offset: Its part that lasts an episode.
-        next_noise: White noise for episodes that begin in this step.
-        next_offset: Offset of such episodes.
+    `noise` is the current one, `offset` its part that lasts an episode; `next_noise` and `next_offset` are for episodes
+    that begin in this step. All are drawn at once: many small kernels cost more than unused numbers.
     """
 
     def __init__(self, specs: Sequence[Noise | None], num_envs: int, device: torch.device) -> None:

@@ -106,7 +106,7 @@ class EncodedEnv(Environment):
         if self.device.type != "cpu":
             return self._encode(step.final_obs)
         features = torch.zeros_like(self.features[:, :1])
-        if bool(step.done.any()):  # the host may look: the envs are there
+        if bool(step.done.any()):  # no sync: the envs are on the CPU
             images = {group: step.final_obs[group][step.done] for group in self.env.images}
             features[step.done] = self._encode(images)
         return features
@@ -143,7 +143,5 @@ class EncodedEnv(Environment):
     def _check_encoder(self, state: Mapping[str, Any]) -> None:
         assert self.encoder is not None, "reset() comes before the state of another run"
         if state.get("encoder") != self.encoder.digest:
-            raise ConfigError(
-                "pretrained.init_from is another encoder than the policy was trained with (its weights differ). Try the"
-                " file as it was then"
-            )
+            problem = "the encoder's weights differ from those the policy was trained with"
+            raise ConfigError(problem, key="pretrained.init_from", hint="Try the original file")

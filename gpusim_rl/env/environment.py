@@ -103,12 +103,12 @@ class Environment(ABC):
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
         """Build envs of another library, on the learner's `device` if possible; raise ConfigError if that fails."""
-        raise ConfigError(f"{cls.__name__} cannot be made from the section env")
+        raise ConfigError("cannot be made from the section env", key=cls.__name__)
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
         """Wrap vector envs of a user's script; raise ConfigError if they cannot be represented."""
-        raise ConfigError(f"{cls.__name__} cannot take envs that are there already")
+        raise ConfigError("cannot wrap existing envs", key=cls.__name__)
 
     @abstractmethod
     def reset(self) -> Observation:
@@ -143,7 +143,7 @@ class Environment(ABC):
 
     def render(self) -> list[np.ndarray]:
         """Return images of the envs, uint8 [height, width, 3] each; raise ConfigError if they cannot render."""
-        raise ConfigError(f"{type(self).__name__} draws no pictures of its envs")
+        raise ConfigError("cannot render its envs", key=type(self).__name__)
 
     def compile(self) -> None:  # noqa: B027 (optional)
         """Compile the step around the physics by torch.compile."""

@@ -13,6 +13,8 @@ from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 
+IMAGE_HINT = "An image is uint8 [envs, height, width, channels]. Try camera.rgb or .depth_bytes(near, far)"
+
 
 class HookChecks:
     """Checks of one task's hooks, which raise TaskError. Those of values, `finite...`, synchronise with the device."""
@@ -27,21 +29,19 @@ class HookChecks:
         """Check names, terms, shapes and types of `Task.observe`."""
         hook = f"{self._name}.observe()"
         if not isinstance(obs, dict):
-            kind = type(obs).__name__
-            raise TaskError(f"{hook} returned {kind}, expected a tensor of shape [{self._num_envs}, size] or a dict")
-        pictures = {group for group, value in obs.items() if is_image(value)}
-        if "policy" not in obs and not pictures:
-            raise TaskError(f"{hook} returned the groups {list(obs)}, expected a group 'policy' among them")
-        if named := sorted(pictures & {"policy", "critic"}):
-            raise TaskError(f"{hook}[{named[0]!r}] is an image. Try a group of another name for it, such as 'camera'")
-        if pictures and "critic" not in obs:
-            raise TaskError(
-                f"{hook} returned the groups {list(obs)}, with images in {', '.join(sorted(pictures))}. Try a group"
-                " 'critic' of numbers beside them: for an episode's last state no image is drawn"
-            )
+            expected = f"a tensor of shape [{self._num_envs}, size] or a dict"
+            raise TaskError(key=hook, expected=expected, got=type(obs).__name__)
+        images = {group for group, value in obs.items() if is_image(value)}
+        if "policy" not in obs and not images:
+            raise TaskError(key=hook, expected="a group 'policy'", got=list(obs))
+        if named := sorted(images & {"policy", "critic"}):
+            raise TaskError(f"{named[0]!r} is an image", key=hook, hint="Try another group for it, such as 'camera'")
+        if images and "critic" not in obs:
+            expected = "a numeric group 'critic' next to images, which are not rendered for an episode's last state"
+            raise TaskError(key=hook, expected=expected, got=list(obs))
         for group, value in obs.items():
             label = hook if list(obs) == ["policy"] else f"{hook}[{group!r}]"
-            if group in pictures:
+            if group in images:
                 self._tensor(label, value, (self._num_envs, *self._groups.images.get(group, [None] * 3)), torch.uint8)
                 continue
             if not isinstance(value, dict):
@@ -49,17 +49,18 @@ class HookChecks:
                 continue
             sizes = {part.name: part.size for part in self._groups.observed.get(group, ())}
             if not value or (sizes and list(value) != list(sizes)):
-                raise TaskError(f"{label} returned the parts {list(value)}, expected {list(sizes) or 'at least one'}")
+                expected = f"the terms {list(sizes)}" if sizes else "named terms"
+                raise TaskError(key=label, expected=expected, got=list(value))
             for name, numbers in value.items():
                 self._tensor(f"{label}[{name!r}]", numbers, (self._num_envs, sizes.get(name)), torch.float32)
 
     def reward_terms(self, terms: Any) -> None:
         """Check `Task.rewards`."""
         hook = f"{self._name}.rewards()"
-        if not isinstance(terms, dict):
-            raise TaskError(f"{hook} returned {type(terms).__name__}, expected a dict of named terms")
-        if not terms:
-            raise TaskError(f"{hook} returned no terms, expected a dict with at least one")
+        if not isinstance(terms, dict) or not terms:
+            raise TaskError(
+                key=hook, expected="a dict of named terms", got=terms if terms == {} else type(terms).__name__
+            )
         for name, term in terms.items():
             self._tensor(f"{hook}[{name!r}]", term, (self._num_envs,), torch.float32)
 
@@ -79,14 +80,14 @@ class HookChecks:
                 continue
             parts = self._groups.parts.get(group, ())
             columns = [part.name for part in parts for _ in range(part.size * part.history)]
-            self.finite(f"{self._name}.observe(): {group!r}", value, columns)
+            self.finite(f"{self._name}.observe()", repr(group), value, columns)
 
     def finite_terms(self, terms: Mapping[str, Tensor]) -> None:
         """Check that all reward terms are finite."""
         for name, term in terms.items():
-            self.finite(f"{self._name}.rewards(): {name!r}", term)
+            self.finite(f"{self._name}.rewards()", repr(name), term)
 
-    def finite(self, label: str, value: Tensor, columns: Sequence[str] = ()) -> None:
+    def finite(self, key: str, name: str, value: Tensor, columns: Sequence[str] = ()) -> None:
         """Check that a tensor is finite; `columns`: name of the term of each column."""
         bad = ~torch.isfinite(value)
         if bool(bad.any()):
@@ -94,23 +95,21 @@ class HookChecks:
             number = int(bad[env_id].int().argmax()) if value.ndim > 1 else 0
             column = "" if value.ndim == 1 else f", column {number}"
             column += f" of {columns[number]!r}" if columns else ""
-            raise TaskError(f"{label} is not finite (env {env_id}{column})")
+            raise TaskError(f"{name} is not finite (env {env_id}{column})", key=key)
 
     def _tensor(self, label: str, value: Any, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
         expected = "[" + ", ".join("size" if size is None else str(size) for size in shape) + "]"
         if not isinstance(value, Tensor):
-            raise TaskError(f"{label} returned {type(value).__name__}, expected a tensor of shape {expected}")
+            raise TaskError(key=label, expected=f"a tensor of shape {expected}", got=type(value).__name__)
         if value.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
-            images = ""
-            if len(shape) == 2 and value.ndim in (3, 4):
-                images = (
-                    ". An image is uint8 [envs, height, width, channels]; try camera.rgb or .depth_bytes(near, far)"
-                )
-            raise TaskError(f"{label} returned shape {list(value.shape)}, expected {expected}{images}")
+            maybe_image = len(shape) == 2 and value.ndim in (3, 4)
+            raise TaskError(
+                key=label, expected=f"shape {expected}", got=list(value.shape), hint=IMAGE_HINT if maybe_image else ""
+            )
         if value.dtype != dtype:
-            raise TaskError(f"{label} returned {value.dtype}, expected {dtype}")
+            raise TaskError(key=label, expected=str(dtype), got=value.dtype)
         if value.device.type != self._device.type:
-            raise TaskError(f"{label} returned a tensor on {value.device}, expected {self._device}")
+            raise TaskError(key=label, expected=f"a tensor on {self._device}", got=str(value.device))
 
 
 def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
@@ -118,15 +117,15 @@ def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
     name = type(task).__name__
     num_actions = getattr(task, "num_actions", None)
     if not isinstance(num_actions, int) or num_actions < 1:
-        raise TaskError(f"{name}.__init__ must set self.num_actions to a positive int, got {num_actions!r}")
+        raise TaskError(key=f"{name}.num_actions", expected="a positive int set in __init__", got=num_actions)
     if task.choices is None:
         return Box(num_actions, cfg.clip_actions)
     counts = tuple(task.choices)
     if len(counts) != num_actions or not all(isinstance(count, int) and count > 1 for count in counts):
-        raise TaskError(f"{name}.choices must be {num_actions} ints above 1, got {task.choices!r}")
-    if cfg.randomize and not cfg.randomization_params.keys().isdisjoint(("actions", "latency")):
-        raise ConfigError(
-            f"task.randomization_params: {name} has discrete actions, which cannot be noisy or late here; try without"
-            " actions and latency"
+        raise TaskError(
+            key=f"{name}.choices", expected=f"an int above 1 for each of {num_actions} actions", got=task.choices
         )
+    if cfg.randomize and not cfg.randomization_params.keys().isdisjoint(("actions", "latency")):
+        problem = f"{name} has discrete actions, which cannot be noisy or late here"
+        raise ConfigError(problem, key="task.randomization_params", hint="Remove actions and latency")
     return MultiDiscrete(counts)

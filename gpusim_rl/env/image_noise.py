@@ -29,17 +29,12 @@ class ImageSettings:
 
     shift: Natural = 0  # maximum along each side [pixels]; the border is repeated
     brightness: Annotated[
-        tuple[float, float], Rule("[least, most], at least 0", lambda of: 0.0 <= of[0] <= of[1] < math.inf)
+        tuple[float, float], Rule("[least, most], at least 0", lambda x: 0.0 <= x[0] <= x[1] < math.inf)
     ] = (1.0, 1.0)  # factor on all bytes, which are clamped to 0..255
 
 
 class ImageNoise(SeededDraws):
-    """Noise of the image groups in `task.observations`; raises ConfigError if a setting is wrong.
-
-    Attributes:
-        shifts: Current shift of each image by group [pixels], int64 [num_envs, 2].
-        factors: Current brightness by group, float32 [num_envs, 1, 1, 1].
-    """
+    """Noise of the image groups in `task.observations`: current `shifts` [pixels] and brightness `factors` by group."""
 
     _stream = 1 << 34
 
@@ -53,11 +48,11 @@ class ImageNoise(SeededDraws):
     ) -> None:
         specs = {group: build(ImageSettings, node, f"task.observations.{group}") for group, node in settings.items()}
         for group, spec in specs.items():
-            if spec.shift >= min(images[group][:2]):
-                height, width, _ = images[group]
+            height, width, _ = images[group]
+            if spec.shift >= min(height, width):
+                expected = f"less than each side of the image, {height} x {width} pixels"
                 raise ConfigError(
-                    f"task.observations.{group}.shift must be less than each side of the image, {height} x {width}"
-                    f" pixels, got {spec.shift}; try 2"
+                    key=f"task.observations.{group}.shift", expected=expected, got=spec.shift, hint="Try 2"
                 )
         self._settings = {group: dataclasses.asdict(spec) for group, spec in specs.items()}
         self._moves = {group: spec.shift for group, spec in specs.items() if spec.shift}
@@ -82,8 +77,4 @@ class ImageNoise(SeededDraws):
             images = (images * self.factors[group]).round_().clamp_(0.0, 255.0).to(torch.uint8)
         return images
 
-    def _draw_step(self) -> None:
-        self.draw()
-
-    def _draw_anew(self, state: Mapping[str, Any]) -> None:
-        self.draw()
+    _draw_step = draw

@@ -56,12 +56,12 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
     Returns the model's asymmetry too, see `MirrorImage.measure`.
     """
     if not isinstance(env, VecEnv):
-        raise TaskError(f"{type(env).__name__}: the mirror images of another library's envs are not known")
+        raise TaskError("envs of another library have no known mirror images", key=type(env).__name__)
     task, scene = env.task, env.sim.scene
     if task.choices is not None:
-        raise TaskError(f"{env.name}: discrete actions have no mirror image")
+        raise TaskError("discrete actions have no mirror image", key=env.name)
     if len(scene.articulation_names) != 1:
-        raise TaskError(f"{env.name} has {scene.articulation_names}: mirror images are known of one robot alone")
+        raise TaskError(key=f"{env.name}: mirror images", expected="a single robot", got=scene.articulation_names)
     image = MirrorImage(scene, scene.articulation_names[0])
     kinds = _Kinds(env.name, task.mirrors, image)
     maps = {}
@@ -77,17 +77,17 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
                 terms += [(first + row, first + source, factor) for row, source, factor in frame.terms]
                 terms += kinds.of_omega(part.name, first, columns)
         if not signs:
-            raise TaskError(f"{env.name}.observe()[{group!r}] has no named parts, so its mirror image is not known")
+            raise TaskError("no named terms, so no mirror image", key=f"{env.name}.observe()[{group!r}]")
         maps[group] = SignedPermutation(index, signs, terms)
     for group in env.images:
         if task.mirrors.get(group) != IMAGE:
-            known = f"{IMAGE!r} is that of a camera in the x-z plane of the robot"
-            raise TaskError(f"{env.name}.mirrors[{group!r}]: the mirror image of these images is not known; {known}")
+            hint = f"{IMAGE!r} is the kind of a camera in the x-z plane of the robot"
+            raise TaskError("the mirror image is not known", key=f"{env.name}.mirrors[{group!r}]", hint=hint)
     maps["actions"] = kinds.of_part("actions", env.num_actions)
     for name, swap in maps.items():
         twice = _matrix(swap) @ _matrix(swap)
         for k in np.flatnonzero((np.abs(twice - np.eye(len(twice))) > 1e-6).any(axis=1)):
-            raise TaskError(f"{env.name}: {name}, number {k}: the mirror image of the mirror image is another one")
+            raise TaskError(f"mirrored twice, {name}[{k}] is not itself", key=env.name)
     return maps, image.measure()
 
 
@@ -114,8 +114,8 @@ class _Kinds:
         kind = self._kinds.get(name, default)
         where = f"{self._task}.mirrors[{name!r}]"
         if kind is None:
-            known = f"{', '.join((*SIGNS, JOINTS, ACTUATORS))}, PerBody(names) or the points of a scan"
-            raise TaskError(f"{where}: the task does not say which kind of quantity it is: {known}")
+            kinds = f"{', '.join((*SIGNS, JOINTS, ACTUATORS))}, PerBody(names) or the points of a scan"
+            raise TaskError("the kind of quantity is missing", key=where, expected=kinds)
         if isinstance(kind, Tensor):
             return self._scan(where, kind, size)
         if isinstance(kind, AtSite):
@@ -129,9 +129,9 @@ class _Kinds:
             self._check(where, size, len(index) * width)
             return SignedPermutation([i * width + k for i in index for k in range(width)], signs * len(index))
         if kind in (JOINTS, ACTUATORS):
-            found = self._image.joints if kind == JOINTS else self._image.actuators
-            self._check(where, size, len(found.sources))
-            return found
+            swap = self._image.joints if kind == JOINTS else self._image.actuators
+            self._check(where, size, len(swap.sources))
+            return swap
         signs = self._signs(where, kind, size)
         return SignedPermutation(list(range(size)), signs)
 
@@ -144,19 +144,17 @@ class _Kinds:
         begin, end = columns.get(kind.omega, (0, 0))
         source = begin + first - columns[name][0]
         if source + 3 > end:
-            raise TaskError(
-                f"{self._task}.mirrors[{name!r}]: {kind.site!r} is beside the plane of symmetry, so {kind.omega!r} must"
-                " be observed as long"
-            )
+            problem = f"{kind.site!r} is beside the plane of symmetry, so {kind.omega!r} needs the same history"
+            raise TaskError(problem, key=f"{self._task}.mirrors[{name!r}]")
         return _terms(matrix, first, source)
 
     def _signs(self, where: str, kind: Any, size: int) -> list[float]:
         if kind not in SIGNS:
-            hint = did_you_mean(str(kind), SIGNS) or f" Try one of {', '.join(SIGNS)}"
-            raise TaskError(f"{where}={kind!r} is no kind.{hint}")
+            hint = did_you_mean(str(kind), SIGNS) or f"Available: {', '.join(SIGNS)}"
+            raise TaskError(f"unknown kind {kind!r}", key=where, hint=hint)
         times, rest = divmod(size, len(SIGNS[kind]))
         if rest:
-            raise TaskError(f"{where}={kind!r}: expected a multiple of {len(SIGNS[kind])} numbers, got {size}")
+            raise TaskError(key=f"{where}={kind!r}", expected=f"a multiple of {len(SIGNS[kind])} numbers", got=size)
         return SIGNS[kind] * times
 
     def _scan(self, where: str, points: Tensor, size: int) -> SignedPermutation:
@@ -164,10 +162,10 @@ class _Kinds:
         points = points.detach().cpu().double()
         nearest = torch.cdist(points * torch.tensor([1.0, -1.0]), points).min(dim=1)
         if float(nearest.values.max()) > EXACT:
-            lonely = points[int(nearest.values.argmax())].tolist()
-            raise TaskError(f"{where}: the point {lonely} of the scan has no counterpart on the other side")
+            point = points[int(nearest.values.argmax())].tolist()
+            raise TaskError(f"scan point {point} has no counterpart on the other side", key=where)
         return SignedPermutation(nearest.indices.tolist(), [1.0] * size)
 
     def _check(self, where: str, size: int, expected: int) -> None:
         if size != expected:
-            raise TaskError(f"{where}: the part has {size} numbers, and its kind {expected}")
+            raise TaskError(key=where, expected=f"{expected} numbers for this kind", got=size)

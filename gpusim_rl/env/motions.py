@@ -24,9 +24,9 @@ from gpusim_rl.sim import Scene
 
 Starts = Literal["adaptive", "uniform", "first"]
 """Start frames: any, more often where episodes fail; any; the first of each clip."""
-FORGETTING = 0.001  # share by which the failures of a control step enter their mean
-FLOOR = 0.1  # failures per control step, shared by all bins, that are added to those counted
-STRAIGHT = 1e-4  # angle between two quaternions [rad] below which they are interpolated linearly
+FORGETTING = 0.001  # weight of a control step in the mean of failures
+FLOOR = 0.1  # failures per control step added to the counted ones, shared by all bins
+STRAIGHT = 1e-4  # angle between two quaternions [rad] below which interpolation is linear
 
 
 def read_clips(names: Sequence[str], scene: Scene, robot: str, bodies: Sequence[str]) -> dict[str, Clip]:
@@ -38,8 +38,8 @@ def clip_file(name: str) -> Path:
     """Return the file of a shipped clip by its name, or a path ending in `.npz`; raise ConfigError if there is none."""
     shipped = {path.stem: path for path in sorted((assets_dir() / "motions").glob("*.npz"))}
     if not name.endswith(".npz") and name not in shipped:
-        known = f"{did_you_mean(name, list(shipped))} There are {', '.join(shipped) or 'none'}, or path/to/clip.npz"
-        raise ConfigError(f"no motion clip {name!r} in tasks/assets/motions.{known}")
+        hint = f"{did_you_mean(name, list(shipped))} Available: {', '.join(shipped) or 'none'}, or path/to/clip.npz"
+        raise ConfigError(f"no motion clip {name!r} in tasks/assets/motions", hint=hint)
     return shipped.get(name) or from_home(name)
 
 
@@ -54,9 +54,8 @@ def resampled(clip: Clip, rate: float) -> Clip:
     size = sum(value.nbytes for value in arrays)
     frames = clip.seconds * rate + 1.0
     if frames * size / len(clip.joint_pos) > min(CLIP_BYTES, max(RESAMPLED_BYTES, RESAMPLED_RATIO * size)):
-        raise ConfigError(
-            f"its {clip.seconds:.3g} s would be {frames:.3g} frames, too many. Try a clip of a higher fps"
-        )
+        problem = f"{clip.seconds:.3g} s are {frames:.3g} frames, too many"
+        raise ConfigError(problem, hint="Try a clip with a higher fps")
     times = np.arange(int(frames + 1e-6)) * (clip.fps / rate)
     before = np.minimum(times.astype(int), len(clip.joint_pos) - 2)
     share = times - before
@@ -75,9 +74,9 @@ def _slerp(a: Array, b: Array, share: np.ndarray) -> Array:
     b = np.where(cosine < 0.0, -b, b)
     angle = np.arccos(np.abs(cosine).clip(max=1.0))
     straight, sine = angle < STRAIGHT, np.sin(np.maximum(angle, STRAIGHT))
-    of_a = np.where(straight, 1.0 - share, np.sin((1.0 - share) * angle) / sine)
-    of_b = np.where(straight, share, np.sin(share * angle) / sine)
-    quat = of_a * a + of_b * b
+    weight_a = np.where(straight, 1.0 - share, np.sin((1.0 - share) * angle) / sine)
+    weight_b = np.where(straight, share, np.sin(share * angle) / sine)
+    quat = weight_a * a + weight_b * b
     return (quat / np.linalg.norm(quat, axis=-1, keepdims=True)).astype(np.float32)
 
 
@@ -93,19 +92,14 @@ class Frame(NamedTuple):
 
 
 class Motions:
-    """Concatenated frames of clips, resampled to `rate` [Hz]; never in checkpoints. Too short clips raise ConfigError.
-
-    Attributes:
-        last: Last frame of each clip, shape [clips].
-        lengths: Number of frames of each clip.
-    """
+    """Concatenated frames of clips, resampled to `rate` [Hz]; not in checkpoints. A short clip raises ConfigError."""
 
     def __init__(self, clips: Mapping[str, Clip], rate: float, device: torch.device) -> None:
-        one = next(iter(clips.values()))
-        self.rate, self._joints, self._bodies = rate, len(one.joint_names), len(one.body_names)
+        first = next(iter(clips.values()))
+        self.rate, self._joints, self._bodies = rate, len(first.joint_names), len(first.body_names)
         rows = [_rows(name, clip, rate) for name, clip in clips.items()]
         self.lengths = [len(each) for each in rows]
-        self.last = (torch.tensor(self.lengths).cumsum(0) - 1).to(device)
+        self.last = (torch.tensor(self.lengths).cumsum(0) - 1).to(device)  # last frame of each clip
         self._frames = torch.from_numpy(np.concatenate(rows)).to(device)
 
     def __len__(self) -> int:
@@ -114,19 +108,18 @@ class Motions:
     def frame(self, index: Int[Tensor, " envs"]) -> Frame:
         """Return a frame for each env, by its index over all clips."""
         joints, bodies = self._joints, self._bodies
-        of_joints, of_bodies = self._frames.index_select(0, index).split([2 * joints, 13 * bodies], dim=1)
-        parts = of_bodies.unflatten(1, (bodies, 13)).split([3, 4, 3, 3], dim=2)
-        return Frame(*of_joints.split(joints, dim=1), *parts)
+        joint_rows, body_rows = self._frames.index_select(0, index).split([2 * joints, 13 * bodies], dim=1)
+        poses = body_rows.unflatten(1, (bodies, 13)).split([3, 4, 3, 3], dim=2)
+        return Frame(*joint_rows.split(joints, dim=1), *poses)
 
 
 def _rows(name: str, clip: Clip, rate: float) -> Array:
     try:
         clip = resampled(clip, rate)
     except ConfigError as error:
-        raise ConfigError(f"the motion clip {name!r} at {rate:g} Hz: {error}") from None
-    of_bodies = (clip.body_pos_w, clip.body_quat_w, clip.body_lin_vel_w, clip.body_ang_vel_w)
-    of_bodies = np.concatenate(of_bodies, axis=2).reshape(len(clip.joint_pos), -1)
-    return np.concatenate([clip.joint_pos, clip.joint_vel, of_bodies], axis=1)
+        raise error.within(f"motion clip {name!r} at {rate:g} Hz") from None
+    bodies = np.concatenate([clip.body_pos_w, clip.body_quat_w, clip.body_lin_vel_w, clip.body_ang_vel_w], axis=2)
+    return np.concatenate([clip.joint_pos, clip.joint_vel, bodies.reshape(len(clip.joint_pos), -1)], axis=1)
 
 
 class Playhead(Stateful):
@@ -134,10 +127,6 @@ class Playhead(Stateful):
 
     Adaptive starts are BeyondMimic's (arXiv 2508.08241): bins of about a second are drawn by the mean number of
     episodes that failed in them. The last frame of a clip is never a start.
-
-    Attributes:
-        index: Frame to reach by the end of the control step, int64 [num_envs].
-        failures: Mean number of failed episodes per control step, shape [bins].
     """
 
     draws = 2  # random numbers per start
@@ -155,8 +144,8 @@ class Playhead(Stateful):
         every_frame = torch.arange(len(motions), device=device)
         self._bin = torch.bucketize(every_frame, self._begins, right=True) - 1
         self._last = motions.last.index_select(0, torch.bucketize(every_frame, motions.last))
-        self.index = torch.ones(num, dtype=torch.int64, device=device)
-        self.failures = torch.zeros(len(begins), device=device)
+        self.index = torch.ones(num, dtype=torch.int64, device=device)  # frame to reach by the end of the control step
+        self.failures = torch.zeros(len(begins), device=device)  # mean number per control step, by bin
         self._now = torch.zeros_like(self.failures)
 
     def restored(self) -> None:
@@ -185,7 +174,9 @@ class Playhead(Stateful):
 
     def advance(self, failed: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
         """Count failed episodes, except diverged ones, and advance a frame; return the envs whose clip is over."""
-        counted = torch.gt(failed, diverged, out=torch.empty(len(failed), device=failed.device))  # of masks: and not
+        counted = torch.gt(
+            failed, diverged, out=torch.empty(len(failed), device=failed.device)
+        )  # failed & ~diverged in one kernel
         now = self._now.zero_().index_add_(0, self._bin.index_select(0, self.index), counted)
         self.failures.lerp_(now, FORGETTING)
         last = self._last.index_select(0, self.index)

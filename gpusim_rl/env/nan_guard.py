@@ -19,9 +19,7 @@ from gpusim_rl.sim import Articulation, Sim
 EnvState = dict[str, dict[str, Tensor]]
 """State of one env: by articulation, the arguments of `Articulation.set_state`, without the env dimension."""
 
-
-# The angular velocity is kept in the root's own frame: there it is a view of the simulator's memory. `read` rotates it
-# to the world frame.
+# In the root's frame the angular velocity is a view of the simulator's memory; `read` rotates it to the world frame.
 _ROOT = ("root_pos", "root_quat", "root_lin_vel", "root_ang_vel_local")
 
 
@@ -32,7 +30,7 @@ class NanGuard:
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
         self._fields = [(name, key) for name, a in self._articulations.items() for key in state_keys(a)]
         width = sum(value.shape[1] for value in self._state())
-        # Of all envs, from the newest step until one diverges: that step's from then on. State and action lie together.
+        # State and action of all envs, one after the other: of the newest step, or of that of the first divergence.
         self._before = torch.zeros(sim.num_envs, width + num_actions, device=sim.device)
         self._progress = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)
         self._bad_input, self._diverged, self._diverged_ever = (
@@ -74,14 +72,13 @@ class NanGuard:
             return None
         env_id = int(self._diverged.int().argmax())
         widths = [value.shape[1] for value in self._state()]
-        *values, action = self._before[env_id].cpu().split([*widths, self._before.shape[1] - sum(widths)])
+        *row, action = self._before[env_id].cpu().split([*widths, self._before.shape[1] - sum(widths)])
         state: EnvState = {name: {} for name in self._articulations}
-        for (name, key), value in zip(self._fields, values, strict=True):
+        for (name, key), value in zip(self._fields, row, strict=True):
             state[name][key] = value.clone()
-        for of_articulation in state.values():
-            local = of_articulation.pop("root_ang_vel_local", None)
-            if local is not None:
-                of_articulation["root_ang_vel"] = quat_rotate(of_articulation["root_quat"][None], local[None])[0]
+        for values in state.values():
+            if (local := values.pop("root_ang_vel_local", None)) is not None:
+                values["root_ang_vel"] = quat_rotate(values["root_quat"][None], local[None])[0]
         cause = "apply_action" if self._bad_input[env_id] else "physics"
         return {
             "env": env_id,

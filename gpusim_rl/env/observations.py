@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeGuard
 
@@ -57,25 +57,17 @@ class ObservationGroups:
     """Assembly of a task's terms into one tensor per group.
 
     `settings` (`task.observations`) describe the policy's sensors and images; `noise` is on the policy's whole
-    observation.
-
-    Attributes:
-        sizes: Size of each numeric group; empty until `describe`.
-        images: Shape of each image group; empty until `describe`.
-        parts: Terms by group, in order; empty until `describe`.
-        observed: `parts` as the task observes them, dropped terms included.
-        sensors: Sensor model of the policy's observation; None if there is none, and until `describe`.
-        image_noise: Noise of images; likewise.
+    observation. The attributes are set by `describe`.
     """
 
     def __init__(self, task: Task[Any], settings: Mapping[str, Any], noise: Noise | None, seed: int) -> None:
         self._task, self._settings, self._noise, self._seed = task, settings, noise, seed
-        self._scales: dict[str, Tensor] = {}  # of the groups in which a part has one
-        self.sizes: dict[str, int] = {}
+        self._scales: dict[str, Tensor] = {}  # of groups with scaled terms
+        self.sizes: dict[str, int] = {}  # of numeric groups
         self.images: dict[str, ImageShape] = {}
-        self.parts: dict[str, tuple[ObservationPart, ...]] = {}
-        self.observed: dict[str, tuple[ObservationPart, ...]] = {}
-        self._left_out: set[str] = set()
+        self.parts: dict[str, tuple[ObservationPart, ...]] = {}  # terms by group, in order
+        self.observed: dict[str, tuple[ObservationPart, ...]] = {}  # `parts` as the task observes them
+        self._dropped: set[str] = set()
         self.sensors: SensorModel | None = None
         self.image_noise: ImageNoise | None = None
 
@@ -83,23 +75,30 @@ class ObservationGroups:
         """Determine the groups from a first observation; raise TaskError or ConfigError for unknown terms or keys."""
         task, name = self._task, type(self._task).__name__
         named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
-        known = {part for parts in named.values() for part in parts} | task.units.keys()  # there may be other modes
+        known = {part for parts in named.values() for part in parts} | task.units.keys()  # units may be of other modes
         for attribute in ("scales", "sources"):
             for part in getattr(task, attribute):
                 if part not in known:
-                    hint = did_you_mean(part, known)
-                    raise TaskError(f"{name}.{attribute}[{part!r}]: observe() has no such part.{hint}")
+                    key, hint = f"{name}.{attribute}[{part!r}]", did_you_mean(part, known)
+                    raise TaskError("observe() has no such term", key=key, hint=hint)
         for group, value in obs.items():
             if is_image(value):
                 height, width, channels = value.shape[1:]
                 self.images[group] = height, width, channels
-        _check_names(self._settings, [*named.get("policy", {}), *self.images])
-        of_images = {group: self._settings[group] for group in self.images if group in self._settings}
-        of_parts = {part: settings for part, settings in self._settings.items() if part not in of_images}
-        if of_images:
-            self.image_noise = ImageNoise(of_images, self.images, task.num_envs, task.device, self._seed)
+        terms = [*named.get("policy", {}), *self.images]
+        for part in self._settings:
+            if part not in terms:
+                hint = (
+                    f"{did_you_mean(part, terms)} Available: {', '.join(terms) or 'none, the task does not name them'}"
+                )
+                key = f"task.observations.{part}"
+                raise ConfigError("the policy's observation has no such term", key=key, hint=hint)
+        image_settings = {group: self._settings[group] for group in self.images if group in self._settings}
+        part_settings = {part: settings for part, settings in self._settings.items() if part not in image_settings}
+        if image_settings:
+            self.image_noise = ImageNoise(image_settings, self.images, task.num_envs, task.device, self._seed)
         for group, parts in named.items():
-            settings = of_parts if group == "policy" else {}
+            settings = part_settings if group == "policy" else {}
             self.observed[group] = tuple(
                 _described(task, part, value.shape[1], settings.get(part, {})) for part, value in parts.items()
             )
@@ -107,18 +106,19 @@ class ObservationGroups:
             if any(scale != 1.0 for scale in scales):
                 self._scales[group] = torch.tensor(scales, device=task.device)
         self.parts.update(self.observed)
-        self._left_out = {part for part, settings in of_parts.items() if not settings.get("used", True)}
-        if self._left_out:
+        self._dropped = {part for part, settings in part_settings.items() if not settings.get("used", True)}
+        if self._dropped:
             if TEACHER in obs:
-                raise TaskError(f"{name}.observe() has a group {TEACHER!r}, and task.observations leaves out parts")
-            if not named["policy"].keys() - self._left_out:
-                raise ConfigError("task.observations leaves out all parts of the policy's observation")
+                problem = f"the group {TEACHER!r} is reserved for the terms that task.observations drops"
+                raise TaskError(problem, key=f"{name}.observe()")
+            if not named["policy"].keys() - self._dropped:
+                raise ConfigError("drops all terms of the policy's observation", key="task.observations")
             self.parts[TEACHER] = self.observed["policy"]
-            self.parts["policy"] = tuple(part for part in self.parts[TEACHER] if part.name not in self._left_out)
-        if of_parts or (self._noise is not None and "policy" in obs):
+            self.parts["policy"] = tuple(part for part in self.parts[TEACHER] if part.name not in self._dropped)
+        if part_settings or (self._noise is not None and "policy" in obs):
             size = self._join(obs["policy"]).shape[1]
             parts = self.observed.get("policy", ())
-            self.sensors = SensorModel(parts, size, self._noise, task.num_envs, task.device, self._seed)
+            self.sensors = SensorModel(parts, size, self._noise, task, self._seed)
         self.sizes.update({group: value.shape[1] for group, value in self.read(obs).items() if not is_image(value)})
 
     def read(self, obs: TaskObservation, *, clean: bool = False) -> Observation:
@@ -136,10 +136,10 @@ class ObservationGroups:
             joined[group] = frame
         if "policy" not in joined:  # images alone
             joined["policy"] = torch.zeros(self._task.num_envs, 0, device=self._task.device)
-        if self._left_out:
+        if self._dropped:
             parts, joined[TEACHER] = self.observed["policy"], joined["policy"]
             pieces = joined[TEACHER].split([part.size * (1 if clean else part.history) for part in parts], dim=1)
-            used = [piece for piece, part in zip(pieces, parts, strict=True) if part.name not in self._left_out]
+            used = [piece for piece, part in zip(pieces, parts, strict=True) if part.name not in self._dropped]
             joined["policy"] = torch.cat(used, dim=1)
         return joined
 
@@ -153,34 +153,25 @@ class SensorModel(SeededDraws):
 
     Noise is drawn in every control step and at the start of an episode, the delay of each env and term at the start.
     An episode's first frame also stands for earlier ones. Noise on the `whole` observation comes last.
-
-    Attributes:
-        steps: Control steps of the run so far, int64, shape [], for noise schedules.
-        delays: Delay of each term [control steps], int64 [num_envs, terms].
     """
 
     _stream = 1 << 33
 
     def __init__(
-        self,
-        parts: Sequence[ObservationPart],
-        size: int,
-        whole: Noise | None,
-        num_envs: int,
-        device: torch.device,
-        seed: int,
+        self, parts: Sequence[ObservationPart], size: int, whole: Noise | None, task: Task[Any], seed: int
     ) -> None:
+        num_envs, device = task.num_envs, task.device
         self._settings = [dataclasses.asdict(settings) for settings in (*parts, *([whole] if whole else []))]
         self._random = EnvRandom(num_envs, device, seed + self._stream)
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the run, for schedules
         self._frames = max((part.delay[1] + part.history for part in parts), default=1)
         self._least = torch.tensor([part.delay[0] for part in parts], device=device)
         self._spread = torch.tensor([part.delay[1] - part.delay[0] + 1 for part in parts], device=device)
-        self.delays = torch.zeros(num_envs, len(parts), dtype=torch.int64, device=device)
+        self.delays = torch.zeros(num_envs, len(parts), dtype=torch.int64, device=device)  # control steps
         self._ring = torch.zeros(self._frames, num_envs, size, device=device) if self._frames > 1 else None
-        self._newest = torch.zeros(1, dtype=torch.int64, device=device)  # place of the newest frame in the ring
-        self._fresh = torch.ones(num_envs, dtype=torch.bool, device=device)  # envs whose episode has just begun
-        # Of each number in the observation: its column in a frame, its part, and the age of its frame beside the delay.
+        self._newest = torch.zeros(1, dtype=torch.int64, device=device)  # index of the newest frame
+        self._fresh = torch.ones(num_envs, dtype=torch.bool, device=device)  # episode has just begun
+        # Of each number in the observation: column in a frame, term, and age of its frame without the delay.
         ends = itertools.accumulate(part.size for part in parts)
         numbers = [
             (column, owner, age)
@@ -190,10 +181,9 @@ class SensorModel(SeededDraws):
         ]
         self._columns, self._owners, self._ages = torch.tensor(numbers, device=device).view(-1, 3).unbind(dim=1)
         self._envs = torch.arange(num_envs, device=device)[:, None]
-        of_parts = [part.noise for part in parts for _ in range(part.size)]
-        self._noise = VectorNoise(of_parts, num_envs, device) if any(of_parts) else None
-        of_whole = [whole] * (len(numbers) or size)
-        self._whole_noise = VectorNoise(of_whole, num_envs, device) if whole else None
+        noises = [part.noise for part in parts for _ in range(part.size)]
+        self._noise = VectorNoise(noises, num_envs, device) if any(noises) else None
+        self._whole_noise = VectorNoise([whole] * (len(numbers) or size), num_envs, device) if whole else None
         self._draw_step()
 
     def advance(self) -> None:
@@ -222,8 +212,11 @@ class SensorModel(SeededDraws):
             frame = self._noise.apply(frame)
         if scales is not None:
             frame = frame * scales
-        if self._ring is not None:
-            frame = self._through_ring(self._ring, frame)
+        if (ring := self._ring) is not None:
+            ring.index_copy_(0, self._newest, frame[None])
+            torch.where(self._fresh[None, :, None], frame[None], ring, out=ring)
+            place = (self._newest - self._ages - self.delays.index_select(1, self._owners)).remainder_(self._frames)
+            frame = ring[place, self._envs, self._columns]
         return frame if self._whole_noise is None else self._whole_noise.apply(frame)
 
     def _draw_step(self) -> None:
@@ -231,15 +224,7 @@ class SensorModel(SeededDraws):
             if noise is not None:
                 noise.draw(self._random, self.steps)
 
-    def _through_ring(
-        self, ring: Float[Tensor, "frames envs numbers"], frame: Float[Tensor, "envs numbers"]
-    ) -> Float[Tensor, "envs size"]:
-        ring.index_copy_(0, self._newest, frame[None])
-        torch.where(self._fresh[None, :, None], frame[None], ring, out=ring)
-        place = (self._newest - self._ages - self.delays.index_select(1, self._owners)).remainder_(self._frames)
-        return ring[place, self._envs, self._columns]
-
-    def _draw_anew(self, state: Mapping[str, Any]) -> None:
+    def _redraw(self, state: Mapping[str, Any]) -> None:
         self.begin_from(state)
         self.begin_episodes(torch.ones_like(self._fresh))
 
@@ -255,19 +240,11 @@ def is_image(value: Any) -> TypeGuard[Tensor]:
 
 def number_names(sizes: Mapping[str, int], parts: Mapping[str, Sequence[ObservationPart]]) -> dict[str, list[str]]:
     """Name the columns of every observation group: `term[i]`."""
-    columns = {group: [(part.name, part.size * part.history) for part in of_it] for group, of_it in parts.items()}
-    return {
-        group: [f"{name}[{n}]" for name, count in columns.get(group) or [(group, size)] for n in range(count)]
-        for group, size in sizes.items()
-    }
-
-
-def _check_names(sensors: Mapping[str, Any], parts: Collection[str]) -> None:
-    for name in sensors:
-        if name not in parts:
-            known = f"It has {', '.join(parts)}" if parts else "The task does not name its parts"
-            hint = did_you_mean(name, parts)
-            raise ConfigError(f"task.observations.{name}: the policy's observation has no such part.{hint} {known}")
+    names = {}
+    for group, size in sizes.items():
+        counts = [(part.name, part.size * part.history) for part in parts.get(group, ())] or [(group, size)]
+        names[group] = [f"{name}[{n}]" for name, count in counts for n in range(count)]
+    return names
 
 
 def _described(task: Task[Any], name: str, size: int, settings: Any) -> ObservationPart:
@@ -291,5 +268,5 @@ def _noise(value: Any, key: str) -> Noise | None:
         return parse(Noise, {"range": list(value), "operation": "additive", "distribution": "uniform"}, key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < float("inf"):
         expected = "a standard deviation of at least 0, uniform bounds [low, high], or settings with a range"
-        raise ConfigError(f"{key} must be {expected}, got {value!r}; try 0.1")
+        raise ConfigError(key=key, expected=expected, got=value, hint="Try 0.1")
     return Noise(range=(0.0, float(value)), operation="additive", distribution="gaussian") if value else None

@@ -77,7 +77,8 @@ class ActorProperties(Stateful):
         known = self.sim.articulation(self.name).joint_names
         for name in elements or []:
             if name not in known:
-                raise TaskError(f"{self.name!r} has no joint {name!r}.{did_you_mean(name, known)} It has {known}")
+                hint = f"{did_you_mean(name, known)} Available: {', '.join(known)}"
+                raise TaskError(f"{self.name!r} has no joint {name!r}", hint=hint)
         if not known:
             raise TaskError(f"{self.name!r} has no joints")
         return list(known if elements is None else elements)
@@ -207,9 +208,8 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
     motors = [drive for drive in drives if not model.actuator_forcelimited[drive.index]]
     for drive in motors:
         if (model.actuator_gaintype[drive.index], model.actuator_biastype[drive.index]) != (_FIXED_GAIN, _NO_BIAS):
-            raise TaskError(
-                f"actuator {drive.name!r} has no forcerange and is no motor; give it a forcerange in the MJCF"
-            )
+            problem = f"actuator {drive.name!r} has no forcerange and is no motor"
+            raise TaskError(problem, hint="Set a forcerange in the MJCF")
     quantities = []
     if limited:
         ids = [drive.index for drive in limited]
@@ -224,7 +224,7 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
         effort = control * abs(model.actuator_gainprm[ids, 0]) * abs(model.actuator_gear[ids, 0])
         quantities.append(_in_proportion(actor, "actuator_gear", motors, effort))
     if not quantities:
-        raise TaskError(f"{actor.name!r} has no actuators there")
+        raise TaskError(f"{actor.name!r} has no such actuators")
     return quantities
 
 
@@ -247,7 +247,7 @@ def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quant
     """Return the delay of actuators [s], from 0 to their `max_delay`."""
     late = [drive.name for drive in actor.drives(elements) if actor.model.actuator_history[drive.index, 0]]
     if not late:
-        raise TaskError(f"{actor.name!r} has no delays there; give its actuators some: scene.add_actuators(max_delay=)")
+        raise TaskError(f"{actor.name!r} has no such delays", hint="Try scene.add_actuators(max_delay=)")
     return [_column(actor.param("actuator_delay", late), low=0.0)]
 
 
@@ -266,20 +266,14 @@ def _limit(column: int) -> GetQuantities:
 
 
 class Inertia(Stateful):
-    """Mass and inertia of an actor's bodies. Inertia scales with mass, and by a factor of its own.
-
-    Attributes:
-        names: Bodies that have a mass.
-        density: Mass relative to the model's, shape [num_envs, bodies].
-        spread: Factor on the inertia alone, shape [num_envs, bodies].
-    """
+    """Mass and inertia of an actor's bodies. Inertia scales with mass, and by a factor of its own, `spread`."""
 
     def __init__(self, actor: ActorProperties) -> None:
         names, prefix = actor.sim.articulation(actor.name).body_names, actor.sim.scene.prefix(actor.name)
         self.names = [name for name in names if actor.model.body(f"{prefix}{name}").mass[0] > 0.0]
         self._owner, self._param = actor.name, actor.param
         self._inertia = actor.param("body_inertia", self.names)
-        self.density = torch.ones(actor.sim.num_envs, len(self.names), device=actor.sim.device)
+        self.density = torch.ones(actor.sim.num_envs, len(self.names), device=actor.sim.device)  # mass / model's
         self.spread = torch.ones_like(self.density)
 
     def mass(self, elements: Sequence[str] | None) -> Quantity:
@@ -307,8 +301,8 @@ class Inertia(Stateful):
     def _find(self, elements: Sequence[str] | None) -> tuple[list[str], Tensor]:
         for name in elements or []:
             if name not in self.names:
-                hint = did_you_mean(name, self.names)
-                raise TaskError(f"{self._owner!r} has no body with mass {name!r}.{hint} There are {self.names}")
+                hint = f"{did_you_mean(name, self.names)} Available: {', '.join(self.names)}"
+                raise TaskError(f"{self._owner!r} has no body with mass {name!r}", hint=hint)
         names = list(self.names if elements is None else elements)
         columns = [self.names.index(name) for name in names]
         return names, torch.tensor(columns, dtype=torch.int64, device=self.density.device)
@@ -358,21 +352,18 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
         "rolling_friction": _field("geom_friction", 2, low=LEAST_FRICTION),
         "color": lambda actor, elements: [of_scene(actor.param("geom_rgba", elements))],
     },
-    "tendon_properties": {
-        "stiffness": _field("tendon_stiffness"),
-        "damping": _field("tendon_damping"),
-    },
+    "tendon_properties": {"stiffness": _field("tendon_stiffness"), "damping": _field("tendon_damping")},
 }
 """Properties of an actor, by section and name of the yaml."""
 
 NOT_HERE = {
-    "velocity": "MuJoCo does not limit the velocity of joints; try damping",
-    "restitution": "MuJoCo's contacts bounce as their solref says, which is the MJCF's; leave it out",
-    "compliance": "MuJoCo's contacts give way as their solref and solimp say, which are the MJCF's; leave it out",
-    "contact_offset": "MuJoCo has margins of geoms instead, which are the MJCF's; leave it out",
-    "rest_offset": "MuJoCo has no distance between resting bodies; leave it out",
-    "thickness": "MuJoCo's geoms have no skin; leave it out",
-    "filter": "what can touch what is the MJCF's; leave it out",
-    "scale": "bodies cannot change their size at run time; try mass, inertia and com of rigid_body_properties",
+    "velocity": "MuJoCo does not limit joint velocities. Try damping",
+    "restitution": "in MuJoCo the MJCF's solref sets the bounce of contacts. Remove it",
+    "compliance": "in MuJoCo the MJCF's solref and solimp set the compliance of contacts. Remove it",
+    "contact_offset": "MuJoCo has geom margins instead, in the MJCF. Remove it",
+    "rest_offset": "MuJoCo has no distance between resting bodies. Remove it",
+    "thickness": "MuJoCo's geoms have no skin. Remove it",
+    "filter": "collision filters are set in the MJCF. Remove it",
+    "scale": "bodies cannot change their size at run time. Try mass, inertia and com of rigid_body_properties",
 }
 """IsaacGym properties that MuJoCo cannot randomise, with the reason and an alternative."""

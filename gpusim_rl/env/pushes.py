@@ -30,9 +30,9 @@ class Pushes(Ramp):
 
     def __post_init__(self) -> None:
         if (self.velocity is None) == (self.force is None):
-            raise ConfigError("pushes need either velocity: [least, most] or force: [least, most]")
+            raise ConfigError("expected either velocity: [least, most] or force: [least, most]")
         if self.velocity is not None and (self.bodies is not None or self.duration_s is not None):
-            raise ConfigError("pushes by velocity act on the root at once; bodies and duration_s are for force")
+            raise ConfigError("velocity pushes act on the root at once; bodies and duration_s require force")
 
 
 class PushTimer(Stateful):
@@ -88,16 +88,16 @@ class Pusher(PushTimer):
         self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
         if spec.velocity is not None:
             if not self.robot.free_root:
-                raise ConfigError(f"{actor!r} has a fixed base: a push cannot change its velocity; try force")
+                raise ConfigError(f"{actor!r} has a fixed base, which has no velocity", hint="Try force")
             return
         names = spec.bodies or self.robot.body_names[:1]
         self.bodies = self.robot.bodies(names)
         for name in names:
             if sim.scene.model.body(f"{sim.scene.prefix(actor)}{name}").weldid[0] == 0:
-                raise ConfigError(f"{name!r} of {actor!r} is fixed to the world: no force moves it; try other bodies")
-        self.left = torch.zeros_like(self.wait)  # control steps that the force will still act
+                raise ConfigError(f"{name!r} of {actor!r} is fixed to the world", hint="Try other bodies")
+        self.left = torch.zeros_like(self.wait)  # control steps left of the force
         self.force = torch.zeros_like(self.bodies.pos)
-        self.held = torch.zeros_like(self.bodies.wrench)  # the wrench that the task has set
+        self.held = torch.zeros_like(self.bodies.wrench)  # wrench set by the task
 
     def begin_episodes(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
         """Draw the time of the first push, and end a push, where an episode begins."""

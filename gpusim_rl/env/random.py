@@ -83,7 +83,7 @@ class EnvRandom:
         bits = _shift_right(self._bits(math.prod(shape)), 40).view(self.num_envs, *shape)
         if isinstance(low, Tensor) or isinstance(high, Tensor):
             return (bits * 2.0**-24).mul(high - low).add_(low)
-        unit = bits * (2.0**-24 * (high - low))  # the same number, as a power of two does not round
+        unit = bits * (2.0**-24 * (high - low))  # scaling by a power of two does not round
         return unit.add_(low) if low != 0.0 else unit
 
     def normal(self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
@@ -97,7 +97,7 @@ class EnvRandom:
     def integers(self, low: int, high: int, *shape: int) -> Int[Tensor, "envs ..."]:
         """Draw uniform integers in [low, high), int64, shape `[N, *shape]`."""
         span = high - low
-        # 31 bits against a span that is far smaller: the bias of the remainder is below span / 2**31
+        # 31 bits and a far smaller span: the bias of the remainder is below span / 2**31
         drawn = (_shift_right(self._bits(math.prod(shape)), 33) % span).view(self.num_envs, *shape)
         return drawn.add_(low) if low else drawn
 

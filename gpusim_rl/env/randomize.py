@@ -49,7 +49,7 @@ class Property(Draw):
     def __post_init__(self) -> None:
         Draw.__post_init__(self)
         if self.setup_only and self.interval_s is not None:
-            raise ConfigError("setup_only and interval_s exclude each other")
+            raise ConfigError("setup_only and interval_s are mutually exclusive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +100,7 @@ class Randomizer(SeededDraws, Stateful):
     """Randomisation of physics and actions by `task.randomization_params`, called by `VecEnv`.
 
     Physical properties are drawn at construction, then at resets, at intervals, or never; always relative to the
-    model's values.
-
-    Raises:
-        ConfigError: The section is wrong, or names something that does not exist; the message has the key's path.
-
-    Attributes:
-        params: Settings, plain values.
-        steps: Control steps of the run so far, int64, shape [], for schedules.
-        age: Control steps since the last draw of an env's properties at a reset, int64 [num_envs].
-        observations: Noise for `env/observations.py` to add to the policy's observation; None = none.
+    model's values. A wrong section, or names that do not exist, raise ConfigError with the key's path.
     """
 
     _stream = 1 << 32  # seeds of tasks are smaller
@@ -122,12 +113,11 @@ class Randomizer(SeededDraws, Stateful):
         self._sim, self._dt, self._clip = sim, dt, clip_actions
         self.params = self._settings = plain(params)
         self._random = EnvRandom(num_envs, device, seed + self._stream)
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)
-
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the run, for schedules
+        self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)  # control steps since the draws at a reset
         _check_keys(params, PATH, _KEYS)
         self._frequency = _frequency(params)
-        self.observations = _parse(Noise, params, "observations", PATH)
+        self.observations = _parse(Noise, params, "observations", PATH)  # `SensorModel` adds it
         noise, latency = _parse(Noise, params, "actions", PATH), _parse(Latency, params, "latency", PATH)
         self.action_noise = None if noise is None else VectorNoise([noise] * num_actions, num_envs, device)
         self.latency = None if latency is None else _ActionQueue(latency, num_envs, num_actions, device)
@@ -145,18 +135,14 @@ class Randomizer(SeededDraws, Stateful):
                 group = at_interval.setdefault(control_steps(spec.interval_s, dt), [])
             group.extend((spec, quantity) for quantity in _effective(spec, quantities, path))
         if not any((self.observations, noise, latency, self.pushes, at_setup, at_reset, *at_interval.values())):
-            raise ConfigError(
-                f"task.randomize=true, but {PATH} has nothing to randomise; try observations, actions, or"
-                f" actor_params.{sim.scene.articulation_names[0]}"
-            )
+            hint = f"Try observations, actions, or actor_params.{sim.scene.articulation_names[0]}"
+            raise ConfigError("task.randomize=true, but nothing to randomise", key=PATH, hint=hint)
         self._at_setup, self._at_reset = _Group(at_setup, device), _Group(at_reset, device)
         self._at_interval = {steps: _Group(properties, device) for steps, properties in at_interval.items()}
-        # A random phase per env, so that envs do not draw in the same control step.
+        # Random phases spread the draws of envs over control steps.
         self.phases = {steps: self._random.integers(0, steps) for steps in self._at_interval}
         self._draw_properties()
         self._draw_step()
-
-    # What VecEnv calls
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
         """Draw what is random per episode, in the envs of a mask, bool [num_envs]."""
@@ -192,7 +178,7 @@ class Randomizer(SeededDraws, Stateful):
         self.steps += 1
         self.age += 1
 
-    def _draw_anew(self, state: Mapping[str, Any]) -> None:
+    def _redraw(self, state: Mapping[str, Any]) -> None:
         self.begin_from(state)
         self.begin_episodes(torch.ones_like(self.age, dtype=torch.bool))
 
@@ -224,19 +210,18 @@ class Randomizer(SeededDraws, Stateful):
         for name in actors:
             node, path = _section(actors, name, f"{PATH}.actor_params"), f"{PATH}.actor_params.{name}"
             if name not in (*known, GROUND):
-                raise ConfigError(f"{path}: the scene has no {name!r}.{did_you_mean(name, known)} It has {known}")
+                hint = f"{did_you_mean(name, known)} Available: {', '.join(known)}"
+                raise ConfigError(f"the scene has no {name!r}", key=path, hint=hint)
             _check_keys(node, path, ("color", "pushes", *SECTIONS) if name in known else ("rigid_shape_properties",))
             if node.get("color"):
-                logger.info(
-                    "%s.color has no effect; for colours that cameras see try rigid_shape_properties.color", path
-                )
+                logger.info("%s.color has no effect. For camera images, try rigid_shape_properties.color", path)
             if (pushes := _parse(Pushes, node, "pushes", path)) is not None:
                 with named(f"{path}.pushes"):
                     self.pushes.append(Pusher(pushes, sim, name, self._dt))
             actor = self.actors[name] = ActorProperties(sim, name)
             for section, properties in SECTIONS.items():
-                found = {key: partial(find, actor) for key, find in properties.items()}
-                yield from _properties(node, section, path, found)
+                known_properties = {key: partial(find, actor) for key, find in properties.items()}
+                yield from _properties(node, section, path, known_properties)
 
 
 Properties = Mapping[str, Callable[[Sequence[str] | None], list[Quantity]]]
@@ -261,21 +246,21 @@ def _effective(spec: Property, quantities: list[Quantity], path: str) -> list[Qu
         return quantities
     effective = [quantity for quantity in quantities if quantity.default.count_nonzero()]
     if not effective:
-        logger.warning("%s has no effect: it scales, and the model's values are 0; try operation: additive", path)
+        logger.warning("%s has no effect: it scales values that are 0. Try operation: additive", path)
     return effective
 
 
 def _frequency(params: Mapping[str, Any]) -> int:
     frequency = params.get("frequency", 1)
     if not isinstance(frequency, int) or isinstance(frequency, bool) or frequency < 1:
-        raise ConfigError(f"{PATH}.frequency must be a positive int [control steps], got {frequency!r}")
+        raise ConfigError(key=f"{PATH}.frequency", expected="a positive int [control steps]", got=frequency)
     return frequency
 
 
 def _section(node: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
     section = node.get(key)
     if section is not None and not isinstance(section, Mapping):
-        raise ConfigError(f"{path}.{key} must be a section with keys of its own, got {section!r}")
+        raise ConfigError(key=f"{path}.{key}", expected="a section with keys", got=section)
     return section or {}
 
 
@@ -283,9 +268,10 @@ def _check_keys(node: Mapping[str, Any], path: str, known: Iterable[str]) -> Non
     known = list(known)
     for key in node:
         if key not in known and key in NOT_HERE:
-            raise ConfigError(f"{path}.{key}: {NOT_HERE[key]}")
+            raise ConfigError(NOT_HERE[key], key=f"{path}.{key}")
         if key not in known:
-            raise ConfigError(f"unknown key '{path}.{key}'.{did_you_mean(key, known)} There are {', '.join(known)}")
+            hint = f"{did_you_mean(key, known)} Available: {', '.join(known)}"
+            raise ConfigError(f"unknown key '{path}.{key}'", hint=hint)
 
 
 def _parse(cls: type[T], node: Mapping[str, Any], key: str, path: str) -> T | None:

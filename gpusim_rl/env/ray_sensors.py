@@ -24,7 +24,7 @@ def grid(length: float, width: float, spacing: float, *, above: float = 10.0) ->
     They start `above` the frame [m]; a lower roof hides the ground.
     """
     if not min(length, width) >= 0.0 < spacing:
-        raise TaskError(f"grid() needs a size of at least 0 and a spacing above 0, got {length}, {width}, {spacing}")
+        raise TaskError(key="grid()", expected="length, width >= 0 and spacing > 0", got=(length, width, spacing))
     counts = [1 + round(size / spacing) for size in (length, width)]
     x, y = (spacing * (torch.arange(count) - 0.5 * (count - 1)) for count in counts)
     points = torch.cartesian_prod(x, y)
@@ -41,7 +41,7 @@ def lidar(rays: int, *, elevations: Sequence[float] = (0.0,), fov: float = 2.0 *
         fov: Angle that a ring covers, centred on x [rad].
     """
     if rays < 1 or not 0.0 < fov <= 2.0 * math.pi:
-        raise TaskError(f"lidar() needs rays and an angle in (0, 2 pi], got {rays} and {fov}")
+        raise TaskError(key="lidar()", expected="rays > 0 and fov in (0, 2 pi]", got=(rays, fov))
     whole = fov == 2.0 * math.pi
     turn = torch.arange(rays) * (fov / rays) if whole else torch.linspace(-0.5 * fov, 0.5 * fov, rays)
     rings = []
@@ -85,12 +85,12 @@ class RayCaster:
     ) -> None:
         origins, directions = pattern
         if origins.shape != directions.shape or origins.dim() != 2 or origins.shape[1] != 3:
-            got = f"{list(origins.shape)} and {list(directions.shape)}"
-            raise TaskError(f"RayCaster: expected origins and directions of shape [rays, 3], got {got}")
+            got = (list(origins.shape), list(directions.shape))
+            raise TaskError(key="RayCaster", expected="origins and directions of shape [rays, 3]", got=got)
         if frame.pos.shape[1] != 1:
-            raise TaskError(f"RayCaster: expected one body or site, got {frame.pos.shape[1]}")
+            raise TaskError(key="RayCaster", expected="one body or site", got=frame.pos.shape[1])
         if turn not in ("frame", "yaw"):
-            raise TaskError(f"RayCaster: turn must be 'frame' or 'yaw', got {turn!r}")
+            raise TaskError(key="RayCaster.turn", expected="'frame' or 'yaw'", got=turn)
         self._frame, self._turn, self._max_distance = frame, turn, max_distance
         self._origins, self._directions = origins.to(sim.device), directions.to(sim.device)
         self._up = torch.tensor([0.0, 0.0, 1.0], device=sim.device).expand(sim.num_envs, 3)

@@ -27,16 +27,16 @@ class ReachedStates:
     def __init__(self, cfg: ResetFromConfig, task: Task[Any], sim: Sim, seed: int) -> None:
         envs = sim.num_envs
         if cfg.capacity < envs:
+            hint = f"Try task.reset_from.capacity={4 * envs}"
             raise ConfigError(
-                f"task.reset_from.capacity={cfg.capacity} is less than num_envs={envs}; try"
-                f" task.reset_from.capacity={4 * envs}"
+                key="task.reset_from.capacity", expected=f"num_envs={envs} or more", got=cfg.capacity, hint=hint
             )
         self._cfg, self._task = cfg, task
         self._random = EnvRandom(envs, sim.device, seed + 1)
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
-        world = {"root_ang_vel_local": "root_ang_vel"}  # what `set_state` takes
+        world = {"root_ang_vel_local": "root_ang_vel"}  # as `set_state` needs it
         self._fields = [(name, world.get(key, key)) for name, a in self._articulations.items() for key in state_keys(a)]
-        # One row more than states: what is not kept is written there.
+        # An extra row receives the states that are not kept.
         self._states = [self._ring(value) for value in self._of_simulator()]
         self._tensors = {name: self._ring(value) for name, value in self._of_task().items()}
         self.total = torch.zeros((), dtype=torch.int64, device=sim.device)
@@ -99,7 +99,7 @@ class ReachedStates:
             x.shape != (rows, *rings[name].shape[1:]) for name, x in tensors.items()
         ):
             self.total.zero_()
-            warn("the reached states were kept with other settings of the task, and are collected again")
+            warn("the checkpoint's reached states are of other task settings, and are collected again")
             return
         for name, value in tensors.items():
             rings[name][:rows].copy_(value)

@@ -15,8 +15,8 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
 
-FRAMES = 30  # in which kinematics are checked
-FAR, TURNED = 0.02, 0.1  # most by which a body may be away from where the joints put it [m], and turned [rad]
+FRAMES = 30  # frames whose kinematics are checked
+FAR, TURNED = 0.02, 0.1  # tolerance of body poses, position [m] and rotation [rad]
 MOST = 4  # names in a message
 
 
@@ -33,12 +33,12 @@ def load_for(path: Path, scene: Scene, robot: str, bodies: Sequence[str] | None 
 
     In files of Isaac Lab the soles are below the ground: such clips are moved up. Raises ConfigError as `load`, `fit`.
     """
-    clip, of_isaac_lab = read(path, *(list(scene.elements_of(robot, kind)) for kind in ("joint", "body")))
+    clip, is_isaac_lab = read(path, *(list(scene.elements_of(robot, kind)) for kind in ("joint", "body")))
     try:
         fitted = fit(clip, scene, robot, bodies)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not of_isaac_lab:
+        raise error.within(str(path)) from None
+    if not is_isaac_lab:
         return fitted
     up = np.array([0.0, 0.0, _in_ground(clip, scene, robot)], dtype=np.float32)
     return replace(fitted, body_pos_w=fitted.body_pos_w + up)
@@ -60,13 +60,13 @@ def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = Non
     """
     joints, known = list(scene.elements_of(robot, "joint")), list(scene.elements_of(robot, "body"))
     wanted = known if bodies is None else list(bodies)
-    needed = list(dict.fromkeys([known[0], *wanted]))  # the root tells where the robot is
+    needed = list(dict.fromkeys([known[0], *wanted]))  # the root gives the robot's pose
     for kind, names, there in (("joints", joints, clip.joint_names), ("bodies", needed, clip.body_names)):
         if missing := [name for name in names if name not in there]:
             file = robot_of(clip)
-            of = f"a clip of {file.stem}" if file else f"of {len(there)} {kind} {', '.join(there[:MOST])} ..."
+            origin = file.stem if file else f"a robot with {len(there)} {kind} {', '.join(there[:MOST])} ..."
             some = ", ".join(missing[:MOST]) + (f" and {len(missing) - MOST} more" if missing[MOST:] else "")
-            raise ConfigError(f"it has no {kind} {some} of {robot!r}; it seems to be {of}. Try a clip of that robot")
+            raise ConfigError(f"no {kind} {some} of {robot!r}", hint=f"It seems to be a clip of {origin}")
     _check_kinematics(clip, scene, robot)
     columns = {"joint": [clip.joint_names.index(n) for n in joints], "body": [clip.body_names.index(n) for n in wanted]}
     names = ("joint_pos", "joint_vel", "body_pos_w", "body_quat_w", "body_lin_vel_w", "body_ang_vel_w")
@@ -85,16 +85,16 @@ def _check_kinematics(clip: Clip, scene: Scene, robot: str) -> None:
         scene, robot, positions(clip, scene, robot)[chosen], np.zeros((FRAMES, scene.model.nv)), clip.fps
     )
     far = np.linalg.norm(model.body_pos_w[:, places] - pos, axis=-1)
-    cosine = np.abs((model.body_quat_w[:, places] * quat).sum(axis=-1))  # of half of the angle
+    cosine = np.abs((model.body_quat_w[:, places] * quat).sum(axis=-1))  # of half the angle
     error = np.maximum(far / FAR, 2.0 * np.arccos(cosine.clip(0.0, 1.0)) / TURNED)
     if error.max() < 1.0:
         return
     number, body = np.unravel_index(error.argmax(), error.shape)
-    got, expected = (place.round(3).tolist() for place in (pos[number, body], model.body_pos_w[number, places[body]]))
-    raise ConfigError(
-        f"{known[places[body]]} in frame {chosen[number]} is not where the joints of {robot!r} put it, or it is turned:"
-        f" expected {expected} m, got {got} m. Try the robot's order of joints and bodies, orientations wxyz, and rad"
-    )
+    both = (pos[number, body], model.body_pos_w[number, places[body]])
+    got, expected = (place.astype(np.float64).round(3).tolist() for place in both)
+    problem = f"{known[places[body]]} in frame {chosen[number]} does not match the joints of {robot!r}"
+    hint = "Check its rotation, and the order of joints and bodies; orientations are wxyz, angles rad"
+    raise ConfigError(problem, expected=f"position {expected} m", got=got, hint=hint)
 
 
 def positions(clip: Clip, scene: Scene, robot: str) -> np.ndarray:
@@ -123,8 +123,7 @@ def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fp
         mujoco.mj_comVel(model, data)
         pos[frame], quat[frame] = data.xpos[ids], data.xquat[ids]
         for place, body in enumerate(ids):
-            of = mujoco.mjtObj.mjOBJ_XBODY.value
-            mujoco.mj_objectVelocity(model, data, of, body, velocity[frame, place], 0)
+            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY.value, body, velocity[frame, place], 0)
     arrays = {"joint_pos": qpos[:, model.jnt_qposadr[numbers]], "joint_vel": qvel[:, model.jnt_dofadr[numbers]]}
     arrays |= {"body_pos_w": pos, "body_quat_w": quat}
     arrays |= {"body_lin_vel_w": velocity[..., 3:], "body_ang_vel_w": velocity[..., :3]}
@@ -134,9 +133,9 @@ def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fp
 
 def robot_of(clip: Clip) -> Path | None:
     """Return the file of the largest shipped robot whose joints the clip has, if any."""
-    found: dict[Path, int] = {}
+    matches: dict[Path, int] = {}
     for file in sorted(assets_dir().rglob("*.xml")):
         joints = set(re.findall(r"<joint[^>]*?\bname=\"([^\"]+)\"", file.read_text(encoding="utf-8")))
         if joints and joints <= set(clip.joint_names):
-            found[file] = len(joints)
-    return max(found, key=lambda file: found[file], default=None)
+            matches[file] = len(joints)
+    return max(matches, key=lambda file: matches[file], default=None)

@@ -39,8 +39,8 @@ def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
 class SeededDraws:
     """Random draws by settings. If the checkpoint's settings differ, draws are new and schedules continue."""
 
-    _stream: ClassVar[int]  # is added to the run's seed: another stream than the task's and those of other draws
-    _key: ClassVar[str] = "settings"  # of the settings in a checkpoint
+    _stream: ClassVar[int]  # offset to the run's seed, different from the task's and other draws'
+    _key: ClassVar[str] = "settings"  # key of `_settings` in a checkpoint
     _settings: Any  # plain values
     _random: EnvRandom
 
@@ -48,9 +48,9 @@ class SeededDraws:
         """Draw what is random in a control step."""
         raise NotImplementedError
 
-    def _draw_anew(self, state: Mapping[str, Any]) -> None:
+    def _redraw(self, state: Mapping[str, Any]) -> None:
         """Draw everything, at the progress of a state with other settings."""
-        raise NotImplementedError
+        self._draw_step()
 
     def seed(self, seed: int) -> None:
         """Restart all draws from a seed."""
@@ -67,7 +67,7 @@ class SeededDraws:
             restore_state(self, self._random, state)
         else:
             self._random.load_state_dict(state["random"])
-            self._draw_anew(state)
+            self._redraw(state)
 
 
 def fitting(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def fitting(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[st
     fits = {name: x for name, x in shared.items() if x.shape == now[name].shape}
     if len(fits) < len(shared):
         names = ", ".join(name for name in shared if name not in fits)
-        warn(f"tensors of the task have other shapes now, and begin anew: {names}")
+        warn(f"tensors of the task have new shapes and are reset: {names}")
     return fits
 
 

@@ -49,16 +49,14 @@ class TaskConfig:
     observations: dict[str, Any] = field(default_factory=dict)  # sensors of observation terms: docs/add_a_task.md
 
     def __post_init__(self) -> None:
-        if self.physics_hz / self.control_hz > MOST_SUBSTEPS:
-            raise ConfigError(
-                f"task.physics_hz must be at most {MOST_SUBSTEPS} times task.control_hz, got {self.physics_hz} and"
-                f" {self.control_hz}; try control_hz={self.physics_hz / MOST_SUBSTEPS:g}"
-            )
-        if abs(self.decimation * self.control_hz - self.physics_hz) > 1e-6 * self.physics_hz or self.decimation < 1:
-            raise ConfigError(
-                f"task.physics_hz must be a whole multiple of task.control_hz, got {self.physics_hz} and"
-                f" {self.control_hz}; try physics_hz={max(1, self.decimation) * self.control_hz:g}"
-            )
+        physics, control, expected, hint = self.physics_hz, self.control_hz, "", ""
+        if physics / control > MOST_SUBSTEPS:
+            expected, hint = f"at most {MOST_SUBSTEPS} times", f"Try control_hz={physics / MOST_SUBSTEPS:g}"
+        elif abs(self.decimation * control - physics) > 1e-6 * physics or self.decimation < 1:
+            expected, hint = "a whole multiple of", f"Try physics_hz={max(1, self.decimation) * control:g}"
+        if expected:
+            expected += f" task.control_hz={control:g}"
+            raise ConfigError(key="task.physics_hz", expected=expected, got=physics, hint=hint)
 
     def whole_episodes(self: Cfg) -> Cfg:
         """Return these settings for an evaluation: whole episodes from the task's own starts."""
@@ -189,10 +187,7 @@ def load_task_class(target: Any) -> type[Task[Any]]:
     """Import the subclass of `Task` in `task._target_`; raise ConfigError for anything else."""
     cls = load_task_or_environment(target)
     if issubclass(cls, Environment):
-        raise ConfigError(
-            f"{target}: envs of another library are trained, evaluated (test=true), played and recorded. They cannot be"
-            " replayed or handed on from here"
-        )
+        raise ConfigError("envs of another library cannot be replayed or exported", key=str(target))
     return cls
 
 

@@ -26,8 +26,8 @@ from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.spaces import MultiDiscrete
 
 COMPILED = {
-    "_before_physics": "what is before the physics",
-    "_after_physics": "what is after the physics",
+    "_before_physics": "the step before the physics",
+    "_after_physics": "the step after the physics",
     "_write_starts": "the reset",
     "_look": "the observation",
 }
@@ -75,9 +75,8 @@ class VecEnv(Environment):
         counts = self.action_space.counts if isinstance(self.action_space, MultiDiscrete) else None
         dtype = torch.float32 if counts is None else torch.int64
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, dtype=dtype, device=self.device)
-        # Options of a choice are counted from 0: the last of each.
         self._last_option = None if counts is None else torch.tensor(counts, device=self.device) - 1
-        # Tensors that never changed are not saved. A resumed run makes them again, from its own configuration.
+        # Unchanged tensors are not saved: a resumed run makes them from its own settings.
         self._initial: dict[str, Tensor] = self.task.state_dict()["tensors"]
         self.task.random.seed(seed)
         self.progress = self.task.progress
@@ -127,7 +126,7 @@ class VecEnv(Environment):
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self.begin_episodes(everywhere)
         self._check_hooks()
-        # rewards() may keep state, for example a potential. The check was not a step of an episode: begin again.
+        # rewards() may keep state, such as a potential: discard the checked step.
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
     def begin_episodes(self, where: Bool[Tensor, " envs"], *, staggered: bool = False) -> Observation:
@@ -135,7 +134,7 @@ class VecEnv(Environment):
 
         For callers that reset envs themselves, after `reset`.
         """
-        # In this order: the scene's default state, the task's random initial state, the body poses that follow from it.
+        # The order matters: the scene's default state, the task's random state, the resulting body poses.
         self.sim.reset(where)
         self._write_starts(where)
         self.sim.refresh()
@@ -188,11 +187,11 @@ class VecEnv(Environment):
     def _step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
         checks = self._checks
         if self._check_values:
-            checks.finite(f"{self.name}: the action given to step()", action)
+            checks.finite(f"{self.name}.step()", "the action", action)
         bad_action, bad_input = self._before_physics(action)
         if self._check_values and bool(bad_input.any()):
-            where = f"env {int(bad_input.int().argmax())}"
-            raise TaskError(f"{self.name}.apply_action(): a control or a force is not finite ({where})")
+            problem = f"a control or a force is not finite (env {int(bad_input.int().argmax())})"
+            raise TaskError(problem, key=f"{self.name}.apply_action()")
         self.sim.step(self.cfg.decimation)
         self._stepped = True
         step = self._after_physics(bad_action, bad_input)
@@ -206,7 +205,7 @@ class VecEnv(Environment):
 
     def put_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
         """Write clamped actions into `task.actions`, 0 for NaN."""
-        # A task gets no NaN: what it makes of one (an index, say) could end the process.
+        # A task that makes an index of NaN could end the process.
         if self._last_option is None:
             limit = self.cfg.clip_actions
             torch.nan_to_num(action, nan=0.0, out=self.task.actions).clamp_(-limit, limit)
@@ -218,7 +217,7 @@ class VecEnv(Environment):
     ) -> tuple[Bool[Tensor, " envs"], Bool[Tensor, " envs"]]:
         """Apply the actions; return the envs with a bad action, and those with a bad control or force."""
         task, randomizer = self.task, self.randomizer
-        bad_action = not_finite([action]) if self._last_option is None else action.isnan().any(dim=1)  # no index is
+        bad_action = not_finite([action]) if self._last_option is None else action.isnan().any(dim=1)
         self.put_action(action)
         applied = task.actions if randomizer is None else randomizer.act(task.actions)
         task.apply_action(applied)
@@ -239,14 +238,13 @@ class VecEnv(Environment):
         self._checks.reward_terms(terms)
         terminated = task.terminated()
         self._checks.mask("terminated", terminated)
-        # A diverged env is masked out: all that the task computed from its state is replaced, and the env is reset.
-        # A bad action counts as a divergence: what simulators make of it differs.
+        # A diverged env is masked out and reset. A bad action counts as divergence: simulators differ in its effect.
         bad_action = bad_action | bad_input
         diverged = self.sim.diverged | bad_action
         self.nan_guard.after_step(diverged, self.progress, bad_input)
         values = torch.stack(list(terms.values())).masked_fill_(diverged, 0.0)
         terms = dict(zip(terms, values.unbind(), strict=True))
-        terminated = terminated > diverged  # of masks: and not
+        terminated = terminated > diverged  # terminated & ~diverged in one kernel
         ended = terminated | diverged
         truncated = (self.progress >= self.max_episode_length).masked_fill_(ended, False)
         done = ended | truncated
@@ -262,7 +260,7 @@ class VecEnv(Environment):
             group: value if is_image(value) else value.masked_fill_(diverged[:, None], 0.0)
             for group, value in self._observe().items()
         }
-        if self._groups.image_noise is not None:  # the last observation has the images that were acted on
+        if self._groups.image_noise is not None:  # the final observation repeats the previous images
             self._groups.image_noise.draw()
         if self.reached is not None:
             worth = task.worth_keeping()
@@ -288,7 +286,7 @@ class VecEnv(Environment):
 
     def compile(self, backend: str = "inductor") -> None:
         """Compile the step around the physics by torch.compile, after `reset`; warn of code that stays eager."""
-        if not self._stepped:  # what a first step sets up is no code for the compiler; the step itself is undone
+        if not self._stepped:  # one-time setup of a first step must not be compiled; the step is undone
             state, task = self.state_dict(), vars(self.task)
             plain = {name: value for name, value in task.items() if isinstance(value, bool | int | float | str)}
             self.step(torch.zeros_like(self.task.actions))
@@ -314,10 +312,10 @@ class VecEnv(Environment):
     def _observe(self) -> Observation:
         raw = self._task_obs()
         obs, limit = self._groups.read(raw), self.cfg.clip_observations
-        # Always new memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
+        # New memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
         if limit is None:
             return {group: value.clone() if value is raw.get(group) else value for group, value in obs.items()}
-        # 0 * inf is NaN: what is infinite must not look like the limit. What is finite keeps its bits.
+        # Infinity becomes NaN by 0 * inf, and does not look like the limit; finite values keep their bits.
         return {
             group: value.clone() if is_image(value) else value.clamp(-limit, limit).add_(value, alpha=0)
             for group, value in obs.items()
@@ -343,11 +341,10 @@ class VecEnv(Environment):
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Restore `state_dict` of a run with as many envs on the same simulator; return the observation to act on."""
-        of_sim, randomizer = state["sim"], self.randomizer
+        sim_state, randomizer = state["sim"], self.randomizer
         if randomizer is not None and state.get("randomizer", {}).get("params") != randomizer.params:
-            of_sim = {**of_sim, "params": {}, "constants": {}}  # drawn by other settings, and perhaps not again
-        self.sim.load_state_dict(of_sim)
-        # A tensor that had returned to its first value was not saved.
+            sim_state = {**sim_state, "params": {}, "constants": {}}  # drawn by other settings
+        self.sim.load_state_dict(sim_state)
         tensors = self._initial | fitting(state["task"]["tensors"], self._initial)
         self.task.load_state_dict({**state["task"], "tensors": tensors})
         for name, owner in self._optional().items():
@@ -356,7 +353,7 @@ class VecEnv(Environment):
         self.progress.copy_(state["progress"])
         self.staggered.copy_(state["staggered"])
         self._obs = {group: value.to(self.device) for group, value in state["obs"].items()}
-        if self.images:  # they are drawn again
+        if self.images:  # not saved: rendered again
             self._obs |= {group: value for group, value in self._observe().items() if group in self.images}
         return self._obs
 

@@ -68,39 +68,21 @@ def test_a_clip_is_read_as_it_was_written(trot, tmp_path):
 
 
 BAD = {
-    "no joints' names": (lambda a: a.pop("joint_names"), "it lacks joint_names, it has fps, "),
-    "two rates": (lambda a: a.update(fps=np.array([50.0, 60.0])), "fps is [2], expected one number"),
+    "no joints' names": (lambda a: a.pop("joint_names"), "lacks joint_names"),
+    "two rates": (lambda a: a.update(fps=np.array([50.0, 60.0])), "fps: expected one number"),
     "a name twice": (lambda a: a["body_names"].__setitem__(2, "trunk"), "duplicate name 'trunk'"),
-    "a joint too few": (
-        lambda a: a.update(joint_pos=a["joint_pos"][:, 1:]),
-        "joint_pos is [201, 11], expected [201, 12]",
-    ),
-    "not finite": (
-        lambda a: a["body_pos_w"].__setitem__((7, 0, 0), np.nan),
-        "body_pos_w has a number that is not finite in frame 7",
-    ),
-    "too large": (
-        lambda a: a.update(joint_vel=a["joint_vel"].astype(float) + 1e300),
-        "joint_vel has a number that is not finite in frame 0",
-    ),
-    "not of length 1": (
-        lambda a: a["body_quat_w"].__setitem__((5, 1), 0.1),
-        "FR_hip in frame 5",
-    ),
-    "text": (lambda a: a.update(joint_pos=a["joint_pos"].astype(str)), "joint_pos holds <U32, expected numbers"),
-    "no rate": (lambda a: a.update(fps=np.array(0)), "fps is 0, expected frames per second"),
-    "no list of names": (lambda a: a.update(joint_names=np.array("hip")), "joint_names is no list of names"),
-    "one frame": (lambda a: a.update({k: v[:1] for k, v in a.items() if v.ndim > 1}), "it has 1 frames"),
+    "a joint too few": (lambda a: a.update(joint_pos=a["joint_pos"][:, 1:]), "joint_pos: expected shape [201, 12]"),
+    "not finite": (lambda a: a["body_pos_w"].__setitem__((7, 0, 0), np.nan), "body_pos_w: not finite in frame 7"),
+    "too large": (lambda a: a.update(joint_vel=a["joint_vel"].astype(float) + 1e300), "joint_vel: not finite"),
+    "not of length 1": (lambda a: a["body_quat_w"].__setitem__((5, 1), 0.1), "FR_hip in frame 5"),
+    "text": (lambda a: a.update(joint_pos=a["joint_pos"].astype(str)), "joint_pos: expected numbers"),
+    "no rate": (lambda a: a.update(fps=np.array(0)), "fps: expected frames per second"),
+    "no list of names": (lambda a: a.update(joint_names=np.array("hip")), "joint_names: expected a list"),
+    "one frame": (lambda a: a.update({k: v[:1] for k, v in a.items() if v.ndim > 1}), ": 1 frames"),
     "a wrong rate": (lambda a: a.update(fps=np.array(100)), "Try fps=50 or so, not 100"),
-    "degrees": (
-        lambda a: a.update(joint_vel=np.degrees(a["joint_vel"])),
-        "joint_vel does not fit how joint_pos changes: ",
-    ),
-    "rates about other axes": (
-        lambda a: a.update(body_ang_vel_w=a["body_ang_vel_w"][..., [1, 2, 0]]),
-        "body_ang_vel_w does not fit how body_quat_w changes: ",
-    ),
-    "velocities backwards": (lambda a: a.update(body_lin_vel_w=-a["body_lin_vel_w"]), "Try those of the origins"),
+    "degrees": (lambda a: a.update(joint_vel=np.degrees(a["joint_vel"])), "joint_vel: does not match"),
+    "other axes": (lambda a: a.update(body_ang_vel_w=a["body_ang_vel_w"][..., [1, 2, 0]]), "changes of body_quat_w"),
+    "velocities backwards": (lambda a: a.update(body_lin_vel_w=-a["body_lin_vel_w"]), "origins"),
 }
 
 
@@ -116,7 +98,7 @@ def test_what_is_wrong_is_one_line(trot, tmp_path, kind):
 def test_what_could_not_be_read_is_not_written(trot, tmp_path):
     jump = trot.body_pos_w.copy()
     jump[100:] -= [30.0, 0.0, 0.0]
-    with pytest.raises(ConfigError, match=r"^body_lin_vel_w does not fit how body_pos_w changes: "):
+    with pytest.raises(ConfigError, match=r"^body_lin_vel_w: does not match"):
         save(tmp_path / "x.npz", replace(trot, body_pos_w=jump))
     assert list(tmp_path.iterdir()) == []
 
@@ -173,9 +155,9 @@ STRANGE = {
     "a pickle as an array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "is no npz file: "),
     "an array larger than its file": (as_zip("joint_pos.npy", header("(10**12,)")), "is no npz file: "),
     "20 million names of no letters": (names("(20_000_000,)", "<U0"), "larger than its entry"),
-    "a name of a million letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names is no list of names"),
-    "no names": (names("(0,)", "<U1"), "joint_names is no list of names"),
-    "names that are numbers": (names("(1,)", "<f4", bytes(4)), "joint_names is no list of names"),
+    "a name of a million letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names: expected a list"),
+    "no names": (names("(0,)", "<U1"), "joint_names: expected a list"),
+    "names that are numbers": (names("(1,)", "<f4", bytes(4)), "joint_names: expected a list"),
     "a name twice, behind all others": (
         names("(10_000,)", "<U1", LETTERS.tobytes() + LETTERS[-1:].tobytes()),
         f"duplicate name {chr(LETTERS[-1])!r}",
@@ -213,9 +195,8 @@ def test_damaged_files_are_one_line(trot, tmp_path):
 
 
 def test_a_missing_file_and_a_folder(tmp_path):
-    assert "expected a motion clip" in refused(tmp_path / "no.npz")
-    assert "expected a motion clip" in refused(tmp_path)
-    assert "expected a motion clip" in refused(tmp_path / f"{'x' * 5000}.npz")
+    for path in (tmp_path / "no.npz", tmp_path, tmp_path / f"{'x' * 5000}.npz"):
+        assert "no such file" in refused(path)
 
 
 # -- files of others ---------------------------------------------------------------------------
@@ -275,30 +256,29 @@ def test_ball_joints_of_isaac_lab_become_hinges(tmp_path):
     assert np.allclose(read.joint_pos, clip.joint_pos, atol=1e-4)
     assert np.allclose(read.joint_vel, clip.joint_vel, atol=1e-3)
     np.savez(tmp_path / "y.npz", **arrays)  # a file of ours has hinges: these are none
-    assert "is not where the joints of 'robot' put it" in refused(tmp_path / "y.npz", scene)
+    assert "does not match the joints of 'robot'" in refused(tmp_path / "y.npz", scene)
 
 
 def test_a_file_of_mjlab_has_the_names_of_its_robot(trot, go1, g1, tmp_path):
     arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array([50])})
-    assert "it lacks joint_names, body_names" in refused(tmp_path / "x.npz")
+    assert "lacks joint_names, body_names" in refused(tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", x=np.zeros(3))
-    assert "it has nothing. Try" in refused(tmp_path / "y.npz", go1)  # the robot's names are not in the file
+    assert "it has nothing" in refused(tmp_path / "y.npz", go1)  # the robot's names are not in the file
     assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
-    assert "joint_pos is [201, 12], expected [201, 29]" in refused(tmp_path / "x.npz", g1)
+    assert "joint_pos: expected shape [201, 29]" in refused(tmp_path / "x.npz", g1)
 
 
 def test_other_orders_of_a_file_without_names_are_noticed(trot, go1, tmp_path):
     """PhysX numbers bodies and joints by their distance from the root: hips first, then thighs, then calves."""
     arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
     breadth = [0, 1, 4, 7, 10, 2, 5, 8, 11, 3, 6, 9, 12]
-    other = {name: value[:, breadth] if name.startswith("body") else value for name, value in arrays.items()}
-    np.savez(tmp_path / "x.npz", **other)
-    assert "is not where the joints of 'robot' put it" in refused(tmp_path / "x.npz", go1)
+    bodies = {name: value[:, breadth] for name, value in arrays.items() if name.startswith("body")}
     joints = [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
-    other |= {name: value[:, joints] for name, value in arrays.items() if name.startswith("joint")}
-    np.savez(tmp_path / "x.npz", **other)
-    assert "is not where the joints of 'robot' put it" in refused(tmp_path / "x.npz", go1)
+    both = bodies | {name: value[:, joints] for name, value in arrays.items() if name.startswith("joint")}
+    for other in (bodies, both):
+        np.savez(tmp_path / "x.npz", **{**arrays, **other})
+        assert "does not match the joints of 'robot'" in refused(tmp_path / "x.npz", go1)
 
 
 # -- other robots ------------------------------------------------------------------------------
@@ -325,14 +305,12 @@ def test_joints_and_bodies_are_found_by_name(trot, go1):
 
 
 def test_a_clip_of_another_robot_is_refused_by_name(trot, go1, g1):
-    with pytest.raises(
-        ConfigError, match=r"it has no joints left_hip_pitch_joint, .* and 25 more .*; .* a clip of go1"
-    ):
+    with pytest.raises(ConfigError, match=r"no joints left_hip_pitch_joint, .* and 25 more .* of go1"):
         fit(trot, g1, "robot")
-    with pytest.raises(ConfigError, match=r"it has no bodies head of 'robot'"):
+    with pytest.raises(ConfigError, match=r"no bodies head of 'robot'"):
         fit(trot, go1, "robot", ["head"])
     renamed = replace(trot, joint_names=tuple(f"j{i}" for i in range(12)))
-    with pytest.raises(ConfigError, match=r"it seems to be of 12 joints j0, j1, j2, j3 \.\.\."):
+    with pytest.raises(ConfigError, match="12 joints j0, j1, j2, j3 "):
         fit(renamed, go1, "robot")
     assert robot_of(renamed) is None
     assert robot_of(shuffled(trot)) == assets_dir() / "go1" / "go1.xml"
@@ -346,7 +324,7 @@ def test_bodies_are_where_the_joints_put_them(trot, go1):
         replace(trot, body_quat_w=trot.body_quat_w[..., [1, 2, 3, 0]]),
         replace(trot, joint_pos=np.degrees(trot.joint_pos)),
     ):
-        with pytest.raises(ConfigError, match=r"in frame .* is not where the joints of 'robot' put it"):
+        with pytest.raises(ConfigError, match=r"in frame .* does not match the joints of 'robot'"):
             fit(wrong, go1, "robot")
 
 

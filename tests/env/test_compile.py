@@ -126,7 +126,7 @@ def both() -> None:
 def test_traced_steps_are_the_eager_ones_and_what_cannot_be_compiled_is_eager_with_one_line_that_names_it() -> None:
     first, waits, changes = run("both()").splitlines()
     assert first.endswith("compiled")  # nothing is said of steps that are traced
-    assert "Waits: what is after the physics runs uncompiled: Data-dependent branching in rewards() at " in waits
+    assert "Waits: the step after the physics runs uncompiled: Data-dependent branching in rewards() at " in waits
     assert "test_compile.py:" in waits
     assert "Waits: the observation runs uncompiled: task.number == " in changes
     assert "no longer holds # self.number += 1.0" in changes and "in observe" in changes

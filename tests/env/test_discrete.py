@@ -14,6 +14,7 @@ from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.spaces import Box, MultiDiscrete
+from helpers.raised import raises
 from helpers.task_envs import class_env
 from helpers.training import merged
 
@@ -57,7 +58,7 @@ def test_wrong_choices_of_a_task_are_named() -> None:
             super().__init__(*args)
             self.choices = (2, 1)
 
-    with pytest.raises(TaskError, match=r"Wrong\.choices must be 1 ints above 1, got \(2, 1\)"):
+    with raises(TaskError, key="Wrong.choices", got=(2, 1)):
         make_env(task_class=Wrong)
 
 

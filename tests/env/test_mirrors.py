@@ -122,19 +122,19 @@ def test_the_image_of_the_image_is_the_original():
 
 
 @pytest.mark.parametrize(
-    ("mirrors", "problem"),
+    ("mirrors", "words"),
     [
-        ({"lin_vel": None}, r"Feet\.mirrors\['lin_vel'\]: the task does not say which kind of quantity it is: scalar,"),
-        ({"lin_vel": "vectr"}, r"Feet\.mirrors\['lin_vel'\]='vectr' is no kind\. Did you mean 'vector'\?"),
-        ({"quat": "vector"}, "expected a multiple of 3 numbers, got 4"),
-        ({"quat": "joints"}, "the part has 4 numbers, and its kind 12"),
-        ({"foot_height": PerBody(FEET[:3])}, "the image of 'LH_SHANK' is 'RH_SHANK', which is not among"),
-        ({"scan": SCAN + 0.05}, r"the point \[.*\] of the scan has no counterpart on the other side"),
+        ({"lin_vel": None}, r"Feet\.mirrors\['lin_vel'\]: .*missing"),
+        ({"lin_vel": "vectr"}, r"Feet\.mirrors\['lin_vel'\]: .* Did you mean 'vector'\?"),
+        ({"quat": "vector"}, "a multiple of 3 numbers, got 4"),
+        ({"quat": "joints"}, "12 numbers for this kind, got 4"),
+        ({"foot_height": PerBody(FEET[:3])}, "'LH_SHANK' is 'RH_SHANK'"),
+        ({"scan": SCAN + 0.05}, r"scan point \[.*\]"),
     ],
 )
-def test_what_does_not_fit_is_one_line(mirrors, problem, monkeypatch):
+def test_kinds_that_do_not_fit_are_refused(mirrors, words, monkeypatch):
     monkeypatch.setattr(Feet, "mirrors", {**Feet.mirrors, **mirrors})
-    with pytest.raises(TaskError, match=problem):
+    with pytest.raises(TaskError, match=words):
         mirrored(make(Feet))
 
 

@@ -247,21 +247,18 @@ def test_new_settings_are_drawn_at_a_resume_and_schedules_continue():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "words"),
     [
-        (
-            {"pole_angl": {"noise": 1}},
-            "observation has no such part. Did you mean 'pole_angle'? It has cart_",
-        ),
-        ({"pole_vel": {"noise": -1}}, "task.observations.pole_vel.noise must be a standard deviation of at least 0"),
-        ({"pole_vel": {"noise": [1, 0]}}, "task.observations.pole_vel.noise: range must be [low, high], got [1, 0]"),
-        ({"pole_vel": {"delay": [2, 1]}}, "delay must be an int >= 0 or [least, most], at least 0, got [2, 1]"),
-        ({"pole_vel": {"history": 0}}, "task.observations.pole_vel.history must be a positive int, got 0"),
-        ({"pole_vel": 3}, "task.observations.pole_vel must be a section with keys of its own, got 3"),
+        ({"pole_angl": {"noise": 1}}, "pole_angl: .* Did you mean 'pole_angle'.* cart_pos, "),
+        ({"pole_vel": {"noise": -1}}, r"task\.observations\.pole_vel\.noise: .* got -1"),
+        ({"pole_vel": {"noise": [1, 0]}}, r"task\.observations\.pole_vel\.noise: range: .* got \[1.0, 0.0\]"),
+        ({"pole_vel": {"delay": [2, 1]}}, r"pole_vel\.delay.* got \[2, 1\]"),
+        ({"pole_vel": {"history": 0}}, r"pole_vel\.history.* got 0"),
+        ({"pole_vel": 3}, r"task\.observations\.pole_vel.* section .* got 3"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
+def test_invalid_settings_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
         make(settings).reset()
 
 
@@ -296,27 +293,6 @@ class NotFinite(Cartpole):
         return {"policy": {**parts, "pole_vel": parts["pole_vel"] * torch.nan}}
 
 
-def test_a_task_without_names_has_no_noise():
-    with pytest.raises(ConfigError, match=r"no such part\. The task does not name its parts"):
-        make({"pole_vel": {"noise": 1}}, task_class=Unnamed).reset()
-
-
-@pytest.mark.parametrize(
-    ("task_class", "message"),
-    [
-        (Changing, "Changing.observe() returned the parts ['pole_vel', 'pole_angle', 'cart_vel', 'cart_pos'], "),
-        (WrongScale, "WrongScale.scales['pole_speed']: observe() has no such part. Did you mean 'pole_vel'?"),
-        (WrongShape, "WrongShape.observe()['pole'] returned shape [32], expected [32, size]"),
-        (NotFinite, "NotFinite.observe(): 'policy' is not finite (env 0, column 3 of 'pole_vel')"),
-    ],
-)
-def test_parts_that_are_wrong(task_class, message):
-    env = make(task_class=task_class)
-    with pytest.raises(TaskError, match=re.escape(message)):
-        env.reset()
-        env.step(torch.zeros(N, 1))
-
-
 class FloatImage(Painted):
     def observe(self):
         obs = super().observe()
@@ -333,20 +309,31 @@ class ImageOfCritic(Painted):
         return {"critic": super().observe()["camera"]}
 
 
+def test_a_task_without_names_has_no_noise():
+    with pytest.raises(ConfigError, match="does not name"):
+        make({"pole_vel": {"noise": 1}}, task_class=Unnamed).reset()
+
+
 @pytest.mark.parametrize(
-    ("task_class", "message"),
+    ("task_class", "words"),
     [
         (
-            FloatImage,
-            "FloatImage.observe()['camera'] returned shape [32, 32, 32, 2], expected [32, size]. An image is uint8",
+            Changing,
+            "observe(): expected the terms ['cart_pos', 'cart_vel', 'pole_angle', 'pole_vel'], got ['pole_vel', ",
         ),
-        (NoCritic, "with images in camera. Try a group 'critic' of numbers beside them"),
-        (ImageOfCritic, "ImageOfCritic.observe()['critic'] is an image. Try a group of another name for it"),
+        (WrongScale, "WrongScale.scales['pole_speed']: observe() has no such term. Did you mean 'pole_vel'?"),
+        (WrongShape, "WrongShape.observe()['pole']: expected shape [32, size], got [32]"),
+        (NotFinite, "NotFinite.observe(): 'policy' is not finite (env 0, column 3 of 'pole_vel')"),
+        (FloatImage, "['camera']: expected shape [32, size], got [32, 32, 32, 2]. An image is uint8"),
+        (NoCritic, "expected a numeric group 'critic'"),
+        (ImageOfCritic, "'critic' is an image"),
     ],
 )
-def test_images_that_are_wrong(task_class, message):
-    with pytest.raises(TaskError, match=re.escape(message)):
-        make(task_class=task_class).reset()
+def test_invalid_observations_are_refused(task_class, words):
+    env = make(task_class=task_class)
+    with pytest.raises(TaskError, match=re.escape(words)):
+        env.reset()
+        env.step(torch.zeros(N, 1))
 
 
 @pytest.mark.parametrize("clip", [None, 2.0])
@@ -364,5 +351,5 @@ def test_a_part_that_is_not_used_is_in_the_group_of_a_teacher_only(clip):
         assert torch.equal(obs["policy"], whole[:, 1:5])
         assert torch.equal(env.clean_obs()["policy"], every.clean_obs()["policy"][:, 1:3])
     for wrong in ({"cart_pos": {"used": 0}}, {part: {"used": False} for part in truth(env)}):
-        with pytest.raises(ConfigError, match=r"used must be true or false|leaves out all parts"):
+        with pytest.raises(ConfigError, match=r"cart_pos\.used|drops all terms"):
             make(wrong).reset()

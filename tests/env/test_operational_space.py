@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpusim_rl.env.operational_space import operational_space_torque, solve_positive_definite
+from gpusim_rl.env.math import operational_space_torque, solve_positive_definite
 from helpers.scenes import everywhere, franka_scene, make
 
 

@@ -196,7 +196,7 @@ def test_effort_is_the_force_range_or_the_gear_of_motors():
     torch.testing.assert_close(value(env, "actuator_gear", ["motor"])[0, 0, 0], torch.tensor(3.0 * 9 / 6))
     torch.testing.assert_close(value(env, "actuator_forcerange", ["limited"])[0, 0], torch.tensor([-5.5, 5.5]))
     torch.testing.assert_close(value(env, "actuator_gear", ["limited"])[0, 0, 0], torch.tensor(2.0))
-    with pytest.raises(ConfigError, match=r"effort: actuator 'servo' has no forcerange and is no motor; give it"):
+    with pytest.raises(ConfigError, match=r"effort: actuator 'servo' has no forcerange"):
         make(of_rover(DOF, effort=TWICE))
 
 
@@ -686,7 +686,7 @@ def test_the_sections_of_isaacgymenvs_tasks_work_except_what_mujoco_lacks(name, 
             assert step.obs["policy"].isfinite().all()
     said = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
     prefix = "task.randomization_params.actor_params."
-    assert [line.partition(" has no effect: ")[0] for line in said] == [prefix + path for path in ZERO.get(name, [])]
+    assert [line.partition(" has no effect")[0] for line in said] == [prefix + path for path in ZERO.get(name, [])]
     for actor in params["actor_params"]:
         assert value(env, "body_mass", None, actor).unique(dim=0).shape[0] == 3
 
@@ -728,13 +728,9 @@ def test_cameras_lights_and_materials_differ(name: str):
 @pytest.mark.usefixtures("watched")
 def test_pictures_that_cannot_be_drawn():
     drawn = draw(0.1, 0.2, "additive")
-    with pytest.raises(
-        ConfigError, match=r"picture_params.cam_pos: sim.param\('cam_pos'\): no camera 'nwo'. Did you mean"
-    ):
+    with pytest.raises(ConfigError, match=r"picture_params\.cam_pos: .*'nwo'.* Did you mean"):
         watched_cartpole({"picture_params": {"cam_pos": {**drawn, "names": ["nwo"]}}})
-    with pytest.raises(
-        ConfigError, match=r"unknown key 'task.randomization_params.picture_params.cam_fov'. Did you mean"
-    ):
+    with pytest.raises(ConfigError, match=r"'task\.randomization_params\.picture_params\.cam_fov'. Did you mean"):
         watched_cartpole({"picture_params": {"cam_fov": drawn}})
 
 
@@ -742,31 +738,31 @@ def test_pictures_that_cannot_be_drawn():
 
 PUSH = {"interval_s": [1, 2], "force": [0, 1]}
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"frequency": 600}, "task.randomization_params has nothing to randomise"),
-    ({"actor_params": {"rover": {"color": True}}}, "has nothing to randomise"),
-    (of_rover(DOF, stiffness=draw(1, 2, names=["motor"])), "has nothing to randomise"),
+    ({"frequency": 600}, "nothing to randomise"),
+    ({"actor_params": {"rover": {"color": True}}}, "nothing to randomise"),
+    (of_rover(DOF, stiffness=draw(1, 2, names=["motor"])), "nothing to randomise"),
     ({"observation": TWICE}, "Did you mean 'observations'?"),
-    ({"frequency": 0}, "task.randomization_params.frequency must be a positive int"),
-    ({"observations": {**TWICE, "rnge": 1}}, "Did you mean 'task.randomization_params.observations.range'?"),
-    ({"observations": {"range": [0, 1]}}, "missing key 'task.randomization_params.observations.operation'"),
-    ({"actions": {**TWICE, "range": [2, 1]}}, "task.randomization_params.actions: range must be [low, high]"),
-    ({"actions": draw(0, -1, "additive", "gaussian")}, "got the standard deviation -1"),
-    ({"actions": draw(0, 1, distribution="loguniform")}, "range of loguniform must be positive, got [0, 1]"),
-    ({"actions": {**TWICE, "range_correlated": [3, 2]}}, "range must be [low, high], got [3, 2]"),
+    ({"frequency": 0}, "task.randomization_params.frequency: expected a positive int"),
+    ({"observations": {**TWICE, "rnge": 1}}, "observations.range'?"),
+    ({"observations": {"range": [0, 1]}}, "task.randomization_params.observations.operation"),
+    ({"actions": {**TWICE, "range": [2, 1]}}, "task.randomization_params.actions: range: expected [low, high]"),
+    ({"actions": draw(0, -1, "additive", "gaussian")}, "range: expected [mean, standard deviation]"),
+    ({"actions": draw(0, 1, distribution="loguniform")}, "loguniform, got [0.0, 1.0]"),
+    ({"actions": {**TWICE, "range_correlated": [3, 2]}}, "range: expected [low, high], got [3.0, 2.0]"),
     ({"actions": {**TWICE, "schedule": "linear"}}, "schedule and schedule_steps need each other"),
-    ({"actions": 3}, "task.randomization_params.actions must be a section with keys of its own, got 3"),
-    ({"latency": {"range": [2, 1]}}, "latency.range must be [least, most], at least 0, got [2, 1]"),
+    ({"actions": 3}, "task.randomization_params.actions"),
+    ({"latency": {"range": [2, 1]}}, "[least, most], at least 0, got [2, 1]"),
     ({"sim_params": {"gravty": TWICE}}, "Did you mean 'gravity'?"),
     ({"actor_params": {"rovr": {}}}, "actor_params.rovr: the scene has no 'rovr'. Did you mean 'rover'?"),
-    ({"actor_params": {"rover": {"scale": TWICE}}}, "rover.scale: bodies cannot change their size at run time; try"),
+    ({"actor_params": {"rover": {"scale": TWICE}}}, "rover.scale: bodies cannot change their size"),
     (of_rover(DOF, dampng=TWICE), "actor_params.rover.dof_properties.dampng'. Did you mean 'damping'?"),
     (of_rover(DOF, damping=draw(1, 2, names=["moter"])), "'rover' has no joint 'moter'. Did you mean 'motor'?"),
     (of_rover(BODY, mass=draw(1, 2, names=["hul"])), "has no body with mass 'hul'. Did you mean 'hull'?"),
-    (of_rover(BODY, mass=draw(1, 2, names=["hull", "hull"])), "names must be a list of different names or null, got ["),
+    (of_rover(BODY, mass=draw(1, 2, names=["hull", "hull"])), "a list of different names or null, got ["),
     (of_rover(DOF, lower=draw(1, 2, names=["motor"])), "'motor' has no limits in the MJCF"),
-    (of_rover(BODY, mass={**TWICE, "setup_only": True, "interval_s": 1.0}), "setup_only and interval_s exclude each"),
+    (of_rover(BODY, mass={**TWICE, "setup_only": True, "interval_s": 1.0}), "mass: setup_only and interval_s"),
     ({"actor_params": {"crate": {DOF: {"damping": MORE}}}}, "dof_properties.damping: 'crate' has no joints"),
-    ({"actor_params": {"rover": {"pushes": {"interval_s": [1, 2]}}}}, "pushes need either velocity"),
+    ({"actor_params": {"rover": {"pushes": {"interval_s": [1, 2]}}}}, "pushes: expected either velocity"),
     ({"actor_params": {"rover": {"pushes": {**PUSH, "bodies": ["hul"]}}}}, "pushes: 'rover' has no body 'hul'"),
 ]
 
@@ -781,7 +777,7 @@ def test_a_mistake_is_one_line(params, words):
 @pytest.mark.parametrize(
     ("pushes", "words"),
     [
-        ({"velocity": [0, 1]}, r"'cartpole' has a fixed base: .* try force"),
+        ({"velocity": [0, 1]}, r"'cartpole' has a fixed base.* Try force"),
         ({"force": [0, 1], "bodies": ["rail"]}, r"'rail' of 'cartpole' is fixed to the world"),
     ],
 )

@@ -156,12 +156,12 @@ def test_states_of_a_smaller_ring_are_forgotten_and_a_line_says_so(capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("settings", "line"),
+    ("settings", "words"),
     [
-        ({"chance": 0.0}, r"task\.reset_from\.chance must be a number in \(0, 1\], got 0\.0"),
-        ({"capacity": 5}, r"task\.reset_from\.capacity=5 is less than num_envs=6; try task\.reset_from\.capacity=24"),
+        ({"chance": 0.0}, r"task\.reset_from\.chance.* got 0\.0"),
+        ({"capacity": 5}, r"task\.reset_from\.capacity.* got 5\. .*capacity=24"),
     ],
 )
-def test_bad_settings_are_one_line(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
+def test_invalid_settings_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         make(reset_from=settings)

@@ -19,6 +19,7 @@ from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.sim import Scene, Sim
+from helpers.raised import raises
 from helpers.states import copied, fields, saved
 from helpers.task_envs import SETTINGS, plain_env
 from helpers.training import leaves
@@ -499,15 +500,13 @@ def test_check_names_an_action_and_a_control_that_are_not_finite() -> None:
     push = torch.zeros(6, 1)
     env.step(push)
     push[4] = math.inf
-    with pytest.raises(TaskError, match=r"^Cart: the action given to step\(\) is not finite \(env 4, column 0\)$"):
+    with pytest.raises(TaskError, match=r"Cart\.step\(\): .* \(env 4, column 0\)$"):
         env.step(push)
     env = make(BadControl, check=True)
     env.reset()
     for _ in range(3):
         env.step(torch.zeros(6, 1))
-    with pytest.raises(
-        TaskError, match=r"^BadControl\.apply_action\(\): a control or a force is not finite \(env 3\)$"
-    ):
+    with pytest.raises(TaskError, match=r"^BadControl\.apply_action\(\): .* \(env 3\)$"):
         env.step(torch.zeros(6, 1))
 
 
@@ -666,7 +665,7 @@ BROKEN: list[tuple[str, Callable[[Any], Any], list[str]]] = [
     ("observe()", lambda task: task.robot.joint_pos.double(), ["torch.float64", "torch.float32"]),
     (
         "observe()",
-        lambda task: torch.tensor([[0.0, math.nan if i == 4 else 0.0] for i in range(6)]),
+        lambda _: torch.tensor([[0.0, math.nan if i == 4 else 0.0] for i in range(6)]),
         ["env 4", "column 1"],
     ),
     ("observe()", lambda task: {"actor": task.robot.joint_pos}, ["'actor'", "'policy'"]),
@@ -675,7 +674,7 @@ BROKEN: list[tuple[str, Callable[[Any], Any], list[str]]] = [
     ("observe()['critic']", lambda task: {"policy": task.robot.joint_pos, "critic": torch.ones(2, 2)}, ["[2, 2]"]),
     ("observe()", lambda task: task.robot.joint_pos.to("meta"), ["meta", "cpu"]),
     ("rewards()", ones, ["Tensor", "dict"]),
-    ("rewards()", lambda task: {}, ["no terms", "dict"]),
+    ("rewards()", lambda task: {}, ["{}", "dict"]),
     ("rewards()['progress']", lambda task: {"progress": task.robot.joint_pos[:, :1]}, ["[6, 1]", "[6]"]),
     ("rewards()['alive']", lambda task: {"alive": 1.0}, ["float", "[6]"]),
     ("rewards()['alive']", lambda task: {"alive": ones(task).long()}, ["torch.int64", "torch.float32"]),
@@ -692,8 +691,8 @@ def test_broken_tasks_get_one_line(hook: str, result: Callable[[Any], Any], word
     with pytest.raises(TaskError) as error:
         make(broken).reset()
     message = str(error.value)
-    assert all(word in message for word in (f"Broken.{hook}", *words)), message
-    assert "\n" not in message and len(message) < 200
+    assert all(word in message for word in words), message
+    assert error.value.key.startswith(f"Broken.{hook}") and "\n" not in message and len(message) < 200
 
 
 @pytest.mark.parametrize("number", [None, 0])
@@ -703,7 +702,7 @@ def test_a_task_without_a_number_of_actions_gets_one_line(number: int | None) ->
             super().__init__(cfg, sim)
             self.num_actions = number  # type: ignore[assignment]
 
-    with pytest.raises(TaskError, match=rf"Broken\.__init__ must set self\.num_actions .*{number}"):
+    with raises(TaskError, key="Broken.num_actions", got=number):
         make(Broken)
 
 
@@ -713,7 +712,7 @@ def test_an_observation_that_changes_its_size_is_refused() -> None:
             size = 2 if (self.robot.joint_pos.abs() < 0.15).all() else 1
             return self.robot.joint_pos[:, :size]
 
-    with pytest.raises(TaskError, match=r"Grows\.observe\(\) returned shape \[6, 1\], expected \[6, 2\]"):
+    with raises(TaskError, key="Grows.observe()", got=[6, 1], expected="shape [6, 2]"):
         run(make(Grows), actions(30))
 
 

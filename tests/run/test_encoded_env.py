@@ -179,7 +179,7 @@ def test_another_encoder_than_it_was_trained_with_is_one_line(file, tmp_path):
     trainer(file, tmp_path).train()
     run = the_run(tmp_path)
     written(run / "encoder.pt", seed=1)
-    with pytest.raises(ConfigError, match=r"pretrained\.init_from is another encoder than the policy was trained with"):
+    with pytest.raises(ConfigError, match=r"pretrained\.init_from: the encoder's weights differ"):
         Player.open(str(run))
 
 

@@ -374,7 +374,7 @@ def test_a_velocity_limit_without_an_effort_is_one_line(disc):
 
 def test_a_delay_that_the_drive_has_not_cannot_be_drawn(disc):
     sim, _ = driven("mujoco", disc, kind="torque")
-    with pytest.raises(TaskError, match="'disc' has no delays there; give its actuators some"):
+    with pytest.raises(TaskError, match="'disc' has no such delays"):
         write(sim, "delay", 0.0, 0.0, 0.0)
     with pytest.raises(TaskError, match=r"'spin' has no delay; try scene.add_actuators\(..., max_delay=...\)"):
         sim.param("actuator_delay", "disc", ["spin"])

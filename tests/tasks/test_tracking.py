@@ -288,7 +288,7 @@ def test_a_training_goes_on_with_other_clips(tmp_path, capsys):
     other = make_env(4, clips=[str(walking(tmp_path / "short.npz", frames=9))])
     other.load_state_dict(env.state_dict())
     assert other.task.playhead.failures.tolist() == [0.0], "counted anew"
-    told = "warning: tensors of the task have other shapes now, and begin anew: playhead.failures, playhead._now\n"
+    told = "warning: tensors of the task have new shapes and are reset: playhead.failures, playhead._now\n"
     assert capsys.readouterr().err == told
     other.load_state_dict(other.state_dict())
     assert capsys.readouterr().err == "", "of what fits"

@@ -115,7 +115,7 @@ def test_a_file_is_checked(clip, tmp_path):
     assert "'Gymnasium' has no scene: its envs are of another library. Try another task or a robot" in gym
     assert "no task and no robot 'goo1'. Did you mean 'go1'?" in clip("check", "go1_trot", "goo1", code=2).stderr
     assert "no motion clip 'go1_trott'" in (line := clip("check", "go1_trott", code=2).stderr)
-    assert "Did you mean 'go1_trot'? There are g1_bow, " in line and line.count("\n") == 1
+    assert "Did you mean 'go1_trot'? Available: g1_bow, " in line and line.count("\n") == 1
     (tmp_path / "x.npz").touch()
     assert "x.npz is no npz file: " in clip("check", "x.npz", code=2).stderr
     shutil.copy(MOTIONS / "go1_trot.npz", tmp_path / "mine.npz")
