@@ -464,9 +464,9 @@ def test_strange_numbers_are_not_drawn(stranger: Stranger, load_tool) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sim": {"name": "nosuch"}}, "there is no simulator 'nosuch'"),
-        ({"sim": 5}, "env.json is not that of a run"),
-        ({"cpu": {"available": -1}}, "env.json is not that of a run"),
+        ({"sim": {"name": "nosuch"}}, "sim is 'nosuch'"),
+        ({"sim": 5}, "invalid config.yaml or env.json"),
+        ({"cpu": {"available": -1}}, "invalid config.yaml or env.json"),
     ],
     ids=str,
 )
@@ -482,7 +482,7 @@ def test_a_doctor_of_another_machine_is_refused(stranger: Stranger, change: dict
 def test_a_doctor_of_other_settings_is_refused(stranger: Stranger, key: str, value: Any) -> None:
     *sections, name = key.split(".")
     stranger.settings(lambda saved: (saved[sections[0]] if sections else saved).update({name: value}))
-    with pytest.raises(ConfigError, match=r"config\.yaml or env\.json is not that of a run"):
+    with pytest.raises(ConfigError, match=r"invalid config\.yaml or env\.json"):
         diagnose(read_run_stats(stranger.run))
 
 

@@ -21,10 +21,10 @@ from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_ava
 from gpusim_rl.public import __version__
 from gpusim_rl.settings.simulators import WARP_PYTHON
 
-LITTLE_MEMORY_GB = 2.0  # Cartpole and the libraries fit, Ant at 4096 envs hardly
+LITTLE_MEMORY_GB = 2.0  # enough for Cartpole, barely for Ant at 4096 envs
 LITTLE_DISK_GB = 1.0  # some checkpoints and videos
 
-# Modules by package: without one of the first nothing trains, without one of the others simulators are missing.
+# Modules by package: nothing trains without the first, and some simulators need the others.
 NEEDED = {"torch": "torch", "numpy": "numpy", "mujoco": "mujoco", "hydra-core": "hydra"}
 OF_SIMULATORS = {"mujoco-warp": "mujoco_warp", "warp-lang": "warp", "newton": "newton"}
 
@@ -51,7 +51,7 @@ class Gpu:
     capability: str
     memory_gb: float
     bf16: bool
-    problem: str = ""  # why torch cannot calculate on it
+    problem: str = ""  # why torch cannot compute on it
 
 
 def check_machine(runs: Path) -> list[Check]:
@@ -60,33 +60,30 @@ def check_machine(runs: Path) -> list[Check]:
     system = Check("system", "ok", f"gpusim-rl {__version__}, {host}")
     checks = [system, _cpus(), memory_check(memory_available_bytes() / 1e9), *_packages()]
     if any(check.state == "failed" for check in checks):
-        return checks  # the others import what is broken
+        return checks  # the other checks import the broken package
     return [*checks, *_gpus(), _kernel_cache(), _rendering(), _wandb(), disk_check(runs)]
 
 
 def memory_check(free_gb: float) -> Check:
     """Check the RAM that this process can still use [GB]."""
     total = psutil.virtual_memory().total / 1e9
-    text = f"{free_gb:.1f} GB can be taken, of {total:.1f} GB"
+    text = f"{free_gb:.1f} of {total:.1f} GB available"
     if free_gb < LITTLE_MEMORY_GB:
-        return Check("memory", "warning", text, "end other programs, or train fewer envs: num_envs=512")
+        return Check("memory", "warning", text, "stop other programs, or train fewer envs: num_envs=512")
     return Check("memory", "ok", text)
 
 
 def gpu_checks(
     driver: dict[str, Any] | None, built_for: str | None, gpus: Sequence[Gpu], visible: str | None
 ) -> list[Check]:
-    """Check the GPUs that the driver knows (`describe_gpus`), and whether torch can use them.
-
-    `built_for` is the CUDA version of torch's build, None for a CPU build; `visible` is CUDA_VISIBLE_DEVICES.
-    """
+    """Check the driver's GPUs, given torch's CUDA version (None = CPU build) and CUDA_VISIBLE_DEVICES (`visible`)."""
     checks = []
     for index, gpu in enumerate(gpus):
         text = f"cuda:{index} {gpu.name}, capability {gpu.capability}, {gpu.memory_gb:.0f} GB"
         if gpu.problem:
             fix = "install a newer (for an old GPU: an older) build of torch"
             if is_out_of_memory(RuntimeError(gpu.problem)) or "busy" in gpu.problem:
-                fix = "end what else runs on it (nvidia-smi lists that)"
+                fix = "stop other programs on it (see nvidia-smi)"
             checks.append(Check("GPU", "failed", f"{text}: {gpu.problem}", f"{fix}, or train with device=cpu"))
         else:
             checks.append(Check("GPU", "ok", f"{text}, {'bf16' if gpu.bf16 else 'no bf16: networks run in fp32'}"))
@@ -100,7 +97,7 @@ def gpu_checks(
         return [Check("GPU", "warning", f"{text}: it is a CPU build", "install a CUDA build of torch (pytorch.org)")]
     if visible is not None:
         return [Check("GPU", "warning", f"{text}: CUDA_VISIBLE_DEVICES={visible!r}", "unset CUDA_VISIBLE_DEVICES")]
-    fix = f"update the driver, or install a torch that is built for an older CUDA than {built_for}"
+    fix = f"update the driver, or install a torch built for an older CUDA than {built_for}"
     return [Check("GPU", "warning", text, fix)]
 
 
@@ -124,10 +121,9 @@ def disk_check(runs: Path) -> Check:
 def _cpus() -> Check:
     cpu = describe_environment()["cpu"]
     load = psutil.getloadavg()[0]
-    text = f"{available_cpus()} of {cpu['threads']} may be used ({cpu['model']}), load {load:.1f}"
+    text = f"{available_cpus()} of {cpu['threads']} available ({cpu['model']}), load {load:.1f}"
     if load > 1.25 * (cpu["threads"] or 1):
-        fix = "end them before you measure: until then every speed is too low"
-        return Check("CPUs", "warning", f"{text}: other programs need them too", fix)
+        return Check("CPUs", "warning", f"{text}: other programs use them", "stop them before you measure speeds")
     return Check("CPUs", "ok", text)
 
 
@@ -155,14 +151,14 @@ def _gpus() -> list[Check]:
 
     gpus = []
     for index in range(torch.cuda.device_count()):
-        found, problem = torch.cuda.get_device_properties(index), ""
+        device, problem = torch.cuda.get_device_properties(index), ""
         with torch.cuda.device(index):
             bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
             try:
                 torch.ones(1, device="cuda").sum().item()
-            except RuntimeError as error:  # no kernels for it in this build of torch, or no memory left, say
+            except RuntimeError as error:  # e.g. no kernels in this build of torch, or no memory left
                 problem = first_line(error)
-        gpus.append(Gpu(found.name, f"{found.major}.{found.minor}", found.total_memory / 1e9, bf16, problem))
+        gpus.append(Gpu(device.name, f"{device.major}.{device.minor}", device.total_memory / 1e9, bf16, problem))
     return gpu_checks(describe_gpus(), torch.version.cuda, gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -172,7 +168,7 @@ def _kernel_cache() -> Check:
     cuda = torch.cuda.is_available()
     if sys.version_info < WARP_PYTHON:
         text = "sim=mjwarp and sim=newton need Python 3.11 or later; sim=mujoco does not"
-        return Check("kernels", "failed" if cuda else "warning", text, "install a later Python, to use a GPU")
+        return Check("kernels", "failed" if cuda else "warning", text, "install a newer Python to use a GPU")
 
     from gpusim_rl.sim.warp import start_warp
 
@@ -186,10 +182,9 @@ def _kernel_cache() -> Check:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (ConfigError, OSError) as error:
-        reason = str(error).partition("; try ")[0]  # the fix says it
-        fix = "set WARP_CACHE_PATH to a folder that can be written"
+        reason = str(error).partition("; try ")[0].partition(". Try ")[0]
         text = f"{reason}: sim=mjwarp and sim=newton cannot run"
-        return Check("kernels", "failed" if cuda else "warning", text, fix)
+        return Check("kernels", "failed" if cuda else "warning", text, "set WARP_CACHE_PATH to a writable folder")
     text = f"{folder}: {len(modules)} modules" if modules else f"{folder}: empty, the first run compiles for minutes"
     return Check("kernels", "ok", text)
 
@@ -201,7 +196,7 @@ def _rendering() -> Check:
     working = [name for name in tried if gl_works(name)]
     if working:
         return Check("rendering", "ok", f"OpenGL through {', '.join(working)}")
-    text = f"no OpenGL without a display (tried {', '.join(tried)}): videos are drawn by a slower ray caster"
+    text = f"no OpenGL without a display (tried {', '.join(tried)}): videos use a slower ray caster"
     fix = f"on Debian or Ubuntu: apt-get install {DEBIAN_GL}" if sys.platform.startswith("linux") else ""
     return Check("rendering", "warning", text, fix)
 
@@ -212,4 +207,4 @@ def _wandb() -> Check:
     mode, reason = wandb_mode()
     if reason:
         return Check("W&B", "ok", f"{mode} ({reason}); runs are kept for `wandb sync`")
-    return Check("W&B", "ok", f"{mode}, or offline where the server does not answer in {INIT_TIMEOUT_S:.0f} s")
+    return Check("W&B", "ok", f"{mode}, or offline if the server does not answer in {INIT_TIMEOUT_S:.0f} s")

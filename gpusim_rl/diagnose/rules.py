@@ -15,9 +15,9 @@ from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 class Finding:
     """Limit of a run, with remedies."""
 
-    cost: float  # share of the run's time that is at stake, at most; 1 where results are wrong or the run may die
+    cost: float  # maximum share of the run's time at stake; 1 if results are wrong or the run may crash
     problem: str  # one clause with numbers
-    settings: tuple[str, ...] = ()  # to try, each as on the command line; several in one belong together
+    settings: tuple[str, ...] = ()  # overrides to try; several in one entry belong together
     hint: str = ""  # clause with another remedy
     rule: str = ""
 
@@ -28,9 +28,7 @@ class Finding:
 
 def diagnose(stats: RunStats) -> list[Finding]:
     """Return all findings, the most costly first."""
-    findings = [
-        dataclasses.replace(finding, rule=rule.__name__) for rule in RULES if (finding := rule(stats)) is not None
-    ]
+    findings = [dataclasses.replace(found, rule=rule.__name__) for rule in RULES if (found := rule(stats)) is not None]
     return sorted(findings, key=lambda finding: -finding.cost)
 
 
@@ -45,40 +43,34 @@ def conclusion(stats: RunStats) -> str:
         "logging": stats.log_cost,
     }
     largest = max(shares, key=lambda name: shares[name])
-    unknown = "; how busy the GPU is, its driver does not tell: tools/audit.py does"
-    return f"nothing stands out: {largest} takes {_percent(shares[largest])} of the time" + (
-        unknown if stats.on_gpu and stats.gpu_percent is None else ""
-    )
-
-
-# Wrong results, or about to die
+    unknown = stats.on_gpu and stats.gpu_percent is None
+    hint = "; the driver does not report GPU utilisation, try tools/audit.py" if unknown else ""
+    return f"nothing stands out: {largest} takes {_percent(shares[largest])} of the time{hint}"
 
 
 def contact_buffers(run: RunStats) -> Finding | None:
     """Contacts are dropped: bodies sink into each other, and the policy learns from it."""
     if run.overflow <= 0:
         return None
-    problem = (
-        f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts because a buffer was full: physics is wrong"
-    )
-    used = [1.1 if share is None else share for share in (run.njmax_used, run.nconmax_used)]  # full, if not known
+    problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts, so physics is wrong"
+    used = [1.1 if share is None else share for share in (run.njmax_used, run.nconmax_used)]  # full, if unknown
     if max(used) <= 1.0:
-        problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts at a limit of MuJoCo Warp itself"
-        return Finding(1.0, problem, hint="spheres and capsules instead of boxes and meshes, or other cells")
+        hint = "the limit is MuJoCo Warp's own: use spheres and capsules instead of boxes and meshes, or other cells"
+        return Finding(1.0, problem, hint=hint)
     if run.njmax and run.nconmax:
         room = {"njmax": run.njmax, "nconmax": run.nconmax}
         needs = {name: share * size for share, (name, size) in zip(used, room.items(), strict=True)}
-        from gpusim_rl.sim.buffers import enough  # torch and MuJoCo: a run without a fault is judged sooner
+        from gpusim_rl.sim.buffers import enough  # imports torch and MuJoCo, which take long
 
         return Finding(1.0, problem, (enough(room, needs),))
-    return Finding(1.0, problem, hint="double sim.njmax and sim.nconmax: the start of the run shows them")
+    return Finding(1.0, problem, hint="double sim.njmax and sim.nconmax, shown at the start of the run")
 
 
 def diverged_envs(run: RunStats) -> Finding | None:
     """A single env now and then is normal; one control step in a thousand is not."""
     if run.diverged < 1e-3:
         return None
-    problem = f"{100 * run.diverged:.2g} % of the control steps ended in an env that diverged; their samples are lost"
+    problem = f"envs diverged in {100 * run.diverged:.2g} % of the control steps, whose samples are lost"
     settings = (f"task.physics_hz={2 * run.physics_hz:g}",) if run.physics_hz else ()
     return Finding(min(1.0, 100 * run.diverged), problem, settings)
 
@@ -97,7 +89,7 @@ def _memory(name: str, run: RunStats, used: float | None, limit: float | None) -
     if used is None or limit is None or used < 0.9 * limit:
         return None
     fits = min(_power_of_two(run.num_envs * 0.8 * limit / used), _power_of_two(run.num_envs - 1))
-    problem = f"{used:.1f} of {limit:.1f} GB {name} in use: a little more ends the run"
+    problem = f"{used:.1f} of {limit:.1f} GB {name} in use, close to the limit"
     hint = "" if fits else "a smaller network, or a machine with more memory"
     return Finding(1.0, problem, (f"num_envs={fits}",) if fits else (), hint)
 
@@ -107,12 +99,9 @@ def memory_leak(run: RunStats) -> Finding | None:
     growth, now = run.memory_growth_gb, run.memory_gb
     if growth is None or now is None or run.rows < 40 or growth < max(0.3, 0.15 * now):
         return None
-    problem = f"memory grew by {growth:.1f} GB over the rows read: something is kept that should be let go"
+    problem = f"memory grew by {growth:.1f} GB over the rows read, probably a leak"
     cost = min(1.0, now / (run.memory_limit_gb or 4 * now))
-    return Finding(cost, problem, hint="look at the task's hooks")
-
-
-# The device waits
+    return Finding(cost, problem, hint="check the task's hooks")
 
 
 def graph_fallback(run: RunStats) -> Finding | None:
@@ -120,9 +109,9 @@ def graph_fallback(run: RunStats) -> Finding | None:
     if not run.on_gpu or "cannot be captured" not in run.graph_reason:
         return None
     problem, cost = f"graph={run.graph_mode}, because {run.graph_reason}", 0.3 if run.gpu_idle is None else run.gpu_idle
-    of_update = run.graph_reason.startswith("the update ")
-    settings = ("compile=off",) if of_update and run.compile else ()
-    hint = "no task takes part in that: please report it" if of_update else "change that in the task"
+    in_update = run.graph_reason.startswith("the update ")
+    settings = ("compile=off",) if in_update and run.compile else ()
+    hint = "this is independent of the task: please report it" if in_update else "change that in the task"
     return Finding(max(0.05, cost), problem, settings, "" if settings else hint)
 
 
@@ -130,10 +119,8 @@ def transfer_bound(run: RunStats) -> Finding | None:
     """Every control step copies actions one way and observations the other, and waits for both."""
     if run.sim_device == run.rl_device or run.num_actors:  # actors send whole rollouts
         return None
-    problem = (
-        f"physics on {run.sim_device}, policy on {run.rl_device}: every control step waits for two copies;"
-        f" simulation takes {_percent(run.simulate)} with them"
-    )
+    devices = f"physics on {run.sim_device}, policy on {run.rl_device}"
+    problem = f"{devices}: every control step waits for two copies; simulation takes {_percent(run.simulate)}"
     together = f"sim={default_simulator('cuda').name} sim_device=null" if run.cpu_physics else "sim_device=null"
     settings = (together, "device=cpu sim_device=null rl_device=null")
     return Finding(max(0.1, run.simulate / 2), problem, settings)
@@ -144,14 +131,8 @@ def few_envs(run: RunStats) -> Finding | None:
     if run.rl_device != "cpu" or run.step_s > 2e-3 or run.num_actors:
         return None
     envs = f"all {run.num_envs} envs" + (f" of each of {run.processes} processes" if run.processes > 1 else "")
-    problem = (
-        f"a control step of {envs} takes {1000 * run.step_s:.1f} ms, mostly calls of Python and torch that cost the"
-        " same for more envs"
-    )
+    problem = f"a control step of {envs} takes {1000 * run.step_s:.1f} ms, mostly overhead of Python and torch"
     return Finding((run.simulate + run.policy) / 2, problem, (f"num_envs={max(64, 4 * run.num_envs)}",))
-
-
-# The CPU's threads
 
 
 def oversubscribed(run: RunStats) -> Finding | None:
@@ -159,12 +140,11 @@ def oversubscribed(run: RunStats) -> Finding | None:
     if not run.too_many_threads:
         return None
     physics, torch = run.physics_threads or 0, run.torch_threads or 0
-    if run.most_threads <= run.cpus:  # the threads of all processes together are too many
+    if run.most_threads <= run.cpus:  # only all processes together have too many
         machine_cpus = run.machine_cpus or 0
         problem = f"{run.processes_here} processes of {run.most_threads} threads on {_cpus(machine_cpus)}"
-        fewer = f"torchrun --nproc-per-node={max(1, machine_cpus) // run.most_threads}, each with more envs"
-        cost = 1.0 - machine_cpus / (run.processes_here * run.most_threads)
-        return Finding(cost, problem, hint=f"start fewer: {fewer}")
+        hint = f"start fewer, with more envs: torchrun --nproc-per-node={max(1, machine_cpus) // run.most_threads}"
+        return Finding(1.0 - machine_cpus / (run.processes_here * run.most_threads), problem, hint=hint)
     problem = f"{physics} physics threads and {torch} torch threads on {_cpus(run.cpus)}"
     settings = ("sim.num_threads=null",) if physics > run.cpus else ()
     hint = f"start with OMP_NUM_THREADS={run.cpus}, or leave it unset" if torch > run.cpus else ""
@@ -175,11 +155,9 @@ def busy_machine(run: RunStats) -> Finding | None:
     """Other processes use CPUs that this run could use."""
     if not run.cpu_physics or not run.crowded or run.too_many_threads or run.actor_engine == "ray":
         return None
-    problem = (
-        f"load {run.load:.1f} on {_cpus(run.machine_cpus or 0)}, and this run gets {run.cpu_percent:.0f} % of its CPU"
-        " time: other processes take the rest"
-    )
-    return Finding(run.cpu_idle or 0.0, problem, hint="end them, or give each run its own CPUs with taskset")
+    load = f"load {run.load:.1f} on {_cpus(run.machine_cpus or 0)}"
+    problem = f"{load}: other processes leave this run {run.cpu_percent:.0f} % of its CPU time"
+    return Finding(run.cpu_idle or 0.0, problem, hint="stop them, or separate the CPUs of runs with taskset")
 
 
 def unused_cpus(run: RunStats) -> Finding | None:
@@ -201,9 +179,6 @@ def warp_on_cpu(run: RunStats) -> Finding | None:
     return Finding(share / 2, problem, (f"sim={default_simulator('cpu').name}",))
 
 
-# Phases
-
-
 def simulation_bound(run: RunStats) -> Finding | None:
     """Physics should take most of the time, not all of it."""
     causes = (oversubscribed, unused_cpus, warp_on_cpu, transfer_bound, few_envs, graph_fallback)
@@ -211,7 +186,7 @@ def simulation_bound(run: RunStats) -> Finding | None:
         return None
     problem = f"simulation-bound: physics, task and resets take {_percent(run.simulate)} of the time"
     if run.cpu_physics and run.cpu_idle is not None and run.cpu_idle > 0.4 and not run.crowded:
-        problem += f", with the CPUs busy {run.cpu_percent:.0f} %: a hook of the task waits, or runs on one thread"
+        problem += f" at {run.cpu_percent:.0f} % CPU: a hook of the task waits, or runs on one thread"
         return Finding(run.simulate * run.cpu_idle, problem, hint="debug=profile shows where")
     slower, control_hz = (run.physics_hz or 0.0) / 2, run.control_hz
     possible = control_hz and slower >= control_hz and slower % control_hz == 0
@@ -246,7 +221,7 @@ def small_minibatches(run: RunStats) -> Finding | None:
 def logging_bound(run: RunStats) -> Finding | None:
     """Rows, console and trackers, in every row alike."""
     if run.log_cost < 0.05 or run.log_peaks >= 0.5 * run.log or sums_bound(run):
-        return None  # numbers in rows are added up too, and wait for the slowest process
+        return None  # rows are summed over processes too
     problem = f"logging-bound: writing rows takes {_percent(run.log_cost)} of the time"
     off = (("wandb_activate=false",) if run.wandb else ()) + (("log.tensorboard=false",) if run.tensorboard else ())
     return Finding(run.log_cost, problem, (f"log.interval={10 * run.log_interval}", *off))
@@ -265,18 +240,12 @@ def sums_bound(run: RunStats) -> Finding | None:
     """An all-reduce has a fixed cost, and waits for the slowest process."""
     if run.processes < 2 or run.sums is None or run.sums < 0.2:
         return None
-    problem = (
-        f"{run.processes} processes spend {_percent(run.sums)} of the time in sums over all of them, which wait for the"
-        " slowest one"
-    )
+    problem = f"{run.processes} processes spend {_percent(run.sums)} of the time in sums that wait for the slowest one"
     size = run.minibatch_size
     fewer = (f"{run.algo}.minibatch_size={2 * size}",) if size and run.num_envs * run.horizon > size else ()
     rows = (f"log.interval={10 * run.log_interval}",) if run.log_cost >= 0.05 else ()
-    hint = "else fewer processes: tools/doctor.py scaling processes=1,2 measures them"
+    hint = "or fewer processes, measured by tools/doctor.py scaling processes=1,2"
     return Finding(run.sums, problem, (f"num_envs={2 * run.num_envs}", *fewer, *rows), hint)
-
-
-# Settings
 
 
 def checked_task(run: RunStats) -> Finding | None:
@@ -285,7 +254,7 @@ def checked_task(run: RunStats) -> Finding | None:
         return None
     problem, cost = "debug.check_task=true checks every hook of the task at every step", 0.1
     if run.on_gpu:
-        problem, cost = f"{problem}, which no CUDA graph can hold", max(cost, run.gpu_idle or 0.0)
+        problem, cost = f"{problem}, without CUDA graphs", max(cost, run.gpu_idle or 0.0)
     return Finding(cost, problem, ("debug.check_task=false",))
 
 
@@ -293,33 +262,16 @@ def slowing_down(run: RunStats) -> Finding | None:
     """The same work takes longer than at the start."""
     if run.speed_trend is None or run.rows < 40 or run.speed_trend > 0.75:
         return None
-    problem = f"speed fell to {_percent(run.speed_trend)} of what it was at the start of the rows read"
-    hint = "look for other processes, a hot machine, or episodes that have become harder to simulate"
+    problem = f"speed fell to {_percent(run.speed_trend)} over the rows read"
+    hint = "check for other processes, thermal throttling, or episodes that are harder to simulate"
     return Finding(1 - run.speed_trend, problem, hint=hint)
 
 
 RULES: tuple[Callable[[RunStats], Finding | None], ...] = (
-    contact_buffers,
-    diverged_envs,
-    gpu_memory,
-    ram,
-    memory_leak,
-    graph_fallback,
-    transfer_bound,
-    few_envs,
-    oversubscribed,
-    busy_machine,
-    unused_cpus,
-    warp_on_cpu,
-    simulation_bound,
-    update_bound,
-    small_minibatches,
-    logging_bound,
-    checkpoint_bound,
-    sums_bound,
-    checked_task,
-    slowing_down,
-)
+    contact_buffers, diverged_envs, gpu_memory, ram, memory_leak, graph_fallback, transfer_bound, few_envs,
+    oversubscribed, busy_machine, unused_cpus, warp_on_cpu, simulation_bound, update_bound, small_minibatches,
+    logging_bound, checkpoint_bound, sums_bound, checked_task, slowing_down,
+)  # fmt: skip
 
 
 def _percent(share: float) -> str:

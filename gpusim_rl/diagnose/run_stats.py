@@ -17,20 +17,28 @@ from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row, read_csv
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simulator
 
-NEWEST = 500  # rows that are read: a run that has changed is judged by what it does now
-WARM_UP_ROWS = 10  # that are left out at the start, at most: kernels are compiled, graphs captured, memory is taken
-CAPTURED = 4  # iterations that warm up CUDA graphs: the third captures, in the fourth the host gets ahead of the device
-# Numbers of `RunStats` that rules divide by.
-POSITIVE = ("num_envs", "processes", "processes_here", "horizon", "epochs", "minibatch_size")
-POSITIVE += ("physics_hz", "control_hz", "log_interval", "cpus")
+NEWEST = 500  # rows that are read: a run is judged by its current behaviour
+WARM_UP_ROWS = 10  # maximum at the start: kernels are compiled, graphs captured, memory allocated
+CAPTURED = 4  # warm-up iterations of CUDA graphs: the third captures, in the fourth the host runs ahead of the device
+POSITIVE = {
+    "num_envs",
+    "processes",
+    "processes_here",
+    "horizon",
+    "epochs",
+    "minibatch_size",
+    "cpus",
+}  # divisors in rules
+POSITIVE |= {"physics_hz", "control_hz", "log_interval"}
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
+LATER = "Try again after the first iteration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStats:
     """Statistics of a run; None = unknown. Shares are fractions of the wall-clock time unless stated otherwise."""
 
-    # What was asked for
+    # Settings
     task: str
     num_envs: int  # of each process, or of each actor
     num_actors: int = 0  # 0: the learner simulates itself
@@ -48,49 +56,49 @@ class RunStats:
     compile: bool = False
     njmax: int | None = None
     nconmax: int | None = None
-    njmax_used: float | None = None  # share, at most; above 1 where contacts or limits were dropped
+    njmax_used: float | None = None  # maximum share; above 1 if contacts or limits were dropped
     nconmax_used: float | None = None
     max_policy_lag: int | None = None  # updates
 
-    # On what it runs
+    # Hardware and processes
     sim: str
     sim_device: str
     rl_device: str
-    graph_mode: str | None = None  # off, update, step or rollout: what CUDA graphs hold
+    graph_mode: str | None = None  # content of CUDA graphs: off, update, step or rollout
     graph_reason: str = ""
-    processes: int = 1  # that learn together
-    processes_here: int = 1  # of them, on the machine of the first one
+    processes: int = 1  # learning together
+    processes_here: int = 1  # on the machine of the first one
     actor_engine: str | None = None  # ray or process
-    cpus: int  # that the process may use
+    cpus: int  # available to the process
     machine_cpus: int | None = None
     physics_threads: int | None = None
     torch_threads: int | None = None
     memory_limit_gb: float | None = None
     gpu_memory_limit_gb: float | None = None
 
-    # What was measured
-    rows: int  # of metrics.csv, without those of the warm-up
+    # Measurements
+    rows: int  # of metrics.csv without warm-up
     warm_up_rows: int = 0
     iteration: int  # of the newest row
     env_steps_per_s: float
     simulate: float = 0.0
     policy: float = 0.0
-    rollout: float = 0.0  # simulation and policy, where one graph holds both
-    actors: float = 0.0  # the learner waits for rollouts of actors
+    rollout: float = 0.0  # simulation and policy in one graph
+    actors: float = 0.0  # wait of the learner for actors
     update: float = 0.0
     log: float = 0.0
-    sums: float | None = None  # in sums over the processes, waiting included, whatever the phase; mean of the processes
-    log_peaks: float = 0.0  # part of `log` beyond what it takes in every row
+    sums: float | None = None  # in sums over processes, waiting included, in any phase; mean of the processes
+    log_peaks: float = 0.0  # part of `log` beyond its usual share
     cpu_percent: float | None = None  # of the available CPUs
     memory_gb: float | None = None
-    load: float | None = None  # threads that run or wait for a CPU, on the whole machine
+    load: float | None = None  # runnable threads of the machine
     gpu_percent: float | None = None
     gpu_memory_gb: float | None = None
-    speed_trend: float | None = None  # speed in the last quarter of the rows over that in the first
-    memory_growth_gb: float | None = None  # from the first quarter of the rows to the last
+    speed_trend: float | None = None  # speed in the last quarter of the rows / first quarter
+    memory_growth_gb: float | None = None  # from the first to the last quarter of the rows
     diverged: float = 0.0  # share of all control steps
-    overflow: float = 0.0  # envs, at most
-    actor_wait: float | None = None  # share of their time in which actors wait for the learner
+    overflow: float = 0.0  # maximum number of envs
+    actor_wait: float | None = None  # share of the actors' time waiting for the learner
     lag_mean: float | None = None  # updates
 
     @property
@@ -131,7 +139,7 @@ class RunStats:
         if not self.on_gpu:
             return self.log
         busy = (self.gpu_percent or 0.0) / 100.0
-        if self.graph_mode == "rollout":  # the driver looks seldom; in graphs no phase waits for the host
+        if self.graph_mode == "rollout":  # the driver samples rarely; graphs never wait for the host
             busy = max(busy, self.rollout + self.update)
         return max(0.0, min(self.log, 1.0 - busy))
 
@@ -160,31 +168,25 @@ class RunStats:
 
 
 def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
-    """Read a run folder, live or finished; `warm_up=None` infers the warm-up rows from their times.
-
-    Raises ConfigError if a file is missing or broken, or has no row yet.
-    """
+    """Read a run folder, live or finished, or raise ConfigError; `warm_up=None` infers the warm-up rows."""
     config, file = load_yaml(folder / "config.yaml"), folder / "env.json"
     try:
         environment = load_json(file)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
+        raise ConfigError(f"cannot be read: {error}", key=str(file)) from None
     rows = read_rows(folder / "metrics.csv", 2 * max(NEWEST, warm_up or 0) + 2)
     try:
         without_sim = (environment.get("sim") or {}).get("name") == NO_SIMULATOR
         if without_sim and not (config.get("actors") or {}).get("engine"):
-            raise ConfigError(
-                f"{folder} is on envs of another library, and the rules are for runs on our simulators. The columns"
-                " time/simulate, time/policy and time/update of metrics.csv tell where its time goes"
-            )
+            hint = "See the columns time/simulate, time/policy and time/update of metrics.csv"
+            raise ConfigError("the rules do not cover envs of another library", key=str(folder), hint=hint)
         if warm_up is None:
             captured = (environment.get("graph") or {}).get("mode", "off") != "off"
             warm_up = warm_up_rows(rows, CAPTURED if captured else 1)
         stats = make_run_stats(config, environment, rows, warm_up)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{folder}: config.yaml or env.json is not that of a run, {type(error).__name__} {error}"
-        ) from None
+        problem = f"invalid config.yaml or env.json: {type(error).__name__} {error}"
+        raise ConfigError(problem, key=str(folder)) from None
     _check(stats, folder)
     return stats
 
@@ -196,39 +198,29 @@ def _check(stats: RunStats, folder: Path) -> None:
         fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
         if name in POSITIVE and fits:
             fits = value is None or value > 0
-        if not fits:
-            raise ConfigError(f"{folder}: config.yaml or env.json is not that of a run: {name} is {value!r}")
-    if stats.sim not in (*SIMULATORS, NO_SIMULATOR):
-        raise ConfigError(f"{folder}: env.json is not that of a run: there is no simulator {stats.sim!r}")
+        if not fits or (name == "sim" and value not in (*SIMULATORS, NO_SIMULATOR)):
+            raise ConfigError(f"invalid config.yaml or env.json: {name} is {value!r}", key=str(folder))
 
 
 def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
-    """Read metrics.csv without an incomplete last line; beyond `most` rows the middle is dropped.
-
-    Raises ConfigError if the file is missing, damaged, no metrics.csv, or has no row yet.
-    """
+    """Read metrics.csv without an incomplete last line, or raise ConfigError; beyond `most` rows drop the middle."""
     try:
         content = read_csv(file)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{file.parent} has no metrics.csv: either it was deleted, or the first iteration is not over yet"
-        ) from None
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-    missing = [name for name in NEEDED if name not in content.columns]
-    if missing:
-        raise ConfigError(f"{file} is not the metrics of a run: it has no column {', '.join(missing)}")
+        raise ConfigError(f"cannot be read: {error.strerror}", key=str(file), hint=LATER) from None
+    if missing := [name for name in NEEDED if name not in content.columns]:
+        raise ConfigError(f"no column {', '.join(missing)}", key=str(file))
     if content.damaged:
-        raise ConfigError(f"{file} is damaged in line {content.damaged}; resuming the run repairs the file")
+        raise ConfigError(f"damaged line {content.damaged}", key=str(file), hint="Resuming the run repairs it")
     if not content.lines:
-        raise ConfigError(f"{file} has no row yet: try again after the first iteration")
+        raise ConfigError("no rows", key=str(file), hint=LATER)
     rows: list[Row] = []
     steps, count = 0.0, len(content)
     for number, cells in enumerate(content.rows(), start=2):
         row = {name: float(text) if text else None for name, text in zip(content.columns, cells, strict=True)}
         seconds, now = row["time/iteration_s"] or 0.0, row["env_steps"] or 0.0
         if not (0.0 < seconds < math.inf and steps < now < math.inf):
-            raise ConfigError(f"{file} is damaged in line {number}: env_steps or time/iteration_s cannot be right")
+            raise ConfigError(f"damaged line {number}: env_steps or time/iteration_s", key=str(file))
         steps = now
         if number - 2 < most // 2 or count - (number - 2) <= most - most // 2:
             rows.append(row)
@@ -236,11 +228,7 @@ def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
 
 
 def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
-    """Return the number of warm-up rows at the start, at most all but one.
-
-    They are the first `iterations`, and following rows far slower or faster than usual: while the host runs ahead of
-    the device, rows are too fast.
-    """
+    """Return the number of warm-up rows: the first `iterations`, then others far off the usual time; never all."""
     if len(rows) < 2:
         return 0
     usual = statistics.median(_number(row, "time/iteration_s") for row in rows[1:])
@@ -256,7 +244,7 @@ def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
 def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row], warm_up: int) -> RunStats:
     """Compute the statistics from config.yaml, env.json and metrics.csv, without warm-up rows."""
     task, sim_cfg, log_cfg, algo = config["task"], config["sim"], config["log"], config["algo"]["name"]
-    learning = config.get(algo) or {}  # an algorithm of the user's may have other settings, or none
+    learning = config.get(algo) or {}  # a user's algorithm may have other settings, or none
     sim, learner, graph, compiled, cpu = (
         environment.get(name) or {} for name in ("sim", "learner", "graph", "compile", "cpu")
     )
@@ -375,5 +363,5 @@ class _Rows:
 
 def _number(row: Row, name: str) -> float:
     value = row[name]
-    assert value is not None  # read_rows has looked
+    assert value is not None  # checked by read_rows
     return value

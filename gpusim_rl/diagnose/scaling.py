@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 from gpusim_rl.diagnose.short_training import Measurement
 
-GAIN = 0.10  # a doubling of the envs that brings less speed is not worth its memory and its fewer updates
-CLEARLY = 1.5  # a device that is faster by this factor is worth a change
-SLOWER = 0.25  # more envs are not slower by more than this share, unless something else runs meanwhile
-MEMORY = 0.85  # share of the memory that a recommended setting takes at most
-ENOUGH = 0.95  # processes or actors with this share of the best speed are as good as the best number
-BUSY = 90.0  # CPUs that are busier have no time for more [%]
+GAIN = 0.10  # minimum gain in speed of a doubling of the envs that is worth its memory and fewer updates
+CLEARLY = 1.5  # speedup of a device that is worth a change
+SLOWER = 0.25  # loss of speed with more envs that only other programs explain
+MEMORY = 0.85  # maximum share of the memory for a recommended setting
+ENOUGH = 0.95  # share of the best speed that is as good as the best
+BUSY = 90.0  # load of saturated CPUs [%]
 
-Points = Mapping[int, Measurement]
-"""Measurements by number of envs on one device, of processes or of actors."""
+Points = Mapping[int, Measurement]  # by number of envs on one device, of processes or of actors
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +25,8 @@ class Recommendation:
 
     device: str | None
     num_envs: int | None
-    gpu_speedup: float | None  # speed on the GPU over that on the CPU, each at its own best setting; None without both
+    gpu_speedup: float | None  # GPU speed / CPU speed, each at its best setting
     reasons: list[str]  # sentences
-
-
-# Envs
 
 
 def fits(point: Measurement) -> bool:
@@ -73,15 +69,10 @@ def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> 
         reasons += [f"the other device could not be measured: {error}" for error in others]
         if best == "cpu":
             share = _percent(1 - measured["cpu"][knees["cpu"]].phases.get("log", 0.0))
-            reasons.append(
-                "no GPU was measured, so whether one is worth it is not known. What these numbers say:"
-                f" {share} of the time at {knees['cpu']} envs is physics, policy and learning, which a GPU would do"
-            )
+            work = f"{share} of the time at {knees['cpu']} envs is physics, policy and learning"
+            reasons.append(f"no GPU was measured. {work}, which a GPU would do")
     if knees[best] != tuned_envs:
-        reasons.append(
-            f"{task}'s PPO settings are tuned for {tuned_envs} envs: with {knees[best]} it learns differently from the"
-            " same number of samples"
-        )
+        reasons.append(f"{task}'s settings are tuned for {tuned_envs} envs: {knees[best]} learn differently per sample")
     return Recommendation(best, knees[best], speedup, reasons)
 
 
@@ -90,21 +81,20 @@ def _measured(points: Points) -> dict[int, Measurement]:
 
 
 def _about_knee(device: str, points: Points, at: int) -> str:
-    speed = f"{device}: {at} envs make {points[at].env_steps_per_s:,.0f} env steps/s"
+    speed = f"{device}: {at} envs reach {points[at].env_steps_per_s:,.0f} env steps/s"
     measured, more = _measured(points), sorted(num_envs for num_envs in points if num_envs > at)
     usable = [num_envs for num_envs in more if num_envs in measured and fits(points[num_envs])]
     if usable:
         best = max(gain_per_doubling(points, at, num_envs) for num_envs in usable)
-        gains = f"brings {_percent(best)} per doubling at most" if best > 0 else "brings nothing"
-        return f"{speed}; more (up to {usable[-1]}) {gains}"
+        return f"{speed}; more (up to {usable[-1]}) gain {_percent(max(best, 0.0))} per doubling at most"
     fewer = [num_envs for num_envs in measured if num_envs < at]
     gain = ""
     if fewer:
         gain = f", {_percent(gain_per_doubling(points, fewer[-1], at))} more per doubling since {fewer[-1]}"
     if not more:
-        return f"{speed}, the most that was measured{gain}" + ("; measure more with --num-envs" if fewer else "")
+        return f"{speed}, the maximum measured{gain}" + ("; measure more with --num-envs" if fewer else "")
     point = points[more[0]]
-    reason = point.error or f"{more[0]} take {point.memory_gb:.1f} of {point.memory_limit_gb:.1f} GB"
+    reason = point.error or f"{more[0]} use {point.memory_gb:.1f} of {point.memory_limit_gb:.1f} GB"
     return f"{speed}{gain}; more do not fit: {reason}"
 
 
@@ -114,17 +104,14 @@ def _doubts(device: str, points: Points) -> list[str]:
     for few, many in itertools.pairwise(measured):
         slower = 1.0 - measured[many].env_steps_per_s / measured[few].env_steps_per_s
         if slower > SLOWER:
-            doubts.append(
-                f"{many} envs on {device} were {_percent(slower)} slower than {few}, which more envs do not explain:"
-                " something else ran, or the machine was hot; measure again"
-            )
+            compared = f"{many} envs on {device} were {_percent(slower)} slower than {few}"
+            doubts.append(f"{compared}: other programs ran, or the machine was hot; measure again")
     return doubts + _crowded(measured, f" envs on {device}")
 
 
 def _crowded(measured: Points, unit: str) -> list[str]:
     crowded = ", ".join(str(number) for number, point in measured.items() if point.crowded)
-    words = "these numbers are too low; measure again when the machine is quiet"
-    return [f"other programs took CPU time from {crowded}{unit}: {words}"] if crowded else []
+    return [f"other programs slowed down {crowded}{unit}; measure again on an idle machine"] if crowded else []
 
 
 def _as_fast(one: Measurement, other: Measurement) -> bool:
@@ -136,15 +123,12 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
     speedup = gpu.env_steps_per_s / cpu.env_steps_per_s
     numbers = f"{gpu.env_steps_per_s:,.0f} against {cpu.env_steps_per_s:,.0f} env steps/s"
     if _as_fast(cpu, gpu):
-        return f"a GPU is not worth it for {task}: as fast as the CPU within what single iterations differ, {numbers}"
+        return f"a GPU is not worth it for {task}: as fast as the CPU within the scatter of iterations, {numbers}"
     if speedup >= CLEARLY:
         return f"a GPU is worth it for {task}: {speedup:.1f} times as fast, {numbers}"
     if speedup > 1 / CLEARLY:
         return f"a GPU is hardly worth it for {task}: {speedup:.2f} times as fast, {numbers}"
     return f"a GPU is not worth it for {task}: the CPU is {1 / speedup:.1f} times as fast ({numbers} on the GPU)"
-
-
-# Processes and actors
 
 
 def efficiency(points: Points) -> dict[int, float]:
@@ -171,30 +155,28 @@ def reasons(points: Points, unit: str) -> list[str]:
         sentences.append(f"why not {more}: {why}")
     sentences += [f"{count} could not be measured: {error}" for count, error in failed.items()]
     if age := _age(measured[at]):
-        sentences.append(f"with {at} {age}: fewer may learn better, though they make fewer samples")
+        sentences.append(f"with {at} {age}: fewer may learn better from fewer samples")
     return sentences + _crowded(measured, "")
 
 
 def _about_number(at: int, measured: Points, unit: str) -> str:
-    make = f"{unit} make" if at > 1 else {"processes": "process makes", "actors": "actor makes"}[unit]
     speeds = {count: point.env_steps_per_s for count, point in measured.items()}
     fewest = min(speeds)
-    sentence = f"{at} {make} {speeds[at]:,.0f} env steps/s"
+    sentence = f"{unit}={at}: {speeds[at]:,.0f} env steps/s"
     if at > fewest:
-        sentence += f", {speeds[at] / speeds[fewest]:.2f} times those of {fewest}"
+        sentence += f", {speeds[at] / speeds[fewest]:.2f} times as many as {fewest}"
     if at == max(speeds):
-        return f"{sentence}; it is the most that was measured" + ("" if len(speeds) == 1 else ", more may be faster")
+        return f"{sentence}, the maximum measured" + ("" if len(speeds) == 1 else "; more may be faster")
     change = max(speed for count, speed in speeds.items() if count > at) / speeds[at] - 1
-    gains = f"are {_percent(change)} faster at best" if change > 0 else "are not faster"
-    return f"{sentence}; more (up to {max(speeds)}) {gains}"
+    return f"{sentence}; more (up to {max(speeds)}) gain {_percent(max(change, 0.0))} at most"
 
 
 def _why_not(point: Measurement, unit: str) -> str:
     wait, causes = point.learner_wait, []
     if unit == "processes" and wait is not None and wait >= 0.2:
-        causes.append(f"{_percent(wait)} of the time is in sums over the processes, and in waiting for the slowest")
+        causes.append(f"{_percent(wait)} of the time is spent in sums over the processes and waiting for the slowest")
     if unit == "actors" and wait is not None and wait < 0.1:
-        causes.append(f"the learner is at work all the time, it waits {_percent(wait)} for rollouts")
+        causes.append(f"the learner is saturated, it waits {_percent(wait)} for rollouts")
     if point.actor_wait is not None and point.actor_wait >= 0.3:
         causes.append(f"actors wait {_percent(point.actor_wait)} of the time for the learner")
     if point.cpu_percent is not None and point.cpu_percent > BUSY:

@@ -24,23 +24,23 @@ from gpusim_rl.settings.overrides import quote
 class Measurement:
     """Statistics of a short training. Shares are of the wall-clock time."""
 
-    error: str | None = None  # one line that tells why there are no numbers; the rest is then empty
-    env_steps_per_s: float = 0.0  # median over the measured iterations, all envs together
+    error: str | None = None  # one line; the rest is then empty
+    env_steps_per_s: float = 0.0  # median over the measured iterations, all envs
     slowest: float = 0.0  # iteration [env steps/s]
     fastest: float = 0.0  # iteration [env steps/s]
-    iterations: int = 0  # that were measured
-    phases: Mapping[str, float] = field(default_factory=dict)  # shares of the phases that took time
-    step_ms: float = 0.0  # duration of a control step of all envs, policy included, learning not [ms]
-    memory_gb: float | None = None  # RAM of the first process and its children; on `cuda` memory in use on the GPU
-    memory_limit_gb: float | None = None  # what there is of it
+    iterations: int = 0  # number of measured iterations
+    phases: Mapping[str, float] = field(default_factory=dict)  # nonzero shares
+    step_ms: float = 0.0  # duration of a control step of all envs, with the policy, without learning [ms]
+    memory_gb: float | None = None  # RAM of the first process and its children; on `cuda` used GPU memory
+    memory_limit_gb: float | None = None
     sim: str = ""
     precision: str = ""  # of the networks
-    learner_wait: float | None = None  # share in which the learner waits for actors, or processes are in sums over all
+    learner_wait: float | None = None  # share of waiting for actors, or in sums over processes
     actor_wait: float | None = None  # share in which actors wait for the learner
-    lag: float | None = None  # mean age of the samples of actors [updates]
-    lag_limit: int | None = None  # age at which they are dropped [updates]
-    cpu_percent: float | None = None  # of the CPUs that the first process and its children may use
-    crowded: bool = False  # other programs took CPU time from it
+    lag: float | None = None  # mean age of actors' samples [updates]
+    lag_limit: int | None = None  # maximum age [updates]
+    cpu_percent: float | None = None  # of the CPUs available to the first process and its children
+    crowded: bool = False  # other programs competed for the CPUs
 
 
 def measure_training(
@@ -69,7 +69,7 @@ def measure_training(
         if processes is not None:
             torchrun = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={folder}/torchrun"]
             command = ["-m", "torch.distributed.run", *torchrun, *command]
-            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it for two and more
+            env.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default for two and more
         with Child([sys.executable, *command], env=env) as training:
             try:
                 done = _wait(training, Path(folder), warm_up, iterations, seconds, timeout_s)
@@ -96,7 +96,7 @@ def _wait(training: Child, folder: Path, warm_up: int, iterations: int, seconds:
 
 def _failure(training: Child) -> str:
     errors = [line for line in training.output().splitlines() if line.startswith("error: ")]
-    if errors:  # torchrun tells of its processes below it
+    if errors:  # torchrun's report follows
         return errors[0].removeprefix("error: ")
     reason = training.how_it_ended()
     return f"{reason}: out of memory?" if reason == "SIGKILL" else reason

@@ -9,6 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ _LAUNCHES = re.compile(r"cu(da)?(Launch|GraphLaunch)")
 _WAITS = re.compile(
     r"cu(da)?(Stream|Event|Device|Ctx|Thread)Synchronize"
     r"|cudaMemcpy(?!.*(Async|Peer))|cuMemcpy(HtoD|DtoH)(?!.*Async)"
-    r"|cuda(Free|FreeHost)$"  # waits for all that the device has to do
+    r"|cuda(Free|FreeHost)$"  # wait for all device work
 )
 _QUERIES = re.compile(r"cu(da)?(Event(Query|ElapsedTime)|StreamQuery)")
-_RANGE = re.compile(rf"{PREFIX}|ProfilerStep#")  # our ranges, and the steps of the profiler, which are iterations
+_RANGE = re.compile(rf"{PREFIX}|ProfilerStep#")  # our ranges, and iterations (profiler steps)
 _Event = Mapping[str, Any]
 _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 
@@ -34,10 +35,10 @@ _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 class Transfer:
     """Copy or wait, and where the host requested it."""
 
-    phase: str  # in which the host called it
-    kind: str  # of copy, or name of the call that waits
+    phase: str  # of the host's call
+    kind: str  # of the copy, or name of the waiting call
     ts: float  # time of the call [us]
-    tid: Any  # thread that called it; None where the trace does not tell
+    tid: Any  # thread of the call, if known
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -
             waits.append((event["name"], event))
         elif _LAUNCHES.match(event["name"]) and (index := _index_at(segments, event["ts"])) is not None:
             trace.work[segments[index].phase].launches += 1
-    # The device's own record of a wait also has those whose call is not recorded. It has queries of events besides.
+    # The device's records include waits without a recorded call, and queries of events.
     recorded = {_argument(event, "correlation") for _, event in waits}
     for event in complete:
         kind, correlation = _argument(event, "cuda_sync_kind"), _argument(event, "correlation")
@@ -116,7 +117,7 @@ def _add_device_work(
     trace: Trace, segments: list[_Segment], complete: list[_Event], calls: Mapping[Any, _Event]
 ) -> tuple[list[float], _Union, _Union]:
     """Add kernels and copies to the phases that launched them; return ends of segments, spans of work and graphs."""
-    ends = [segment.end for segment in segments]  # of the host, then of the device too
+    ends = [segment.end for segment in segments]  # of the host, later of the device too
     busy_spans: list[tuple[float, float]] = []
     graph_spans: dict[Any, tuple[float, float]] = {}
     unlaunched: list[_Event] = []
@@ -189,7 +190,7 @@ def _segments(events: Iterable[_Event]) -> list[_Segment]:
             segments.append(_Segment(now, ts, reported_phase(stack[-1][1])))
         now = max(now, ts)
 
-    ranges.append((math.inf, math.inf, ""))  # all others end before it
+    ranges.append((math.inf, math.inf, ""))  # ends all others
     for begin, end, phase in sorted(ranges, key=lambda span: (span[0], -span[1])):
         while stack and stack[-1][0] <= begin:
             until(stack[-1][0])
@@ -203,20 +204,14 @@ class _Union:
     """Union of intervals, which overlap on several streams or in branches of a graph."""
 
     def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
-        self._begins: list[float] = []
-        self._ends: list[float] = []
+        self._spans: list[tuple[float, float]] = []
         for begin, end in sorted(intervals):
-            if self._ends and begin <= self._ends[-1]:
-                self._ends[-1] = max(self._ends[-1], end)
+            if self._spans and begin <= self._spans[-1][1]:
+                self._spans[-1] = self._spans[-1][0], max(self._spans[-1][1], end)
             else:
-                self._begins.append(begin)
-                self._ends.append(end)
+                self._spans.append((begin, end))
 
     def within(self, low: float, high: float) -> float:
         """Return the covered length of [low, high]."""
-        covered = 0.0
-        for index in range(bisect_right(self._ends, low), len(self._begins)):
-            if self._begins[index] >= high:
-                break
-            covered += min(high, self._ends[index]) - max(low, self._begins[index])
-        return covered
+        later = self._spans[bisect_right(self._spans, low, key=lambda span: span[1]) :]
+        return sum(min(high, end) - max(low, begin) for begin, end in takewhile(lambda span: span[0] < high, later))

@@ -1,8 +1,4 @@
-"""Audit of host-device transfers and waits, by source location.
-
-On the CPU `SyncCounter` inspects torch operators for copies and waits that CUDA would make. On CUDA a profiler trace
-has all device work, and torch warns of its own syncs.
-"""
+"""Audit of host-device transfers and waits by source location: torch operators on the CPU, profiler traces on CUDA."""
 
 from __future__ import annotations
 
@@ -30,10 +26,8 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter, Work
 
-PHYSICS = "physics (host)"  # sim=mujoco: its memory is the host's by definition, so what it does there is no transfer
-CHECKPOINT = "checkpoint"  # saving reads the policy, once a minute and not in every iteration
-
-# Auditing a loop
+PHYSICS = "physics (host)"  # sim=mujoco works in host memory, without transfers
+CHECKPOINT = "checkpoint"  # saving reads the policy, but not in every iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +35,9 @@ class Loop:
     """Training whose iterations can be run one by one."""
 
     device: torch.device  # of the learner
-    iterate: Callable[[], None]  # runs one iteration: rollout, update, and whatever it writes down
-    observe: Callable[[Callable[[str], AbstractContextManager[Any]]], None]  # `PhaseTimer.observe`, or one like it
-    library: str | None = None  # package to name source locations in; None names the first line that is not torch's
+    iterate: Callable[[], None]  # runs one iteration: rollout, update and logging
+    observe: Callable[[Callable[[str], AbstractContextManager[Any]]], None]  # like `PhaseTimer.observe`
+    library: str | None = None  # package of the source locations; None = first line outside of torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class Audit:
     """Work of a loop's steady iterations."""
 
     method: str  # `COUNTED` or `TRACED`
-    iterations: int  # that were audited
+    iterations: int  # number of audited iterations
     work: dict[str, Work]  # by phase, summed over the iterations
     locations: Counter[SourceLocation]  # copies and waits at each of them
 
@@ -67,9 +61,7 @@ class Audit:
             for share, seconds in (("busy", work.busy_s), ("occupied", work.occupied_s)):
                 numbers[share] = seconds / work.wall_s if work.wall_s else None
             phases[phase] = numbers
-        locations = [
-            dataclasses.asdict(location) | {"count": count} for location, count in self.locations.most_common()
-        ]
+        locations = [dataclasses.asdict(at) | {"count": count} for at, count in self.locations.most_common()]
         return {"method": self.method, "iterations": self.iterations, "phases": phases, "locations": locations}
 
 
@@ -87,23 +79,15 @@ def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
 def our_loop(trainer: Trainer, log: Logger) -> Loop:
     """Return the loop of our trainer, with physics on the host and saving as separate phases."""
 
-    def observe(around: Callable[[str], AbstractContextManager[Any]]) -> None:
+    def observe(around: Callable[[str], Any]) -> None:  # context managers that are decorators too
         trainer.collector.timer.observe(around)
         calls: list[tuple[Any, str, str]] = [(trainer, "save", CHECKPOINT)]
         if isinstance(trainer.env, VecEnv) and SIMULATORS[trainer.start.sim.name].cpu_threads:
             calls += [(trainer.env.sim, name, PHYSICS) for name in ("step", "reset", "refresh", "draw")]
         for owner, name, phase in calls:
-            setattr(owner, name, _inside(around, phase, getattr(owner, name)))
+            setattr(owner, name, around(phase)(getattr(owner, name)))
 
     return Loop(trainer.start.device, lambda: trainer.iterate(log), observe)
-
-
-def _inside(around: Callable[[str], AbstractContextManager[Any]], phase: str, call: Any) -> Callable[..., Any]:
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with around(phase):
-            return call(*args, **kwargs)
-
-    return called
 
 
 def _audit_cpu(loop: Loop, iterations: int) -> Audit:
@@ -117,7 +101,7 @@ def _audit_cpu(loop: Loop, iterations: int) -> Audit:
 
 
 def _audit_cuda(loop: Loop, iterations: int) -> Audit:
-    phases = [OUTSIDE]  # of the host, the innermost last
+    phases = [OUTSIDE]  # of the host, innermost last
 
     @contextmanager
     def around(phase: str) -> Iterator[None]:
@@ -131,17 +115,15 @@ def _audit_cuda(loop: Loop, iterations: int) -> Audit:
     loop.observe(around)
     events = _trace(loop, iterations)
     if not any(event.get("cat") == "kernel" for event in events):
-        raise ConfigError(
-            "the profiler saw no kernel on this GPU: another profiler may be listening, or its counters are for"
-            " administrators only (NVreg_RestrictProfilingToAdminUsers)"
-        )
+        hint = "Stop other profilers, or check NVreg_RestrictProfilingToAdminUsers"
+        raise ConfigError("the profiler saw no kernel on this GPU", hint=hint)
     reading = read_events(events)
     locations = _sync_warnings(loop, iterations, phases)
     for location, count in locations.items():
         work = reading.work.setdefault(location.phase, Work())
-        if not work.syncs:  # torch tells of a wait that the trace does not have
+        if not work.syncs:  # torch warns of a wait that the trace lacks
             work.syncs[location.what] += count
-    # Torch does not warn of Warp's calls, nor of copies that do not wait: a trace with stacks knows their functions.
+    # Torch does not warn of Warp's calls and asynchronous copies: their functions are in a trace with stacks.
     if reading.transfers and (loop.library is None or not locations):
         locations += _stack_locations(loop)
     return Audit(TRACED, iterations, reading.work, locations)
@@ -153,7 +135,7 @@ def _trace(loop: Loop, iterations: int, *, stacks: bool = False) -> list[dict[st
             with phase_range(ITERATION):
                 loop.iterate()
         if loop.device.type == "cuda":
-            torch.cuda.synchronize(loop.device)  # what was launched belongs to the trace
+            torch.cuda.synchronize(loop.device)  # the trace includes all launched work
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
@@ -190,14 +172,8 @@ def _sync_warnings(loop: Loop, iterations: int, phases: list[str]) -> Counter[So
     return locations
 
 
-# The result
-
-
 def violations(result: Audit, rows: int) -> list[str]:
-    """Return the transfers and waits that a steady training must not have, one line each.
-
-    `log` may copy one row of metrics per completed log interval, `rows` in all.
-    """
+    """Return the transfers and waits that steady training must not have; `log` may copy `rows` rows of metrics."""
     lines = []
     for phase, work in result.work.items():
         if phase in (PHYSICS, CHECKPOINT):

@@ -139,11 +139,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
 
 
 def _with_hinges(clip: Clip) -> Clip:
-    """Convert ball joints of an Isaac Lab clip to hinge angles.
-
-    Joints `<name>_x`, `_y`, `_z` in a row hold a rotation vector there, and the angular velocity in the frame of the
-    outer link. Read as hinge angles, a hand is off by up to 0.4 m.
-    """
+    """Convert Isaac Lab's ball joints, rotation vectors in joints `<name>_x`, `_y` and `_z`, to hinge angles."""
     angles, rates = clip.joint_pos.copy(), clip.joint_vel.copy()
     for i, name in enumerate(clip.joint_names):
         if clip.joint_names[i : i + 3] != tuple(f"{name.removesuffix('_x')}_{axis}" for axis in "xyz"):
@@ -154,6 +150,7 @@ def _with_hinges(clip: Clip) -> Clip:
         a = np.unwrap(np.arctan2(2.0 * (w * x - y * z), 1.0 - 2.0 * (x * x + y * y)))
         b = np.arcsin(np.clip(2.0 * (x * z + w * y), -1.0, 1.0))
         c = np.unwrap(np.arctan2(2.0 * (w * z - x * y), 1.0 - 2.0 * (y * y + z * z)))
+        # angular velocity in the frame of the outer link
         p, q, r = clip.joint_vel[:, i : i + 3].astype(np.float64).T
         rate_a = (p * np.cos(c) - q * np.sin(c)) / np.maximum(np.cos(b), GIMBAL)
         angles[:, i : i + 3] = np.stack([a, b, c], axis=1)
@@ -162,10 +159,7 @@ def _with_hinges(clip: Clip) -> Clip:
 
 
 def _without_holds(clip: Clip) -> Clip:
-    """Keep held poses once, with velocities of the positions; standing still for more than `PAUSE` stays.
-
-    Isaac Lab's files say 60 Hz and have 30, upsampled without interpolation.
-    """
+    """Keep held poses once: Isaac Lab's 60 Hz files hold 30 Hz poses. Standing still longer than `PAUSE` stays."""
     poses = np.concatenate([clip.joint_pos, *(v.reshape(len(v), -1) for v in (clip.body_pos_w, clip.body_quat_w))], 1)
     changes = np.flatnonzero((np.abs(np.diff(poses, axis=0)) > SAME).any(axis=1))
     held = np.diff(changes)

@@ -33,7 +33,6 @@ class Steerable(Protocol):
 
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
         """Set the commands in the envs of a mask until the task draws new ones; call it after each control step."""
-        ...
 
 
 def steerable(task: Task[Any]) -> Steerable | None:
@@ -152,10 +151,7 @@ class CommandConfig:
 
 
 class VelocityCommands(Commands):
-    """Commands of a walking robot in its frame, x and y velocity [m/s] and yaw rate [rad/s], shape [num_envs, 3].
-
-    Some follow a heading, go straight ahead or stand.
-    """
+    """Commands of a walking robot, x, y [m/s] and yaw [rad/s] in its frame; some follow a heading or stand."""
 
     draws = 8  # random numbers per draw
 
@@ -199,12 +195,7 @@ class VelocityCommands(Commands):
         self._follow()
 
     def advance(self, unit: Float[Tensor, "envs 8"] | None = None, error: Float[Tensor, " envs"] | None = None) -> None:
-        """Count a control step, draw new commands where their time is over, and apply heading control.
-
-        Args:
-            unit: The task's own draws from [0, 1).
-            error: Velocity errors [m/s]: stages advance only while commands are followed, as in legged_gym.
-        """
+        """Count a control step and draw due commands; stages advance only at a small `error` [m/s] (legged_gym)."""
         counts = self._stage_error is None or error is None or error.mean() <= self._stage_error
         self._steps += counts
         self._set_stage()

@@ -116,11 +116,7 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
-        """Advance all envs by one control step and reset those whose episode ended.
-
-        Args:
-            action: Actions, shape [num_envs, num_actions]: float32 for a Box, int64 indices for a MultiDiscrete.
-        """
+        """Advance all envs by one control step, by float32 (Box) or int64 actions (MultiDiscrete); reset ended envs."""
 
     @property
     def unwrapped(self) -> Environment:

@@ -100,18 +100,16 @@ def tolerance(
     Args:
         x: Any quantity.
         bounds: Interval where the indicator is 1, in the unit of `x`; may be infinite.
-        margin: In the unit of `x`; 0 = a hard indicator.
+        margin: Distance outside the bounds, in the unit of `x`; 0 = a hard indicator.
         sigmoid: Shape of the decay. `linear`, `quadratic` and `cosine` reach 0; the others approach it.
-        value_at_margin: In (0, 1); 0 is allowed if the sigmoid reaches it.
+        value_at_margin: Value in (0, 1), or 0 if the sigmoid reaches it.
 
     Raises:
         ValueError: An argument is out of range.
     """
     low, high = bounds
-    if low > high:
-        raise ValueError(f"tolerance: expected bounds (low, high), got {bounds}")
-    if margin < 0:
-        raise ValueError(f"tolerance: expected margin >= 0, got {margin}")
+    if low > high or margin < 0:
+        raise ValueError(f"tolerance: expected bounds (low, high) and margin >= 0, got {bounds} and {margin}")
     if sigmoid not in _SIGMOIDS:
         raise ValueError(f"tolerance: unknown sigmoid {sigmoid!r}")
     zero_allowed = sigmoid in ("linear", "quadratic", "cosine")
@@ -164,10 +162,7 @@ def operational_space_torque(
 def solve_positive_definite(
     matrix: Float[Tensor, "*batch n n"], right: Float[Tensor, "*batch n m"]
 ) -> Float[Tensor, "*batch n m"]:
-    """Solve `matrix @ x = right` for small matrices by Gauss-Jordan elimination, which needs no pivoting here.
-
-    Unlike `torch.linalg`, it never waits for the device and can be captured in a CUDA graph.
-    """
+    """Solve `matrix @ x = right` by Gauss-Jordan elimination, which unlike torch.linalg never waits for the device."""
     size = matrix.shape[-1]
     rows = torch.cat([matrix, right], dim=-1)
     for k in range(size):

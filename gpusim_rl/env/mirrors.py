@@ -51,10 +51,7 @@ class AtSite(NamedTuple):
 
 
 def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
-    """Derive the mirror images of observation groups and `actions`, after `reset`; raise TaskError if there are none.
-
-    Returns the model's asymmetry too, see `MirrorImage.measure`.
-    """
+    """Derive a task's mirror images and the model's asymmetry, after `reset`; raise TaskError if there are none."""
     if not isinstance(env, VecEnv):
         raise TaskError("envs of another library have no known mirror images", key=type(env).__name__)
     task, scene = env.task, env.sim.scene

@@ -44,10 +44,7 @@ def clip_file(name: str) -> Path:
 
 
 def resampled(clip: Clip, rate: float) -> Clip:
-    """Resample a clip to another rate [Hz]: orientations by slerp, all else, velocities too, linearly.
-
-    Raises ConfigError if the result is shorter than two frames, or far larger than the clip.
-    """
+    """Resample a clip to another rate [Hz], orientations by slerp; raise ConfigError if too short or too long."""
     if clip.fps == rate:
         return clip
     arrays = [value for field in fields(clip) if isinstance(value := getattr(clip, field.name), np.ndarray)]

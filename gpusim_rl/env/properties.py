@@ -121,9 +121,6 @@ def _field(field: str, column: int | None = None, *, low: float | None = 0.0) ->
     return lambda actor, elements: [_column(actor.param(field, elements), column, low=low)]
 
 
-# Joints
-
-
 def _servo_column(model: mujoco.MjModel, i: int) -> int | None:
     """Return the bias column of a servo's negated gain: 1 = position, 2 = velocity."""
     gain, bias = model.actuator_gainprm[i, 0], model.actuator_biasprm[i]
@@ -262,9 +259,6 @@ def _limit(column: int) -> GetQuantities:
     return find
 
 
-# Bodies and shapes
-
-
 class Inertia(Stateful):
     """Mass and inertia of an actor's bodies. Inertia scales with mass, and by a factor of its own, `spread`."""
 
@@ -306,9 +300,6 @@ class Inertia(Stateful):
         names = list(self.names if elements is None else elements)
         columns = [self.names.index(name) for name in names]
         return names, torch.tensor(columns, dtype=torch.int64, device=self.density.device)
-
-
-# The scene
 
 
 def of_scene(param: Param) -> Quantity:

@@ -1,7 +1,4 @@
-"""Domain randomisation of physics, observations and actions, in IsaacGymEnvs' yaml schema: docs/randomization.md.
-
-Draws are made for all envs, and a mask selects those that use them: CUDA graphs can hold them.
-"""
+"""Domain randomisation in IsaacGymEnvs' yaml schema (docs/randomization.md), by masked draws that CUDA graphs hold."""
 
 from __future__ import annotations
 
@@ -116,7 +113,9 @@ class Randomizer(SeededDraws, Stateful):
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the run, for schedules
         self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)  # control steps since the draws at a reset
         _check_keys(params, PATH, _KEYS)
-        self._frequency = _frequency(params)
+        self._frequency = params.get("frequency", 1)
+        if type(self._frequency) is not int or self._frequency < 1:
+            raise ConfigError(key=f"{PATH}.frequency", expected="a positive int [control steps]", got=self._frequency)
         self.observations = _parse(Noise, params, "observations", PATH)  # `SensorModel` adds it
         noise, latency = _parse(Noise, params, "actions", PATH), _parse(Latency, params, "latency", PATH)
         self.action_noise = None if noise is None else VectorNoise([noise] * num_actions, num_envs, device)
@@ -197,8 +196,6 @@ class Randomizer(SeededDraws, Stateful):
             group.draw(self._random, self.steps, everywhere)
         self.age.zero_()
 
-    # Reading the yaml
-
     def _declared(self, params: Mapping[str, Any]) -> Iterator[tuple[Property, list[Quantity], str]]:
         """Yield the properties of the yaml: settings, quantities, key path. Makes the pushes."""
         sim = self._sim
@@ -248,13 +245,6 @@ def _effective(spec: Property, quantities: list[Quantity], path: str) -> list[Qu
     if not effective:
         logger.warning("%s has no effect: it scales values that are 0. Try operation: additive", path)
     return effective
-
-
-def _frequency(params: Mapping[str, Any]) -> int:
-    frequency = params.get("frequency", 1)
-    if not isinstance(frequency, int) or isinstance(frequency, bool) or frequency < 1:
-        raise ConfigError(key=f"{PATH}.frequency", expected="a positive int [control steps]", got=frequency)
-    return frequency
 
 
 def _section(node: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:

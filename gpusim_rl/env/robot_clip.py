@@ -29,10 +29,7 @@ def scene_of(robot: str | Path) -> Scene:
 
 
 def load_for(path: Path, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
-    """Read a clip for a robot, which gives the names if the file has none; see `fit`.
-
-    In files of Isaac Lab the soles are below the ground: such clips are moved up. Raises ConfigError as `load`, `fit`.
-    """
+    """Read a clip for a robot, which gives missing names; lift Isaac Lab's out of the ground. See `fit`."""
     clip, is_isaac_lab = read(path, *(list(scene.elements_of(robot, kind)) for kind in ("joint", "body")))
     try:
         fitted = fit(clip, scene, robot, bodies)
@@ -54,10 +51,7 @@ def _in_ground(clip: Clip, scene: Scene, robot: str) -> float:
 
 
 def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
-    """Reduce a clip to an articulation's joints and the given bodies, None = all, in that order.
-
-    Raises ConfigError if some are missing, or the bodies are not where the joints put them.
-    """
+    """Reduce a clip to a robot's joints and the given bodies, None = all; raise ConfigError if it does not fit."""
     joints, known = list(scene.elements_of(robot, "joint")), list(scene.elements_of(robot, "body"))
     wanted = known if bodies is None else list(bodies)
     needed = list(dict.fromkeys([known[0], *wanted]))  # the root gives the robot's pose

@@ -82,7 +82,7 @@ class Task(ABC, Generic[Cfg]):
     Subclasses define `Config`, a frozen dataclass with one field per value of the task's yaml, and these methods.
     `VecEnv` calls them in every control step in this order:
 
-        apply_action -> physics -> rewards -> terminated -> advance -> observe -> reset(where it ended) -> observe
+        apply_action -> physics -> rewards -> terminated -> advance -> stats -> observe -> reset(where done) -> observe
 
     Hooks work on whole tensors with masks: no loop over envs, no `.item()`, no `if` on tensor data. Tensors that
     outlive a step are attributes of the task or of a `Stateful` object, allocated in `__init__` and written in place
@@ -168,10 +168,7 @@ class Task(ABC, Generic[Cfg]):
         return torch.ones_like(self.progress, dtype=torch.bool)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Return values to log as `task/<name>`, shape [num_envs] each: levels, errors, successes. Optional.
-
-        Called between `advance` and resets. The log has the mean over envs and steps of all but NaN.
-        """
+        """Return values to log as `task/<name>`, shape [num_envs] each; the log has the mean, without NaN. Optional."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

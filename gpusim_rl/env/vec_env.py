@@ -35,7 +35,7 @@ COMPILED = {
 
 
 class VecEnv(Environment):
-    """Task on a simulator, in `num_envs` envs at once.
+    """Task on a simulator, in `num_envs` envs at once. A wrong hook raises TaskError, here and in later calls.
 
     Args:
         task_class: Class of the task.
@@ -43,10 +43,6 @@ class VecEnv(Environment):
         sim: Simulator with the scene `task_class.scene(cfg)`.
         seed: Seed of the task's random numbers.
         check: Whether every step checks that all values are finite. Synchronises with the device: for debugging.
-
-    Raises:
-        TaskError: `num_actions` is not set; or later, a hook returns a wrong type, shape, device or value.
-        ConfigError: `cfg.randomization_params` is wrong.
 
     Attributes:
         obs_parts: Observation terms by group, in order; known after `reset`.
@@ -125,15 +121,19 @@ class VecEnv(Environment):
         """Begin an episode in every env and check the hooks once; raise TaskError that names a wrong hook."""
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self.begin_episodes(everywhere)
-        self._check_hooks()
+        task, checks = self.task, self._checks
+        checks.finite_observation(self._groups.read(self._task_obs()))
+        terms = task.rewards()
+        checks.reward_terms(terms)
+        checks.finite_terms(terms)
+        checks.mask("terminated", task.terminated())
+        task.advance(torch.zeros_like(everywhere))
+        checks.stats(task.stats())
         # rewards() may keep state, such as a potential: discard the checked step.
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
     def begin_episodes(self, where: Bool[Tensor, " envs"], *, staggered: bool = False) -> Observation:
-        """Begin episodes in the envs of a mask, `staggered` in their time limit; return all observations to act on.
-
-        For callers that reset envs themselves, after `reset`.
-        """
+        """Begin episodes in the envs of a mask, `staggered` in their time limit; return all observations to act on."""
         # The order matters: the scene's default state, the task's random state, the resulting body poses.
         self.sim.reset(where)
         self._write_starts(where)
@@ -156,26 +156,8 @@ class VecEnv(Environment):
         for owner in self._optional().values():
             owner.seed(seed)
 
-    def _check_hooks(self) -> None:
-        task, checks = self.task, self._checks
-        checks.finite_observation(self._groups.read(self._task_obs()))
-        terms = task.rewards()
-        checks.reward_terms(terms)
-        checks.finite_terms(terms)
-        checks.mask("terminated", task.terminated())
-        task.advance(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device))
-        checks.stats(task.stats())
-
     def step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
-        """Advance all envs by one control step and reset those whose episode ended.
-
-        Args:
-            action: Actions, shape [num_envs, num_actions], or int64 indices in a discrete space; clamped here.
-
-        Raises:
-            ValueError: The actions have a wrong shape or dtype.
-            TaskError: A hook is wrong; the message names it.
-        """
+        """Advance all envs by one control step; wrong actions raise ValueError, a wrong hook TaskError."""
         expected = list(self.task.actions.shape)
         if list(action.shape) != expected:
             raise ValueError(f"step() needs actions of shape {expected}, got {list(action.shape)}")

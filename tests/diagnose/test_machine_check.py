@@ -32,15 +32,7 @@ GIANT = Gpu("Giant", "9.0", 80.0, bf16=True)
         (DRIVER, "13.0", [], "", "warning", "CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
         (DRIVER, "13.0", [], None, "warning", "torch cannot use them", "built for an older CUDA than 13.0"),
         (DRIVER, "13.0", [Gpu("Old", "5.2", 4.0, False, "no kernel")], None, "failed", "no kernel", "device=cpu"),
-        (
-            DRIVER,
-            "13.0",
-            [Gpu("Full", "9.0", 80.0, True, "out of memory")],
-            None,
-            "failed",
-            "memory",
-            "nvidia-smi",
-        ),
+        (DRIVER, "13.0", [Gpu("Full", "9.0", 80.0, True, "out of memory")], None, "failed", "memory", "nvidia-smi"),
         (DRIVER, "13.0", [Gpu("Busy", "9.0", 80.0, True, "are busy or")], None, "failed", "busy", "nvidia-smi"),
         (DRIVER, "13.0", [Gpu("Less", "7.5", 16.0, False)], None, "ok", "no bf16: networks run in fp32", ""),
         (DRIVER, "13.0", [GIANT], None, "ok", "cuda:0 Giant, capability 9.0, 80 GB, bf16", ""),
@@ -80,7 +72,7 @@ def test_a_kernel_cache_that_cannot_be_written_is_a_finding(command, tmp_path):
     line, fix = command(sys.executable, script, env={"WARP_CACHE_PATH": str(tmp_path / "file")}).stdout.splitlines()
     assert line.startswith(("warning  kernels    ", "failed   kernels    ")) and str(tmp_path / "file") in line
     assert line.endswith("sim=mjwarp and sim=newton cannot run")
-    assert fix.endswith("set WARP_CACHE_PATH to a folder that can be written")
+    assert "WARP_CACHE_PATH" in fix
 
 
 def test_little_disk_is_a_warning(tmp_path, monkeypatch):
@@ -120,12 +112,8 @@ def test_a_python_without_mujoco_warp_is_broken_only_where_there_is_a_gpu(monkey
     monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
     [packages] = machine_check._packages()
     assert packages.state == "ok"
-    assert machine_check._kernel_cache() == Check(
-        "kernels",
-        state,
-        "sim=mjwarp and sim=newton need Python 3.11 or later; sim=mujoco does not",
-        "install a later Python, to use a GPU",
-    )
+    kernels = machine_check._kernel_cache()
+    assert kernels.state == state and "Python 3.11 or later" in kernels.text
 
 
 def test_a_fix_stands_below_its_line():

@@ -210,18 +210,18 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "line"),
     [
-        ("metrics.csv", None, "has no metrics.csv: either it was deleted, or"),
-        ("metrics.csv", "", "is not the metrics of a run: it has no column iteration"),
-        ("metrics.csv", COLUMNS + "\n", "has no row yet"),
-        ("metrics.csv", COLUMNS + "\n1,2\n", "is damaged in line 2; resuming the run repairs the file"),
-        ("metrics.csv", COLUMNS + "\n" + row(1).replace("0.6", "fast") + "\n", "is damaged in line 2"),
-        ("metrics.csv", COLUMNS + "\n" + row(1).replace("1,1600,", ",1600,", 1) + "\n", "is damaged in line 2"),
+        ("metrics.csv", None, "metrics.csv: cannot be read: No such file"),
+        ("metrics.csv", "", "no column iteration"),
+        ("metrics.csv", COLUMNS + "\n", "no rows. Try again"),
+        ("metrics.csv", COLUMNS + "\n1,2\n", "damaged line 2. Resuming"),
+        ("metrics.csv", COLUMNS + "\n" + row(1).replace("0.6", "fast") + "\n", "damaged line 2"),
+        ("metrics.csv", COLUMNS + "\n" + row(1).replace("1,1600,", ",1600,", 1) + "\n", "damaged line 2"),
         ("metrics.csv", COLUMNS + "\n" + row(1).replace("1,1600,", "1,nan,", 1) + "\n", "env_steps or time"),
         ("metrics.csv", COLUMNS + "\n" + row(1) + "\n" + row(1).replace("1,", "2,", 1) + "\n", "line 3: env_steps"),
         ("config.yaml", None, "config.yaml: No such file or directory"),
-        ("config.yaml", "num_envs: 3", "is not that of a run, KeyError 'task'"),
-        ("env.json", "{", "env.json cannot be read"),
-        ("env.json", '{"sim": 3}', "is not that of a run, AttributeError"),
+        ("config.yaml", "num_envs: 3", "invalid config.yaml or env.json: KeyError 'task'"),
+        ("env.json", "{", "env.json: cannot be read"),
+        ("env.json", '{"sim": 3}', "invalid config.yaml or env.json: AttributeError"),
     ],
 )
 def test_a_broken_run_is_one_line(tmp_path, file, text, line):

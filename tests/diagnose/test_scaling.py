@@ -65,7 +65,7 @@ def test_what_fills_the_memory_is_not_recommended():
     full = table({16384: 900e3}, memory_gb=75.0, memory_limit_gb=80.0)
     advice = advise(cuda=fits | full)
     assert (advice.device, advice.num_envs) == ("cuda", 4096)
-    assert "more do not fit: 16384 take 75.0 of 80.0 GB" in advice.reasons[0]
+    assert "more do not fit: 16384 use 75.0 of 80.0 GB" in advice.reasons[0]
     advice = advise(cuda=fits | too_much(16384))
     assert advice.num_envs == 4096 and "more do not fit: num_envs=16384 does not fit" in advice.reasons[0]
 
@@ -79,7 +79,7 @@ def test_a_plateau_is_told_with_what_more_would_bring():
 
 def test_a_table_that_ends_too_early_says_so():
     [first, *_] = advise(cpu=table({64: 100.0, 128: 190.0, 256: 360.0})).reasons
-    assert first.endswith("the most that was measured, 89 % more per doubling since 128; measure more with --num-envs")
+    assert first.endswith("89 % more per doubling since 128; measure more with --num-envs")
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,7 @@ def test_without_a_gpu_nothing_is_invented():
     advice = advise(cpu=table(PLATEAU, phases=phases), tuned_envs=1024)
     assert advice.gpu_speedup is None
     [about] = [reason for reason in advice.reasons if "GPU" in reason]
-    assert about.startswith("no GPU was measured, so whether one is worth it is not known")
-    assert "96 % of the time at 1024 envs" in about
+    assert about.startswith("no GPU was measured") and "96 % of the time at 1024 envs" in about
 
 
 def test_a_device_that_could_not_be_measured_is_told():
@@ -133,7 +132,7 @@ def test_numbers_that_cannot_be_are_told():
 def test_measurements_that_shared_the_cpus_are_told():
     quiet, shared = table({64: 50e3}), table({128: 60e3, 256: 55e3}, crowded=True)
     advice = advise(cpu=quiet | shared, tuned_envs=64)
-    assert any("other programs took CPU time from 128, 256 envs on cpu" in reason for reason in advice.reasons)
+    assert any("other programs slowed down 128, 256 envs on cpu" in reason for reason in advice.reasons)
 
 
 def test_a_device_on_which_nothing_leaves_memory_free_is_not_recommended():
@@ -172,8 +171,8 @@ def test_efficiency_is_that_of_each_over_each_of_the_fewest():
 def test_more_processes_that_wait_in_sums():
     points = table({1: 10e3, 2: 19e3}) | table({4: 19.2e3}, learner_wait=0.45)
     about, why = reasons(points, "processes")
-    assert about.startswith("2 processes make 19,000 env steps/s, 1.90 times those of 1")
-    assert why.startswith("why not 4: 45 % of the time is in sums")
+    assert about.startswith("processes=2: 19,000 env steps/s, 1.90 times as many as 1")
+    assert why.startswith("why not 4: 45 % of the time")
 
 
 def test_more_actors_than_the_learner_can_use():
@@ -181,14 +180,14 @@ def test_more_actors_than_the_learner_can_use():
     enough = table({4: 30e3}, learner_wait=0.08, actor_wait=0.1, lag=2.0, lag_limit=8)
     many = table({8: 28e3}, learner_wait=0.01, actor_wait=0.5, lag=5.0, lag_limit=8, cpu_percent=98.0)
     about, why = reasons(few | enough | many, "actors")
-    assert about.startswith("4 actors make 30,000 env steps/s") and about.endswith("more (up to 8) are not faster")
+    assert about.startswith("actors=4: 30,000 env steps/s") and about.endswith("more (up to 8) gain 0 % at most")
     for cause in ("it waits 1 % for rollouts", "actors wait 50 %", "CPUs are busy 98 %", "5.0 updates old"):
         assert cause in why
 
 
 def test_reasons_say_what_the_numbers_tell_and_no_more():
     [about] = reasons(table({1: 10e3, 2: 9e3}), "actors")
-    assert about.startswith("1 actor makes 10,000") and about.endswith("more (up to 2) are not faster")
+    assert about.startswith("actors=1: 10,000") and about.endswith("more (up to 2) gain 0 % at most")
     [about] = reasons(table({1: 10e3, 2: 20e3}), "processes")
     assert about.endswith("more may be faster")
     found = reasons(table({1: 10e3}) | table({4: 40e3}, lag=6.0, lag_limit=8), "actors")
@@ -198,4 +197,4 @@ def test_reasons_say_what_the_numbers_tell_and_no_more():
 def test_what_could_not_be_measured_is_told():
     assert reasons(failed(1), "actors") == ["nothing could be measured: out of memory"]
     assert "2 could not be measured: out of memory" in reasons(table({1: 1e3}) | failed(2), "actors")
-    assert "from 1: these numbers are too low" in reasons(table({1: 1e3}, crowded=True), "actors")[-1]
+    assert "slowed down 1;" in reasons(table({1: 1e3}, crowded=True), "actors")[-1]
