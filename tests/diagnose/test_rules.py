@@ -17,59 +17,17 @@ from helpers.commands import ROOT
 from helpers.training import Faulty, FaultyConfig, make_trainer
 
 CPU = RunStats(
-    task="Ant",
-    num_envs=4096,
-    algo="ppo",
-    horizon=16,
-    epochs=4,
-    minibatch_size=32768,
-    physics_hz=120,
-    control_hz=60,
-    log_interval=1,
-    checkpoint_interval=50,
-    sim="mujoco",
-    sim_device="cpu",
-    rl_device="cpu",
-    graph_mode="off",
-    graph_reason="cpu has no CUDA graphs",
-    cpus=8,
-    machine_cpus=8,
-    physics_threads=8,
-    torch_threads=8,
-    memory_limit_gb=32.0,
-    rows=99,
-    warm_up_rows=1,
-    iteration=100,
-    env_steps_per_s=200_000,
-    simulate=0.71,
-    policy=0.08,
-    update=0.20,
-    log=0.005,
-    cpu_percent=93.0,
-    memory_gb=1.2,
-    load=8.1,
-    speed_trend=1.0,
-    memory_growth_gb=0.01,
-)
+    task="Ant", num_envs=4096, algo="ppo", horizon=16, epochs=4, minibatch_size=32768, physics_hz=120, control_hz=60,
+    log_interval=1, checkpoint_interval=50, sim="mujoco", sim_device="cpu", rl_device="cpu", graph_mode="off",
+    graph_reason="cpu has no CUDA graphs", cpus=8, machine_cpus=8, physics_threads=8, torch_threads=8,
+    memory_limit_gb=32.0, rows=99, warm_up_rows=1, iteration=100, env_steps_per_s=200_000, simulate=0.71, policy=0.08,
+    update=0.20, log=0.005, cpu_percent=93.0, memory_gb=1.2, load=8.1, speed_trend=1.0, memory_growth_gb=0.01,
+)  # fmt: skip
 GPU = replace(
-    CPU,
-    sim="mjwarp",
-    sim_device="cuda:0",
-    rl_device="cuda:0",
-    graph_mode="rollout",
-    graph_reason="auto: CUDA device",
-    physics_threads=None,
-    gpu_memory_limit_gb=80.0,
-    env_steps_per_s=900_000,
-    simulate=0.0,
-    policy=0.0,
-    rollout=0.75,
-    update=0.23,
-    cpu_percent=14.0,
-    load=1.4,
-    gpu_percent=96.0,
-    gpu_memory_gb=9.0,
-)
+    CPU, sim="mjwarp", sim_device="cuda:0", rl_device="cuda:0", graph_mode="rollout", graph_reason="auto: CUDA device",
+    physics_threads=None, gpu_memory_limit_gb=80.0, env_steps_per_s=900_000, simulate=0.0, policy=0.0, rollout=0.75,
+    update=0.23, cpu_percent=14.0, load=1.4, gpu_percent=96.0, gpu_memory_gb=9.0,
+)  # fmt: skip
 GPU_EAGER = replace(GPU, graph_mode="off", graph_reason="as configured", rollout=0.0, simulate=0.6, policy=0.15)
 MIXED = replace(
     GPU_EAGER, sim="mujoco", sim_device="cpu", graph_mode="update", graph_reason="physics on cpu", simulate=0.7
@@ -78,23 +36,10 @@ CHECKED = replace(GPU_EAGER, graph_mode="update", graph_reason="debug.check_task
 SUMMED = replace(CPU, processes=4, processes_here=2, machine_cpus=16, sums=0.1)  # two processes on each machine
 SHARED = replace(GPU, processes=8, processes_here=8, machine_cpus=128)
 ACTORS = replace(
-    CPU,
-    algo="impala",
-    num_envs=64,
-    num_actors=7,
-    actor_engine="process",
-    epochs=None,
-    minibatch_size=None,
-    max_policy_lag=8,
-    physics_threads=1,
-    torch_threads=1,
-    simulate=0.0,
-    policy=0.0,
-    actors=0.15,
-    update=0.8,
-    actor_wait=0.15,
-    lag_mean=1.6,
-)
+    CPU, algo="impala", num_envs=64, num_actors=7, actor_engine="process", epochs=None, minibatch_size=None,
+    max_policy_lag=8, physics_threads=1, torch_threads=1, simulate=0.0, policy=0.0, actors=0.15, update=0.8,
+    actor_wait=0.15, lag_mean=1.6,
+)  # fmt: skip
 RAY = replace(ACTORS, actor_engine="ray", num_actors=64, load=60.0)
 GPU_LEARNER = replace(RAY, rl_device="cuda:0", gpu_percent=20.0, gpu_memory_gb=9.0, gpu_memory_limit_gb=80.0)
 FAILED = "the rollout cannot be captured: Ant.count is a Python number that changes; try a tensor"
@@ -249,11 +194,8 @@ def test_words():
     assert first(CASES["gpu_memory"][1]).settings == ()  # one env is the least
     assert first(replace(CPU, num_envs=5000, memory_gb=60.0)).settings == ("num_envs=2048",)  # 60 of 32 GB: swapping
     assert first(CASES["contact_buffers"][1]).settings == ("sim.njmax=256 sim.nconmax=64",)
-    assert first(CASES["logging_bound"][1]).settings == (
-        "log.interval=10",
-        "wandb_activate=false",
-        "log.tensorboard=false",
-    )
+    logging = first(CASES["logging_bound"][1]).settings
+    assert logging == ("log.interval=10", "wandb_activate=false", "log.tensorboard=false")
     assert "a hook of the task waits" in first(CASES["simulation_bound"][1]).problem
     assert first(CASES["simulation_bound"][0]).settings == ("task.physics_hz=60",)
     assert first(CASES["simulation_bound"][2]).settings == ()  # it cannot be below control_hz
@@ -342,18 +284,6 @@ def test_a_task_that_waits_is_found(tmp_path, one_thread):
 def test_a_setting_that_costs_time_is_found(tmp_path, one_thread, rule, physics_hz, overrides):
     _, findings = train(tmp_path, config=FaultyConfig(physics_hz=physics_hz), iterations=6, **overrides)
     assert rule in [finding.rule for finding in findings]
-
-
-def test_more_physics_threads_than_cpus_are_found(tmp_path, one_thread):
-    threads = 2 * available_cpus()
-    _, findings = train(tmp_path, iterations=2, num_envs=threads, sim={"num_threads": threads})
-    assert "oversubscribed" in [finding.rule for finding in findings]
-
-
-def test_a_task_that_makes_an_env_diverge_is_found(tmp_path, one_thread):
-    last = FaultyConfig(speed_at=28)  # of 4 times 8 control steps: no row but the last is always beyond the warm-up
-    _, findings = train(tmp_path, config=last, iterations=4)
-    assert "diverged_envs" in [finding.rule for finding in findings]
 
 
 def test_a_run_can_be_judged_while_it_trains(tmp_path):

@@ -26,14 +26,7 @@ METADATA = {
     "memory_gb": 64.0,
     "gpu": None,
     "sim": {"name": "mujoco", "device": "cpu", "reason": "auto", "threads": 4},
-    "learner": {
-        "device": "cpu",
-        "memory_gb": None,
-        "threads": 3,
-        "precision": "bf16",
-        "precision_reason": "auto",
-        "bf16_is_fast": True,
-    },
+    "learner": {"device": "cpu", "memory_gb": None, "threads": 3},
     "graph": {"mode": "off", "reason": "cpu"},
     "memory_limit_gb": 16.0,
 }

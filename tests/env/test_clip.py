@@ -103,13 +103,6 @@ def test_what_could_not_be_read_is_not_written(trot, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_line_names_joint_and_frames(trot, tmp_path):
-    velocity = trot.joint_vel.copy()
-    velocity[100:160, 4] += 40.0
-    np.savez(tmp_path / "x.npz", **arrays_of(replace(trot, joint_vel=velocity)))
-    assert "FL_thigh_joint in frames 1" in refused(tmp_path / "x.npz")
-
-
 class Evil:
     def __reduce__(self):
         return exec, ("import pathlib; pathlib.Path('executed').touch()",)
@@ -156,7 +149,6 @@ STRANGE = {
     "an array larger than its file": (as_zip("joint_pos.npy", header("(10**12,)")), "is no npz file: "),
     "20 million names of no letters": (names("(20_000_000,)", "<U0"), "larger than its entry"),
     "a name of a million letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names: expected a list"),
-    "no names": (names("(0,)", "<U1"), "joint_names: expected a list"),
     "names that are numbers": (names("(1,)", "<f4", bytes(4)), "joint_names: expected a list"),
     "a name twice, behind all others": (
         names("(10_000,)", "<U1", LETTERS.tobytes() + LETTERS[-1:].tobytes()),

@@ -60,9 +60,8 @@ def trainer(folder: Path, **more: Any) -> Any:
 def test_images_move_and_their_border_is_repeated():
     noise, images = noise_of(shift=2), pictures()
     around = functional.pad(images.movedim(3, 1).float(), (2,) * 4, mode="replicate").movedim(1, 3).to(torch.uint8)
-    for found, padded, (dy, dx) in zip(
-        noise.apply("camera", images), around, noise.shifts["camera"].tolist(), strict=True
-    ):
+    shifts = noise.shifts["camera"].tolist()
+    for found, padded, (dy, dx) in zip(noise.apply("camera", images), around, shifts, strict=True):
         assert torch.equal(found, padded[2 + dy : 8 + dy, 2 + dx : 11 + dx])
     assert len(noise.shifts["camera"].unique(dim=0)) == 25, "each of -2 to 2 along both sides"
     assert noise.factors == {}

@@ -36,12 +36,13 @@ def split(env: VecEnv, obs: torch.Tensor) -> dict[str, torch.Tensor]:
     return dict(zip([p.name for p in parts], obs.split([p.size * p.history for p in parts], dim=1), strict=True))
 
 
-def test_parts_are_described_and_joined():
-    class Scaled(Cartpole):
-        def __init__(self, cfg, sim):
-            super().__init__(cfg, sim)
-            self.scales = {"pole_vel": 0.25}
+class Scaled(Cartpole):
+    def __init__(self, cfg, sim):
+        super().__init__(cfg, sim)
+        self.scales = {"pole_vel": 0.25}
 
+
+def test_terms_are_described_and_joined():
     plain, scaled = make(), make(task_class=Scaled)
     first, second = plain.reset()["policy"], scaled.reset()["policy"]
     assert torch.equal(first * torch.tensor([1.0, 1.0, 1.0, 0.25]), second)
@@ -177,17 +178,12 @@ def test_the_kind_of_noise_is_chosen_for_each_part():
 
 
 def test_noise_is_before_the_scale_the_delay_and_the_history():
-    class Scaled(Cartpole):
-        def __init__(self, cfg, sim):
-            super().__init__(cfg, sim)
-            self.scales = {"pole_vel": 10.0}
-
     env = make({"pole_vel": {"noise": [1.0, 1.0], "delay": 1, "history": 2}}, Scaled, clip_observations=None)
     obs = env.reset()
     for action in actions(5):
         before, clean = obs["policy"], env.clean_obs()["policy"]
         obs = env.step(action).obs
-        torch.testing.assert_close(obs["policy"][:, 4], clean[:, 3] + 10.0, msg="of the step before")
+        torch.testing.assert_close(obs["policy"][:, 4], clean[:, 3] + 0.25, msg="of the step before")
         assert torch.equal(obs["policy"][:, 3], before[:, 4])
 
 

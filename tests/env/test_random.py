@@ -88,11 +88,6 @@ def test_draws_are_independent() -> None:
     assert abs(chi_square(torch.bincount(cells.flatten(), minlength=256))) < 4.5
 
 
-def test_no_two_envs_share_a_stream() -> None:
-    bits = make(20_000).integers(0, 2**31, 2)
-    assert len({tuple(row) for row in bits.tolist()}) == 20_000
-
-
 def test_an_env_does_not_depend_on_how_many_there_are() -> None:
     few, many = make(3), make(1000)
     for _ in range(3):

@@ -113,9 +113,8 @@ def test_a_run_resumes_bit_for_bit_and_evaluations_begin_as_the_task_says(tmp_pa
     def trainer(part: str, iterations: int) -> Trainer:
         log = {"console": "quiet", "dir": str(tmp_path / part)}
         task = {"episode_length": 9, "reset_from": {"share": 0.7, "capacity": 16, "chance": 0.5}}
-        return make_trainer(
-            prepare("Cartpole", num_envs=8, max_iterations=iterations, ppo=SMALL_PPO, task=task, log=log)
-        )
+        settings = {"ppo": SMALL_PPO, "task": task, "log": log}
+        return make_trainer(prepare("Cartpole", num_envs=8, max_iterations=iterations, **settings))
 
     trainer("whole", 4).train()
     trainer("parts", 2).train()
@@ -134,8 +133,7 @@ def test_a_checkpoint_has_the_states_that_were_kept_and_no_more(capsys: pytest.C
     env = make(reset_from={"capacity": 4096})
     env.step(torch.zeros(ENVS, 1))
     first = env.reached
-    kept = int(first.total)
-    saved = first.state_dict()
+    kept, saved = int(first.total), first.state_dict()
     assert 0 < kept < 4096 and {len(x) for name, x in saved["tensors"].items() if name != "total"} == {kept}
     again = make(reset_from={"capacity": 4096}).reached
     again.load_state_dict(saved)

@@ -45,11 +45,8 @@ class Pair(Task[TaskConfig]):
     def observe(self) -> dict[str, Parts]:
         parts = {}
         for name, arm in self.arms.items():
-            parts |= {
-                f"{name}_pos": arm.joint_pos,
-                f"{name}_vel": arm.joint_vel,
-                f"{name}_end": self.ends[name].pos[:, 0],
-            }
+            parts |= {f"{name}_pos": arm.joint_pos, f"{name}_vel": arm.joint_vel}
+            parts[f"{name}_end"] = self.ends[name].pos[:, 0]
         return {"policy": parts}
 
     def rewards(self) -> dict[str, Tensor]:

@@ -13,15 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl import spaces
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
-from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.settings.checks import build
+from gpusim_rl.errors import TaskError
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.sim import Scene, Sim
 from helpers.raised import raises
 from helpers.states import copied, fields, saved
-from helpers.task_envs import SETTINGS, plain_env
+from helpers.task_envs import plain_env
 from helpers.training import leaves
 
 # A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.
@@ -30,8 +28,7 @@ CART = """
   <default><geom contype="0" conaffinity="0"/></default>
   <worldbody>
     <body name="cart" pos="0 0 1">
-      <joint name="slide" type="slide" axis="1 0 0"/>
-      <geom type="box" size="0.1 0.05 0.05" mass="1"/>
+      <joint name="slide" type="slide" axis="1 0 0"/><geom type="box" size="0.1 0.05 0.05" mass="1"/>
       <body name="pole">
         <joint name="hinge" axis="0 1 0" damping="0.01"/>
         <geom type="capsule" fromto="0 0 0 0 0 0.6" size="0.03" mass="0.2"/>
@@ -48,8 +45,7 @@ BOX = """
 <mujoco>
   <worldbody>
     <body name="box" pos="0 0 0.4">
-      <freejoint/>
-      <geom type="box" size="0.1 0.15 0.05" mass="1"/>
+      <freejoint/><geom type="box" size="0.1 0.15 0.05" mass="1"/>
       <body name="fin" pos="0.1 0 0">
         <joint name="fin" axis="0 1 0" range="-60 60" limited="true" damping="0.1"/>
         <geom type="capsule" fromto="0 0 0 0.2 0 0" size="0.03" mass="0.1"/>
@@ -124,12 +120,8 @@ class Box(Task["TaskConfig"]):
 
     def reset(self, where: Tensor) -> None:
         noise = self.random.uniform(-0.1, 0.1, 3)
-        self.robot.set_state(
-            where,
-            root_pos=self.robot.root_pos + noise,
-            root_lin_vel=self.random.normal(0.0, 0.5, 3),
-            root_ang_vel=self.random.normal(0.0, 1.0, 3),
-        )
+        velocities = {"root_lin_vel": self.random.normal(0.0, 0.5, 3), "root_ang_vel": self.random.normal(0.0, 1.0, 3)}
+        self.robot.set_state(where, root_pos=self.robot.root_pos + noise, **velocities)
         self.travelled.masked_fill_(where, 0.0)
 
     def apply_action(self, action: Tensor) -> None:
@@ -195,7 +187,6 @@ def test_auto_reset_in_the_same_step() -> None:
             tip_z = 1.0 + LENGTH * torch.cos(x[:, 1])
             torch.testing.assert_close(x[:, 4], tip_x, rtol=0, atol=1e-5)
             torch.testing.assert_close(x[:, 6], tip_z, rtol=0, atol=1e-5)
-    assert torch.equal(torch.stack([s.obs["policy"] for s in steps[-1:]])[0], env._obs["policy"])
 
 
 def test_the_time_limit_truncates() -> None:
@@ -204,17 +195,6 @@ def test_the_time_limit_truncates() -> None:
         assert not step.terminated.any() and not step.diverged.any() and not step.incomplete.any()
         assert step.truncated.tolist() == [t % 7 == 0] * 6
         assert torch.equal(step.done, step.truncated)
-
-
-def test_progress_counts_each_episode() -> None:
-    env = make()
-    env.reset()
-    expected = torch.zeros(6, dtype=torch.int64)
-    for push in actions(80):
-        step = env.step(push)
-        expected = torch.where(step.done, 0, expected + 1)
-        assert torch.equal(env.progress, expected)
-        assert (env.progress < 30).all()
 
 
 def test_a_failure_at_the_time_limit_is_a_termination() -> None:
@@ -271,10 +251,8 @@ def test_order_of_the_hooks() -> None:
     env.sim.step = stepping  # type: ignore[method-assign]
     calls.clear()
     env.step(torch.zeros(6, 1))
-    order = ["apply_action", "physics", "rewards", "terminated", "observe", "reset", "observe"]
-    assert calls == order
-    assert decimation == [4]
-    assert env.task.dt == pytest.approx(0.02)
+    assert calls == ["apply_action", "physics", "rewards", "terminated", "observe", "reset", "observe"]
+    assert decimation == [4] and env.task.dt == pytest.approx(0.02)
 
 
 def test_body_poses_follow_what_advance_sets_after_the_resets() -> None:
@@ -333,11 +311,6 @@ def test_a_returned_step_never_changes() -> None:
 # Clipping
 
 
-def test_the_action_space_has_size_and_limit_of_the_action_vector() -> None:
-    env = make()
-    assert env.action_space == spaces.Box(env.num_actions, env.cfg.clip_actions)
-
-
 def test_actions_are_clipped() -> None:
     seen: list[Tensor] = []
 
@@ -355,14 +328,6 @@ def test_actions_are_clipped() -> None:
     assert seen[0].flatten().tolist() == pytest.approx(expected)
     assert obs[:, -1].tolist() == pytest.approx(expected), "the task sees the clipped action"
     assert torch.equal(push, before), "the caller's tensor is left alone"
-
-
-def test_observations_are_clipped() -> None:
-    env = make(clip_observations=0.25, limit=1e9)
-    assert env.reset()["policy"].abs().max() == 0.25
-    for step in run(env, actions(20)):
-        assert step.obs["policy"].abs().max() == 0.25
-        assert step.final_obs["policy"].abs().max() == 0.25
 
 
 # Divergence
@@ -392,10 +357,9 @@ def test_a_diverged_env_is_masked_out_and_reset(task: type[Task], value: float) 
         if t != 5:
             assert not ours.diverged.any()
             continue
-        assert ours.diverged.tolist() == [w == 2 for w in range(6)]
+        assert ours.diverged.tolist() == [w == 2 for w in range(6)] and not ours.bad_action.any()
         assert ours.done[2] and not ours.terminated[2] and not ours.truncated[2]
-        assert ours.incomplete[2]
-        assert ours.reward[2] == 0.0
+        assert ours.incomplete[2] and ours.reward[2] == 0.0
         assert all(term[2] == 0.0 for term in ours.terms.values())
         assert all((v[2] == 0.0).all() for v in ours.final_obs.values())
         assert bad.progress[2] == 0
@@ -404,6 +368,8 @@ def test_a_diverged_env_is_masked_out_and_reset(task: type[Task], value: float) 
             assert (first_obs[:2].abs() <= START).all()
         else:
             assert ((first_obs[:3] - torch.tensor([0.0, 0.0, 0.4])).abs() <= 0.1 + 1e-6).all()
+    dump = bad.nan_guard.read()
+    assert dump is not None and dump["cause"] == "physics"
 
 
 def make_on(sim: str, task: type[Task] = Cart, **changes: Any) -> VecEnv:
@@ -459,13 +425,8 @@ class BadForce(BadControl):
     force = True
 
 
-class InfiniteControl(BadControl):
-    value = math.inf
-
-
 @pytest.mark.parametrize(
-    ("sim", "task"),
-    [("mujoco", BadControl), ("mujoco", BadForce), ("mjwarp", BadForce), ("newton", InfiniteControl)],
+    ("sim", "task"), [("mujoco", BadControl), ("mujoco", BadForce), ("mjwarp", BadForce), ("newton", BadControl)]
 )
 def test_a_control_that_is_not_finite_is_a_divergence_on_every_simulator(
     sim: str, task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -482,16 +443,6 @@ def test_a_control_that_is_not_finite_is_a_divergence_on_every_simulator(
     assert dump is not None and dump["cause"] == "apply_action" and dump["env"] == 3
     assert dump["action"].isfinite().all()
     assert list(tmp_path.iterdir()) == [], "MuJoCo writes no log file"
-
-
-def test_physics_that_diverges_is_no_bad_action() -> None:
-    env = make()
-    env.reset()
-    inject(env, 2)
-    step = env.step(torch.zeros(6, 1))
-    dump = env.nan_guard.read()
-    assert step.diverged[2] and not step.bad_action.any()
-    assert dump is not None and dump["cause"] == "physics"
 
 
 def test_check_names_an_action_and_a_control_that_are_not_finite() -> None:
@@ -639,17 +590,6 @@ def test_begin_from_takes_the_training_progress_of_another_run(num_envs: int) ->
     assert run_on.obs["policy"].isfinite().all() and task.steps == 9
 
 
-# Randomness
-
-
-def test_an_env_does_not_depend_on_how_many_there_are() -> None:
-    few, many = make(num_envs=3), make(num_envs=40)
-    pushes = actions(50, num_envs=40)
-    for a, b in zip(run(few, pushes[:, :3]), run(many, pushes), strict=True):
-        assert torch.equal(a.obs["policy"], b.obs["policy"][:3])
-        assert torch.equal(a.done, b.done[:3])
-
-
 # Broken tasks: one line that names the task, the hook, the expected and the actual value
 
 
@@ -660,8 +600,6 @@ def ones(task: Any) -> Tensor:
 # By hook: what it returns in place of what it should, and words of the line.
 BROKEN: list[tuple[str, Callable[[Any], Any], list[str]]] = [
     ("observe()", lambda task: task.robot.joint_pos[:-1], ["[5, 2]", "[6, "]),
-    ("observe()", lambda task: task.robot.joint_pos[:, 0], ["[6]", "[6, "]),
-    ("observe()", lambda task: task.robot.joint_pos[:, None], ["[6, 1, 2]", "[6, "]),
     ("observe()", lambda task: task.robot.joint_pos.double(), ["torch.float64", "torch.float32"]),
     (
         "observe()",
@@ -677,11 +615,8 @@ BROKEN: list[tuple[str, Callable[[Any], Any], list[str]]] = [
     ("rewards()", lambda task: {}, ["{}", "dict"]),
     ("rewards()['progress']", lambda task: {"progress": task.robot.joint_pos[:, :1]}, ["[6, 1]", "[6]"]),
     ("rewards()['alive']", lambda task: {"alive": 1.0}, ["float", "[6]"]),
-    ("rewards()['alive']", lambda task: {"alive": ones(task).long()}, ["torch.int64", "torch.float32"]),
     ("rewards()", lambda task: {"ok": ones(task), "bad": ones(task) * math.nan}, ["'bad'", "not finite", "env 0"]),
     ("terminated()", ones, ["torch.float32", "torch.bool"]),
-    ("terminated()", lambda task: torch.ones(6, 1, dtype=torch.bool), ["[6, 1]", "[6]"]),
-    ("terminated()", lambda task: None, ["NoneType", "[6]"]),
 ]
 
 
@@ -746,40 +681,12 @@ def test_check_finds_a_bad_value_in_the_step_that_made_it(hook: str) -> None:
     run(make(Later), actions(6))  # without `check` there is no error
 
 
-def test_more_actions_than_actuators_are_one_line() -> None:
-    class TwoActions(Cart):
-        def __init__(self, cfg: Any, sim: Sim) -> None:
-            super().__init__(cfg, sim)
-            self.num_actions = 2
-
-    env = make(TwoActions)
-    env.reset()
-    with pytest.raises(TaskError) as error:
-        env.step(torch.zeros(6, 2))
-    message = str(error.value)
-    assert message.startswith("'cart'.actuate(): control has shape [6, 2], expected [6, 1] for ['force']; ")
-    assert message.endswith("num_actions = 1") and "\n" not in message
-
-
 def test_actions_of_the_wrong_shape_are_refused() -> None:
     env = make()
     env.reset()
     for shape in ((6, 2), (5, 1)):
         with pytest.raises(ValueError, match=r"shape \[6, 1\], got"):
             env.step(torch.zeros(shape))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"control_hz": 60.0}, "physics_hz"),
-        ({"control_hz": 400.0}, "physics_hz"),
-        ({"episode_length": 0}, "episode_length"),
-    ],
-)
-def test_task_settings_that_do_not_fit(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        build(Cart.Config, {**SETTINGS, "limit": 1.0, **changes}, "task")
 
 
 # The hot path of the tasks that come with the project
