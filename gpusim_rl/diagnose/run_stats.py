@@ -20,16 +20,8 @@ from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simu
 NEWEST = 500  # rows that are read: a run is judged by its current behaviour
 WARM_UP_ROWS = 10  # maximum at the start: kernels are compiled, graphs captured, memory allocated
 CAPTURED = 4  # warm-up iterations of CUDA graphs: the third captures, in the fourth the host runs ahead of the device
-POSITIVE = {
-    "num_envs",
-    "processes",
-    "processes_here",
-    "horizon",
-    "epochs",
-    "minibatch_size",
-    "cpus",
-}  # divisors in rules
-POSITIVE |= {"physics_hz", "control_hz", "log_interval"}
+POSITIVE = {"num_envs", "processes", "processes_here", "horizon", "epochs", "minibatch_size"}  # divisors in rules
+POSITIVE |= {"physics_hz", "control_hz", "log_interval", "cpus"}
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
 LATER = "Try again after the first iteration"
 

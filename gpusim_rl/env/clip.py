@@ -207,7 +207,13 @@ def _check_velocities(clip: Clip) -> None:
     """Compare velocities with the changes over 0.1 s: some files have duplicate frames."""
     window = min(max(1, round(0.1 * clip.fps)), len(clip.joint_pos) - 1)
     for name, of, names, change, hint in (
-        ("body_lin_vel_w", "body_pos_w", clip.body_names, np.diff(clip.body_pos_w, axis=0), "those of the origins"),
+        (
+            "body_lin_vel_w",
+            "body_pos_w",
+            clip.body_names,
+            np.diff(clip.body_pos_w, axis=0),
+            "velocities of the origins",
+        ),
         ("joint_vel", "joint_pos", clip.joint_names, np.diff(clip.joint_pos, axis=0), "rad/s"),
         ("body_ang_vel_w", "body_quat_w", clip.body_names, _turns(clip.body_quat_w), "rad/s, world frame, wxyz"),
     ):

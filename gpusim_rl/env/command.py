@@ -248,9 +248,7 @@ class CurriculumConfig:
     """Settings of a `Curriculum`."""
 
     start: Positive | None  # initial value; null = no curriculum
-    factor: Annotated[
-        float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)
-    ]  # per move; a growing value is divided
+    factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # divides a growing value
     threshold: Positive  # mean score at which the value moves
     window: Count  # control steps of the mean
 

@@ -15,7 +15,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.spaces import ImageShape
 
 
-def _of_env(name: str) -> Any:
+def _delegated(name: str) -> Any:
     return property(lambda wrapper: getattr(wrapper.env, name))
 
 
@@ -48,14 +48,14 @@ class EncodedEnv(Environment):
         seen: Observation to act on with the images; known after `reset`.
     """
 
-    num_envs, device, action_space, num_actions = map(_of_env, ("num_envs", "device", "action_space", "num_actions"))
-    max_episode_length = _of_env("max_episode_length")
-    steps_between_truncations = _of_env("steps_between_truncations")
-    physics_evaluations, frames_per_s = map(_of_env, ("physics_evaluations", "frames_per_s"))
-    library, on_learners_device = map(_of_env, ("library", "on_learners_device"))
-    resumable, stateful, num_threads = map(_of_env, ("resumable", "stateful", "num_threads"))
-    first_diverged, render, compile, close = map(_of_env, ("first_diverged", "render", "compile", "close"))
-    overflow, buffers, unwrapped = map(_of_env, ("overflow", "buffers", "unwrapped"))  # type: ignore[override]
+    num_envs, device, action_space, num_actions = map(_delegated, ("num_envs", "device", "action_space", "num_actions"))
+    max_episode_length = _delegated("max_episode_length")
+    steps_between_truncations = _delegated("steps_between_truncations")
+    physics_evaluations, frames_per_s = map(_delegated, ("physics_evaluations", "frames_per_s"))
+    library, on_learners_device = map(_delegated, ("library", "on_learners_device"))
+    resumable, stateful, num_threads = map(_delegated, ("resumable", "stateful", "num_threads"))
+    first_diverged, render, compile, close = map(_delegated, ("first_diverged", "render", "compile", "close"))
+    overflow, buffers, unwrapped = map(_delegated, ("overflow", "buffers", "unwrapped"))  # type: ignore[override]
 
     def __init__(
         self, env: Environment, make_encoder: Callable[[Mapping[str, ImageShape]], FrozenEncoder], frames: int
@@ -143,5 +143,5 @@ class EncodedEnv(Environment):
     def _check_encoder(self, state: Mapping[str, Any]) -> None:
         assert self.encoder is not None, "reset() comes before the state of another run"
         if state.get("encoder") != self.encoder.digest:
-            problem = "the encoder's weights differ from those the policy was trained with"
+            problem = "the encoder's weights differ from the policy's training"
             raise ConfigError(problem, key="pretrained.init_from", hint="Try the original file")

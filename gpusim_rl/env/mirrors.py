@@ -67,12 +67,12 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
         sizes = {part.name: part.size * part.history for part in env.obs_parts.get(group, ())}
         columns = dict(zip(sizes, itertools.pairwise([0, *itertools.accumulate(sizes.values())]), strict=True))
         for part in env.obs_parts.get(group, ()):
-            frame = kinds.of_part(part.name, part.size)
+            frame = kinds.term_map(part.name, part.size)
             for first in range(len(index), len(index) + part.size * part.history, part.size):
                 index += [first + i for i in frame.sources]
                 signs += frame.signs
                 terms += [(first + row, first + source, factor) for row, source, factor in frame.terms]
-                terms += kinds.of_omega(part.name, first, columns)
+                terms += kinds.omega_terms(part.name, first, columns)
         if not signs:
             raise TaskError("no named terms, so no mirror image", key=f"{env.name}.observe()[{group!r}]")
         maps[group] = SignedPermutation(index, signs, terms)
@@ -80,7 +80,7 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
         if task.mirrors.get(group) != IMAGE:
             hint = f"{IMAGE!r} is the kind of a camera in the x-z plane of the robot"
             raise TaskError("the mirror image is not known", key=f"{env.name}.mirrors[{group!r}]", hint=hint)
-    maps["actions"] = kinds.of_part("actions", env.num_actions)
+    maps["actions"] = kinds.term_map("actions", env.num_actions)
     for name, swap in maps.items():
         twice = _matrix(swap) @ _matrix(swap)
         for k in np.flatnonzero((np.abs(twice - np.eye(len(twice))) > 1e-6).any(axis=1)):
@@ -106,7 +106,7 @@ class _Kinds:
     def __init__(self, task: str, kinds: Any, image: MirrorImage) -> None:
         self._task, self._kinds, self._image = task, kinds, image
 
-    def of_part(self, name: str, size: int) -> SignedPermutation:
+    def term_map(self, name: str, size: int) -> SignedPermutation:
         default = ACTUATORS if name == "actions" else None
         kind = self._kinds.get(name, default)
         where = f"{self._task}.mirrors[{name!r}]"
@@ -132,7 +132,7 @@ class _Kinds:
         signs = self._signs(where, kind, size)
         return SignedPermutation(list(range(size)), signs)
 
-    def of_omega(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
+    def omega_terms(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
         """Return the angular velocity's terms for a frame from column `first`."""
         kind = self._kinds.get(name)
         matrix = self._image.at_site(kind.site, kind.kind)[1] if isinstance(kind, AtSite) else np.zeros((3, 3))

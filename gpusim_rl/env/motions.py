@@ -171,9 +171,8 @@ class Playhead(Stateful):
 
     def advance(self, failed: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
         """Count failed episodes, except diverged ones, and advance a frame; return the envs whose clip is over."""
-        counted = torch.gt(
-            failed, diverged, out=torch.empty(len(failed), device=failed.device)
-        )  # failed & ~diverged in one kernel
+        # failed & ~diverged in one kernel
+        counted = torch.gt(failed, diverged, out=torch.empty(len(failed), device=failed.device))
         now = self._now.zero_().index_add_(0, self._bin.index_select(0, self.index), counted)
         self.failures.lerp_(now, FORGETTING)
         last = self._last.index_select(0, self.index)

@@ -131,7 +131,7 @@ def _servo_column(model: mujoco.MjModel, i: int) -> int | None:
     return 2 if bias[1] == 0.0 and bias[2] == -gain else None
 
 
-def _of_drives(
+def _drive_column(
     actor: ActorProperties, drives: Sequence[Drive], field: str, column: int, *, sign: float = 1.0
 ) -> list[Quantity]:
     names = [drive.name for drive in drives]
@@ -140,8 +140,8 @@ def _of_drives(
 
 def _gains(actor: ActorProperties, servos: Sequence[Drive], column: int) -> list[Quantity]:
     """Return the gain of servos: the first gain column, and negated in a bias column."""
-    gains = _of_drives(actor, servos, "actuator_gainprm", 0)
-    biases = _of_drives(actor, servos, "actuator_biasprm", column, sign=-1.0)
+    gains = _drive_column(actor, servos, "actuator_gainprm", 0)
+    biases = _drive_column(actor, servos, "actuator_biasprm", column, sign=-1.0)
 
     def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
         for quantity in (*gains, *biases):
@@ -166,7 +166,7 @@ def _stiffness(actor: ActorProperties, elements: Sequence[str] | None) -> list[Q
     motors = [drive for drive in drives if is_dc_servo(model, drive.index, STIFFNESS)]
     return [
         *_gains(actor, servos, 1),
-        *_of_drives(actor, motors, "actuator_gainprm", STIFFNESS),
+        *_drive_column(actor, motors, "actuator_gainprm", STIFFNESS),
         *_undriven(actor, elements, [*servos, *motors], "jnt_stiffness"),
     ]
 
@@ -179,9 +179,9 @@ def _damping(actor: ActorProperties, elements: Sequence[str] | None) -> list[Qua
     servos = [drive for drive in drives if _servo_column(model, drive.index) == 2]
     motors = [drive for drive in drives if is_dc_servo(model, drive.index, DAMPING)]
     return [
-        *_of_drives(actor, damped, "actuator_biasprm", 2, sign=-1.0),
+        *_drive_column(actor, damped, "actuator_biasprm", 2, sign=-1.0),
         *_gains(actor, servos, 2),
-        *_of_drives(actor, motors, "actuator_gainprm", DAMPING),
+        *_drive_column(actor, motors, "actuator_gainprm", DAMPING),
         *_undriven(actor, elements, [*damped, *servos, *motors], "dof_damping"),
     ]
 
@@ -302,7 +302,7 @@ class Inertia(Stateful):
         return names, torch.tensor(columns, dtype=torch.int64, device=self.density.device)
 
 
-def of_scene(param: Param) -> Quantity:
+def scene_quantity(param: Param) -> Quantity:
     """Return gravity, a parameter of `PICTURES` or geom colours. Directions keep their length, colours their alpha."""
     if param.name in ("cam_quat", "light_dir"):
         return Quantity(param.default, lambda value, where: param.set(normalize(value, dim=-1), where))
@@ -341,7 +341,7 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
         "friction": _field("geom_friction", 0, low=LEAST_FRICTION),
         "torsion_friction": _field("geom_friction", 1, low=LEAST_FRICTION),
         "rolling_friction": _field("geom_friction", 2, low=LEAST_FRICTION),
-        "color": lambda actor, elements: [of_scene(actor.param("geom_rgba", elements))],
+        "color": lambda actor, elements: [scene_quantity(actor.param("geom_rgba", elements))],
     },
     "tendon_properties": {"stiffness": _field("tendon_stiffness"), "damping": _field("tendon_damping")},
 }

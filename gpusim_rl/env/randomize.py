@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Draw, Draws, Names, Noise, VectorNoise, named, parse
-from gpusim_rl.env.properties import NOT_HERE, PICTURES, SECTIONS, ActorProperties, Quantity, of_scene
+from gpusim_rl.env.properties import NOT_HERE, PICTURES, SECTIONS, ActorProperties, Quantity, scene_quantity
 from gpusim_rl.env.pushes import Pusher, Pushes
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import SeededDraws, Stateful
@@ -199,8 +199,8 @@ class Randomizer(SeededDraws, Stateful):
     def _declared(self, params: Mapping[str, Any]) -> Iterator[tuple[Property, list[Quantity], str]]:
         """Yield the properties of the yaml: settings, quantities, key path. Makes the pushes."""
         sim = self._sim
-        scene = {name: lambda names, name=name: [of_scene(sim.param(name, None, names))] for name in PICTURES}
-        gravity: Properties = {"gravity": lambda _: [of_scene(sim.param("gravity"))]}
+        scene = {name: lambda names, name=name: [scene_quantity(sim.param(name, None, names))] for name in PICTURES}
+        gravity: Properties = {"gravity": lambda _: [scene_quantity(sim.param("gravity"))]}
         yield from _properties(params, "sim_params", PATH, gravity)
         yield from _properties(params, "picture_params", PATH, scene)
         actors, known = _section(params, "actor_params", PATH), sim.scene.articulation_names

@@ -37,8 +37,8 @@ class ReachedStates:
         world = {"root_ang_vel_local": "root_ang_vel"}  # as `set_state` needs it
         self._fields = [(name, world.get(key, key)) for name, a in self._articulations.items() for key in state_keys(a)]
         # An extra row receives the states that are not kept.
-        self._states = [self._ring(value) for value in self._of_simulator()]
-        self._tensors = {name: self._ring(value) for name, value in self._of_task().items()}
+        self._states = [self._ring(value) for value in self._sim_state()]
+        self._tensors = {name: self._ring(value) for name, value in self._task_tensors().items()}
         self.total = torch.zeros((), dtype=torch.int64, device=sim.device)
 
     def seed(self, seed: int) -> None:
@@ -48,10 +48,10 @@ class ReachedStates:
     def _ring(self, value: Tensor) -> Tensor:
         return value.new_zeros(self._cfg.capacity + 1, *value.shape[1:])
 
-    def _of_simulator(self) -> list[Tensor]:
+    def _sim_state(self) -> list[Tensor]:
         return [getattr(self._articulations[name], key) for name, key in self._fields]
 
-    def _of_task(self) -> dict[str, Tensor]:
+    def _task_tensors(self) -> dict[str, Tensor]:
         task = self._task
         shared = {id(task.actions), id(task.progress)}  # VecEnv's
         kept = kept_tensors(vars(task))
@@ -62,9 +62,9 @@ class ReachedStates:
         capacity = self._cfg.capacity
         chosen = where & (self._random.uniform() < self._cfg.chance)
         place = (self.total + chosen.cumsum(0) - 1).remainder_(capacity).masked_fill_(~chosen, capacity)
-        for ring, value in zip(self._states, self._of_simulator(), strict=True):
+        for ring, value in zip(self._states, self._sim_state(), strict=True):
             ring.index_copy_(0, place, value)
-        for name, value in self._of_task().items():
+        for name, value in self._task_tensors().items():
             self._tensors[name].index_copy_(0, place, value)
         self.total += chosen.sum()
 
@@ -79,7 +79,7 @@ class ReachedStates:
             rows[name][key] = ring.index_select(0, place)
         for name, state in rows.items():
             self._articulations[name].set_state(chosen, **state)
-        tensors = self._of_task()
+        tensors = self._task_tensors()
         for name, ring in self._tensors.items():
             mask = chosen.view(-1, *[1] * (ring.ndim - 1))
             tensors[name].copy_(torch.where(mask, ring.index_select(0, place), tensors[name]))
