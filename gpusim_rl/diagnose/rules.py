@@ -49,7 +49,7 @@ def conclusion(stats: RunStats) -> str:
 
 
 def contact_buffers(run: RunStats) -> Finding | None:
-    """Contacts are dropped: bodies sink into each other, and the policy learns from it."""
+    """Find dropped contacts: bodies sink into each other."""
     if run.overflow <= 0:
         return None
     problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts, so physics is wrong"
@@ -67,7 +67,7 @@ def contact_buffers(run: RunStats) -> Finding | None:
 
 
 def diverged_envs(run: RunStats) -> Finding | None:
-    """A single env now and then is normal; one control step in a thousand is not."""
+    """Find frequent divergence; a single env now and then is normal."""
     if run.diverged < 1e-3:
         return None
     problem = f"envs diverged in {100 * run.diverged:.2g} % of the control steps, whose samples are lost"
@@ -76,12 +76,12 @@ def diverged_envs(run: RunStats) -> Finding | None:
 
 
 def gpu_memory(run: RunStats) -> Finding | None:
-    """Near the limit any further allocation ends the run."""
+    """Find GPU memory near its limit."""
     return _memory("GPU memory", run, run.gpu_memory_gb, run.gpu_memory_limit_gb)
 
 
 def ram(run: RunStats) -> Finding | None:
-    """Near the limit the machine swaps, or the kernel ends the run."""
+    """Find RAM near its limit, where the machine swaps or the kernel ends the run."""
     return _memory("RAM", run, run.memory_gb, run.memory_limit_gb)
 
 
@@ -95,7 +95,7 @@ def _memory(name: str, run: RunStats, used: float | None, limit: float | None) -
 
 
 def memory_leak(run: RunStats) -> Finding | None:
-    """A run allocates at its start; later growth is a leak."""
+    """Find memory that grows after the start of a run."""
     growth, now = run.memory_growth_gb, run.memory_gb
     if growth is None or now is None or run.rows < 40 or growth < max(0.3, 0.15 * now):
         return None
@@ -105,7 +105,7 @@ def memory_leak(run: RunStats) -> Finding | None:
 
 
 def graph_fallback(run: RunStats) -> Finding | None:
-    """A graph was requested and could not be captured."""
+    """Find a requested graph that could not be captured."""
     if not run.on_gpu or "cannot be captured" not in run.graph_reason:
         return None
     problem, cost = f"graph={run.graph_mode}, because {run.graph_reason}", 0.3 if run.gpu_idle is None else run.gpu_idle
@@ -116,7 +116,7 @@ def graph_fallback(run: RunStats) -> Finding | None:
 
 
 def transfer_bound(run: RunStats) -> Finding | None:
-    """Every control step copies actions one way and observations the other, and waits for both."""
+    """Find physics and policy on different devices."""
     if run.sim_device == run.rl_device or run.num_actors:  # actors send whole rollouts
         return None
     devices = f"physics on {run.sim_device}, policy on {run.rl_device}"
@@ -127,7 +127,7 @@ def transfer_bound(run: RunStats) -> Finding | None:
 
 
 def few_envs(run: RunStats) -> Finding | None:
-    """Python and torch calls take about a millisecond per control step, for any number of envs."""
+    """Find control steps that are mostly overhead, about 1 ms for any number of envs."""
     if run.rl_device != "cpu" or run.step_s > 2e-3 or run.num_actors:
         return None
     envs = f"all {run.num_envs} envs" + (f" of each of {run.processes} processes" if run.processes > 1 else "")
@@ -136,7 +136,7 @@ def few_envs(run: RunStats) -> Finding | None:
 
 
 def oversubscribed(run: RunStats) -> Finding | None:
-    """Threads that share a CPU wait for each other at every step."""
+    """Find threads that share CPUs and wait for each other."""
     if not run.too_many_threads:
         return None
     physics, torch = run.physics_threads or 0, run.torch_threads or 0
@@ -152,7 +152,7 @@ def oversubscribed(run: RunStats) -> Finding | None:
 
 
 def busy_machine(run: RunStats) -> Finding | None:
-    """Other processes use CPUs that this run could use."""
+    """Find other processes on the run's CPUs."""
     if not run.cpu_physics or not run.crowded or run.too_many_threads or run.actor_engine == "ray":
         return None
     load = f"load {run.load:.1f} on {_cpus(run.machine_cpus or 0)}"
@@ -161,7 +161,7 @@ def busy_machine(run: RunStats) -> Finding | None:
 
 
 def unused_cpus(run: RunStats) -> Finding | None:
-    """Physics could use more CPUs."""
+    """Find CPUs that physics could use."""
     threads = run.physics_threads
     if not run.cpu_physics or threads is None or threads >= run.cpus or run.simulate < 0.4:
         return None
@@ -171,7 +171,7 @@ def unused_cpus(run: RunStats) -> Finding | None:
 
 
 def warp_on_cpu(run: RunStats) -> Finding | None:
-    """Warp's CPU device runs kernels on one thread, for tests."""
+    """Find Warp on the CPU, where kernels run on one thread."""
     if run.sim_device != "cpu" or run.sim not in SIMULATORS or not SIMULATORS[run.sim].uses_warp:
         return None
     share = 1.0 - (run.actor_wait or 0.0) if run.num_actors else run.simulate
@@ -180,7 +180,7 @@ def warp_on_cpu(run: RunStats) -> Finding | None:
 
 
 def simulation_bound(run: RunStats) -> Finding | None:
-    """Physics should take most of the time, not all of it."""
+    """Find physics that takes nearly all of the time."""
     causes = (oversubscribed, unused_cpus, warp_on_cpu, transfer_bound, few_envs, graph_fallback)
     if run.simulate < 0.85 or any(rule(run) for rule in causes):
         return None
@@ -196,7 +196,7 @@ def simulation_bound(run: RunStats) -> Finding | None:
 
 
 def update_bound(run: RunStats) -> Finding | None:
-    """Learning takes longer than collecting."""
+    """Find learning that takes longer than collecting."""
     if run.minibatches is None or run.update - (run.sums or 0.0) < 0.5 or small_minibatches(run):
         return None
     epochs = run.epochs or 1
@@ -207,7 +207,7 @@ def update_bound(run: RunStats) -> Finding | None:
 
 
 def small_minibatches(run: RunStats) -> Finding | None:
-    """Every optimiser step has a fixed cost, which small minibatches do not amortise."""
+    """Find minibatches too small for the fixed cost of optimiser steps."""
     size, steps = run.minibatch_size, run.minibatches
     if size is None or steps is None:
         return None
@@ -219,7 +219,7 @@ def small_minibatches(run: RunStats) -> Finding | None:
 
 
 def logging_bound(run: RunStats) -> Finding | None:
-    """Rows, console and trackers, in every row alike."""
+    """Find slow logging in all rows."""
     if run.log_cost < 0.05 or run.log_peaks >= 0.5 * run.log or sums_bound(run):
         return None  # rows are summed over processes too
     problem = f"logging-bound: writing rows takes {_percent(run.log_cost)} of the time"
@@ -228,7 +228,7 @@ def logging_bound(run: RunStats) -> Finding | None:
 
 
 def checkpoint_bound(run: RunStats) -> Finding | None:
-    """Logging that is slow in a few rows only: checkpoints."""
+    """Find logging that is slow in a few rows only: checkpoints."""
     if run.log_cost < 0.05 or run.log_peaks < 0.5 * run.log:
         return None
     cost = min(run.log_peaks, run.log_cost)
@@ -237,7 +237,7 @@ def checkpoint_bound(run: RunStats) -> Finding | None:
 
 
 def sums_bound(run: RunStats) -> Finding | None:
-    """An all-reduce has a fixed cost, and waits for the slowest process."""
+    """Find slow all-reduces, which wait for the slowest process."""
     if run.processes < 2 or run.sums is None or run.sums < 0.2:
         return None
     problem = f"{run.processes} processes spend {_percent(run.sums)} of the time in sums that wait for the slowest one"
@@ -249,7 +249,7 @@ def sums_bound(run: RunStats) -> Finding | None:
 
 
 def checked_task(run: RunStats) -> Finding | None:
-    """Checking every hook at every step synchronises with the device."""
+    """Find `debug.check_task`, which synchronises at every step."""
     if not run.check_task:
         return None
     problem, cost = "debug.check_task=true checks every hook of the task at every step", 0.1
@@ -259,7 +259,7 @@ def checked_task(run: RunStats) -> Finding | None:
 
 
 def slowing_down(run: RunStats) -> Finding | None:
-    """The same work takes longer than at the start."""
+    """Find a speed that falls over time."""
     if run.speed_trend is None or run.rows < 40 or run.speed_trend > 0.75:
         return None
     problem = f"speed fell to {_percent(run.speed_trend)} over the rows read"
@@ -283,5 +283,5 @@ def _cpus(count: int) -> str:
 
 
 def _power_of_two(at_most: float) -> int:
-    """Return the largest power of two up to a number; 0 below 1."""
+    """Return the largest power of two up to a number, or 0."""
     return 1 << int(math.log2(at_most)) if at_most >= 1 else 0

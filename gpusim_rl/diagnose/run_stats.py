@@ -28,7 +28,7 @@ LATER = "Try again after the first iteration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStats:
-    """Statistics of a run; None = unknown. Shares are fractions of the wall-clock time unless stated otherwise."""
+    """Statistics of a run; None = unknown. Shares are fractions of the wall-clock time if not stated otherwise."""
 
     # Settings
     task: str
@@ -110,24 +110,24 @@ class RunStats:
 
     @property
     def step_s(self) -> float:
-        """Duration of one control step of all envs, policy included [s]; 0 with actors."""
+        """Duration of a control step of all envs, with the policy [s]; 0 with actors."""
         return (self.simulate + self.policy + self.rollout) * self.all_envs / self.env_steps_per_s
 
     @property
     def minibatches(self) -> int | None:
-        """Optimiser steps per iteration, if the settings determine it."""
+        """Optimiser steps per iteration."""
         if self.epochs is None or self.minibatch_size is None or self.num_actors:
             return None
         return self.epochs * max(1, round(self.num_envs * self.horizon / self.minibatch_size))
 
     @property
     def gpu_idle(self) -> float | None:
-        """Share of the time in which the GPU waits for anything but logging."""
+        """Share of time in which the GPU waits, except for logging."""
         return None if self.gpu_percent is None else max(0.0, 1.0 - self.gpu_percent / 100.0 - self.log)
 
     @property
     def log_cost(self) -> float:
-        """Share of the time that logging costs; host time in parallel to GPU work is free."""
+        """Share of time that logging costs; host time parallel to GPU work is free."""
         if not self.on_gpu:
             return self.log
         busy = (self.gpu_percent or 0.0) / 100.0
@@ -137,25 +137,25 @@ class RunStats:
 
     @property
     def cpu_idle(self) -> float | None:
-        """Share of the available CPU time that this process leaves unused."""
+        """Unused share of the available CPU time."""
         return None if self.cpu_percent is None else max(0.0, 1.0 - self.cpu_percent / 100.0)
 
     @property
     def crowded(self) -> bool:
-        """Whether the machine has more runnable threads than CPUs, and this run is short of CPU time."""
+        """Whether other programs compete for the CPUs."""
         if self.load is None or self.machine_cpus is None or self.cpu_idle is None:
             return False
         return self.load > 1.25 * self.machine_cpus and self.cpu_idle > 0.2
 
     @property
     def too_many_threads(self) -> bool:
-        """Whether the run's own processes have more busy threads than CPUs."""
+        """Whether the run's own threads exceed the CPUs."""
         machine_cpus = self.machine_cpus or self.processes_here * self.cpus
         return self.most_threads > self.cpus or self.processes_here * self.most_threads > machine_cpus
 
     @property
     def most_threads(self) -> int:
-        """Maximum number of simultaneously busy threads per process."""
+        """Maximum number of busy threads per process."""
         return max(self.physics_threads or 0, self.torch_threads or 0)
 
 
@@ -184,7 +184,7 @@ def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
 
 
 def _check(stats: RunStats, folder: Path) -> None:
-    """Raise ConfigError for values that no rule can use: the files may come from a stranger."""
+    """Raise ConfigError for values that no rule can use."""
     for name, hint in get_type_hints(RunStats).items():
         value, kinds = getattr(stats, name), tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
         fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
@@ -234,7 +234,7 @@ def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
 
 
 def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row], warm_up: int) -> RunStats:
-    """Compute the statistics from config.yaml, env.json and metrics.csv, without warm-up rows."""
+    """Compute the statistics from the files of a run, without warm-up rows."""
     task, sim_cfg, log_cfg, algo = config["task"], config["sim"], config["log"], config["algo"]["name"]
     learning = config.get(algo) or {}  # a user's algorithm may have other settings, or none
     sim, learner, graph, compiled, cpu = (
@@ -285,7 +285,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
 
 
 class _Rows:
-    """Rows of metrics.csv after `skipped` ones, the last of which marks the start of the first one kept."""
+    """Rows of metrics.csv after `skipped` ones, the last of which marks the start."""
 
     def __init__(self, rows: Sequence[Row], skipped: int) -> None:
         self.rows = rows[skipped:]
@@ -298,7 +298,6 @@ class _Rows:
         self.total_s = sum(self._seconds) or 1e-9
 
     def measured(self) -> dict[str, Any]:
-        """Return the fields of `RunStats` that depend on the rows alone."""
         steps = self.increase("env_steps")
         speed, memory = self.quarters("speed/env_steps_per_s"), self.quarters("system/memory_gb")
         return {
@@ -339,7 +338,6 @@ class _Rows:
         return (statistics.median(values[:quarter]), statistics.median(values[-quarter:])) if quarter else None
 
     def share(self, name: str) -> float:
-        """Return the phase's share of all time."""
         return sum(self._spent(name)) / self.total_s
 
     def peaks(self, name: str) -> float:
@@ -349,7 +347,6 @@ class _Rows:
         return sum(max(0.0, seconds - usual) for seconds in spent) / self.total_s
 
     def _spent(self, name: str) -> list[float]:
-        """Return the time of a phase in each row [s]."""
         return [(row.get(name) or 0.0) * wall for row, wall in zip(self.rows, self._seconds, strict=True)]
 
 

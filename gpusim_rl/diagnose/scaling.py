@@ -1,4 +1,4 @@
-"""Recommended device, and number of envs, processes or actors, from measurements. Pure functions."""
+"""Recommended device and number of envs, processes or actors, from measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Points = Mapping[int, Measurement]  # by number of envs on one device, of proces
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Recommended setting with reasons; None if nothing could be measured."""
+    """Recommended setting; None = nothing could be measured."""
 
     device: str | None
     num_envs: int | None
@@ -35,7 +35,7 @@ def fits(point: Measurement) -> bool:
 
 
 def knee(points: Points) -> int | None:
-    """Return the fewest envs beyond which no usable measurement gains `GAIN` per doubling."""
+    """Return the fewest envs beyond which no measurement gains `GAIN` per doubling."""
     usable = [num_envs for num_envs, point in _measured(points).items() if fits(point)]
     for i, few in enumerate(usable):
         if all(gain_per_doubling(points, few, many) < GAIN for many in usable[i + 1 :]):
@@ -44,12 +44,12 @@ def knee(points: Points) -> int | None:
 
 
 def gain_per_doubling(points: Points, few: int, many: int) -> float:
-    """Return the relative gain in speed per doubling of the envs."""
+    """Return the gain in speed per doubling of the envs."""
     return (points[many].env_steps_per_s / points[few].env_steps_per_s) ** (1 / math.log2(many / few)) - 1
 
 
 def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> Recommendation:
-    """Choose a device, `cpu` or `cuda`, and a number of envs; the task's yaml is tuned for `tuned_envs`."""
+    """Choose device and number of envs; the task's yaml is tuned for `tuned_envs`."""
     knees = {device: num_envs for device, points in measured.items() if (num_envs := knee(points)) is not None}
     failed = {device: [p.error for p in points.values() if p.error] for device, points in measured.items()}
     if not knees:
@@ -132,19 +132,19 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
 
 
 def efficiency(points: Points) -> dict[int, float]:
-    """Return the speed per process or actor relative to the smallest number measured."""
+    """Return the speed per process or actor relative to the fewest."""
     each = {count: point.env_steps_per_s / count for count, point in _measured(points).items()}
     return {count: speed / next(iter(each.values())) for count, speed in each.items()}
 
 
 def useful(points: Points) -> int | None:
-    """Return the smallest number within 5 % of the maximum speed, if anything was measured."""
+    """Return the smallest number within 5 % of the maximum speed, if any."""
     speeds = {count: point.env_steps_per_s for count, point in _measured(points).items()}
     return next((count for count, speed in speeds.items() if speed >= ENOUGH * max(speeds.values())), None)
 
 
 def reasons(points: Points, unit: str) -> list[str]:
-    """Explain why that number of `processes` or `actors` is useful, and not more."""
+    """Explain why that number of `processes` or `actors` is useful."""
     at, measured = useful(points), _measured(points)
     failed = {count: point.error for count, point in sorted(points.items()) if point.error}
     if at is None:
@@ -185,7 +185,6 @@ def _why_not(point: Measurement, unit: str) -> str:
 
 
 def _age(point: Measurement) -> str:
-    """Describe the age of samples, if above half of the limit."""
     if point.lag is None or point.lag_limit is None or point.lag <= 0.5 * point.lag_limit:
         return ""
     return f"samples are {point.lag:.1f} updates old on average, of {point.lag_limit} at most"

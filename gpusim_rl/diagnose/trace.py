@@ -66,11 +66,8 @@ def read_events(events: Sequence[_Event]) -> Trace:
     """Sum up a profiler trace over its iterations.
 
     Device work belongs to the phase in which the host launched it, matched by correlation id (for a graph, that of its
-    launch). Work without a recorded launch (some driver calls) is `OUTSIDE`. Events outside of iterations, such as the
-    profiler's own, do not count.
-
-    A device phase ends when its last device work is done and the host has left it; it begins where the previous one
-    ended, or later when the host entered it.
+    launch); without a recorded launch to `OUTSIDE`. A device phase ends when its last device work is done and the host
+    has left it; it begins where the previous one ended, or later when the host entered it.
     """
     complete = [event for event in events if event.get("ph") == "X"]
     segments = _segments(complete)
@@ -88,7 +85,7 @@ def read_events(events: Sequence[_Event]) -> Trace:
 
 
 def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -> dict[Any, _Event]:
-    """Add launches and waits to the phases in which the host called them; return calls by correlation id."""
+    """Add launches and waits to the phases of the host; return calls by correlation id."""
     calls: dict[Any, _Event] = {}
     waits: list[tuple[str, _Event]] = []
     for event in filter(lambda event: event.get("cat") in _RUNTIME, complete):
@@ -116,7 +113,7 @@ def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -
 def _add_device_work(
     trace: Trace, segments: list[_Segment], complete: list[_Event], calls: Mapping[Any, _Event]
 ) -> tuple[list[float], _Union, _Union]:
-    """Add kernels and copies to the phases that launched them; return ends of segments, spans of work and graphs."""
+    """Add device work to the phases that launched it; return ends of segments, spans of work and graphs."""
     ends = [segment.end for segment in segments]  # of the host, later of the device too
     busy_spans: list[tuple[float, float]] = []
     graph_spans: dict[Any, tuple[float, float]] = {}
@@ -150,7 +147,6 @@ def _add_event(trace: Trace, phase: str, event: _Event, call: _Event) -> None:
 
 
 def _index_at(segments: list[_Segment], ts: float) -> int | None:
-    """Return the index of the segment at a time; None outside of all iterations."""
     index = bisect_right(segments, ts, key=lambda segment: segment.begin) - 1
     return index if index >= 0 and ts < segments[index].end else None
 
@@ -174,7 +170,7 @@ def _argument(event: _Event, name: str) -> Any:
 
 
 def _segments(events: Iterable[_Event]) -> list[_Segment]:
-    """Flatten our nested ranges into ordered segments; each moment belongs to the innermost range."""
+    """Flatten our nested ranges into ordered segments, each of the innermost range."""
     ranges = [
         (event["ts"], event["ts"] + event["dur"], name.removeprefix(PREFIX) if name.startswith(PREFIX) else ITERATION)
         for event in events
@@ -201,7 +197,7 @@ def _segments(events: Iterable[_Event]) -> list[_Segment]:
 
 
 class _Union:
-    """Union of intervals, which overlap on several streams or in branches of a graph."""
+    """Union of intervals, which may overlap."""
 
     def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
         self._spans: list[tuple[float, float]] = []

@@ -77,7 +77,7 @@ def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
 
 
 def our_loop(trainer: Trainer, log: Logger) -> Loop:
-    """Return the loop of our trainer, with physics on the host and saving as separate phases."""
+    """Return our trainer's loop, with host physics and saving as separate phases."""
 
     def observe(around: Callable[[str], Any]) -> None:  # context managers that are decorators too
         trainer.collector.timer.observe(around)
@@ -143,7 +143,6 @@ def _trace(loop: Loop, iterations: int, *, stacks: bool = False) -> list[dict[st
 
 
 def _stack_locations(loop: Loop) -> Counter[SourceLocation]:
-    """Trace one more iteration with stacks; return its transfers by function."""
     events = _trace(loop, 1, stacks=True)
     return Counter(
         SourceLocation(transfer.phase, transfer.kind, name_function(events, transfer, LIBRARY) or "")
@@ -152,7 +151,7 @@ def _stack_locations(loop: Loop) -> Counter[SourceLocation]:
 
 
 def _sync_warnings(loop: Loop, iterations: int, phases: list[str]) -> Counter[SourceLocation]:
-    """Run iterations with torch's sync warnings, and return where they occurred."""
+    """Run iterations with torch's sync warnings; return their locations."""
     locations: Counter[SourceLocation] = Counter()
 
     def warned(message: Warning | str, *args: Any, **kwargs: Any) -> None:

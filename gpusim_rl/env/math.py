@@ -142,8 +142,8 @@ def operational_space_torque(
     """Return torques [N m] for a body's acceleration a, and joint accelerations p in its null space.
 
     Operational space control (Khatib 1987, doi 10.1109/JRA.1987.1087068): with the body's inertia
-    L = (J M^-1 J^T)^-1 the torques are M p + J^T L (a - J p). Of all joint accelerations that give a, they give the
-    one nearest to p in the metric M. Gravity and velocity-dependent forces are not included.
+    L = (J M^-1 J^T)^-1 the torques are M p + J^T L (a - J p). They give a with joint accelerations nearest to p in the
+    metric M. Gravity and velocity-dependent forces are not included.
 
     Args:
         jacobian: Jacobian J of the body.

@@ -1,7 +1,7 @@
 """NaN guard: state and action before the first divergence, for a replay.
 
-`Sim.diverged` flags states that are NaN, infinite or too large to be physical; `VecEnv` adds non-finite actions and
-controls. `run/finite_check.py` finds NaN in observations, rewards, losses and policy.
+`Sim.diverged` flags NaN, infinite and unphysically large states; `VecEnv` adds non-finite actions and controls.
+`run/finite_check.py` finds NaN in observations, rewards, losses and policy.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class NanGuard:
         """Return the first divergence, or None; synchronises with the device.
 
         Returns:
-            `env`: index of the env. `episode_step`: control step of its episode. `cause`: `physics`, or `action` or
-            `apply_action` if the action or a control is not finite. `diverged_envs`: number of envs that ever diverged.
-            `state`: an `EnvState`. `action`: shape [num_actions].
+            `env`: its index. `episode_step`: control step of its episode. `cause`: `physics`, or `action` or
+                `apply_action` if the action or a control is not finite. `diverged_envs`: number of envs that ever
+                diverged. `state`: an `EnvState`. `action`: shape [num_actions].
         """
         if not self._found:
             return None

@@ -64,10 +64,7 @@ class RayCaster:
         pattern: Rays in the frame, from `grid`, `lidar`, or your own code.
         turn: Rotation of the pattern: the frame's, or its yaw only.
         ignore: Articulations that the rays pass through.
-        max_distance: Range of the sensor [m].
-
-    Raises:
-        TaskError: The pattern is not two tensors of shape [rays, 3], or the frame is not one body or site.
+        max_distance: Range [m].
     """
 
     def __init__(

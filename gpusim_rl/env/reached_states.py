@@ -19,9 +19,9 @@ from gpusim_rl.sim import Sim
 class ReachedStates:
     """Ring buffer of reached states, as starts beyond what exploration finds only by chance.
 
-    Salimans and Chen 2018 (arXiv 1812.03381) start from the states of a demonstration, Florensa et al. 2017 (arXiv
-    1707.05300) from states that reach the goal now and then. Here `Task.worth_keeping` selects them. A state is that
-    of all articulations and the task's per-env tensors. A ring smaller than `num_envs` raises ConfigError.
+    As Salimans and Chen 2018 (arXiv 1812.03381) start from a demonstration, and Florensa et al. 2017 (arXiv 1707.05300)
+    where the goal is sometimes reached. A state is that of all articulations and the task's per-env tensors. A ring
+    smaller than `num_envs` raises ConfigError.
     """
 
     def __init__(self, cfg: ResetFromConfig, task: Task[Any], sim: Sim, seed: int) -> None:
