@@ -151,7 +151,7 @@ class CommandConfig:
 
 
 class VelocityCommands(Commands):
-    """Commands of a walking robot, x, y [m/s] and yaw [rad/s] in its frame; some follow a heading or stand."""
+    """Commands of a walking robot in its frame, x, y [m/s] and yaw rate [rad/s]; some follow a heading or stand."""
 
     draws = 8  # random numbers per draw
 
