@@ -49,7 +49,7 @@ def test_little_memory_is_a_warning():
     assert memory_check(1.0).state == "warning" and "num_envs=512" in memory_check(1.0).fix
 
 
-def test_a_folder_that_cannot_be_written_is_broken(tmp_path, monkeypatch):
+def test_an_unwritable_folder_fails(tmp_path, monkeypatch):
     assert disk_check(tmp_path / "a" / "runs").state in ("ok", "warning")
 
     def refuse(**_):
@@ -96,7 +96,7 @@ def test_a_package_that_cannot_be_imported_is_broken_and_ends_the_checks(tmp_pat
     assert not any(check.name == "rendering" for check in checks)
 
 
-def test_a_package_that_is_missing_is_told(monkeypatch):
+def test_a_missing_package_is_reported(monkeypatch):
     version = machine_check.installed_version
     monkeypatch.setattr(machine_check, "installed_version", lambda name: None if "warp" in name else version(name))
     fixes = {check.text: check.fix for check in machine_check._packages()}

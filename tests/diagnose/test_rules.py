@@ -105,14 +105,14 @@ def first(stats: RunStats) -> Finding:
 
 
 @pytest.mark.parametrize(("rule", "stats"), EACH, ids=IDS)
-def test_a_rule_speaks_on_its_profile_and_all_others_are_silent(rule, stats):
+def test_only_the_rule_of_a_profile_reports(rule, stats):
     [finding] = diagnose(stats)
     assert finding.rule == rule and 0 < finding.cost <= 1
     assert finding.settings or finding.hint
     assert "\n" not in str(finding) and "None" not in str(finding) and "nan" not in str(finding)
 
 
-def test_settings_that_are_named_can_be_typed():
+def test_suggested_overrides_are_valid():
     settings = [setting.split() for _, stats in EACH for setting in first(stats).settings]
     by_keys = {tuple(word.partition("=")[0] for word in words): words for words in settings}
     for words in by_keys.values():
@@ -145,7 +145,7 @@ def test_a_healthy_run_has_no_findings(stats):
     assert diagnose(stats) == []
 
 
-def test_what_the_host_does_beside_a_busy_gpu_costs_nothing():
+def test_host_work_parallel_to_a_busy_gpu_is_free():
     assert diagnose(replace(GPU, log=0.6)) == []
     assert diagnose(replace(GPU, log=0.6, log_peaks=0.5)) == []
     assert diagnose(replace(GPU, log=0.6, gpu_percent=20.0)) == []  # a short run: the driver looks seldom
@@ -156,14 +156,14 @@ def test_what_the_host_does_beside_a_busy_gpu_costs_nothing():
     assert finding.rule == "checkpoint_bound" and finding.cost == pytest.approx(0.1)
 
 
-def test_that_nothing_stands_out_is_also_an_answer():
+def test_a_run_without_findings_has_a_conclusion():
     assert conclusion(CPU).endswith("physics takes 71 % of the time")
     assert conclusion(GPU).endswith("the rollout takes 75 % of the time")
     assert conclusion(replace(GPU, gpu_percent=None)).endswith("try tools/audit.py")
     assert conclusion(replace(ACTORS, actors=0.6, update=0.3)).endswith("the wait for actors takes 60 % of the time")
 
 
-def test_what_is_not_known_limits_nothing():
+def test_unknown_values_give_no_findings():
     optional = [name for name, field in RunStats.__dataclass_fields__.items() if field.default is None]
     assert "load" in optional and "gpu_percent" in optional
     for stats in (CPU, GPU, SUMMED, ACTORS, RAY):
@@ -176,7 +176,7 @@ def test_the_most_costly_comes_first():
     assert [finding.cost for finding in findings] == sorted((finding.cost for finding in findings), reverse=True)
 
 
-def test_words_of_several_processes():
+def test_findings_of_several_processes():
     assert first(CASES["sums_bound"][1]).settings == ("num_envs=512", "ppo.minibatch_size=2048", "log.interval=10")
     assert "--nproc-per-node=8" in first(CASES["oversubscribed"][2]).hint
     few = replace(SUMMED, num_envs=16, env_steps_per_s=64_000)
@@ -189,7 +189,7 @@ def test_the_wait_in_sums_is_neither_a_slow_update_nor_slow_logging():
     assert {finding.rule for finding in diagnose(replace(waits, sums=0.05))} == {"update_bound", "logging_bound"}
 
 
-def test_words():
+def test_findings_name_settings():
     assert first(CASES["gpu_memory"][0]).settings == ("num_envs=2048",)
     assert first(CASES["gpu_memory"][1]).settings == ()  # one env is the least
     assert first(replace(CPU, num_envs=5000, memory_gb=60.0)).settings == ("num_envs=2048",)  # 60 of 32 GB: swapping
@@ -304,7 +304,7 @@ def test_settings_are_those_of_the_algorithm():
 
 
 @pytest.mark.parametrize("rule", ["update_bound", "small_minibatches"])
-def test_an_algorithm_without_epochs_and_minibatches_hears_nothing_of_them(rule):
+def test_algorithms_without_epochs_and_minibatches_get_no_such_findings(rule):
     for case in CASES[rule]:
         other = replace(case, algo="search", epochs=None, minibatch_size=None)
         assert other.minibatches is None and diagnose(other) == []

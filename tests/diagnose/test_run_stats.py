@@ -84,7 +84,7 @@ def test_an_algorithm_may_have_other_settings_than_ppo(tmp_path, settings):
     assert stats.horizon == 16 and not stats.compile, "the rows tell how many steps an iteration has"
 
 
-def test_what_env_json_lacks_is_not_known(tmp_path):
+def test_missing_entries_of_env_json_are_unknown(tmp_path):
     stats = read_run_stats(make_run(tmp_path, [row(1), row(2)], metadata={"memory_gb": 8.0}))
     assert (stats.sim, stats.sim_device, stats.rl_device) == ("mujoco", "cpu", "cpu")
     assert (stats.physics_threads, stats.graph_mode, stats.memory_limit_gb) == (None, None, 8.0)
@@ -217,7 +217,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
         ("env.json", '{"sim": 3}', "invalid config.yaml or env.json: AttributeError"),
     ],
 )
-def test_a_broken_run_is_one_line(tmp_path, file, text, line):
+def test_broken_runs_are_refused(tmp_path, file, text, line):
     run = make_run(tmp_path, [row(1), row(2)])
     if text is None:
         (run / file).unlink()

@@ -70,7 +70,7 @@ def test_what_fills_the_memory_is_not_recommended():
     assert advice.num_envs == 4096 and "more do not fit: num_envs=16384 does not fit" in advice.reasons[0]
 
 
-def test_a_plateau_is_told_with_what_more_would_bring():
+def test_a_plateau_is_reported_with_the_gain_of_more_envs():
     advice = advise(cpu=table(PLATEAU), tuned_envs=1024)
     assert advice.num_envs == 1024
     assert "46,000 env steps/s" in advice.reasons[0] and "3 % per doubling" in advice.reasons[0]
@@ -97,7 +97,7 @@ def test_a_gpu_is_worth_it_or_not(cpu, gpu, device, speedup, words):
     assert any(words in reason for reason in advice.reasons)
 
 
-def test_without_a_gpu_nothing_is_invented():
+def test_without_a_gpu_there_is_no_speedup():
     phases = {"simulate": 0.7, "policy": 0.06, "update": 0.2, "log": 0.04}
     advice = advise(cpu=table(PLATEAU, phases=phases), tuned_envs=1024)
     assert advice.gpu_speedup is None
@@ -105,7 +105,7 @@ def test_without_a_gpu_nothing_is_invented():
     assert about.startswith("no GPU was measured") and "96 % of the time at 1024 envs" in about
 
 
-def test_a_device_that_could_not_be_measured_is_told():
+def test_unmeasured_devices_are_reported():
     advice = advise(cpu=table({512: 100e3}), cuda=too_much(512))
     assert advice.device == "cpu" and advice.gpu_speedup is None
     assert "the other device could not be measured: num_envs=512 does not fit" in advice.reasons
@@ -121,7 +121,7 @@ def test_a_gpu_that_is_as_fast_within_the_scatter_is_not_recommended():
     assert any("a GPU is not worth it for Ant: as fast as the CPU" in reason for reason in advice.reasons)
 
 
-def test_numbers_that_cannot_be_are_told():
+def test_implausible_measurements_are_reported():
     """More envs are not much slower: something else ran."""
     advice = advise(cpu=table({64: 50e3, 128: 90e3, 256: 80e3, 512: 95e3, 1024: 45e3}), tuned_envs=128)
     assert advice.num_envs == 128
@@ -129,7 +129,7 @@ def test_numbers_that_cannot_be_are_told():
     assert len([reason for reason in advice.reasons if "measure again" in reason]) == 1
 
 
-def test_measurements_that_shared_the_cpus_are_told():
+def test_measurements_on_shared_cpus_are_reported():
     quiet, shared = table({64: 50e3}), table({128: 60e3, 256: 55e3}, crowded=True)
     advice = advise(cpu=quiet | shared, tuned_envs=64)
     assert any("other programs slowed down 128, 256 envs on cpu" in reason for reason in advice.reasons)
@@ -162,7 +162,7 @@ def test_the_fewest_that_are_about_as_fast_as_the_best_are_useful(speeds, count)
         assert useful(points | failed(16)) == count
 
 
-def test_efficiency_is_that_of_each_over_each_of_the_fewest():
+def test_efficiency_is_relative_to_the_fewest():
     assert efficiency(table({1: 100.0, 2: 190.0, 4: 200.0})) == pytest.approx({1: 1.0, 2: 0.95, 4: 0.5})
     assert efficiency(failed(1) | table({2: 200.0, 4: 300.0})) == pytest.approx({2: 1.0, 4: 0.75})
     assert efficiency(failed(1)) == {}
@@ -194,7 +194,7 @@ def test_reasons_say_what_the_numbers_tell_and_no_more():
     assert "with 4 samples are 6.0 updates old on average, of 8 at most" in found[1]
 
 
-def test_what_could_not_be_measured_is_told():
+def test_failed_measurements_are_reported():
     assert reasons(failed(1), "actors") == ["nothing could be measured: out of memory"]
     assert "2 could not be measured: out of memory" in reasons(table({1: 1e3}) | failed(2), "actors")
     assert "slowed down 1;" in reasons(table({1: 1e3}, crowded=True), "actors")[-1]

@@ -33,7 +33,7 @@ def test_a_training_is_stopped_when_it_has_rows_enough():
     assert result.lag is None and result.learner_wait is None
 
 
-def test_what_train_says_is_why_nothing_was_measured():
+def test_errors_of_train_are_passed_on():
     error = measure_training([*SMALL, "num_envs=-1"], warm_up=1, iterations=1).error
     assert error is not None and "num_envs" in error and "\n" not in error and not error.startswith("error")
 
@@ -50,7 +50,7 @@ def test_processes_of_torchrun_are_measured_together():
     assert error is not None and "\n" not in error
 
 
-def test_a_training_that_dies_is_one_line():
+def test_a_crashed_training_is_one_line():
     def failure(code: str) -> str:
         with Child([sys.executable, "-c", code]) as training:
             training.process.wait()

@@ -43,7 +43,7 @@ def test_eager_work_belongs_to_the_phase_that_launched_it():
     assert all(not work.syncs and work.to_device == work.to_host == CopyTotals() for work in read.values())
 
 
-def test_a_graph_is_one_launch_of_many_kernels_and_keeps_the_device_busy_after_the_host_has_left():
+def test_a_graph_is_one_launch_of_many_kernels():
     events = [
         phase("iteration", 0, 30),
         phase("rollout", 0, 10),
@@ -103,7 +103,7 @@ def test_copies_and_waits_are_counted_by_phase():
     assert len(reading.transfers) == 8
 
 
-def test_what_is_outside_of_the_iterations_does_not_count():
+def test_events_outside_of_iterations_do_not_count():
     """The profiler itself waits for the device when it starts and stops."""
     work = read_events(
         [
@@ -125,7 +125,7 @@ def test_what_is_outside_of_the_iterations_does_not_count():
     assert us(work[OUTSIDE]) == (20, 0)
 
 
-def test_the_devices_own_records_complete_those_of_the_calls():
+def test_device_records_complete_the_calls():
     """Parts of the driver's interface are not recorded as calls: Warp's waits and graph launches, say."""
     work = read_events(
         [
@@ -172,7 +172,7 @@ def test_an_empty_trace_has_no_phases():
     assert read_events([]).work == {} and read_events([call("cudaStreamSynchronize", 1, 1)]).work == {}
 
 
-def test_a_transfer_is_named_by_the_innermost_function_that_is_not_the_librarys():
+def test_transfers_are_named_by_the_innermost_function_outside_the_library():
     events = [
         phase("iteration", 0, 100),
         call("cudaStreamSynchronize", 50, 1),

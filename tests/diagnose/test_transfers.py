@@ -153,13 +153,13 @@ def test_a_wait_that_only_torch_tells_of_is_a_violation(monkeypatch):
     )
 
 
-def test_a_profiler_that_sees_no_kernel_is_not_believed(monkeypatch):
+def test_a_profiler_without_kernels_is_an_error(monkeypatch):
     fake = FakeDevice(monkeypatch, [phase("iteration", 0, 1)])
     with pytest.raises(ConfigError, match="the profiler saw no kernel"):
         transfers.audit(fake.loop, warm_up=0, iterations=1)
 
 
-def test_a_real_trace_goes_the_same_way(tmp_path):
+def test_real_traces_have_our_phases(tmp_path):
     """The profiler itself, on the CPU: our ranges come back as phases."""
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=100)
     with trainer.logging() as log:

@@ -87,7 +87,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_wrong_is_one_line(trot, tmp_path, kind):
+def test_invalid_clips_are_refused(trot, tmp_path, kind):
     change, words = BAD[kind]
     arrays = arrays_of(trot)
     change(arrays)
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_one_line(trot, tmp_path, kind):
     assert words in refused(tmp_path / "x.npz")
 
 
-def test_what_could_not_be_read_is_not_written(trot, tmp_path):
+def test_an_unreadable_clip_is_not_written(trot, tmp_path):
     jump = trot.body_pos_w.copy()
     jump[100:] -= [30.0, 0.0, 0.0]
     with pytest.raises(ConfigError, match=r"^body_lin_vel_w: does not match"):
@@ -159,7 +159,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-def test_a_file_of_a_stranger_is_data_or_one_line(tmp_path, monkeypatch, kind):
+def test_hostile_files_are_refused(tmp_path, monkeypatch, kind):
     content, words = STRANGE[kind]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(clips, "CLIP_BYTES", 5 << 20)
@@ -170,7 +170,7 @@ def test_a_file_of_a_stranger_is_data_or_one_line(tmp_path, monkeypatch, kind):
     assert not (tmp_path / "executed").exists()
 
 
-def test_damaged_files_are_one_line(trot, tmp_path):
+def test_damaged_files_are_refused(trot, tmp_path):
     save(tmp_path / "x.npz", trot)
     whole, rng = (tmp_path / "x.npz").read_bytes(), np.random.default_rng(1)
     refusals = 0
@@ -186,7 +186,7 @@ def test_damaged_files_are_one_line(trot, tmp_path):
     assert refusals == 30
 
 
-def test_a_missing_file_and_a_folder(tmp_path):
+def test_missing_files_and_folders_are_refused(tmp_path):
     for path in (tmp_path / "no.npz", tmp_path, tmp_path / f"{'x' * 5000}.npz"):
         assert "no such file" in refused(path)
 
@@ -194,7 +194,7 @@ def test_a_missing_file_and_a_folder(tmp_path):
 # -- files of others ---------------------------------------------------------------------------
 
 
-def test_a_file_of_isaac_lab(trot, go1, tmp_path):
+def test_isaac_lab_files_are_read(trot, go1, tmp_path):
     arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in arrays_of(trot).items()}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array(50, dtype=np.int64)})
     assert set(arrays) >= {"dof_names", "dof_positions", "body_rotations", "body_angular_velocities"}
@@ -204,7 +204,7 @@ def test_a_file_of_isaac_lab(trot, go1, tmp_path):
 
 
 @pytest.mark.parametrize("height", [-0.05, 0.02])
-def test_what_isaac_lab_has_in_the_ground_stands_on_it(trot, go1, tmp_path, height):
+def test_isaac_lab_clips_are_lifted_out_of_the_ground(trot, go1, tmp_path, height):
     low = replace(trot, body_pos_w=trot.body_pos_w + np.float32([0.0, 0.0, height]))
     arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in arrays_of(low).items()}
     np.savez(tmp_path / "x.npz", **arrays)
@@ -251,7 +251,7 @@ def test_ball_joints_of_isaac_lab_become_hinges(tmp_path):
     assert "does not match the joints of 'robot'" in refused(tmp_path / "y.npz", scene)
 
 
-def test_a_file_of_mjlab_has_the_names_of_its_robot(trot, go1, g1, tmp_path):
+def test_mjlab_files_get_the_robots_names(trot, go1, g1, tmp_path):
     arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array([50])})
     assert "lacks joint_names, body_names" in refused(tmp_path / "x.npz")
@@ -261,7 +261,7 @@ def test_a_file_of_mjlab_has_the_names_of_its_robot(trot, go1, g1, tmp_path):
     assert "joint_pos: expected shape [201, 29]" in refused(tmp_path / "x.npz", g1)
 
 
-def test_other_orders_of_a_file_without_names_are_noticed(trot, go1, tmp_path):
+def test_wrong_orders_without_names_are_refused(trot, go1, tmp_path):
     """PhysX numbers bodies and joints by their distance from the root: hips first, then thighs, then calves."""
     arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
     breadth = [0, 1, 4, 7, 10, 2, 5, 8, 11, 3, 6, 9, 12]
@@ -308,7 +308,7 @@ def test_a_clip_of_another_robot_is_refused_by_name(trot, go1, g1):
     assert robot_of(shuffled(trot)) == assets_dir() / "go1" / "go1.xml"
 
 
-def test_bodies_are_where_the_joints_put_them(trot, go1):
+def test_bodies_must_match_the_joints(trot, go1):
     swapped = list(trot.body_names)
     swapped[3], swapped[6] = swapped[6], swapped[3]
     for wrong in (
@@ -390,7 +390,7 @@ def script():
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_clip_that_ships_is_made_again(script, name):
+def test_shipped_clips_are_reproducible(script, name):
     pytest.importorskip("mink", reason="pip install mink")
     assert tuple(script.MAKERS) == MADE
     made, shipped = arrays_of(script.MAKERS[name]()), arrays_of(load(MOTIONS / f"{name}.npz"))

@@ -140,7 +140,7 @@ def test_invalid_ranges_and_intervals_are_refused() -> None:
         Commands(task, RANGES, interval=0.01)
 
 
-def test_a_time_is_at_least_a_step_and_no_more_than_a_tensor_counts() -> None:
+def test_control_steps_are_at_least_one_and_fit_int64() -> None:
     assert [control_steps(seconds, 0.02) for seconds in (0.0, 1e-30, 0.1)] == [1, 1, 5]
     assert (torch.tensor(7) % control_steps(3e38, 1e-38)).item() == 7
 
@@ -164,7 +164,7 @@ def test_levels_move_by_masks_and_stop_at_the_bottom() -> None:
     assert task.levels.value.tolist() == [1, 2, 3, 3, 0, 0, 2, 3]
 
 
-def test_after_the_highest_level_comes_a_random_one() -> None:
+def test_the_highest_level_leads_to_a_random_one() -> None:
     task = make_task(num_envs=20_000)
     at_top = task.levels.value == COUNT - 1
     others = task.levels.value[~at_top].clone()
@@ -199,7 +199,7 @@ def test_a_curriculum_moves_after_windows_with_a_good_mean_until_its_final_value
     assert value == final and len(set(values)) == (1 if start == final else 6)
 
 
-def test_without_a_start_the_value_is_final_whatever_a_checkpoint_says() -> None:
+def test_without_a_start_the_value_is_final() -> None:
     part = curriculum(None, 0.2)
     part._value.fill_(1.0)
     for _ in range(8):
@@ -208,7 +208,7 @@ def test_without_a_start_the_value_is_final_whatever_a_checkpoint_says() -> None
 
 
 @pytest.mark.parametrize(("saved", "value"), [(0.1, 0.2), (0.6, 0.6), (2.0, 1.0)])
-def test_a_value_from_a_checkpoint_keeps_to_todays_range(saved: float, value: float) -> None:
+def test_a_restored_value_is_clamped_to_the_current_range(saved: float, value: float) -> None:
     random = EnvRandom(1, torch.device("cpu"), 0)
     trained, today = ({"part": curriculum(1.0, 0.2)} for _ in range(2))
     trained["part"]._value.fill_(saved)

@@ -123,7 +123,7 @@ def both() -> None:
     untraceable()
 
 
-def test_traced_steps_are_the_eager_ones_and_what_cannot_be_compiled_is_eager_with_one_line_that_names_it() -> None:
+def test_traced_steps_equal_eager_ones_and_a_warning_names_uncompiled_code() -> None:
     first, waits, changes = run("both()").splitlines()
     assert first.endswith("compiled")  # nothing is said of steps that are traced
     assert "Waits: the step after the physics runs uncompiled: Data-dependent branching in rewards() at " in waits
@@ -138,7 +138,7 @@ def twice() -> None:
 
 
 @pytest.mark.slow
-def test_every_env_is_compiled_for_itself() -> None:
+def test_every_env_is_compiled_separately() -> None:
     assert "uncompiled" not in run("twice()")
 
 

@@ -50,7 +50,7 @@ def test_numbers_in_place_of_indices_are_refused() -> None:
         make_env(discrete=True).step(torch.zeros(4, 1))
 
 
-def test_wrong_choices_of_a_task_are_named() -> None:
+def test_invalid_choices_are_refused() -> None:
     base: Any = prepare("Cartpole").task_class
 
     class Wrong(base):
@@ -84,6 +84,6 @@ def test_it_trains_resumes_and_is_evaluated(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["sac", "td3"])
-def test_algorithms_of_continuous_actions_refuse_in_one_line(algo: str, tmp_path: Path) -> None:
+def test_algorithms_for_continuous_actions_refuse_discrete_ones(algo: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"algo={algo}"):
         make_trainer(prepare("Cartpole", algo=algo, task={"discrete": True}, log={"dir": str(tmp_path)}))

@@ -57,7 +57,7 @@ def trainer(folder: Path, **more: Any) -> Any:
     return make_trainer("CartpoleCamera", folder, **merged(settings, more))
 
 
-def test_images_move_and_their_border_is_repeated():
+def test_images_shift_with_repeated_borders():
     noise, images = noise_of(shift=2), pictures()
     around = functional.pad(images.movedim(3, 1).float(), (2,) * 4, mode="replicate").movedim(1, 3).to(torch.uint8)
     shifts = noise.shifts["camera"].tolist()
@@ -87,7 +87,7 @@ def test_nothing_is_drawn_where_there_is_no_noise():
     assert env._groups.image_noise is None and "images" not in env.state_dict()
 
 
-def test_frames_are_noisy_anew_in_every_step_and_all_else_is_true():
+def test_noise_is_drawn_in_every_step_and_changes_only_images():
     env, clean = make_env(BOTH), make_env()
     acted_on, true = env.reset()["camera"], clean.reset()["camera"]
     noise, draws = noise_in(env), []
@@ -105,7 +105,7 @@ def test_frames_are_noisy_anew_in_every_step_and_all_else_is_true():
     assert not torch.equal(acted_on, true)
 
 
-def test_a_part_and_images_may_both_be_noisy(monkeypatch):
+def test_terms_and_images_may_both_be_noisy(monkeypatch):
     def observe(self: Any) -> Any:
         return {**images_alone(self), "policy": {"pole_vel": self.robot.joint_vel[:, 1:]}}
 

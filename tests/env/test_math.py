@@ -93,7 +93,7 @@ def test_tolerance_may_reach_zero_at_the_margin(sigmoid: Any) -> None:
         {"margin": 1.0, "sigmoid": "linear", "value_at_margin": -0.1},
     ],
 )
-def test_tolerance_refuses_nonsense(arguments: dict[str, Any]) -> None:
+def test_tolerance_refuses_invalid_arguments(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="tolerance"):
         tolerance(t(0.0), **arguments)
 
@@ -167,7 +167,7 @@ def test_uniform_orientations() -> None:
         assert (share - torch.linspace(0, 1, len(u), dtype=torch.float64)).abs().max() < 0.01
 
 
-def test_masked_terms_are_zero_where_the_mask_is_even_if_they_are_not_finite() -> None:
+def test_masked_terms_are_zero_even_if_not_finite() -> None:
     terms = {"speed": t(1.0, math.nan, 3.0), "cost": t(-1.0, -2.0, INF)}
     masked = masked_terms(terms, torch.tensor([False, True, True]))
     assert {name: term.tolist() for name, term in masked.items()} == {"speed": [1, 0, 0], "cost": [-1, 0, 0]}

@@ -89,7 +89,7 @@ def test_velocities_are_those_of_the_positions_at_every_rate(tmp_path, capsys, k
         np.testing.assert_allclose(getattr(read, name)[:frames], expected, atol=0.1 * np.abs(expected).max())
 
 
-def test_who_stands_still_for_a_while_holds_no_poses(tmp_path, capsys) -> None:
+def test_standing_still_is_not_a_held_pose(tmp_path, capsys) -> None:
     clip = spinning(100, 60.0)
     times = np.where(np.arange(100) == 40, 30, 1)
     still = {k: np.repeat(v, times, axis=0) if v.ndim > 1 else v for k, v in entries(clip).items()}
@@ -100,7 +100,7 @@ def test_who_stands_still_for_a_while_holds_no_poses(tmp_path, capsys) -> None:
     assert np.array_equal(read.joint_vel, still["joint_vel"]) and not capsys.readouterr().err
 
 
-def test_an_orientation_goes_the_short_way() -> None:
+def test_orientations_take_the_short_way() -> None:
     clip = spinning(3, 10.0)
     flipped = clip.body_quat_w * np.array([1.0, -1.0, 1.0], dtype=np.float32)[:, None, None]
     expected = resampled(clip, 20.0).body_quat_w
@@ -108,7 +108,7 @@ def test_an_orientation_goes_the_short_way() -> None:
     np.testing.assert_allclose(np.abs(dot), 1.0, atol=1e-6)
 
 
-def test_frames_of_all_clips_are_in_a_row() -> None:
+def test_frames_of_all_clips_are_concatenated() -> None:
     first, second = spinning(11, 50.0), spinning(21, 50.0, rate=1.0, start=0.5)
     found = motions(first, second)
     assert len(found) == 32 and found.lengths == [11, 21] and found.last.tolist() == [10, 31]
@@ -230,7 +230,7 @@ def test_a_frame_of_a_longer_clip_is_not_read() -> None:
     assert playhead.index.tolist() == [4, 10]
 
 
-def test_a_clip_that_does_not_fit_is_named(go1, tmp_path) -> None:
+def test_unfit_clips_are_named(go1, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"'clip0' at 50 Hz: 1 frames"):
         motions(spinning(2, 200.0))
     save(tmp_path / "own.npz", spinning())

@@ -72,7 +72,7 @@ def test_a_fixed_base_has_joints_only():
     assert env.step(first["action"].expand(3, -1)).diverged.all()
 
 
-def test_the_guard_neither_waits_nor_allocates_memory():
+def test_the_guard_neither_synchronises_nor_allocates():
     env = make_env("Ant", 5)
     guard = NanGuard(env.sim, 8)
     diverged = torch.arange(5) == 2

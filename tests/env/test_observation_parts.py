@@ -305,7 +305,7 @@ class ImageOfCritic(Painted):
         return {"critic": super().observe()["camera"]}
 
 
-def test_a_task_without_names_has_no_noise():
+def test_unnamed_observations_have_no_noise():
     with pytest.raises(ConfigError, match="does not name"):
         make({"pole_vel": {"noise": 1}}, task_class=Unnamed).reset()
 
@@ -333,7 +333,7 @@ def test_invalid_observations_are_refused(task_class, words):
 
 
 @pytest.mark.parametrize("clip", [None, 2.0])
-def test_a_part_that_is_not_used_is_in_the_group_of_a_teacher_only(clip):
+def test_unused_terms_are_in_the_teacher_group_only(clip):
     settings = {"cart_pos": {"used": False}, "pole_angle": {"history": 3, "noise": 0.1}, "pole_vel": {"used": False}}
     env = make(settings, clip_observations=clip)
     every = make({"pole_angle": settings["pole_angle"]}, clip_observations=clip)

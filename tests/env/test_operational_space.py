@@ -61,7 +61,7 @@ def test_a_stretched_arm_gets_finite_torques():
 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 7])
-def test_the_solver_solves(size):
+def test_the_solver_matches_torch(size):
     random = torch.Generator().manual_seed(size)
     root = torch.randn(5, 3, size, size, generator=random)
     matrix = root @ root.mT + 0.1 * torch.eye(size)

@@ -169,7 +169,7 @@ MAPPED: list[tuple[str, str, dict, str, str, list[float]]] = [
 
 
 @pytest.mark.parametrize(("section", "name", "drawn", "field", "element", "expected"), MAPPED)
-def test_a_property_is_this_field(section, name, drawn, field, element, expected):
+def test_properties_map_to_fields(section, name, drawn, field, element, expected):
     env = make(of_rover(section, **{name: drawn}))
     env.reset()
     found = value(env, field, [element]).reshape(NUM, -1)[:, : len(expected)]
@@ -192,7 +192,7 @@ def test_effort_is_the_force_range_or_the_gear_of_motors():
         make(of_rover(DOF, effort=TWICE))
 
 
-def test_inertia_follows_mass_and_can_be_scaled_beside():
+def test_inertia_follows_mass_and_has_its_own_factor():
     names = ["hull", "arm"]
     both = make(of_rover(BODY, mass=TWICE, inertia=draw(1.5, 1.5, names=["arm"])))
     model = both.sim.param("body_inertia", "rover", names).default
@@ -354,7 +354,7 @@ def test_clipping_comes_after_the_noise():
     assert (env.task.actions == 0.5).all(), "the task sees what the policy chose"
 
 
-def test_actions_come_late_by_a_number_of_steps_of_each_episode():
+def test_actions_are_delayed_by_steps_drawn_per_episode():
     env = make({"latency": {"range": [1, 3]}}, num_envs=60, episode_length=12)
     env.reset()
     delays = []
@@ -483,7 +483,7 @@ def test_without_randomize_there_is_no_randomizer():
     assert "randomizer" not in saved(off.state_dict())
 
 
-def test_it_does_not_use_the_tasks_random_numbers():
+def test_draws_are_separate_from_the_tasks_random_numbers():
     quiet, noisy = make(None), make(everything())
     quiet.reset()
     noisy.reset()
@@ -543,7 +543,7 @@ def ramped(**changes: Any) -> dict[str, Any]:
     return {**params, "actor_params": {"rover": {BODY: {"mass": mass}}}, **changes}
 
 
-def test_new_episodes_are_as_random_as_the_training_had_become():
+def test_begin_from_continues_schedules():
     old, new = make(ramped()), make(ramped(), num_envs=3, seed=1)
     old.reset()
     steps(old, 50)
@@ -593,7 +593,7 @@ def test_no_step_waits_for_the_device():
     assert syncs.total == 0, syncs.locations
 
 
-def test_its_tensors_keep_their_memory():
+def test_tensors_keep_their_addresses():
     env = make(everything(), episode_length=6)
     env.reset()
     owners = {"randomizer": env.randomizer, "sensors": env._groups.sensors}
@@ -680,7 +680,7 @@ def test_cameras_lights_and_materials_differ(name: str):
 
 
 @pytest.mark.usefixtures("watched")
-def test_pictures_that_cannot_be_drawn():
+def test_invalid_picture_params_are_refused():
     drawn = draw(0.1, 0.2, "additive")
     with pytest.raises(ConfigError, match=r"picture_params\.cam_pos: .*'nwo'.* Did you mean"):
         watched_cartpole({"picture_params": {"cam_pos": {**drawn, "names": ["nwo"]}}})
@@ -721,7 +721,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("params", "words"), WRONG, ids=[words[:50] for _, words in WRONG])
-def test_a_mistake_is_one_line(params, words):
+def test_mistakes_are_refused(params, words):
     with pytest.raises(ConfigError) as info:
         make(params)
     assert words in str(info.value) and "\n" not in str(info.value)

@@ -65,7 +65,7 @@ def test_the_newest_states_that_are_worth_it_are_kept_and_episodes_begin_there()
 
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0.25, 150, 250), (1.0, 800, 800)])
-def test_the_share_of_the_resets_is_as_it_should(share: float, low: int, high: int) -> None:
+def test_the_share_of_the_resets_is_as_configured(share: float, low: int, high: int) -> None:
     env = make(envs=800, reset_from={"share": share, "capacity": 800})
     for _ in range(4):
         env.step(torch.ones(800, 1))
@@ -97,7 +97,7 @@ def test_the_tasks_own_tensors_go_with_the_state() -> None:
     assert all(found)
 
 
-def test_nothing_is_read_on_the_host() -> None:
+def test_nothing_synchronises_with_the_host() -> None:
     env = make()
     env.step(torch.zeros(ENVS, 1))
     reached = env.reached
@@ -143,7 +143,7 @@ def test_a_checkpoint_has_the_states_that_were_kept_and_no_more(capsys: pytest.C
     assert capsys.readouterr().err == ""
 
 
-def test_states_of_a_smaller_ring_are_forgotten_and_a_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_states_of_a_smaller_ring_are_dropped_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     small, large = (make(reset_from={"capacity": capacity}) for capacity in (8, 16))
     for _ in range(4):
         small.step(torch.zeros(ENVS, 1))

@@ -621,7 +621,7 @@ BROKEN: list[tuple[str, Callable[[Any], Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("hook", "result", "words"), BROKEN)
-def test_broken_tasks_get_one_line(hook: str, result: Callable[[Any], Any], words: list[str]) -> None:
+def test_invalid_hooks_are_named(hook: str, result: Callable[[Any], Any], words: list[str]) -> None:
     broken = type("Broken", (Cart,), {hook.partition("(")[0]: result})
     with pytest.raises(TaskError) as error:
         make(broken).reset()
@@ -631,7 +631,7 @@ def test_broken_tasks_get_one_line(hook: str, result: Callable[[Any], Any], word
 
 
 @pytest.mark.parametrize("number", [None, 0])
-def test_a_task_without_a_number_of_actions_gets_one_line(number: int | None) -> None:
+def test_missing_num_actions_is_refused(number: int | None) -> None:
     class Broken(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
