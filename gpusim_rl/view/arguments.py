@@ -1,4 +1,4 @@
-"""Arguments of the tools that show a run: play, record and snapshot. Free of torch until a player is opened."""
+"""Command-line arguments of play, record and snapshot. Imports torch only to open a player."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_player_arguments(parser: argparse.ArgumentParser, *, policy: str) -> None:
-    """Adds what `open_player` reads, but for `run` and `--num-envs`; `policy` is the default of `--policy`."""
+    """Add the arguments of `open_player` except `run` and `--num-envs`; `policy` is the default of `--policy`."""
     parser.add_argument("--policy", choices=["trained", "zero", "random"], default=policy, help="who acts")
     parser.add_argument(
         "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
@@ -25,7 +25,7 @@ def add_player_arguments(parser: argparse.ArgumentParser, *, policy: str) -> Non
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser, *, width: int, height: int, of_policy: bool = False) -> None:
-    """Adds the size of a picture, with its defaults [pixels], and its renderer; `of_policy` adds what a policy sees."""
+    """Add picture size [pixels] and renderer; `of_policy` offers the policy's own images."""
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     parser.add_argument("--width", type=positive, default=width, help=f"pixels (default: {width})")
     parser.add_argument("--height", type=positive, default=height, help=f"pixels (default: {height})")
@@ -39,7 +39,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, *, width: int, height
 
 
 def positive(text: str) -> int:
-    """Returns the value of an argument that must be a positive integer."""
+    """Parse a positive integer."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be positive, got {value}")
@@ -47,11 +47,7 @@ def positive(text: str) -> int:
 
 
 def check_video(path: Path, size: tuple[int, int]) -> None:
-    """Checks the name of a video and its width and height [pixels].
-
-    Raises:
-        ConfigError: The name does not end in .mp4 or the size is odd.
-    """
+    """Raise ConfigError unless the name ends in .mp4 and width and height [pixels] are even."""
     if path.suffix != ".mp4":
         raise ConfigError(f"a video's name must end in .mp4, got {path.name!r}")
     if size[0] % 2 or size[1] % 2 or min(size) < 2:
@@ -59,7 +55,7 @@ def check_video(path: Path, size: tuple[int, int]) -> None:
 
 
 def open_player(args: argparse.Namespace, **options: Any) -> Player:
-    """Opens the player that a command line asks for; `options` are other arguments of `Player.open`."""
+    """Open the player of a command line; `options` go to `Player.open`."""
     if args.policy == "trained":
         args.run = str(find_checkpoint(args.run).file)  # before torch is imported
     from gpusim_rl.machine.hardware import limit_openmp_spin

@@ -1,4 +1,4 @@
-"""Captions of videos: who acts, and what each env is commanded to do."""
+"""Captions of videos: the policy, and the command of each env."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INK, OUTLINE = (255, 255, 255), (30, 34, 42)
 
 
 def words_of(player: Player) -> list[str]:
-    """Returns what a video shows, the most important first: task, iteration, and the mean return of the training."""
+    """Return the words of a caption, most important first: task, iteration, mean training return."""
     if player.policy is None:
         return [player.name, f"{player.act} actions"]
     words = [player.name, f"iteration {player.iteration:,}"]
@@ -29,7 +29,6 @@ def words_of(player: Player) -> list[str]:
 
 
 def _return_at(metrics: Path, iteration: int | None) -> float | None:
-    """Returns the mean return of the last 100 episodes at an iteration; None where it is not known."""
     if not metrics.is_file():
         return None
     refuse_links(metrics.parent)
@@ -42,7 +41,7 @@ def _return_at(metrics: Path, iteration: int | None) -> float | None:
 
 
 def commands_of(env: Environment) -> list[str]:
-    """Returns the commands of each env, `command  x 1.00  yaw -0.30`; none where the task has no commands."""
+    """Return each env's command, `command  x 1.00  yaw -0.30`; empty without commands."""
     commands = steerable(env.task) if isinstance(env, VecEnv) else None
     if commands is None:
         return []
@@ -51,10 +50,7 @@ def commands_of(env: Environment) -> list[str]:
 
 
 class Caption:
-    """Writes into the corners of a picture, away from the robots in the middle of its tiles.
-
-    Of the words, for the upper left corner, the last ones are left out where the picture is too narrow.
-    """
+    """Caption writer for a picture; drops the last words if space is short."""
 
     def __init__(self, grid: Grid, words: Sequence[str]) -> None:
         from PIL import Image, ImageDraw, ImageFont
@@ -69,7 +65,7 @@ class Caption:
         self._words = ", ".join(shown)
 
     def write(self, picture: np.ndarray, commands: Sequence[str] = ()) -> np.ndarray:
-        """Returns the picture, uint8 [height, width, 3], with the words, and below in each tile its command."""
+        """Return the picture, uint8 [height, width, 3], with words on top and a command at the bottom of each tile."""
         image = self._images.fromarray(np.ascontiguousarray(picture))
         draw, edge = self._drawing.Draw(image), self._edge
         look = {"font": self._font, "fill": INK, "stroke_width": 1, "stroke_fill": OUTLINE}

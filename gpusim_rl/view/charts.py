@@ -1,4 +1,4 @@
-"""Charts of learning curves, drawn by matplotlib: as a picture, or as SVG in the colours and letters of a page."""
+"""Learning-curve charts drawn by matplotlib, as images or as themed inline SVG."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOT_FOR_A_PAGE = (
 
 @dataclass(frozen=True)
 class Line:
-    """A group of runs in a chart."""
+    """Group of runs in a chart."""
 
     colour: int  # number of its colour
     curves: Sequence[Curve]  # of each run
@@ -47,11 +47,7 @@ class Line:
 def draw_runs(
     axes: Axes, curves: Sequence[Curve], colour: str | None = None
 ) -> tuple[Line2D, np.ndarray, np.ndarray, np.ndarray]:
-    """Draw runs as thin lines, their mean, and one standard deviation as a band.
-
-    Returns:
-        The line of the mean, its x, the mean, and the standard deviation.
-    """
+    """Draw runs as thin lines with mean and standard deviation; return the mean's line, its x, mean and deviation."""
     x, mean, std = mean_and_std(curves)
     [line] = axes.plot(x, mean, color=colour, linewidth=1.8)
     if len(curves) > 1:
@@ -69,19 +65,10 @@ def chart(
     time_axis: bool = False,
     threshold: float | None = None,
 ) -> str:
-    """Draw a mean for each group, its spread as a band, and each run as a thin line.
+    """Draw groups of runs as an `<svg>` element; empty without data.
 
-    The mean of several runs ends with the shortest: a bar there says so. A run that did not complete ends in a mark.
-
-    Args:
-        lines: Groups of runs; curves without points are left out.
-        label: Text for screen readers.
-        size: Width and height [px]; the picture scales.
-        time_axis: Whether x is a time [s], else env steps.
-        threshold: Value at which a dashed line is drawn.
-
-    Returns:
-        An `<svg>` element; empty where no curve has a point.
+    A mean ends at a bar with its shortest run; markers end runs that did not complete. `size` is [px], `label` the
+    accessible name; `time_axis` selects time [s] instead of env steps.
     """
     points = [curve for line in lines for curve in line.curves if len(curve.x)]
     if not points:
@@ -98,7 +85,7 @@ def chart(
 
 
 def save(figure: Figure, file: IO[bytes], form: str) -> None:
-    """Write a picture, all texts of it as they are: names of runs are no formulas of TeX."""
+    """Write a picture with literal text: run names are not TeX."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # pyright: ignore[reportAttributeAccessIssue]
         text.set_usetex(False)  # pyright: ignore[reportAttributeAccessIssue]
@@ -106,19 +93,19 @@ def save(figure: Figure, file: IO[bytes], form: str) -> None:
 
 
 def time_unit(last_s: float) -> tuple[str, float]:
-    """Returns the unit that suits an axis up to a time [s], and its seconds."""
+    """Return the name and length [s] of the unit for a time axis ending at `last_s` [s]."""
     return next((unit, seconds) for unit, seconds in TIMES.items() if last_s >= 2.0 * seconds or seconds == 1.0)
 
 
 def short(value: float, digits: int = 6) -> str:
-    """Returns a number in few characters, `1.5 k`, `0.002`: a round one, or one that is rounded to some digits."""
+    """Format a number compactly, such as `1.5 k`."""
     value = float(f"{value:.{digits}g}")
     size, suffix = next((pair for pair in SUFFIXES if abs(value) >= pair[0]), (1.0, ""))
     return f"{value / size:.6g} {suffix}".rstrip()
 
 
 def visible_range(low: float, high: float) -> tuple[float, float]:
-    """Returns a range of y in which the rounding errors of a constant, 1e-16 say, are no curve."""
+    """Widen a y range in which rounding errors of a constant would look like a curve."""
     size = max(abs(low), abs(high))
     if size > TINY and high - low > 1e-6 * size:
         return low, high
@@ -128,7 +115,7 @@ def visible_range(low: float, high: float) -> tuple[float, float]:
 
 
 def _range(curves: Sequence[Curve], threshold: float | None) -> tuple[float, float]:
-    """Returns the range of y: all that is drawn but absurd values at the start of a training."""
+    """Return the y range without extreme values at the start of training."""
     values = np.concatenate([curve.y for curve in curves])
     low, high = float(np.percentile(values, 2)), float(values.max())
     low = float(values.min()) if high - values.min() < 3 * (high - low) else low
@@ -160,7 +147,6 @@ def _draw_axes(axes: Axes, size: tuple[int, int], unit: tuple[str, float], thres
 
 
 def _ticks(low: float, high: float, most: int) -> np.ndarray:
-    """Returns round numbers within a range."""
     values = np.asarray(MaxNLocator(max(2, most), steps=[1, 2, 5, 10]).tick_values(low, high))
     margin = 1e-9 * (high - low)
     return np.where(abs(values) < margin, 0.0, values)[(values >= low - margin) & (values <= high + margin)]
@@ -182,13 +168,11 @@ def _draw_line(axes: Axes, line: Line) -> None:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Returns every n-th point of a curve, the last one among them: MOST at most."""
     stride = -(-len(curve.x) // MOST) or 1
     return Curve(*(values[::-stride][::-1] for values in (curve.x, curve.y)))
 
 
 def _svg(figure: Figure, label: str) -> str:
-    """Returns a picture as an element of a page, with its colours and letters."""
     file = io.BytesIO()
     with rc_context({"svg.fonttype": "none"}):
         figure.patch.set_visible(False)

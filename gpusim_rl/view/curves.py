@@ -1,4 +1,4 @@
-"""Learning curves of runs: runs that differ only in their seed are one line, with its mean and spread."""
+"""Learning curves of runs; runs that differ only in their seed share a line with mean and spread."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HUGE = 1e100  # numbers from which on a picture cannot be drawn
 
 @dataclass(frozen=True)
 class Curve:
-    """One column of a run over another one, rows where one of them is empty left out."""
+    """One column against another, without rows where either is empty."""
 
     x: np.ndarray
     y: np.ndarray
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class SavedCurves:
-    """A run folder's settings and columns."""
+    """Settings and columns of a run folder."""
 
     run: RunDir
     config: dict[str, Any]
@@ -79,18 +79,18 @@ class SavedCurves:
         return goal if same else None
 
     def column(self, key: str) -> np.ndarray:
-        """Returns a column; NaN where the run has none."""
+        """Return a column, NaN if missing."""
         return self.columns.get(key, np.full(len(self.columns["iteration"]), np.nan))
 
     def curve(self, key: str, x_column: str) -> Curve:
-        """Returns a column over another; one without points where either is missing."""
+        """Return a column against another, without points if missing."""
         x, y = self.column(x_column), self.column(key)
         known = (x >= 0) & (x < HUGE) & (np.abs(y) < HUGE)
         return Curve(x[known], y[known])
 
 
 def run_folders(names: Sequence[str]) -> list[Path]:
-    """Returns the run folders that the user means, each once, without what a shell's `runs/Ant/*` also catches."""
+    """Return unique run folders, skipping other files matched by `runs/Ant/*`."""
     folders: dict[Path, Path] = {}
     for name in names:
         path = Path(name)
@@ -107,10 +107,10 @@ def run_folders(names: Sequence[str]) -> list[Path]:
 
 
 def read_run(folder: Path) -> SavedCurves:
-    """Reads a run folder, which may be a stranger's; a damaged metrics.csv up to the damage, with a warning.
+    """Read a possibly third-party run folder, up to any damage of metrics.csv.
 
     Raises:
-        ConfigError: There is no metrics.csv, or config.yaml is none of a run.
+        ConfigError: metrics.csv is missing, or config.yaml does not belong to a run.
     """
     run = RunDir(folder)
     if not run.metrics_csv.is_file():
@@ -137,7 +137,7 @@ def read_run(folder: Path) -> SavedCurves:
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns settings by full key."""
+    """Flatten settings to (full key, value) pairs."""
     pairs: list[tuple[str, Any]] = []
     for name, value in config.items():
         pairs += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
@@ -145,7 +145,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def grouped(runs: Iterable[SavedCurves]) -> list[list[SavedCurves]]:
-    """Returns runs in groups of equal settings, in the order of their first ones."""
+    """Group runs by equal settings, in order of first appearance."""
     groups: dict[str, list[SavedCurves]] = {}
     for run in runs:
         groups.setdefault(repr(sorted(run.settings.items())), []).append(run)
@@ -153,16 +153,13 @@ def grouped(runs: Iterable[SavedCurves]) -> list[list[SavedCurves]]:
 
 
 def count(runs: Sequence[SavedCurves]) -> str:
-    """Returns how many seeds a group has, or how many runs of one seed; nothing for one run."""
+    """Return the number of seeds, or of runs with one seed; empty for one run."""
     seeds = len({run.seed for run in runs})
     return f"{seeds} seeds" if seeds > 1 else f"{len(runs)} runs" if len(runs) > 1 else ""
 
 
 def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the titles of lines: task, algorithm, and the settings that differ from other lines of that task.
-
-    An algorithm is named where those of a task differ; a setting counts where both lines have it.
-    """
+    """Return line titles: task, algorithm if several, and settings that differ within the task."""
 
     def task(line: dict[str, Any]) -> str:
         return str(line["task._target_"]).rpartition(".")[2]
@@ -181,7 +178,7 @@ def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def in_words(key: str) -> str:
-    """Returns what a column holds, with its unit where that is known."""
+    """Describe a column, with its unit if known."""
     group, _, name = key.rpartition("/")
     end = next((end for end in UNITS if name.endswith(end)), "")
     words = name.removesuffix(end).replace("_", " ")
@@ -189,11 +186,7 @@ def in_words(key: str) -> str:
 
 
 def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns x, and mean and standard deviation over all runs, where all of them have values.
-
-    A mean of the runs that are left after the others have ended would jump where one ends. So it ends with the shortest
-    run, and there is none where two runs have no x in common.
-    """
+    """Return x, mean and standard deviation up to the shortest run; empty without a common x."""
     if len(curves) == 1:
         return curves[0].x, curves[0].y, np.zeros_like(curves[0].y)
     ends = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)

@@ -1,4 +1,4 @@
-"""A replay as one page: a scene in 3D with a time line, which a browser draws from the file alone."""
+"""Self-contained HTML page with a 3D replay and a timeline."""
 
 from __future__ import annotations
 
@@ -22,14 +22,7 @@ CAPTION = (
 
 
 def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
-    """Plays control steps, seen as in the viewer in the browser; the camera goes with the robot.
-
-    Returns:
-        The page, which loads nothing from anywhere; around the scene it is light or dark as the browser is.
-
-    Raises:
-        ConfigError: The extra is missing, or the envs are another library's.
-    """
+    """Play control steps and return an offline page that adapts to the browser's dark mode."""
     viser, _ = (import_extra(name, "view", needed_by) for name in ("viser", "mjviser"))
     if not isinstance(player.env, VecEnv):
         raise ConfigError(f"{needed_by}: {player.name} is an env of another library, which has no scene. Try a video")

@@ -1,4 +1,4 @@
-"""A motion clip shown without a policy: a task that puts its robot into each frame, for every viewer and for videos."""
+"""Playback of a motion clip as a task, for all viewers and video tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpusim_rl.view.player import Player
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipPlaybackConfig(TaskConfig):
-    """What is shown, on which robot; there is no yaml of it."""
+    """Settings of a playback; made in Python, never in a yaml."""
 
     clip: Clip
     robot: str
@@ -31,9 +31,9 @@ class ClipPlaybackConfig(TaskConfig):
 
 
 class ClipPlayback(Task[ClipPlaybackConfig]):
-    """ClipPlayback: a robot in the frames of a clip, one after the other; neither actions nor forces move it.
+    """ClipPlayback: replay the frames of a clip on a robot, without actions or forces.
 
-    The reward is the speed of the root [m/s], to be looked at. An episode is the clip.
+    The reward is the root speed [m/s], for display. An episode is one pass.
     """
 
     Config = ClipPlaybackConfig
@@ -79,11 +79,11 @@ class ClipPlayback(Task[ClipPlaybackConfig]):
 
 
 def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
-    """Returns the scene of a task, or ground with a robot: in tasks/assets, an MJCF, a URDF or `menagerie:<robot>`.
+    """Return the scene of a task, or ground with a robot: an asset, MJCF, URDF or `menagerie:<robot>`.
 
     Raises:
-        ConfigError: There is none of this name.
-        TaskError: The file is not valid.
+        ConfigError: The name is unknown.
+        TaskError: The file is invalid.
     """
     known = discover.tasks(config_dir, outside=True)
     if robot in known:
@@ -101,10 +101,10 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
 
 
 def open_playback(clip: Clip, robot: str, *, name: str = "clip", config_dir: str | None = None) -> Player:
-    """Returns a player that shows a clip by this name, over and over, on a robot as for `scene_by_name`.
+    """Return a player named `name` that loops a clip on a robot of `scene_by_name`.
 
     Raises:
-        ConfigError: The clip is of another robot.
+        ConfigError: The clip belongs to another robot.
     """
     cfg = ClipPlaybackConfig(
         physics_hz=clip.fps,

@@ -1,7 +1,4 @@
-"""A policy back in its task: what the tools step to show a run.
-
-Task and policy are built from the settings inside of the checkpoint, so an old run plays with its own.
-"""
+"""Player of a trained policy in the task of its checkpoint."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ NEEDED = ("config", "sim", "seed", "env", "obs_sizes", "num_actions", "policy", 
 
 
 class Player:
-    """Steps a task with a policy: whole episodes, the mean action, no exploration noise unless it `explores`.
-
-    `act` is the source of the actions, `trained`, `zero` or `random`, and `seed` that of random ones.
-    """
+    """Policy stepping whole episodes with its mean action, or sampled actions if `explores`."""
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
         self.observed = env  # as the policy observes them
@@ -73,24 +67,22 @@ class Player:
         render_mode: str | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> Player:
-        """Rebuilds the task of a run from what the run saved, and its policy.
+        """Rebuild task and policy of a run from its saved settings.
 
         Args:
-            name: Run folder, checkpoint, or task (its latest run). If no policy acts, a task needs no run: without one
-                it is as its yaml has it.
+            name: Run folder, checkpoint, or task (its latest run, or without a policy its yaml).
             act: Source of the actions: `trained`, `zero` or `random`.
             num_envs: Number of envs.
-            sim: Simulator; None takes the one that the registry names for the run's (`plays_on`).
-            plays_on: Simulator in place of the registry's choice; no effect on envs of another library.
-            from_yaml: Whether a task is as its yaml has it although it has runs; only if no policy acts.
-            trust: Whether to import the classes that the run names, whatever they are.
-            config_dir: Folder of the user's with more tasks (`-cd`), whose code is trusted.
-            render_mode: How envs of another library draw themselves: `rgb_array` for pictures, `human` for a window;
-                None for not at all.
-            changes: Settings in place of the run's, by full key, such as `task.physics_hz` or `seed`.
+            sim: Simulator; None selects the registry's (`plays_on`).
+            plays_on: Override of the registry's choice; ignored for envs of another library.
+            from_yaml: Whether a task without a policy ignores its runs.
+            trust: Whether to import any class that the run names.
+            config_dir: Trusted folder with more tasks (`-cd`).
+            render_mode: `rgb_array`, `human` or None, for envs of another library.
+            changes: Overrides by full key, such as `task.physics_hz`.
 
         Raises:
-            ConfigError: There is no such run, or it does not fit this version's task.
+            ConfigError: The run does not exist, or does not fit this version's task.
         """
         import_from_current_folder()
         if act != "trained" and name in discover.tasks(config_dir) and (from_yaml or not Path("runs", name).exists()):
@@ -121,7 +113,6 @@ class Player:
         return player
 
     def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
-        """Takes the policy of a checkpoint."""
         with must_fit(file, f"task {self.name}"):
             env = self.observed
             check_spaces(state, env)
@@ -134,7 +125,7 @@ class Player:
         self.checkpoint, self.iteration = file, state["iteration"]
 
     def follow(self) -> bool:
-        """Takes over the networks of a newer checkpoint in the same file; returns whether there was one."""
+        """Load a newer checkpoint of the same file; return whether there was one."""
         if self.checkpoint is None:
             return False
         try:
@@ -147,22 +138,22 @@ class Player:
         return True
 
     def take(self, file: Path) -> None:
-        """Takes over the networks of a checkpoint of the same run.
+        """Load the networks of another checkpoint of the run.
 
         Raises:
-            ConfigError: It cannot be read, or it does not fit; the old networks act on.
+            ConfigError: The file is unreadable or does not fit; the old networks stay.
         """
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         self._take(check_training(load(file), file, NEEDED), file, written_ns)
 
     def restart(self) -> None:
-        """Begins new episodes in all envs, on the levels, say, that the training has reached."""
+        """Begin new episodes in all envs with the training's progress, such as curriculum levels."""
         self.obs = self.observed.reset() if self._progress is None else self.observed.begin_from(self._progress)
         self._hidden = tuple(torch.zeros_like(hidden) for hidden in self._hidden)
 
     @torch.no_grad()
     def step(self, action: Tensor | None = None) -> Step:
-        """Acts for one control step in all envs: by these actions, or what it would choose."""
+        """Step all envs once, with the given actions or the policy's."""
         step = self.observed.step(self.choose() if action is None else action)
         self.obs = step.obs
         self._hidden = tuple(h.masked_fill(step.done[None, :, None], 0.0) for h in self._hidden)
@@ -170,7 +161,7 @@ class Player:
 
     @torch.no_grad()
     def choose(self) -> Tensor:
-        """Returns actions for the next step; a recurrent policy is to be asked once."""
+        """Return the next actions; call once per step, since recurrent policies keep state."""
         if self.policy is not None and self.act == "trained":
             action, self._hidden = self.policy.act(self.obs, self._hidden, deterministic=not self.explores)
             return action
@@ -178,28 +169,28 @@ class Player:
 
     @property
     def images(self) -> dict[str, Tensor]:
-        """Images that the policy, or its frozen encoder, sees next, uint8 [num_envs, height, width, channels] each."""
+        """Next images of the policy or its frozen encoder, uint8 [num_envs, height, width, channels]."""
         seen = self.observed.seen if isinstance(self.observed, EncodedEnv) else self.obs
         return {group: seen[group] for group in sorted(self.env.images)}
 
     @property
     def name(self) -> str:
-        """Name of the envs in messages: the task's."""
+        """Name of the task, for messages."""
         return getattr(self.env, "name", type(self.env).__name__)
 
     def close(self) -> None:
-        """Frees the simulator."""
+        """Close the simulator."""
         self.env.close()
 
 
 def import_from_current_folder() -> None:
-    """Lets tasks in the current folder be imported, as `train.py` does; Python's own modules come first."""
+    """Make tasks in the current folder importable, after Python's own modules."""
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
 
 
 def random_action(env: Environment, generator: torch.Generator) -> Tensor:
-    """Returns random actions, shape [num_envs, num_actions]: uniform within the limits, or over all options."""
+    """Return random actions, [num_envs, num_actions], uniform over limits or options."""
     action = _zero_action(env)
     if isinstance(env.action_space, MultiDiscrete):
         for column, count in zip(action.unbind(dim=1), env.action_space.counts, strict=True):
@@ -215,7 +206,6 @@ def _zero_action(env: Environment) -> Tensor:
 
 
 def _outside_env(spec: RunSpec, library: type[Environment], num_envs: int, render_mode: str | None) -> Environment:
-    """Make the envs of another library, which draw themselves."""
     drawn = {} if render_mode is None else {"render_mode": render_mode}
     env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn})
     seed = evaluation_seed(spec.cfg.seed)
@@ -223,10 +213,7 @@ def _outside_env(spec: RunSpec, library: type[Environment], num_envs: int, rende
 
 
 def whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int, on: str = "auto") -> VecEnv:
-    """Makes the envs of a task where all episodes begin at their start.
-
-    They are on the device of the name `on`; where that is not here, on the one that suits the simulator.
-    """
+    """Build a task's envs, on device `on` if available, so that episodes begin at their start."""
     device, number = torch.device("cpu"), on.removeprefix("cuda:")
     if on != "cpu" and "cuda" in SIMULATORS[sim].devices and torch.cuda.is_available():
         here = number.isdecimal() and int(number) < torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""Pictures of envs without a display: a grid of tiles, each with a camera that follows its robot."""
+"""Offscreen rendering of envs as tiles, each with a camera that follows its robot."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ gl.free()
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Tiles of equal size on a picture, filled row by row; sizes in pixels."""
+    """Near-square grid of equal tiles, filled row by row; sizes in pixels."""
 
     width: int
     height: int
@@ -60,7 +60,7 @@ class Grid:
 
     @classmethod
     def of(cls, tiles: int, width: int, height: int) -> Grid:
-        """Returns a grid with as many columns as rows, or one more, for a picture of this size [pixels]."""
+        """Return the grid of a picture of this size [pixels]."""
         columns = math.ceil(math.sqrt(tiles))
         rows = math.ceil(tiles / columns)
         tile_width, tile_height = (width - GAP * (columns - 1)) // columns, (height - GAP * (rows - 1)) // rows
@@ -69,17 +69,17 @@ class Grid:
         return cls(width, height, columns, rows, tile_width, tile_height)
 
     def corner(self, tile: int) -> tuple[int, int]:
-        """Returns the left and the upper pixel of a tile."""
+        """Return the left and top pixel of a tile."""
         row, column = divmod(tile, self.columns)
         return column * (self.tile_width + GAP), row * (self.tile_height + GAP)
 
 
 class Camera:
-    """A camera that follows the body that carries the robot, at a fixed angle.
+    """Camera that follows the robot's main body at a fixed angle.
 
-    That is the first body of the scene's first articulation that can move as a whole (a free joint, or a slide: a cart,
-    a planar walker) and carries most of it, else its root: an arm's fingers slide, but are not followed. The distance
-    fits all that this body carries, as far as it reaches at the start: with the positions `qpos`, shape [tiles, nq].
+    That is the first body of the first articulation that has a free or slide joint and over half of the mass (a cart, a
+    planar walker), else the root: an arm's fingers slide, but are not followed. The distance fits what it carries at
+    `qpos`, [tiles, nq].
     """
 
     azimuth_deg = AZIMUTH_DEG
@@ -102,14 +102,14 @@ class Camera:
         self._heights: dict[int, float] = {}
 
     def _reach(self, model: mujoco.MjModel, qpos: np.ndarray) -> float:
-        """Returns the distance from the body's origin to the farthest point of what it carries [m]."""
+        """Return the distance from the body's origin to its farthest carried point [m]."""
         data = posed(model, qpos)
         geoms = np.isin(model.geom_bodyid, list(self.carried(model)))
         distance = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[self.body], axis=1)
         return float((distance + model.geom_rbound[geoms]).max(initial=0.0))
 
     def carried(self, model: mujoco.MjModel) -> set[int]:
-        """Returns the body that is followed and all bodies below it."""
+        """Return the followed body and all its descendants."""
         bodies = {self.body}
         for body in range(self.body + 1, model.nbody):  # parents come before children
             if int(model.body_parentid[body]) in bodies:
@@ -117,10 +117,7 @@ class Camera:
         return bodies
 
     def follow(self, tile: int, position: np.ndarray) -> np.ndarray:
-        """Returns the target of a tile's view [m], from the position of the body that is followed [m].
-
-        Heights follow slowly, so that steps stay visible.
-        """
+        """Return the look-at point [m] for the body's position [m], with smoothed height so that steps stay visible."""
         previous = self._heights.get(tile, float(position[2]))
         jumped = abs(position[2] - previous) > self.radius  # a new episode
         height = position[2] if jumped else previous + HEIGHT_RATE * (position[2] - previous)
@@ -128,7 +125,7 @@ class Camera:
         return np.array([position[0], position[1], height])
 
     def pose(self, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns position [m] and rotation matrix (x right, y up, z backward) of a camera that looks at `target`."""
+        """Return position [m] and rotation matrix (x right, y up, z backward) of a camera looking at `target`."""
         azimuth, elevation = math.radians(self.azimuth_deg), math.radians(self.elevation_deg)
         flat = np.array([math.cos(azimuth), math.sin(azimuth), 0.0])
         forward = flat * math.cos(elevation) + np.array([0.0, 0.0, math.sin(elevation)])
@@ -137,14 +134,14 @@ class Camera:
 
 
 def posed(model: mujoco.MjModel, qpos: np.ndarray) -> mujoco.MjData:
-    """Returns data of a model with bodies and geoms at these positions, shape [nq]."""
+    """Return MjData with kinematics at `qpos`, shape [nq]."""
     data = mujoco.MjData(model)
     put_pose(model, data, qpos)
     return data
 
 
 def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
-    """Returns the scene's model with a sky, a camera and softer light, and the scene's positions (`qpos`)."""
+    """Return the scene's model with a sky, a camera and softer light; `qpos` stays compatible."""
     spec = scene.spec.copy()
     if not any(texture.type == mujoco.mjtTexture.mjTEXTURE_SKYBOX for texture in spec.textures):
         spec.add_texture(
@@ -184,10 +181,7 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
 
 
 def _part_equal_ends(model: mujoco.MjModel) -> None:
-    """Makes spheres and capsules thinner than those of the parent body and of the other leg, by less than is seen.
-
-    Capsules of a robot often have an end in common: two surfaces in one place, of which each pixel takes another.
-    """
+    """Shrink spheres and capsules imperceptibly, since coincident ends of robot capsules would flicker."""
     depth, side, children = np.zeros((3, model.nbody), dtype=np.int64)
     for body in range(1, model.nbody):  # parents come before children
         parent = model.body_parentid[body]
@@ -199,10 +193,7 @@ def _part_equal_ends(model: mujoco.MjModel) -> None:
 
 
 def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_stay: bool = False) -> np.ndarray:
-    """Returns pictures that envs have drawn of themselves, uint8 [h, w, 3] each, as one, uint8 [height, width, 3].
-
-    With `pixels_stay` the pixels of small ones are squares.
-    """
+    """Arrange images of envs, uint8 [h, w, 3], on a grid, uint8 [height, width, 3]; `pixels_stay` keeps pixels sharp."""
     from PIL import Image
 
     filter = Image.Resampling.NEAREST if pixels_stay else None
@@ -222,18 +213,18 @@ def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_sta
 def make_renderer(
     scene: Scene, qpos: np.ndarray, width: int, height: int, name: str = "auto", camera: Camera | None = None
 ) -> Renderer:
-    """Makes the best renderer that works here, for pictures of this size [pixels].
+    """Build the best available renderer for pictures of this size [pixels].
 
     Args:
         scene: Scene of the envs.
-        qpos: Positions of the envs at the start, shape [tiles, nq].
+        qpos: Initial positions, shape [tiles, nq].
         width: Width.
         height: Height.
-        name: `auto`, `gl` (OpenGL) or `ray` (MuJoCo Warp's ray caster); with `auto` a line on stderr names the second.
-        camera: Camera; None for one that follows the robot.
+        name: `gl` (OpenGL), `ray` (MuJoCo Warp's ray caster), or `auto`.
+        camera: Camera; None follows the robot.
 
     Raises:
-        ConfigError: None works; the line says what to install.
+        ConfigError: No renderer works; the hint names packages to install.
     """
     grid = Grid.of(len(qpos), width, height)
     camera = camera or Camera(scene, qpos)
@@ -258,7 +249,7 @@ def make_renderer(
 
 
 def gl_platforms() -> list[str]:
-    """Returns the ways to OpenGL that may work here, the best first. MUJOCO_GL names the only one, as in MuJoCo."""
+    """Return OpenGL platforms to try, best first. MUJOCO_GL selects one, as in MuJoCo."""
     asked = os.environ.get("MUJOCO_GL", "").lower()
     if asked in ("egl", "osmesa", "glfw", "cgl"):
         return [asked]
@@ -268,7 +259,7 @@ def gl_platforms() -> list[str]:
 
 @cache
 def gl_works(platform: str) -> bool:
-    """Returns whether a picture can be drawn through `platform`, tried in a process of its own."""
+    """Return whether a platform can render, tried in a subprocess."""
     command = [sys.executable, "-c", _PROBE.format(name=platform)]
     try:
         probe = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_TIMEOUT_S)
@@ -278,10 +269,7 @@ def gl_works(platform: str) -> bool:
 
 
 class GlRenderer:
-    """MuJoCo's OpenGL renderer on a platform, `egl`, `osmesa`, `glfw` or `cgl`.
-
-    All tiles are drawn into one buffer and read in one piece.
-    """
+    """MuJoCo's OpenGL renderer on `egl`, `osmesa`, `glfw` or `cgl`; all tiles share one buffer."""
 
     def __init__(self, scene: Scene, camera: Camera, grid: Grid, platform: str) -> None:
         self.name = platform
@@ -301,11 +289,7 @@ class GlRenderer:
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
     def render(self, qpos: np.ndarray) -> np.ndarray:
-        """Draws all envs at these positions of the scene's model, shape [tiles, nq].
-
-        Returns:
-            The picture, uint8, shape [height, width, 3]. It is overwritten by the next one.
-        """
+        """Draw all envs at positions [tiles, nq]; return uint8 [height, width, 3], overwritten by the next call."""
         grid, model, data = self._grid, self._model, self._data
         frame = mujoco.MjrRect(0, 0, grid.width, grid.height)
         mujoco.mjr_rectangle(frame, 0.0, 0.0, 0.0, 1.0)
@@ -328,13 +312,13 @@ class GlRenderer:
         return self._picture[::-1]
 
     def close(self) -> None:
-        """Frees the OpenGL context."""
+        """Free the OpenGL context."""
         self._context.free()
         self._gl.free()
 
 
 class RayRenderer:
-    """MuJoCo Warp's ray caster on the CPU, in place of `GlRenderer`: needs no OpenGL, system library or display."""
+    """MuJoCo Warp's ray caster on the CPU: no OpenGL, system library or display."""
 
     name = "ray"
 
@@ -368,7 +352,7 @@ class RayRenderer:
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
     def render(self, qpos: np.ndarray) -> np.ndarray:
-        """Draws all envs."""
+        """Draw all envs like `GlRenderer.render`."""
         mjw, model, data, grid = self._mjw, self._warp_model, self._warp_data, self._grid
         count = len(qpos)
         padded = np.empty((self._tiles, qpos.shape[1]), dtype=np.float32)  # empty tiles repeat the last env
@@ -397,14 +381,13 @@ class RayRenderer:
         return self._picture
 
     def close(self) -> None:
-        """Frees nothing: there is no context."""
+        """Do nothing: there is no context."""
 
 
 Renderer = GlRenderer | RayRenderer
 
 
 def _is_software() -> bool:
-    """Returns whether the current OpenGL context draws on the CPU."""
     gl = importlib.import_module("OpenGL.GL")
     name = gl.glGetString(gl.GL_RENDERER)
     return name is None or any(word in name.decode(errors="replace").lower() for word in SOFTWARE)

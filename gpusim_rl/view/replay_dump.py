@@ -1,4 +1,4 @@
-"""Replays of `diverged.pt` and `skipped.pt`: what went wrong in a run, once more and in words."""
+"""Replays of `diverged.pt` and `skipped.pt`: repeat and describe a failure of a run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ from gpusim_rl.view.player import import_from_current_folder, whole_episodes
 
 
 class DumpReplay:
-    """Repeats, step by step, what a dump was written for. A viewer shows its first env as it shows a `Player`.
-
-    `title` is the origin of the dump: file, env, iteration, task and simulator. `lines` does the steps, and tells each.
-    """
+    """Step-by-step replay of a dump, shown by viewers like a `Player`."""
 
     checkpoint: Path | None = None
     iteration: int | None = None
@@ -42,17 +39,13 @@ class DumpReplay:
     def open(
         cls, file: Path, sim: str | None = None, *, trust: bool = False, config_dir: str | None = None
     ) -> DumpReplay:
-        """Puts the envs into the state of a dump.
+        """Restore the envs from `diverged.pt`, `skipped.pt` or a checkpoint.
 
-        Args:
-            file: `diverged.pt`, `skipped.pt` or a checkpoint.
-            sim: Simulator; None takes the one that the registry names for the run's (`plays_on`), or the run's own for
-                an update.
-            trust: Whether to import the classes that the file names, whatever they are.
-            config_dir: Folder of the user's with more tasks (`-cd`), whose code is trusted.
+        Without `sim`, a divergence runs on the registry's choice (`plays_on`), an update on the run's own simulator.
+        `trust` imports any class that the file names; `config_dir` is the trusted folder of `-cd`.
 
         Raises:
-            ConfigError: The file is no dump, or does not fit this version's task.
+            ConfigError: The file is not a dump, or does not fit this version's task.
         """
         import_from_current_folder()
         state = load(file)
@@ -97,21 +90,20 @@ class DumpReplay:
         return cls(trainer.env, title, _iteration(trainer))
 
     def step(self) -> str | None:
-        """Does the next step; returns its description, or None after the last one."""
+        """Perform the next step; return its description, or None after the last one."""
         with torch.no_grad():
             return next(self._lines, None)
 
     def follow(self) -> bool:
-        """Returns that there is nothing newer, where a `Player` looks for a newer checkpoint."""
+        """Return False: a dump never changes."""
         return False
 
     def close(self) -> None:
-        """Frees the simulator."""
+        """Close the simulator."""
         self.env.close()
 
 
 def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
-    """Does one control step, one physics step at a time."""
     task, sim, action = env.task, env.sim, dump["action"].to(env.device)[None]
     yield f"action: {_describe('action', action, ('', 'column'))}"
     env.put_action(action.to(task.actions.dtype))
@@ -138,7 +130,6 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iteration(trainer: Trainer) -> Iterator[str]:
-    """Does an iteration of a training: its control steps, then the update."""
     algorithm, obs = trainer.algorithm, trainer.collector.obs
     algorithm.begin_rollout()
     for number in range(1, algorithm.horizon + 1):
@@ -166,7 +157,7 @@ def _iteration(trainer: Trainer) -> Iterator[str]:
 
 
 def _describe(name: str, value: Tensor, axes: tuple[str, ...]) -> str:
-    """Tells the largest number of a tensor, NaN before all others, and its place along the axes that have a name."""
+    """Describe the largest magnitude of a tensor (NaN first) and its index."""
     if not value.numel():
         return f"{name} is empty"
     flat = int(value.abs().flatten().argmax())

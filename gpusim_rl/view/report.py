@@ -1,4 +1,4 @@
-"""A report of runs as one page: how well they learned, what made them slow, and how to repeat them."""
+"""HTML report of runs: learning results, speed, and commands to repeat them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Ending:
-    """End of a run: `complete`, `training`, `stopped` or `failed`, and that in a sentence."""
+    """End of a run: `complete`, `training`, `stopped` or `failed`, with a description."""
 
     kind: str
     words: str
@@ -59,7 +59,7 @@ class Ending:
 
 @dataclass
 class Playback:
-    """Replay of a group: a page of its own in 3D, or a moving picture (WebP), and a caption or a reason."""
+    """Replay of a group (3D page or animated WebP), with a caption or the reason for its absence."""
 
     caption: str = ""
     page: str = ""
@@ -79,12 +79,12 @@ class Group:
 
     @property
     def best(self) -> SavedCurves:
-        """The run with the highest return at its end."""
+        """Run with the highest final return."""
         return max(self.runs, key=lambda run: (last(run, "episode/return") is not None, last(run, "episode/return")))
 
 
 def groups_of(runs: Sequence[SavedCurves]) -> list[list[Group]]:
-    """Returns the groups of each task."""
+    """Return the groups of each task."""
     by_task: dict[str, list[list[SavedCurves]]] = {}
     for group in grouped(runs):
         by_task.setdefault(str(group[0].settings["task._target_"]), []).append(group)
@@ -98,12 +98,7 @@ def groups_of(runs: Sequence[SavedCurves]) -> list[list[Group]]:
 
 
 def page(groups: Sequence[Sequence[Group]], config_dir: str | None = None) -> str:
-    """Returns the page, which loads nothing from anywhere.
-
-    Args:
-        groups: Groups of each task, with what `Group.pace` and `Group.replay` are to show.
-        config_dir: Folder of the user's with more tasks (`-cd`).
-    """
+    """Render the self-contained page; `config_dir` is the user's folder with more tasks (`-cd`)."""
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     sections = [_task(task, config_dir) for task in groups]
@@ -113,7 +108,7 @@ def page(groups: Sequence[Sequence[Group]], config_dir: str | None = None) -> st
 
 
 def last(run: SavedCurves, key: str) -> float | None:
-    """Returns the newest value of a column; of a number of the task the mean over the episodes that ended last."""
+    """Return a column's last value; for a `task/` number, its recent mean."""
     values = recent_means(run, key) if key.startswith("task/") else np.zeros(0)
     values = values[np.isfinite(values)]
     known = values if len(values) else run.curve(key, "iteration").y
@@ -121,7 +116,7 @@ def last(run: SavedCurves, key: str) -> float | None:
 
 
 def recent_means(run: SavedCurves, key: str) -> np.ndarray:
-    """Returns for each row the mean of a number over the last WINDOW episodes, or some more; NaN before there were."""
+    """Return running means over at least WINDOW episodes; NaN before."""
     value = run.column(key)
     ended = np.where(np.isfinite(value), np.nan_to_num(run.column("episode/ended")), 0.0)
     episodes, total = np.cumsum(ended), np.cumsum(np.nan_to_num(value) * ended)
@@ -132,7 +127,7 @@ def recent_means(run: SavedCurves, key: str) -> np.ndarray:
 
 
 def seconds_to(run: SavedCurves, goal: Learned) -> float | None:
-    """Returns when a run first reached a threshold [s]; None if it did not. Only means of WINDOW episodes count."""
+    """Return the time [s] at which a mean of WINDOW episodes first reached a threshold; None if never."""
     whole = np.where(run.column("episode/count") >= WINDOW, run.column(goal.column), np.nan)
     judged = recent_means(run, goal.column) if goal.stat else whole
     elapsed = run.column("time/elapsed_s")[judged >= goal.threshold]
@@ -140,7 +135,7 @@ def seconds_to(run: SavedCurves, goal: Learned) -> float | None:
 
 
 def ending(run: SavedCurves) -> Ending:
-    """Judges by the settings, the last row and train.log how a run ended."""
+    """Judge a run's end by its settings, last row and train.log."""
     iterations, limit = run.columns["iteration"], run.config.get("max_iterations")
     done = int(iterations[-1]) if len(iterations) else 0
     of = f"iteration {done:,}" + (f" of {limit:,}" if isinstance(limit, int) else "")
@@ -163,7 +158,6 @@ def ending(run: SavedCurves) -> Ending:
 
 
 def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
-    """Returns what the template shows of a task."""
     runs = [run for group in groups for run in group.runs]
     target, name = str(runs[0].settings["task._target_"]), runs[0].task
     goal = runs[0].goal
@@ -196,7 +190,6 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
 
 
 def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir: str | None) -> dict[str, Any]:
-    """Returns the tiles of a group: label, value, and a line below."""
     runs = group.runs
     best = [curve.y.max() for run in runs if len((curve := run.curve("episode/best_return", "iteration")).y)]
     mean = _spread(runs, "episode/return")
@@ -241,7 +234,6 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
 
 
 def _run(group: Group, run: SavedCurves, end: Ending) -> dict[str, Any]:
-    """Returns the row of a run in the table of runs."""
     try:
         environment = run.run.environment
     except (OSError, ValueError):
@@ -268,7 +260,7 @@ def _run(group: Group, run: SavedCurves, end: Ending) -> dict[str, Any]:
 
 
 def commands(runs: Sequence[SavedCurves], config_dir: str | None) -> tuple[list[str], list[str]]:
-    """Returns the commands that repeat runs, seeds of the same command line in one; and why there are no others."""
+    """Return commands that repeat runs, seeds merged, and reasons for missing ones."""
     seeds: dict[str, list[str]] = {}
     reasons = []
     for run in runs:
@@ -284,7 +276,7 @@ def commands(runs: Sequence[SavedCurves], config_dir: str | None) -> tuple[list[
 
 
 def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict[str, Any]], str]:
-    """Returns settings other than the defaults of this version, with each group's value; or why they are not known."""
+    """Return settings that differ from the defaults, or why they are unknown."""
     from gpusim_rl.settings.compose import compose
 
     runs = [group.runs[0] for group in groups]
@@ -328,7 +320,6 @@ def _threshold_note(goal: Learned | None, changed: Sequence[Mapping[str, Any]]) 
 
 
 def _reading(groups: Sequence[Group]) -> str:
-    """Returns how the charts are to be read: only what stands in them."""
     runs = [run for group in groups for run in group.runs]
     words = ["A return is the mean of the last 100 episodes; nothing else is smoothed."]
     if any(len(group.runs) > 1 for group in groups):
@@ -345,7 +336,6 @@ def _reading(groups: Sequence[Group]) -> str:
 def _chart(
     groups: Sequence[Group], key: str, size: tuple[int, int], goal: Learned | None, x_column: str = "env_steps"
 ) -> str:
-    """Draws a column of all groups, and the goal where it is of that column."""
     lines = [
         Line(group.colour, [run.curve(key, x_column) for run in group.runs], [end.kind for end in group.endings])
         for group in groups
@@ -357,7 +347,7 @@ def _chart(
 
 
 def _spread(runs: Sequence[SavedCurves], key: str) -> str:
-    """Returns the newest value of a column: mean and standard deviation over the runs."""
+    """Format mean and standard deviation of a column's last value over the runs."""
     values = [value for run in runs if (value := last(run, key)) is not None]
     if not values:
         return "–"
@@ -367,7 +357,6 @@ def _spread(runs: Sequence[SavedCurves], key: str) -> str:
 
 
 def _overrides(run: SavedCurves) -> list[str]:
-    """Returns the command line of a run; empty where it cannot be read."""
     words: Any = []
     with suppress(ConfigError):
         words = load_yaml(run.run.overrides_yaml)
@@ -375,6 +364,6 @@ def _overrides(run: SavedCurves) -> list[str]:
 
 
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns a section of env.json, which may be a stranger's; empty where it is none."""
+    """Return a section of a possibly third-party env.json; empty if missing."""
     section = values.get(name)
     return section if isinstance(section, dict) else {}

@@ -1,4 +1,4 @@
-"""One picture of an env, framed by its camera, and its file."""
+"""Snapshots of envs, framed by their cameras."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ HIDDEN_GROUP = 3  # geoms of this group and above are not drawn
 
 
 class FramingCamera(Camera):
-    """A camera that frames the robot and the objects near it, as they are now.
+    """Camera that frames the robot (the body of `Camera`) and nearby objects.
 
-    The robot is what `Camera` follows: of a cart on a rail the cart and its pole. `aspect` is the width over height of
-    a tile, `fill` the share of its width or height that the framed things take.
+    `aspect` is a tile's width over height; `fill` the share of it that the framed objects cover.
     """
 
     shadow_pixels = 4096  # one picture may take its time
@@ -52,11 +51,11 @@ class FramingCamera(Camera):
         self.distance = max(distance for _, distance in fits)
 
     def follow(self, tile: int, position: np.ndarray) -> np.ndarray:
-        """Returns the middle of what is framed, wherever the body is."""
+        """Return the center of the framed objects."""
         return self._targets[tile]
 
     def _fit(self, points: np.ndarray, half_width: float, half_height: float) -> tuple[np.ndarray, float]:
-        """Returns a target [m] and a distance [m] so that all points are within these slopes of the line of sight."""
+        """Return target and distance [m] that keep all points within these slopes of the line of sight."""
         target = 0.5 * (points.min(axis=0) + points.max(axis=0))
         _, axes = self.pose(target)
         distance, shift = 0.0, np.zeros(2)
@@ -69,7 +68,7 @@ class FramingCamera(Camera):
         return target, distance
 
     def _points(self, scene: Scene, qpos: np.ndarray) -> np.ndarray:
-        """Returns the corners of the boxes around all that is framed, world frame [m]."""
+        """Return the box corners of all framed objects, world frame [m]."""
         model, data = scene.model, posed(scene.model, qpos)
         robot = self._corners(model, data, self.carried(model))
         if not len(robot):
@@ -86,7 +85,7 @@ class FramingCamera(Camera):
 
     @staticmethod
     def _corners(model: mujoco.MjModel, data: mujoco.MjData, bodies: set[int]) -> np.ndarray:
-        """Returns the corners of the boxes around the visible geoms of some bodies, world frame [m]."""
+        """Return the box corners of the visible geoms of some bodies, world frame [m]."""
         signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
         corners = [np.zeros((0, 3))]
         for geom in range(model.ngeom):
@@ -104,15 +103,10 @@ class FramingCamera(Camera):
 def draw(
     scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto", fill: float = FILL
 ) -> np.ndarray:
-    """Draws envs at these positions, shape [envs, nq], each framed: with other arguments as `make_renderer` does.
-
-    `fill` is the share of a tile's width or height that the framed things take.
-
-    Returns:
-        The picture, uint8, shape [height, width, 3].
+    """Draw framed envs at positions [envs, nq], as uint8 [height, width, 3].
 
     Raises:
-        ConfigError: Nothing can draw here, or the picture is too small for the envs or too large for OpenGL.
+        ConfigError: No renderer works, or the picture size suits neither the envs nor OpenGL.
     """
     grid = Grid.of(len(qpos), width, height)
     camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height, fill)
@@ -129,12 +123,7 @@ def draw(
 
 
 def add_seen(picture: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns a picture of envs with the image that each policy sees in the upper right corner of its tile.
-
-    Args:
-        picture: Picture of the envs, uint8, shape [height, width, 3].
-        images: Image of each env, uint8, shape [h, w, 3]; enlarged by whole pixels.
-    """
+    """Inset each policy's image, uint8 [h, w, 3], in the corner of its tile of a picture, uint8 [height, width, 3]."""
     grid, picture = Grid.of(len(images), picture.shape[1], picture.shape[0]), picture.copy()
     for tile, image in enumerate(images):
         factor = min(grid.tile_height / image.shape[0], grid.tile_width / image.shape[1])
@@ -148,11 +137,7 @@ def add_seen(picture: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def write_png(path: Path, picture: np.ndarray) -> None:
-    """Writes an 8-bit RGB picture, shape [height, width, 3].
-
-    Raises:
-        ConfigError: The extra is missing, or the file cannot be written.
-    """
+    """Write a picture, uint8 [height, width, 3]."""
     images = import_extra("PIL.Image", "view", "snapshot")
     with writing(path) as file:
         images.fromarray(picture).save(file, "PNG", optimize=True)

@@ -1,4 +1,4 @@
-"""Moving pictures of envs: H.264 in an mp4, through imageio-ffmpeg's own ffmpeg, and WebP."""
+"""Videos of envs: H.264 mp4 through the ffmpeg of imageio-ffmpeg, and animated WebP."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ MAX_FPS = 30.0
 def video_writer(
     path: Path, size: tuple[int, int], fps: float, needed_by: str
 ) -> Iterator[Callable[[np.ndarray], None]]:
-    """Writes an mp4, which takes its name only when it is complete; gives a function that appends a frame.
+    """Yield a function that appends a frame, uint8 [height, width, 3], to an mp4 that appears only when complete.
 
-    A frame is uint8, shape [height, width, 3], of this size [pixels], even numbers. The folder of the file is made; an
-    older file stays where ffmpeg fails. `needed_by` is the user's command or setting, named if the extra is missing.
+    `needed_by` is the command or setting named if the extra is missing.
 
     Raises:
-        ConfigError: The extra is missing, the name does not end in .mp4, the size is odd, or ffmpeg fails.
+        ConfigError: The extra is missing, the name or size is invalid, or ffmpeg fails.
     """
     ffmpeg = import_extra("imageio_ffmpeg", "view", needed_by)
     check_video(path, size)
@@ -81,17 +80,12 @@ def _append(stream: IO[bytes], picture: np.ndarray) -> None:
 def drawing(
     player: Player, size: tuple[int, int], renderer: str = "auto"
 ) -> Iterator[tuple[Callable[[], np.ndarray], float]]:
-    """Gives a function that draws the envs of a player as they are, and how often they are controlled [Hz].
+    """Yield a function that draws a player's envs, uint8 [height, width, 3], and their control rate [Hz].
 
-    A picture is uint8, shape [height, width, 3].
-
-    Args:
-        player: Player of the envs.
-        size: Width and height [pixels].
-        renderer: Name of the renderer, as for `make_renderer`; or `policy`, for what the policy sees.
+    `size` is [pixels]; `renderer` is one of `make_renderer`, or `policy` for the policy's own images.
 
     Raises:
-        ConfigError: Nothing can draw them here.
+        ConfigError: The envs cannot be drawn here.
     """
     env = player.env
     if renderer == "policy":
@@ -109,11 +103,7 @@ def drawing(
 
 
 def seen(player: Player) -> list[np.ndarray]:
-    """Returns the image of each env that its policy acts on next, uint8 [height, width, 3]; of stacks the newest one.
-
-    Raises:
-        ConfigError: It sees no images.
-    """
+    """Return the newest image of each env's policy, uint8 [height, width, 3]."""
     images = player.images
     if not images:
         raise ConfigError(f"--renderer policy: the policy of {player.name} sees no images. Try --renderer auto")
@@ -121,17 +111,13 @@ def seen(player: Player) -> list[np.ndarray]:
 
 
 def newest(images: Tensor) -> np.ndarray:
-    """Returns the newest frame of stacks, uint8 [n, height, width, channels], as uint8 [n, height, width, 3]."""
+    """Return the newest frames of stacked images, uint8 [n, height, width, channels], with 3 channels."""
     pixels = images.cpu().numpy()
     return pixels[..., -3:] if pixels.shape[3] % 3 == 0 else pixels[..., -1:].repeat(3, axis=3)
 
 
 def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by: str) -> bytes:
-    """Plays some control steps, and returns them as an animated WebP of this size [pixels], in real time.
-
-    Raises:
-        ConfigError: The extra is missing, or nothing can draw the envs here.
-    """
+    """Play control steps as an animated WebP of this size [pixels], in real time."""
     images = import_extra("PIL.Image", "view", needed_by)
     pictures = []
     with drawing(player, size) as (draw, control_hz):
@@ -148,6 +134,6 @@ def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by:
 
 
 def frame_rate(control_hz: float) -> tuple[int, float]:
-    """Returns the control steps per frame, and the frames per second [Hz] at which the video runs in real time."""
+    """Return control steps per frame, and real-time frames per second [Hz]."""
     every = max(1, -int(-control_hz // MAX_FPS))
     return every, control_hz / every

@@ -1,7 +1,6 @@
-"""A viewer in the browser: envs side by side, commands, what the policy sees, reward terms, numbers, checkpoints.
+"""Browser viewer of envs, with commands, policy images, reward terms, metrics and checkpoints.
 
-The main thread owns simulation and policy. What is touched in the page becomes a function in a queue, and the loop of
-`WebViewer.run` calls it between two steps.
+The main thread owns simulation and policy; the page queues functions, which `WebViewer.run` calls between steps.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ def view_in_browser(
     port: int | None = None,
     steps: int | None = None,
 ) -> None:
-    """Serves the viewer until Ctrl-C, or until the steps are over, and prints its address.
+    """Print the viewer's address and serve it until Ctrl-C or the last step.
 
     Args:
         player: Envs and policy.
-        host: Address to serve on. Any but this machine's own lets others watch and steer, without a password.
-        port: TCP port; None for the first free one from 8080 on.
-        steps: Control steps; None for no end, and for none at all while nobody looks.
+        host: Address to serve on; any but localhost admits others without a password.
+        port: TCP port; None for the first free one from 8080.
+        steps: Control steps; None for no limit, pausing while nobody watches.
 
     Raises:
-        ConfigError: viser is missing, the envs are another library's, or the port cannot be had.
+        ConfigError: viser is missing, or the envs or the port cannot be served.
     """
     with contextlib.closing(WebViewer(player, host=host, port=port)) as viewer:
         say(f"{player.name} is shown at {viewer.address} (Ctrl-C ends it)")
@@ -73,13 +72,13 @@ def view_in_browser(
 
 
 def check_installed() -> ModuleType:
-    """Returns the library that serves the page; raises ConfigError with a pip command where one is missing."""
+    """Return viser; raise ConfigError if the extra is missing."""
     import_extra("mjviser", "view", NEEDED_BY)
     return import_extra("viser", "view", NEEDED_BY)
 
 
 class WebViewer:
-    """A player with a web server: a scene, and a panel of controls."""
+    """Web server with a scene and a control panel for a player."""
 
     def __init__(self, player: Player, *, host: str = LOCALHOST, port: int | None = None) -> None:
         if not isinstance(player.env, VecEnv):
@@ -114,7 +113,7 @@ class WebViewer:
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self, steps: int | None = None) -> None:
-        """Steps in the time of the page, for ever or for a number of control steps."""
+        """Step at the page's speed."""
         dt = self._vec_env.task.dt
         done, done_shown, due, drawn, seen, shown, looked = 0, 0, time.perf_counter(), 0.0, 0.0, 0.0, 0.0
         while steps is None or done < steps:
@@ -145,7 +144,7 @@ class WebViewer:
             time.sleep(due - now)
 
     def drain(self) -> None:
-        """Calls what the page has put into the queue."""
+        """Call the functions that the page has queued."""
         while not self.queue.empty():  # nothing else takes from it
             try:
                 self.queue.get_nowait()()
@@ -153,13 +152,12 @@ class WebViewer:
                 warn(f"the viewer was asked for what it cannot do: {first_line(error)}")
 
     def step(self) -> None:
-        """Takes one control step in all envs; the env that is followed obeys the person who steers."""
+        """Take one control step in all envs, then apply held commands."""
         step = self._player.step()
         self._numbers.add(step, self.env)
         self._obey()
 
     def _obey(self) -> None:
-        """Puts the commands that are held into the task, and into the observation to act on."""
         if self.commands is None or self.held is None:
             return
         value = torch.tensor(self.held, device=self._vec_env.device)
@@ -169,20 +167,20 @@ class WebViewer:
         self._player.obs = self._player.observed.look()
 
     def close(self) -> None:
-        """Ends the server."""
+        """Stop the server."""
         with contextlib.redirect_stdout(io.StringIO()):
             self._server.stop()
 
     # -- what a person can ask for -------------------------------------------------------------
 
     def follow(self, env: int) -> None:
-        """Follows another env, which obeys from now on."""
+        """Follow another env, to which held commands then apply."""
         self.env = min(max(int(env), 0), self._vec_env.num_envs - 1)
         self._numbers.forget()
         self._scene.look_at(self.env)
 
     def steer(self, index: int, value: float) -> None:
-        """Sets one command of the env that is followed, and holds them all."""
+        """Set one command of the followed env and hold all of them."""
         assert self.commands is not None
         if self.held is None:
             self.held = self.commands.value[self.env].tolist()
@@ -191,29 +189,29 @@ class WebViewer:
         self._obey()
 
     def hold(self, on: bool) -> None:
-        """Holds the commands as they are, or leaves them to the task."""
+        """Hold the current commands, or return them to the task."""
         self.held = self.commands.value[self.env].tolist() if on and self.commands is not None else None
 
     def stand(self) -> None:
-        """Sets all commands to zero."""
+        """Set all commands to zero."""
         for index in range(len(self._sliders)):
             self.steer(index, 0.0)
 
     def restart(self) -> None:
-        """Begins new episodes in all envs."""
+        """Begin new episodes."""
         self._player.restart()
         self._numbers = Numbers(self._vec_env)
         self._obey()
 
     def take(self, name: str) -> None:
-        """Takes the policy of another checkpoint of the run."""
+        """Load the policy of another checkpoint of the run."""
         assert self._player.checkpoint is not None
         if name in _checkpoints(self._player.checkpoint):
             file = self._player.checkpoint.with_name(name)
             self._try(lambda: self._player.take(file))
 
     def look_for_checkpoints(self) -> None:
-        """Takes over a newer checkpoint, and lists those that there are."""
+        """Load a newer checkpoint and refresh the list."""
         if self._player.checkpoint is None:
             return
         self._try(self._player.follow)
@@ -224,10 +222,7 @@ class WebViewer:
         self._iteration.content = f"<div style='{PAD}'>iteration {self._player.iteration}</div>"
 
     def _try(self, act: Callable[[], object]) -> None:
-        """Takes over what may be damaged: then the old policy acts on, and the page says why.
-
-        `act` returns False where there was nothing to take.
-        """
+        """Call `act` (False: nothing to load); on a damaged file, keep the policy and show the error."""
         try:
             if act() is not False:
                 self._problem.content = ""
@@ -237,7 +232,6 @@ class WebViewer:
     # -- the panel -----------------------------------------------------------------------------
 
     def _panel(self) -> None:
-        """Makes the controls, from what is used most to what is used least."""
         gui, num_envs = self._server.gui, self._vec_env.num_envs
         gui.set_panel_label(self._player.name)
         gui.configure_theme(show_share_button=False, show_logo=False)
@@ -285,7 +279,7 @@ class WebViewer:
         self.show()
 
     def _on(self, handle: Any, act: Callable[[Any], None]) -> None:
-        """Lets a control of the page put `act` and its value into the queue."""
+        """Queue `act` with the value of a control whenever the page changes it."""
 
         async def touched(event: Any) -> None:  # in the server's thread, one after the other
             value = event.target.value
@@ -305,7 +299,7 @@ class WebViewer:
         self._buttons.options = BUTTONS[self.paused]
 
     def show(self) -> None:
-        """Shows the numbers as they are now."""
+        """Update the displayed numbers."""
         self._rewards.content = bars(self._numbers.terms)
         pace = ("speed", f"{self._pace:.2f} x real time" if self._pace else "–", "")
         self._table.content = table([pace, *self._numbers.rows(self._vec_env, self.env)])
@@ -318,27 +312,26 @@ class WebViewer:
                 slider.value = round(min(max(value, slider.min), slider.max), 2)
 
     def show_images(self) -> None:
-        """Sends what the policy, or its frozen encoder, sees next of the followed env, where it has changed."""
+        """Send changed policy images of the followed env."""
         for name, handle in self._images.items():
             if not np.array_equal(picture := self._seen(name), handle.image):
                 handle.image = picture
 
     def _seen(self, group: str) -> np.ndarray:
-        """Returns an image in whole squares for its pixels: the browser would blur them."""
+        """Return an image upscaled by whole pixels, which the browser would blur."""
         image = newest(self._player.images[group][self.env, None])[0]
         times = max(1, IMAGE_SIDE // max(image.shape[:2]))
         return image.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def _checkpoints(current: Path) -> list[str]:
-    """Returns the names of the checkpoints beside one, the newest first."""
     files = {path.name for path in current.parent.glob("*.pt")} | {current.name}
     named = [name for name in ("last.pt", "best.pt") if name in files]
     return named + sorted(files - {*named}, reverse=True)
 
 
 def _free_port(host: str, port: int | None) -> int:
-    """Returns a port that can be served on; viser itself would wait for ever where there is none."""
+    """Return a usable port; viser itself would wait forever."""
     if port is not None and not 0 <= port < 2**16:
         raise ConfigError(f"--port must be from 0 (any that is free) to {2**16 - 1}, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

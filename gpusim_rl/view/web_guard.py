@@ -1,7 +1,4 @@
-"""Guard of the page's server: who may connect, and which messages of a page arrive.
-
-viser by itself takes every connection, from any web page that is open in the browser, and every message.
-"""
+"""Access guard of the viewer's web server; viser itself accepts every connection and message."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ HEADERS = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "sam
 
 
 class Guard:
-    """Guard of one server of viser, at a host; None admits nobody.
-
-    `server` is viser's, once it runs. Before, no message arrives.
-    """
+    """Guard of a viser server at `host` (None admits nobody); drops messages until `server` is set."""
 
     def __init__(self, host: str | None) -> None:
         self.host, self.server = host, None
@@ -58,15 +52,9 @@ class Guard:
             raise ConfigError("this version of viser starts its server in a way that is not known. Try viser 1.1")
 
     def problem(self, own: tuple[str, int], hosts: list[str], origins: list[str], path: str) -> str:
-        """Returns why a request is refused; empty where it is not.
+        """Return why a request is refused, or "".
 
-        A page of another site names that site as `Origin`, or as `Host` if it has its name lead here (DNS rebinding).
-
-        Args:
-            own: Address and port of this end of the connection.
-            hosts: Headers `Host`.
-            origins: Headers `Origin`: browsers send it with each WebSocket.
-            path: Path that is asked for.
+        Another site's page shows in its `Origin`, or in `Host` after DNS rebinding; `own` is the server's address.
         """
         if self.host is None:
             return "nobody is to visit it"
@@ -81,7 +69,7 @@ class Guard:
         return "its address has no query" if "?" in path else ""
 
     def admits(self, content: bytes) -> bool:
-        """Returns whether a message arrives: the place of a camera, or a value that a control of the page may have."""
+        """Return whether a message is a camera pose or a valid value of an existing control."""
         try:
             message = importlib.import_module("msgspec.msgpack").decode(content)
             kind = message.pop("type")
@@ -140,7 +128,7 @@ class Guard:
 
 
 def is_possible(handle: Any, value: Any) -> bool:
-    """Returns whether a control can have a value, by its kind, its range and its choices."""
+    """Return whether a control accepts a value."""
     if hasattr(handle, "options"):
         return isinstance(value, str) and value in handle.options
     if hasattr(handle, "min"):
@@ -154,7 +142,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_of(message: dict[str, Any], kind: type) -> bool:
-    """Returns whether a message has the fields of a dataclass of numbers and tuples of numbers."""
     hints = typing.get_type_hints(kind)
     for field in fields(kind):
         size, value = len(typing.get_args(hints[field.name])), message[field.name]
@@ -165,7 +152,6 @@ def _is_of(message: dict[str, Any], kind: type) -> bool:
 
 
 def _is_own(host: str, names: Collection[str], port: int) -> bool:
-    """Returns whether a header `Host` has one of the names, and the port."""
     name, bracket, rest = host.rpartition("]")
     if bracket:
         name = name.removeprefix("[")

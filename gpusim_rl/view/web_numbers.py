@@ -1,4 +1,4 @@
-"""Numbers beside the picture of the viewer in the browser: means that a person can read, as bars and as a table."""
+"""Smoothed numbers of the browser viewer, as HTML bars and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RIGHT = "text-align:right;font-variant-numeric:tabular-nums"
 
 
 class Numbers:
-    """Means of reward terms and numbers of the envs, as far as a person can read them."""
+    """Running means of reward terms and metrics, slow enough to read."""
 
     def __init__(self, env: VecEnv) -> None:
         self._dt = env.task.dt
@@ -29,12 +29,12 @@ class Numbers:
         self._ended, self._early, self._return_sum = 0, 0, 0.0
 
     def forget(self) -> None:
-        """Forgets what belongs to the env that was followed."""
+        """Discard the means of the followed env."""
         self.terms.clear()
         self._stats[0].clear()
 
     def add(self, step: Step, env: int) -> None:
-        """Adds a control step."""
+        """Add a control step."""
         share, share_of_all = (1.0 - math.exp(-self._dt / time_s) for time_s in (MEAN_S, MEAN_OF_ALL_S))
         _move(self.terms, {name: float(term[env]) for name, term in step.terms.items()}, share)
         _move(self._stats[0], {name: float(stat[env]) for name, stat in step.stats.items()}, share)
@@ -46,7 +46,7 @@ class Numbers:
         self._returns.masked_fill_(step.done, 0.0)
 
     def rows(self, env: VecEnv, followed: int) -> Iterable[tuple[str, str, str]]:
-        """Yields a name, a number of the env that is followed, and that of all envs."""
+        """Yield label, value of the followed env, and value over all envs."""
         mean = number(self._return_sum / self._ended if self._ended else None, least=LEAST)
         yield "time in episode [s]", f"{int(env.progress[followed]) * self._dt:.1f}", ""
         yield "return", number(float(self._returns[followed]), least=LEAST), mean
@@ -58,14 +58,13 @@ class Numbers:
 
 
 def _move(means: dict[str, float], values: Mapping[str, float], share: float) -> None:
-    """Moves means towards values that are numbers."""
     for name, value in values.items():
         if math.isfinite(value):
             means[name] = means.get(name, value) + share * (value - means.get(name, value))
 
 
 def bars(terms: Mapping[str, float]) -> str:
-    """Returns a bar for each reward term, to the right of the middle for what is gained."""
+    """Return HTML bars of reward terms; gains extend to the right."""
     most = max((abs(value) for value in terms.values()), default=0.0) or 1.0
     digits = max(0, 2 - math.floor(math.log10(most)))
     rows = []
@@ -84,7 +83,7 @@ def bars(terms: Mapping[str, float]) -> str:
 
 
 def table(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Returns a table of names, numbers of one env and numbers of all."""
+    """Return an HTML table of `Numbers.rows`."""
     cells = "".join(
         f"<div>{html.escape(name)}</div><div style='{RIGHT}'>{one}</div><div style='{RIGHT}'>{of_all}</div>"
         for name, one, of_all in [("", "<b>this</b>", "<b>all</b>"), *rows]

@@ -1,7 +1,4 @@
-"""What a browser draws, of a viewer or of a replay: the bodies of all envs at once, side by side on flat ground.
-
-viser draws, and mjviser makes its meshes of a MuJoCo model and shows contacts.
-"""
+"""Browser scene with all envs side by side on flat ground, drawn by viser with meshes of mjviser."""
 
 from __future__ import annotations
 
@@ -23,11 +20,10 @@ NEEDED_BY = "a viewer in the browser"
 
 
 class WebScene:
-    """The envs of a simulator in a page.
+    """Envs of a simulator in a web page.
 
-    The world moves under the camera, so that the env that is followed stays in the middle of the picture; a person can
-    turn and zoom meanwhile. All other envs are around that one, which is where the simulator has it. The distance of
-    the camera is in units of that in a video.
+    The world moves under the camera to keep the followed env centred while users turn and zoom. `distance` scales
+    the camera distance of videos.
     """
 
     def __init__(self, server: Any, sim: Sim, distance: float = 1.0) -> None:
@@ -56,7 +52,7 @@ class WebScene:
         server.initial_camera.look_at = np.zeros(3)
 
     def _light(self, server: Any) -> None:
-        """Puts ground and sky in place of white, on which light robots are not seen, and dims mjviser's light."""
+        """Add ground and sky, since white hides light robots, and dim the light."""
         model, far = self._model, 20.0 * self._camera.distance
         cell = 10.0 ** round(math.log10(self._camera.radius))
         for geom in np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE):
@@ -84,10 +80,7 @@ class WebScene:
         server.scene.configure_default_lights(cast_shadow=True)
 
     def _side_by_side(self, qpos: np.ndarray) -> np.ndarray:
-        """Returns the places of the envs in a grid about as long as wide [m], shape [envs, 3].
-
-        On terrain they are all zero: there the task has spread the robots.
-        """
+        """Return env positions [m], [envs, 3], in a grid; zero on terrain, where the task spreads the robots."""
         model, data, number = self._model, self._data, self._sim.num_envs
         places = np.zeros((number, 3))
         if (model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD).any():
@@ -103,7 +96,7 @@ class WebScene:
         return places
 
     def _copy_fixed(self, server: Any) -> list[tuple[Any, np.ndarray]]:
-        """Draws what is fixed to the world, but for the ground, in the other envs too; returns handles and places."""
+        """Copy static geometry except the ground to the other envs."""
         others, handles = self._sim.num_envs - 1, []
         for number, fixed in enumerate(self._scene._fixed_geom_handles.values()):
             if others and self._places.any() and fixed.visible:
@@ -118,7 +111,7 @@ class WebScene:
         return handles
 
     def look_at(self, env: int) -> None:
-        """Puts an env into the middle, and the others around it."""
+        """Move an env to the centre, with the others around it."""
         self._env = env
         places = self._places - self._places[env]
         self._around = np.zeros_like(places) if self._alone else places
@@ -130,16 +123,16 @@ class WebScene:
         self._retarget = True
 
     def hide_others(self, on: bool) -> None:
-        """Shows the env that is followed alone, or all of them."""
+        """Show only the followed env, or all of them."""
         self._alone = on
         self.look_at(self._env)
 
     def show(self, flag: str, on: bool) -> None:
-        """Shows contacts of the env that is followed: `show_contact_points` or `show_contact_forces`."""
+        """Toggle `show_contact_points` or `show_contact_forces` of the followed env."""
         setattr(self._scene, flag, on)
 
     def draw(self) -> None:
-        """Sends the envs as they are now."""
+        """Send the current state of the envs."""
         sim, model, data = self._sim, self._model, self._data
         qpos = sim.poses.cpu().numpy()
         for env in range(sim.num_envs):
