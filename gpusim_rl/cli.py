@@ -1,7 +1,4 @@
-"""The command `gpusim-rl`: lists tasks, trains, and runs the tools.
-
-`gpusim-rl record RUN` is `python tools/record.py RUN`.
-"""
+"""Command `gpusim-rl`: list tasks, train, and run tools, as in `gpusim-rl record RUN`."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ complete -o nospace -F _gpusim_rl gpusim-rl
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command named by the first argument."""
+    """Run the command named by the first argument."""
     with friendly_errors():
         arguments = list(sys.argv[1:] if argv is None else argv)
         name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
@@ -75,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def commands() -> dict[str, Path]:
-    """Returns the commands that are scripts, by name: `train` and the tools."""
+    """Return script commands by name: `train` and the tools."""
     files = {"train": paths.train_file()}
     for file in sorted(paths.tools_dir().glob("*.py")):
         if not file.stem.startswith("_"):
@@ -84,7 +81,7 @@ def commands() -> dict[str, Path]:
 
 
 def usage() -> str:
-    """Returns the text of `gpusim-rl --help`."""
+    """Return the text of `gpusim-rl --help`."""
     lines = ["usage: gpusim-rl COMMAND ...", "", *(f"  {name:<12} {summary}" for name, summary in BUILT_IN.items())]
     for name, file in commands().items():
         summary = _summary(file)
@@ -93,7 +90,7 @@ def usage() -> str:
 
 
 def load_command(name: str) -> Callable[..., Any]:
-    """Returns the `main(argv)` of a script."""
+    """Return the `main(argv)` of a script."""
     files = commands()
     file = files.get(name.replace("_", "-"))
     if file is None or not file.is_file():
@@ -110,7 +107,7 @@ def load_command(name: str) -> Callable[..., Any]:
 
 
 def completion(argv: list[str]) -> None:
-    """Prints the completion of bash; or what that asks for, the words that may stand at the end of `COMP_LINE`."""
+    """Print bash's completion script, or completions of `COMP_LINE`."""
     if argv == ["bash"]:
         sys.stdout.write(BASH)
     elif argv == ["query"]:
@@ -120,7 +117,7 @@ def completion(argv: list[str]) -> None:
 
 
 def _complete(line: str) -> list[str]:
-    """Returns words that may stand at the end of a command line; one that is complete ends with a blank."""
+    """Return completions of a command line; complete words end with a space."""
     program, *words, last = line.split(" ")
     if not words:
         options = [*BUILT_IN, *commands()]
@@ -138,7 +135,7 @@ def _complete(line: str) -> list[str]:
 
 
 def _flags(words: list[str]) -> list[str]:
-    """Returns the flags of a command, as its usage names them: that of a part, as `clip record`, where one is typed."""
+    """Return the flags in the usage of a command or subcommand."""
     names = [word for word in words if not word.startswith("-")][:2]
     for typed in (names, names[:1]):
         with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()), suppress(Exception, SystemExit):
@@ -150,7 +147,7 @@ def _flags(words: list[str]) -> list[str]:
 
 
 def list_tasks(argv: list[str]) -> None:
-    """Prints every task with its one-line description, sizes, origin, and how long it takes to learn."""
+    """Print every task with description, sizes, source and learning result."""
     from gpusim_rl.settings.discover import recipes, tasks
 
     parser = argparse.ArgumentParser(
@@ -194,10 +191,7 @@ def list_tasks(argv: list[str]) -> None:
 
 
 def table_lines(table: list[list[str]], right: Sequence[str], width: int | None) -> list[str]:
-    """Returns a table as lines. Where a row does not fit, its last columns are cut or left out, never the first.
-
-    Columns in `right` are flush right; without a `width` [characters] everything fits.
-    """
+    """Format a table, cutting its last columns to `width` [characters]; columns in `right` are right-aligned."""
     columns = list(zip(*table, strict=True))
     if width is not None:
         while len(columns) > 1 and sum(max(map(len, column)) + 2 for column in columns[:-1]) + LEAST > width:
@@ -210,12 +204,7 @@ def table_lines(table: list[list[str]], right: Sequence[str], width: int | None)
 
 
 def _learning(known: Mapping[str, Learned], several: bool) -> dict[str, Any]:
-    """Return whether a task was seen to reach its threshold, when, on what, and with which settings.
-
-    Args:
-        known: Results by recipe.
-        several: Whether the task has recipes to tell apart.
-    """
+    """Return whether and how a task reached its threshold; `several` adds recipe names."""
     if not known:
         return {"tuned": False, "seconds_to_threshold": None, "learns": None, "overrides": []}
     best = min(known.values(), key=lambda entry: math.inf if entry.seconds is None else entry.seconds)
@@ -229,7 +218,7 @@ def _learning(known: Mapping[str, Learned], several: bool) -> dict[str, Any]:
 
 
 def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
-    """Returns the sizes of a task, from one env of it, and what its yaml asks for; all None if it cannot be built."""
+    """Return the sizes of a task from one env, and its yaml's defaults; all None if it cannot be built."""
     import torch
 
     from gpusim_rl.env.task import load_task_class
@@ -252,7 +241,6 @@ def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
 
 
 def _summary(file: Path) -> str:
-    """Returns the first line of a script's docstring."""
     import ast
 
     try:

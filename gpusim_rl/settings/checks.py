@@ -1,7 +1,4 @@
-"""The check at the door: composed yaml becomes frozen dataclasses, strictly.
-
-An unknown key, a missing key, a wrong type or a value out of range is one line. Free of torch.
-"""
+"""Strict conversion of composed yaml to frozen dataclasses. Free of torch."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ T = TypeVar("T")
 
 
 def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Resolves a composed config into nested plain dicts and lists."""
+    """Resolve a composed config into nested plain dicts and lists."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -46,11 +43,7 @@ def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: type | None = None) -> RunConfig:
-    """Turns a composed config, or the one of a run folder, into a RunConfig, strictly.
-
-    Raises:
-        ConfigError: A key is unknown or missing, or a value is not what it must be.
-    """
+    """Convert composed or saved settings to a RunConfig, or raise ConfigError."""
     checked = check_settings(config)
     task = {key: value for key, value in _section(config.get("task"), "task").items() if key != "_target_"}
     check_hooks(task_class, "task")
@@ -66,10 +59,10 @@ def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: t
 
 
 def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks all that can be checked without importing the task, or an algorithm of the user's.
+    """Check settings without importing the task or a third-party algorithm.
 
     Returns:
-        The fields of RunConfig, except `task`; and except `algorithm`, if it is not one of ours.
+        Fields of RunConfig without `task`, and without `algorithm` unless built in.
     """
     algo = _section(config.get("algo"), "algo")
     for key in algo.keys() - {"name", "_target_"}:
@@ -90,7 +83,7 @@ def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(cls: type[T], node: Any, path: str = "") -> T:
-    """Builds a dataclass from nested plain values, strictly; `path` is where `node` stands."""
+    """Build the dataclass `cls` from nested plain values; `path` is the key of `node`."""
     values = _fields(cls, _section(node, path), path)
     try:
         return cls(**values)
@@ -101,14 +94,14 @@ def build(cls: type[T], node: Any, path: str = "") -> T:
 
 
 def algorithm_settings_class(name: Any, algorithm_class: type) -> type:
-    """Return the settings dataclass of `algo=<name>`: several of our algorithms may share a class."""
+    """Return the settings dataclass of `algo=<name>`; built-in ones may share a class."""
     target, ours = ALGORITHMS.get(name, ("", object)) if isinstance(name, str) else ("", object)
     path = f"{algorithm_class.__module__}.{algorithm_class.__qualname__}"
     return ours if target == path else settings_class(algorithm_class)
 
 
 def settings_class(owner: type) -> type:
-    """Returns the settings dataclass of a task or an algorithm."""
+    """Return the settings dataclass of a task or an algorithm."""
     cls = getattr(owner, "Config", None)
     if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{owner.__module__}.{owner.__qualname__}.Config must be a dataclass, got {cls!r}")
@@ -116,7 +109,7 @@ def settings_class(owner: type) -> type:
 
 
 def check_hooks(cls: type, kind: str) -> None:
-    """Raises ConfigError where a task or an algorithm (`kind`) does not define a method that every one has."""
+    """Raise ConfigError if a task or an algorithm (`kind`) lacks a required method."""
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
         members = [name for name in vars(cls) if not name.startswith("__")]
@@ -126,7 +119,7 @@ def check_hooks(cls: type, kind: str) -> None:
 
 
 def known_keys() -> list[str]:
-    """Returns all keys that a command line may set but those of the task, e.g. `ppo.network.hidden`."""
+    """Return all keys outside the task section, e.g. `ppo.network.hidden`."""
 
     def keys(cls: type, prefix: str) -> list[str]:
         names, hints = [], _hints(cls)
@@ -153,7 +146,7 @@ ISAACGYMENVS = {
     "task.env": "A task's settings are right below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
     "train": "Learning is below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md has all names",
 }
-"""Advice for those who type its keys, and keys below them."""
+"""Advice for keys of IsaacGymEnvs and keys below them."""
 OURS = {
     "learning_rate": "lr",
     "minibatch_size": "batch_size",
@@ -177,12 +170,11 @@ OURS = {
     "wandb_activate": "wandb",
     "max_iterations": "max_epochs total_timesteps",
 }
-OTHERS = {theirs: ours for ours, names in OURS.items() for theirs in names.split()}
-"""Names of settings in other libraries, and ours."""
+OTHERS = {theirs: ours for ours, names in OURS.items() for theirs in names.split()}  # our names by foreign ones
 
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
-    """Makes the error for a key that does not exist, with the closest key that does."""
+    """Build the error for an unknown key, with the closest known one."""
     if key in known:
         return ConfigError(f"{key!r} cannot be changed like this: expected key=value, e.g. num_envs=64")
     for name, answer in ISAACGYMENVS.items():
@@ -207,7 +199,6 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
 
 
 def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] = ()) -> dict[str, Any]:
-    """Checks `node` against the fields of a dataclass; returns the converted values."""
     prefix = f"{path}." if path else ""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in skip}
     for key in node:
@@ -243,7 +234,6 @@ def _hints(cls: type) -> Mapping[str, Any]:
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
-    """Returns `value` as the type `hint`, or raises the one line that says what it must be."""
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, key)
     try:
@@ -265,7 +255,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
 
 
 class _Mismatch(Exception):  # noqa: N818 (never leaves this file)
-    """The value does not have the type."""
+    """Value of another type."""
 
 
 def _accepts(value: Any, hint: Any) -> bool:
@@ -277,7 +267,7 @@ def _accepts(value: Any, hint: Any) -> bool:
 
 
 def _match(value: Any, hint: Any) -> Any:
-    """Converts without loss: an int is a float, a list is a tuple, a bool is never a number; numbers fit a tensor."""
+    """Convert without loss: int to float, list to tuple, never bool to number; numbers must fit a tensor."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -318,14 +308,12 @@ def _match(value: Any, hint: Any) -> Any:
 
 
 def _literals(hint: Any) -> list[str]:
-    """Returns all strings that a type with Literals names."""
     if typing.get_origin(hint) is Literal:
         return [value for value in typing.get_args(hint) if isinstance(value, str)]
     return [name for arg in typing.get_args(hint) for name in _literals(arg)]
 
 
 def _describe(hint: Any) -> str:
-    """Describes a type in the user's words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         rules = [rule.words for rule in args[1:] if isinstance(rule, Rule)]

@@ -1,8 +1,4 @@
-"""From a command line to one plain dict, by way of Hydra.
-
-`hydra_main` wraps the function behind `python train.py`, `compose` does the same for Python callers. Both know the
-task folders of installed packages and put every complaint of Hydra's into one line.
-"""
+"""Command lines and Python calls to one plain dict, through Hydra."""
 
 from __future__ import annotations
 
@@ -62,12 +58,11 @@ from gpusim_rl.settings.saved_run import NO_YAML, SavedRun, continue_run
 from gpusim_rl.settings.schema import ALGORITHMS, algorithm_of
 
 VERSION_BASE = "1.3"
-SAVED = "the settings of a saved run"
-"""Name of the config that stands for them: no file is called so."""
+SAVED = "the settings of a saved run"  # name of the in-memory config of a saved run; no file has it
 
 
 class RunResult(NamedTuple):
-    """Run folder and returns of a run, for the summary of a sweep (`-m`)."""
+    """Run folder and returns of a run."""
 
     run: str
     last_return: float | None
@@ -75,10 +70,9 @@ class RunResult(NamedTuple):
 
 
 def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], RunResult]) -> Callable[..., None]:
-    """Makes `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and errors on one line.
+    """Make `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and one-line errors.
 
-    `config` is the composed config as plain values, checked but for the task's section; `overrides` is the command
-    line, with that of a resumed run in front; `checkpoint` is what `checkpoint=` names.
+    The config is plain, and checked except for its task; the overrides include those of a resumed run.
     """
     saved: SavedRun | None = None
     outcomes: list[tuple[list[str], RunResult]] = []  # by overrides
@@ -131,7 +125,6 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
 
 
 def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str, *, sweep: bool) -> None:
-    """Run the job of a command line, or each job of a sweep, through Hydra, whose multirun.yaml nobody reads."""
     program = sys.argv
     with tempfile.TemporaryDirectory(prefix="gpusim-rl-sweep-") if sweep else nullcontext() as folder:
         more = [] if folder is None else [f"hydra.sweep.dir={quote(folder)}"]
@@ -143,7 +136,7 @@ def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str
 
 
 def _help() -> str:
-    """Returns the text of `--help`. Hydra's own composes all settings for each group that it lists."""
+    """Return the text of `--help`; Hydra's own composes all settings for each group."""
     groups: dict[str, set[str]] = {}
     for folder in filter(None, [TaskFolders.user, *(folder for _, folder in cfg_dirs())]):
         for file in folder.glob("*/*.yaml"):
@@ -155,7 +148,7 @@ def _help() -> str:
 
 
 def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: str) -> str:
-    """Returns what is printed at the end of a sweep: a line for each run, with the overrides that differ; or JSON."""
+    """Return a table, or JSON, of a sweep's results by the overrides that differ."""
     if console == "quiet":
         return ""
     if console == "json":
@@ -174,10 +167,9 @@ def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: 
 def compose(
     overrides: Sequence[str] = (), config_dir: str | Path | None = None, saved: SavedRun | None = None
 ) -> dict[str, Any]:
-    """Compose a config as the command line does; return plain values.
+    """Compose plain settings as the command line does.
 
-    Overrides are words such as `task=Ant`; configs of the user's folder (`-cd`) win over ours, and the settings of a
-    saved run replace the defaults.
+    Configs in the user's folder (`-cd`) override ours; settings of a saved run replace the defaults.
     """
     _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
@@ -193,12 +185,10 @@ def compose(
 
 
 def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None) -> list[str]:
-    """Replace `recipe=auto`, typed or implied, with the recipe that suits the device of the physics.
-
-    A command line whose tasks have the recipe full alone stays as it is.
+    """Replace `recipe=auto`, also implied, with the recipe for the physics device.
 
     Raises:
-        ConfigError: A task has no recipe of a typed name, or one recipe has to suit several devices.
+        ConfigError: The recipe is unknown, or one recipe would serve several devices.
     """
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     tasks = [] if NO_YAML in arguments else typed.get("task", default_choice("task")).split(",")
@@ -223,10 +213,9 @@ def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None
 
 
 def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun | None) -> dict[str, Any]:
-    """Checks that all of a composed config is in its place, and chooses the length of the training.
+    """Check the layout of a composed config and choose `max_iterations`.
 
-    `max_iterations` of the algorithm's own section counts in place of the task's, which suits PPO's horizon. What is
-    typed wins, and so does the length of a saved run.
+    The algorithm's own value replaces the task's, which suits PPO's horizon, unless overridden or saved.
     """
     refuse_misplaced(config, arguments, TaskFolders.user)
     name = section_of(config, "algo").get("name")
@@ -242,21 +231,17 @@ def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun 
 
 
 def _store_recipe(name: str) -> None:
-    """Make a name a choice of the group `recipe`, for which Hydra wants a yaml."""
+    """Register a name in the group `recipe`, for which Hydra requires a yaml."""
     if not (paths.cfg_dir() / "recipe" / f"{name}.yaml").is_file():
         ConfigStore.instance().store(group="recipe", name=name, node={"recipe": name}, package="_global_")
 
 
 def _task_of(arguments: Sequence[str]) -> str:
-    """Return the task that a command line names."""
     return next((value_of(text) for text in reversed(arguments) if key_of(text) == "task"), default_choice("task"))
 
 
 def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> None:
-    """Give a user's algorithm, in the section `name`, the task's tuned values of the algorithm that it extends.
-
-    What is typed, or in the task's section of that name, wins.
-    """
+    """Give a user's algorithm, section `name`, the task's tuned values of the algorithm it extends."""
     target = section_of(config, "algo").get("_target_")
     if any(target == ours for ours, _ in ALGORITHMS.values()):
         return
@@ -282,10 +267,7 @@ def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> 
 
 
 def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
-    """Returns the name of the config that Hydra starts from: ours, or the settings of a run in their place.
-
-    A group that is typed (`sim=mjwarp`) wins over the saved settings, as everything that is typed.
-    """
+    """Return the primary config: ours, or a saved run's without overridden groups such as `sim=mjwarp`."""
     if saved is None:
         return "config"
     primary = read_yaml(paths.cfg_dir() / "config.yaml")
@@ -306,7 +288,7 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
 
 
 def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: SavedRun | None = None) -> None:
-    """Checks every run of `-m` before the first one starts."""
+    """Check every run of `-m` before the first starts."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         [jobs] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
@@ -324,19 +306,19 @@ def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: 
 
 
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
-    """Finds what the setting `checkpoint` names."""
+    """Find the checkpoint that the setting `checkpoint` names."""
     if config.get("checkpoint") is None:
         return None
     return paths.find_checkpoint(config["checkpoint"], config["log"]["dir"])
 
 
 class TaskFolders(SearchPathPlugin):
-    """Folders in which Hydra looks: the user's, ours, those of installed packages."""
+    """Hydra's search path: the user's folder, ours, those of installed packages."""
 
     user: Path | None = None  # that `-cd` names; Hydra itself would put it behind ours, where it could not win
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Put the user's folder in front, and every announced one behind."""
+        """Prepend the user's folder and append those of packages."""
         if self.user is not None:
             search_path.prepend(provider="user", path=f"file://{self.user}")
         for source, folder in plugin_cfg_dirs():
@@ -357,17 +339,17 @@ def _prepare_hydra(config_dir: str | Path | None = None) -> None:
 
 
 def _flags_first(arguments: Sequence[str]) -> list[str]:
-    """Sorts flags before overrides: argparse does not understand `task=Ant -m seed=1,2`."""
+    """Sort flags first: argparse rejects `task=Ant -m seed=1,2`."""
     return sorted(arguments, key=is_override)
 
 
 def _may_add(arguments: Sequence[str]) -> list[str]:
-    """Lets what is below `OPEN_SECTIONS` be new: Hydra takes a new key only with + in front."""
+    """Prefix overrides of open sections with `++`, as Hydra requires for new keys."""
     return [f"++{text.lstrip('+')}" if is_open(key_of(text)) and text[0] != "~" else text for text in arguments]
 
 
 def _complete_checkpoint(line: str) -> list[str] | None:
-    """Completes a command line that ends with `checkpoint=<run>`, of which Hydra knows nothing; None for others."""
+    """Complete `checkpoint=<run>`; return None for other keys."""
     *words, last = line.split(" ")
     if key_of(last) != "checkpoint" or "=" not in last:
         return None

@@ -1,4 +1,4 @@
-"""Errors that Hydra would explain badly, in one line: what is wrong, and what was probably meant."""
+"""One-line replacements for Hydra's errors, with suggestions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError)
 GROUPS = ("task", "recipe", "algo", "sim", "actors", "log", "debug")
-LONGEST_NAME = 200
-"""Length of the name of a yaml at most [bytes]: files have names of at most 255."""
+LONGEST_NAME = 200  # longest yaml name [bytes]; file names are limited to 255
 
 
 def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses the flags; an unknown one is one line that says how settings are written."""
+    """Parse the flags; reject an unknown one with the syntax of settings."""
 
     def refuse(message: str) -> NoReturn:
         bad = re.match(r"unrecognized arguments: (\S+)", message)
@@ -46,10 +45,7 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def refuse_unreadable(overrides: Sequence[str], typed: Sequence[str] = ()) -> None:
-    """Raises ConfigError where Hydra would misread an override, or fail with an error that does not name it.
-
-    `typed` has them in the order in which they were typed, if that is another one.
-    """
+    """Raise ConfigError for an override that Hydra misreads; `typed` has the original order."""
     for text in overrides:
         if is_override(text) and value_of(text).strip() == "???":  # taken for none: a folder `None` for hydra.run.dir
             raise ConfigError(f"{key_of(text)}: expected a value, got ???")
@@ -78,7 +74,7 @@ def _unreadable(text: str, overrides: Sequence[str] = ()) -> ConfigError:
 
 
 def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config_dir: Path | None) -> None:
-    """Raises ConfigError where a yaml lacks its first line: Hydra put all it holds below the name of its group."""
+    """Raise ConfigError if a yaml lacks `# @package _global_`, so that Hydra nested it."""
     for group in ("algo", "task"):
         if isinstance(section_of(config, group).get(group), Mapping):
             problem = _problem(arguments, config_dir) if group == "task" else ""
@@ -87,7 +83,7 @@ def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config
 
 
 def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:
-    """Raises ConfigError where the run of a checkpoint trained another task than the one asked for."""
+    """Raise ConfigError if the checkpoint's task is not the requested one."""
     if saved is None:
         return
     trained, asked = (section_of(settings, "task").get("_target_") for settings in (saved.settings, config))
@@ -98,7 +94,7 @@ def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None
 
 
 def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raises ConfigError where a setting was typed for an algorithm that does not run."""
+    """Raise ConfigError for a setting of an algorithm that does not run."""
     chosen = config["algo"]["name"]
     for text in overrides:
         section = key_of(text).partition(".")[0]
@@ -114,11 +110,7 @@ def _no_effect(key: str, chosen: str) -> ConfigError:
 def explain(
     error: Exception, arguments: Sequence[str], saved: SavedRun | None = None, config_dir: Path | None = None
 ) -> ConfigError:
-    """Puts an error of Hydra's into one line.
-
-    Raises:
-        Exception: `error` itself, where Hydra has it for no wrong word, and no word is a setting of its own.
-    """
+    """Convert an error of Hydra; raise other errors unless an override of Hydra's settings caused them."""
     if isinstance(error, ConfigError):
         return error
     if not isinstance(error, HYDRA_ERRORS):
@@ -160,7 +152,7 @@ def explain(
 def unknown_choice(
     group: str, name: str, options: Sequence[str], config_dir: Path | None, otherwise: str = ""
 ) -> ConfigError:
-    """Makes the error for a yaml that no config folder has; `otherwise` is advice where nothing is similar."""
+    """Build the error for an unknown yaml; `otherwise` is the hint without a similar name."""
     hint = did_you_mean(name, options)
     if config_dir is not None:
         folder = paths.from_here(config_dir.resolve())
@@ -175,13 +167,12 @@ def unknown_choice(
 
 
 def section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns a section of composed settings; an empty one where there is none."""
+    """Return a section of settings, or an empty one."""
     section = settings.get(name)
     return section if isinstance(section, Mapping) else {}
 
 
 def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
-    """Returns the keys that a command line may set, with those of the task it names."""
     if saved is not None:
         sections = [section_of(saved.settings, "task")]
     else:
@@ -196,11 +187,9 @@ def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
 
 
 def _problem(arguments: Sequence[str], config_dir: Path | None) -> str:
-    """Returns what is wrong with the yaml of the task that a command line names."""
     entries = tasks(config_dir, outside=True)
     return next((entries[name].problem for name in _task_names(arguments) if name in entries), "")
 
 
 def _task_names(arguments: Sequence[str]) -> list[str]:
-    """Returns the tasks that a command line asks for."""
     return [value_of(text) for text in arguments if key_of(text) == "task"] or [default_choice("task")]

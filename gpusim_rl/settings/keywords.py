@@ -1,4 +1,4 @@
-"""Calls from Python: keyword arguments and classes become one plain dict, by way of `compose`."""
+"""Python calls: keyword arguments and classes to one plain dict, through `compose`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def compose_call(
     network: type | None = None,
     config_dir: str | Path | None = None,
 ) -> tuple[dict[str, Any], list[str], Checkpoint | None]:
-    """Compose a call of `gpusim_rl.train`, whose docstring has the arguments.
+    """Compose a call of `gpusim_rl.train`, which documents the arguments.
 
     Returns:
-        Checked settings, the call as a command line for the record, and the checkpoint from which the run begins.
+        Checked settings, equivalent command line for the record, and initial checkpoint.
     """
     name = _yaml_name(task, config_dir)
     typed = [f"task={name}" if name else NO_YAML]
@@ -68,7 +68,7 @@ def compose_call(
 def _algorithm_lines(
     algo: type, typed: list[str], overrides: Mapping[str, Any], task: str | None, config_dir: str | Path | None
 ) -> Iterator[str]:
-    """Yield overrides that choose the caller's class as the algorithm and set its whole section."""
+    """Yield overrides that select the caller's algorithm class and set its section."""
     section = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", algo.__name__).lower()
     base = algorithm_of(algo)
     if overrides.get("checkpoint") is not None:
@@ -88,7 +88,6 @@ def _algorithm_lines(
 
 
 def _yaml_name(task: type | str, config_dir: str | Path | None) -> str | None:
-    """Returns the name of the yaml of a task, None when it has none."""
     entries = tasks(config_dir, outside=True)
     if isinstance(task, str):
         if task not in entries:
@@ -101,7 +100,6 @@ def _yaml_name(task: type | str, config_dir: str | Path | None) -> str | None:
 
 
 def _defaults(owner: type, asked: str) -> Any:
-    """Makes the settings of a class that has no yaml, if all of them have defaults in the dataclass."""
     try:
         return settings_class(owner)()
     except TypeError:
@@ -111,7 +109,7 @@ def _defaults(owner: type, asked: str) -> Any:
 
 
 def _class_path(cls: type, argument: str = "") -> str:
-    """Returns where a class can be imported from again."""
+    """Return the import path of a class."""
     if cls.__module__ == "__main__" and argument:
         problem = f"{argument}={cls.__name__} is a class of this script: only the script can resume or play the run"
         warn(f"{problem}. Try a module of its own")
@@ -122,7 +120,7 @@ def _class_path(cls: type, argument: str = "") -> str:
 
 
 def _section_lines(composed: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[str]:
-    """Yields overrides that make the composed section of a task the one that was passed."""
+    """Yield overrides that turn the composed task section into `section`."""
     for key, value in section.items():
         old = composed.get(key)
         if old != value or key not in composed:
@@ -132,7 +130,6 @@ def _section_lines(composed: Mapping[str, Any], section: Mapping[str, Any]) -> I
 
 
 def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yields keyword arguments as lines of a command line."""
     for name, value in overrides.items():
         key = prefix + name
         if isinstance(value, Mapping) and key not in OPEN_SECTIONS and (value or not prefix):

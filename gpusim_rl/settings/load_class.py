@@ -1,4 +1,4 @@
-"""Imports the class that a setting names, a task, an algorithm or a network; or the function."""
+"""Import of classes and functions named by settings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ T = TypeVar("T")
 
 
 def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example: str) -> type[T]:
-    """Import the class that the setting `key` names; an error names an `example`, and the first of several bases.
-
-    Raises:
-        ConfigError: There is no such class, or it is no subclass of `base`.
-    """
+    """Import the class that the setting `key` names, or raise ConfigError with an `example`."""
     module = _import_module(target, "class", key, example)
     module_name, _, class_name = target.rpartition(".")
     cls: Any = getattr(module, class_name, None)
@@ -39,7 +35,7 @@ def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example:
 
 
 def load_function(target: Any, key: str, example: str) -> Callable[..., Any]:
-    """Import the function (or class) that a setting names; there is a ConfigError if there is none."""
+    """Import the function that the setting `key` names, or raise ConfigError."""
     module = _import_module(target, "function", key, example)
     name = target.rpartition(".")[2]
     function = getattr(module, name, None)
@@ -50,7 +46,6 @@ def load_function(target: Any, key: str, example: str) -> Callable[..., Any]:
 
 
 def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType:
-    """Imports the module of a setting's value."""
     if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
         raise ConfigError(f"{key} must be a {kind} path such as {example!r}, got {target!r}")
     module_name = target.rpartition(".")[0]
@@ -68,7 +63,7 @@ def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType
 
 
 def public_name(cls: type) -> str:
-    """Returns a class as its users import it: from the outermost package where it can be had."""
+    """Return the shortest import path of a class."""
     if cls.__module__.split(".")[0] == "gpusim_rl" and cls.__name__ in public.HOME:  # loaded only when asked for
         return f"gpusim_rl.{cls.__qualname__}"
     parts = cls.__module__.split(".")

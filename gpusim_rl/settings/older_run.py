@@ -14,11 +14,11 @@ MOVED = {
     "gpusim_rl.learn.bc.BC": "gpusim_rl.learn.supervised.BC",
     "gpusim_rl.learn.distill.Distill": "gpusim_rl.learn.supervised.Distill",
 }
-"""Paths of our algorithms now, by their former paths."""
+"""Current paths of built-in algorithms by former paths."""
 
 
 def upgrade_settings(settings: dict[str, Any]) -> None:
-    """Add what our yaml of the run's algorithm, simulator and envs has had since; drop what it has no more."""
+    """Add settings that are new in our yamls of the run's algorithm, simulator and envs; drop removed ones."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")
     if "encoder" in settings:
         settings["pretrained"] = settings.pop("encoder")
@@ -42,7 +42,7 @@ def upgrade_settings(settings: dict[str, Any]) -> None:
 
 
 def _with_defaults(file: Path) -> dict[str, Any]:
-    """Reads a yaml and those in its defaults list: `/learn/on_policy@ppo`, `auto`, `_self_`. Later ones win."""
+    """Read a yaml with its defaults list (`/learn/on_policy@ppo`, `auto`, `_self_`); later entries win."""
     own = read_yaml(file)
     found: dict[str, Any] = {}
     for entry in reversed(own.pop("defaults", ["_self_"])):

@@ -1,4 +1,4 @@
-"""The words of a command line: `key=value` in Hydra's grammar, as text. Free of Hydra."""
+"""Overrides `key=value` in Hydra's grammar, as text. Free of Hydra."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs", "env.cfg")
-"""Their keys are names of the task's own things: a command line may add some (see gpusim_rl/env/randomize.py)."""
+"""Sections to which a command line may add keys."""
 
 
 def is_override(text: str) -> bool:
-    """Returns whether a word of a command line sets a value: `key=value`, also with + or ~ in front."""
+    """Return whether an argument is `key=value`, also with + or ~ in front."""
     return "=" in text and not text.startswith("-")
 
 
 def key_of(text: str) -> str:
-    """Returns the key of an override: `task` of `+task@package=Ant`."""
+    """Return the key of an override: `task` of `+task@package=Ant`."""
     return text.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def value_of(text: str) -> str:
-    """Returns the value of an override as text, without the quotes of Hydra's grammar."""
+    """Return the value of an override as text, without quotes."""
     value = text.partition("=")[2]
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
 def is_open(key: str) -> bool:
-    """Return whether a key is in `OPEN_SECTIONS`, an extension of an algorithm, or a weight of a term of the task."""
+    """Return whether a key is in `OPEN_SECTIONS`, an algorithm's extensions, or a task's term weights."""
     named = re.match(r"\w+\.extensions\.|task\.\w*weights\.", f"{key}.")
     return named is not None or any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
 
 
 def quote(text: str) -> str:
-    """Returns a value that Hydra reads back as this very string."""
+    """Return a value that Hydra reads back as this string."""
     word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.strip("./-") != ""
     if word and text.lower() not in ("null", "true", "false", "nan", "inf"):
         return text
@@ -41,7 +41,7 @@ def quote(text: str) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Returns a plain value as a command line has it."""
+    """Format a plain value in Hydra's override grammar."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -56,7 +56,7 @@ def text_of(value: Any) -> str:
 
 
 def keys_in(value: Any) -> Iterator[str]:
-    """Yields the keys of nested mappings, also in lists."""
+    """Yield the keys of nested mappings, also in lists."""
     for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
         yield from keys_in(item)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The run that `checkpoint=` names: its settings and its command line, read as data. Free of Hydra."""
+"""Settings and command line of the run that `checkpoint=` names, read as data. Free of Hydra."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from gpusim_rl.settings.overrides import is_override, key_of, keys_in, quote, te
 from gpusim_rl.settings.trust import ENV_ID, Named, check_saved_settings, is_per_call, place_of, words_of_call
 
 KEY, NAME = re.compile(r"\w[\w.-]*", re.ASCII), re.compile(r"\w[\w-]*", re.ASCII)
-"""Keys of settings, and names of yamls, that a shell and Hydra take as they are."""
+"""Keys and yaml names that a shell and Hydra take unquoted."""
 NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?(e-?[0-9]{1,3})?", re.ASCII)
-NO_YAML = "~task"
-"""First override of a run whose task has no yaml: `++task.<key>=<value>` behind it are all that it has."""
+NO_YAML = "~task"  # first override of a run without a task yaml; `++task.<key>=<value>` overrides follow
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The run that `checkpoint=` names. Its settings are data: none of it is read as a command line."""
+    """Run that `checkpoint=` names; its settings are data, never parsed as a command line."""
 
     checkpoint: Checkpoint
     settings: dict[str, Any]
     overrides: list[str]  # command line that the run was started with, for the record
 
     def with_overrides(self, typed: Sequence[str]) -> list[str]:
-        """Returns the record of a command line that continues this run: what is typed wins."""
+        """Return the recorded command line updated with typed overrides."""
         keys = {key_of(text) for text in typed}
         travel = [text for text in self.overrides if not is_per_call(key_of(text))]
         return [*(text for text in travel if key_of(text) not in keys), *typed]
@@ -42,15 +41,13 @@ class SavedRun:
 def continue_run(
     arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[Named] = ()
 ) -> tuple[list[str], SavedRun | None]:
-    """Reads the run that `checkpoint=` names, so that it is resumed by its folder alone. What is typed wins.
-
-    `named` are classes that were passed from Python.
+    """Read the run that `checkpoint=` names; `named` holds classes passed from Python.
 
     Returns:
-        The arguments without what they only repeat, and the run; None where `checkpoint=` names nothing.
+        Arguments without redundant ones, and the run or None.
 
     Raises:
-        ConfigError: There is no such run, it is damaged, or its settings are not to be trusted.
+        ConfigError: The run is missing, damaged or not trusted.
     """
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     name = typed.get("checkpoint", "null")
@@ -94,7 +91,7 @@ def continue_run(
 
 
 def _tell_left_out(checkpoint: Checkpoint, words: Sequence[str], typed: Mapping[str, str]) -> None:
-    """Warns of settings of a run that this call goes on without: its actors, say."""
+    """Warn about settings that the resume leaves out, such as actors."""
     known = {*typed, *(["actors"] if "actors.engine" in typed else []), *(["log.dir"] if checkpoint.continues else [])}
     told = [word for word in words if key_of(word) not in known]
     if typed.get("actors") == "none":
@@ -105,7 +102,6 @@ def _tell_left_out(checkpoint: Checkpoint, words: Sequence[str], typed: Mapping[
 
 
 def _chosen(overrides: Sequence[str], group: str) -> str | None:
-    """Returns the name of the yaml of a group that a run was started with; None where none was named."""
     chosen = [value_of(text) for text in overrides if key_of(text) == group and not text.startswith("~")]
     return chosen[-1] if chosen else None
 
@@ -113,10 +109,10 @@ def _chosen(overrides: Sequence[str], group: str) -> str | None:
 def _read_settings(
     checkpoint: Checkpoint, *, trust: bool, config_dir: str | Path | None, named: Sequence[Named]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Reads the settings of a run: its config.yaml, or the checkpoint where that is not there or damaged.
+    """Read config.yaml, or the checkpoint if it is missing or damaged.
 
     Returns:
-        Settings, and those that are left out of them because they do not travel, as they would be typed.
+        Settings, and overrides for those that do not travel.
     """
     file = checkpoint.file if checkpoint.run_dir is None else checkpoint.run_dir / "config.yaml"
     content = None if checkpoint.run_dir is None else read_intact(file)
@@ -133,11 +129,7 @@ def _read_settings(
 
 
 def read_overrides(checkpoint: Checkpoint) -> list[str]:
-    """Reads the command line that a run keeps for the record; empty when it has none.
-
-    Raises:
-        ConfigError: It holds what no run writes: a flag, a setting of Hydra's, an interpolation.
-    """
+    """Read the recorded command line, empty if missing; raise ConfigError unless it holds plain overrides."""
     if checkpoint.run_dir is None:
         file, overrides = checkpoint.file, _in_checkpoint(checkpoint, "overrides")
         check_plain(overrides, file)
@@ -153,7 +145,7 @@ def read_overrides(checkpoint: Checkpoint) -> list[str]:
 
 
 def check_record(overrides: Any, file: Path) -> None:
-    """Raises ConfigError where a run's command line holds what no run writes."""
+    """Raise ConfigError unless a recorded command line consists of plain overrides."""
     if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
     for text in overrides:
@@ -165,12 +157,12 @@ def check_record(overrides: Any, file: Path) -> None:
 def repeating_words(
     overrides: Sequence[str], settings: Mapping[str, Any], where: Path, config_dir: str | Path | None = None
 ) -> list[str]:
-    """Return a command line that repeats a run. The one on record gives the keys, the settings in `where` the values.
+    """Return a command line that repeats a run, with the record's keys and the values of settings in `where`.
 
-    Both may be a stranger's, and a user pastes the result: it holds what a resume takes over, and no text as it stands.
+    Users paste it, and both files may be third-party: it holds only what a resume accepts, and no raw text.
 
     Raises:
-        ConfigError: A resume would refuse the settings or the record, or they do not belong together.
+        ConfigError: Settings or record are not trusted, or disagree.
     """
     check_record(overrides, where.with_name("overrides.yaml"))
     settings = check_saved_settings(settings, where, config_dir=config_dir)
@@ -205,7 +197,6 @@ def repeating_words(
 
 
 def _is_choice(key: str, value: str, config_dir: str | Path | None) -> bool:
-    """Return whether an override names a yaml of a group: ours, an installed package's or the user's."""
     folders = [*(folder for _, folder in cfg_dirs()), *([] if config_dir is None else [config_dir])]
     return bool(NAME.fullmatch(value)) and any(Path(folder, key, f"{value}.yaml").is_file() for folder in folders)
 

@@ -1,4 +1,4 @@
-"""Name, type and rule of every setting; its value, meaning and unit are in cfg/. Free of torch."""
+"""Names, types and rules of all settings; cfg/ has values, meanings and units. Free of torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ else:
 T = TypeVar("T")
 
 TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observations")
-"""Keys of the `task` section that have a default in cfg/config.yaml: all others stand in the task's own yaml."""
+"""Keys of `task` with a default in cfg/config.yaml."""
 
 
 OF_ONE_CALL = ("checkpoint", "start_from", "test", "trust", "log.console", "log.video")
-"""Settings of a call that none takes over from another."""
+"""never inherited by another call"""
 OF_THE_MACHINE = (
     "log.dir",  # a path
     "*.demonstrations.file",  # a path
@@ -33,13 +33,12 @@ OF_THE_MACHINE = (
     "num_actors",  # processes
     "wandb_activate",  # sends what it logs to a server
 )
-"""Settings of a call that its next one is told to type again. These and those above do not travel with a run folder: a
-resume has the defaults, or what is typed. All others travel."""
+"""Settings that do not travel with a run folder either; a resume reports them."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule that a value must satisfy, in words and as a test.
+    """Rule for a value, as words and a test.
 
     For example `Annotated[int, Rule("a positive int", lambda value: value > 0)]`.
     """
@@ -48,12 +47,9 @@ class Rule:
     test: Callable[[Any], bool]
 
 
-LARGEST_COUNT = 2**31 - 1
-"""Largest number that simulators count to, in 32 bits."""
-LARGEST_INT = 2**63 - 1
-"""Largest integer of a tensor."""
-LARGEST_FLOAT = 1e18
-"""Largest number: the product of two fits a float32, and torch refuses a number that does not."""
+LARGEST_COUNT = 2**31 - 1  # limit of 32-bit counters in simulators
+LARGEST_INT = 2**63 - 1  # largest tensor integer
+LARGEST_FLOAT = 1e18  # largest number; a product of two still fits a float32
 
 Count = Annotated[int, Rule("a positive int", lambda value: 0 < value <= LARGEST_COUNT)]
 Natural = Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]
@@ -82,20 +78,20 @@ def _check_order(settings: Any, low: str, high: str, *, strict: bool = False) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """Network that makes features of images."""
+    """Image encoder network."""
 
     _target_: str | None
     kind: Literal["spatial", "nature", "impala"]
     frames: Count
 
     def describe(self) -> str:
-        """Returns the encoder in words."""
+        """Return a description for the log."""
         return f"encoder {self._target_ or self.kind} (frames: {self.frames})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftedEncoderConfig(EncoderConfig):
-    """The same, and a random shift of the images that it learns from."""
+    """Image encoder with random image shifts during learning."""
 
     shift: Natural
 
@@ -124,7 +120,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseConfig:
-    """Duration of the exploration noise of continuous actions."""
+    """Time correlation of exploration noise for continuous actions."""
 
     kind: Literal["held", "coloured"]
     steps: Annotated[
@@ -133,34 +129,33 @@ class NoiseConfig:
     ]
 
 
-WHITE = NoiseConfig(kind="held", steps=[1.0])
-"""New numbers in every control step."""
+WHITE = NoiseConfig(kind="held", steps=[1.0])  # fresh noise in every control step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    """Settings of an algorithm, and what must be known before it is built. A subclass declares what differs."""
+    """Base settings of an algorithm, with declarations for its subclasses to override."""
 
     structure: ClassVar[tuple[str, ...]] = ("horizon", "network")
-    """Settings that the tensors of `state_dict` depend on: a checkpoint cannot continue with others."""
+    """Settings that determine the tensors of `state_dict`; a checkpoint requires equal ones."""
     policy_structure: ClassVar[tuple[str, ...]] = ("network",)
-    """Settings among them that the policy's tensors depend on."""
+    """Subset of `structure` that determines the policy's tensors."""
     data_parallel: ClassVar[bool] = False
-    """Whether `update` adds up, by `EnvSpec.collective`, what the processes of a data-parallel run learn."""
+    """Whether `update` reduces over data-parallel processes with `EnvSpec.collective`."""
 
     def batch_rows(self, num_envs: int) -> int:
-        """Returns rows of the largest matrices, by which torch takes threads: by default one for each env."""
+        """Return the rows of the largest matrices, which set torch's thread count."""
         return num_envs
 
 
 def declarations(config: type) -> type[AlgorithmConfig]:
-    """Returns what declares `structure` and the like: `config`, or the base where that is a plain dataclass."""
+    """Return `config`, or AlgorithmConfig for a plain dataclass."""
     return config if issubclass(config, AlgorithmConfig) else AlgorithmConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnPolicyConfig(AlgorithmConfig):
-    """Settings of all algorithms that learn from a rollout of their own policy."""
+    """Base settings of on-policy algorithms."""
 
     structure = ("horizon", "network", "normalize_obs", "normalize_value")
     policy_structure = ("network", "normalize_obs", "normalize_value")
@@ -186,13 +181,13 @@ class OnPolicyConfig(AlgorithmConfig):
     network: NetworkConfig
 
     def batch_rows(self, num_envs: int) -> int:
-        """Returns samples of a step of the optimiser: the whole rollout."""
+        """Return samples per optimiser step: the whole rollout."""
         return num_envs * self.horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetryConfig:
-    """Left-right symmetry of the robot: what is learned holds for the mirror image too."""
+    """Left-right symmetry of the robot in learning."""
 
     augment: bool
     mirror_loss: NotNegative
@@ -200,7 +195,7 @@ class SymmetryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RNDConfig:
-    """Random network distillation: a reward for states that are new."""
+    """Random network distillation: a reward for novel states."""
 
     weight: NotNegative
     schedule: Literal["constant", "step", "linear"]
@@ -256,13 +251,13 @@ class PPOConfig(OnPolicyConfig):
         _check_order(self, "learning_rate_min", "learning_rate_max")
 
     def batch_rows(self, num_envs: int) -> int:
-        """Returns samples of a minibatch, or all envs that act."""
+        """Return samples per minibatch, or acting envs if more."""
         return max(num_envs, min(self.minibatch_size, num_envs * self.horizon))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscriminatorConfig:
-    """Network that tells features of a reference motion from those of the agent."""
+    """Discriminator between reference-motion and agent features."""
 
     loss: Literal["logistic", "least_squares"]
     hidden: Units
@@ -298,7 +293,7 @@ class A2CConfig(OnPolicyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReinforceConfig(OnPolicyConfig):
-    """REINFORCE with a baseline: the whole return, so that gae_lambda is no setting."""
+    """REINFORCE with a baseline; full returns fix gae_lambda at 1."""
 
     schedule: Literal["linear", "constant"]
     gae_lambda: float = dataclasses.field(default=1.0, init=False)
@@ -306,7 +301,7 @@ class ReinforceConfig(OnPolicyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedConfig(AlgorithmConfig):
-    """Settings of algorithms that learn actions which something else has chosen."""
+    """Base settings of algorithms that imitate given actions."""
 
     structure = ("horizon", "network", "normalize_obs")
     policy_structure = ("network", "normalize_obs")
@@ -338,13 +333,13 @@ class DistillConfig(SupervisedConfig):
     sequence_length: Count
 
     def batch_rows(self, num_envs: int) -> int:
-        """Returns samples of a step of the optimiser."""
+        """Return samples per optimiser step."""
         return num_envs * min(self.horizon, self.sequence_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClonedConfig:
-    """Demonstrations that a policy is made of."""
+    """Demonstrations for behaviour cloning."""
 
     file: str | None
     held_out: Annotated[float, Rule("a number of at least 0 and below 1", lambda value: 0.0 <= value < 1.0)]
@@ -366,13 +361,13 @@ class BCConfig(SupervisedConfig):
             raise ValueError("control steps are learned from one by one, without a memory. Try network.rnn=null")
 
     def batch_rows(self, num_envs: int) -> int:
-        """Returns demonstrated control steps of a step of the optimiser, or all envs that act."""
+        """Return demonstrated steps per optimiser step, or acting envs if more."""
         return max(num_envs, self.batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImpalaConfig(OnPolicyConfig):
-    """Actor-critic that learns from rollouts of older policies."""
+    """Actor-critic learning from rollouts of older policies."""
 
     structure = (*OnPolicyConfig.structure, "delay")
 
@@ -387,7 +382,7 @@ class ImpalaConfig(OnPolicyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """The memory of an off-policy algorithm."""
+    """Replay memory."""
 
     capacity: Count
     device: Literal["cpu"] | None
@@ -425,7 +420,7 @@ class QNetworkConfig(CriticConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DQNNetworkConfig(CriticConfig):
-    """Critics that say a value for every option."""
+    """Critics with one value per option."""
 
     dueling: bool
 
@@ -437,7 +432,7 @@ class DQNNetworkConfig(CriticConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationsConfig:
-    """Transitions that something else has made, beside those of the replay memory."""
+    """Demonstrated transitions in addition to the replay memory's."""
 
     file: str | None
     share: Annotated[float, Rule("a number above 0 and below 1", lambda value: 0.0 < value < 1.0)]
@@ -449,7 +444,7 @@ NO_DEMONSTRATIONS = DemonstrationsConfig(file=None, share=0.5, imitation=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyConfig(AlgorithmConfig):
-    """Settings of all algorithms that learn from a replay memory."""
+    """Base settings of off-policy algorithms."""
 
     structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.compress", "replay.alpha")
     policy_structure = ("network", "normalize_obs")
@@ -487,13 +482,13 @@ class OffPolicyConfig(AlgorithmConfig):
             raise ValueError(f"{problem}. Try learning_starts={self.batch_size}")
 
     def batch_rows(self, num_envs: int) -> int:
-        """Returns transitions of a batch, or all envs that act."""
+        """Return transitions per batch, or acting envs if more."""
         return max(num_envs, self.batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorCriticConfig(OffPolicyConfig):
-    """Settings of those that learn an actor from critics."""
+    """Base settings of off-policy actor-critics."""
 
     policy_delay: Count
     network: QNetworkConfig
@@ -568,13 +563,12 @@ class EnvConfig:
     physics: str | None
 
 
-OF_IMAGENET = ("efficientnet", "resnet18")
-"""Names of encoders that have learned ImageNet."""
+OF_IMAGENET = ("efficientnet", "resnet18")  # encoders pretrained on ImageNet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainedConfig:
-    """Pretrained encoder of images."""
+    """Pretrained image encoder."""
 
     init_from: str | None
     freeze: bool
@@ -594,7 +588,7 @@ class PretrainedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorsConfig:
-    """Actors: processes that step envs on CPUs, for one learner."""
+    """Actors: CPU processes that step envs for one learner."""
 
     engine: Literal["process", "ray"] | None
     inference: Literal["actor", "learner"]
@@ -608,7 +602,7 @@ class ActorsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """The simulator that steps the scene."""
+    """Simulator of the scene."""
 
     name: SimName
     num_threads: Count | None
@@ -638,7 +632,7 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """Evaluations beside the training, in a process of its own."""
+    """Evaluations during training, in a separate process."""
 
     interval: Natural
     num_envs: Count
@@ -657,7 +651,7 @@ class DebugConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One training or evaluation run: what `python train.py` was asked for."""
+    """Settings of a training or evaluation run."""
 
     num_envs: Count
     seed: Annotated[int, Rule("an int in [-1, 2^31)", lambda value: -1 <= value < 2**31)]
@@ -723,11 +717,11 @@ ALGORITHMS: dict[str, tuple[str, type]] = {
     "td3": ("gpusim_rl.learn.td3.TD3", TD3Config),
     "dqn": ("gpusim_rl.learn.dqn.DQN", DQNConfig),
 }
-"""Class and settings of our algorithms by name: they are checked before torch is imported."""
+"""Class path and settings of built-in algorithms by name, so that settings are checked before torch is imported."""
 
 
 def algorithm_of(cls: type) -> str | None:
-    """Return the name of our algorithm that a class is or extends; None for others."""
+    """Return the built-in algorithm that a class is or extends, or None."""
     names: dict[tuple[str, type | None], str] = {(of[0], None): name for name, of in reversed(ALGORITHMS.items())}
     names |= {of: name for name, of in ALGORITHMS.items()}
     configs = *getattr(getattr(cls, "Config", None), "__mro__", ()), None

@@ -1,7 +1,6 @@
-"""The simulators, each declared once: where it is, and where it runs.
+"""Registry of simulators. Imports no simulator and no torch.
 
-This file imports no simulator and no torch: the command line, the configuration and the tools read it. To add a
-simulator, write a file with its class (`interface.Sim`), an entry here, and `cfg/sim/<name>.yaml`.
+To add one, write its class (`interface.Sim`), an entry here, and `cfg/sim/<name>.yaml`.
 """
 
 from __future__ import annotations
@@ -12,28 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulator:
-    """Facts about a simulator that the rest of the package knows without importing it."""
+    """Facts about a simulator that need no import."""
 
-    name: str
-    """Name, as in `sim=<name>`; its file is `gpusim_rl/sim/<name>.py`."""
-    cls: str
-    """Class in that file: made with (scene, num_envs, cfg, device), it follows `interface.Sim`."""
-    library: str
-    """Module that this file imports."""
-    needs: tuple[str, ...] = ("mujoco>=3.17,<5",)
-    """Versions of packages. The package's own metadata admit older ones, which Isaac Lab and mjlab pin."""
-    extra: str | None = None
-    """Our extra that installs the library; None if it is always installed."""
-    devices: tuple[str, ...]
-    """Kinds of device it runs on, as `torch.device.type`."""
-    default_on: tuple[str, ...] = ()
-    """Kinds of device on which `sim=auto` takes it."""
-    plays_on: str = "mujoco"
-    """Simulator that shows its runs: it runs on every machine where this one does, and has the same physics."""
-    cpu_threads: bool = False
-    """Physics runs on CPU threads, in host memory: `sim.num_threads` and `sim.persistent` act on it."""
-    uses_warp: bool = False
-    """Physics is Warp kernels: `sim.graph` acts on it, and on the CPU it runs on one thread."""
+    name: str  # name in `sim=<name>`; its file is `gpusim_rl/sim/<name>.py`
+    cls: str  # an `interface.Sim` in that file, built from (scene, num_envs, cfg, device)
+    library: str  # module imported by that file
+    needs: tuple[str, ...] = ("mujoco>=3.17,<5",)  # required versions; our own metadata admit older ones
+    extra: str | None = None  # extra that installs the library, if any
+    devices: tuple[str, ...]  # supported `torch.device.type` values
+    default_on: tuple[str, ...] = ()  # devices on which `sim=auto` selects it
+    plays_on: str = "mujoco"  # simulator with equal physics that shows its runs on any machine
+    cpu_threads: bool = False  # physics on CPU threads in host memory, under `sim.num_threads` and `sim.persistent`
+    uses_warp: bool = False  # physics in Warp kernels, under `sim.graph`; one thread on the CPU
 
 
 WARP_PACKAGES = ("mujoco>=3.17,<5", "mujoco-warp>=4.0,<5")  # 3.17 has no SetConstGroup
@@ -71,13 +60,11 @@ SIMULATORS: Mapping[str, Simulator] = {
     )
 }
 
-WARP_PYTHON = (3, 11)
-"""Oldest Python that MuJoCo Warp 4.0 supports: on an older one there is `sim=mujoco` alone."""
+WARP_PYTHON = (3, 11)  # oldest Python of MuJoCo Warp 4.0; older ones have only `sim=mujoco`
 
-NO_SIMULATOR = "none"
-"""In place of a name, where the envs are of another library."""
+NO_SIMULATOR = "none"  # simulator name of another library's envs
 
 
 def default_simulator(device: str) -> Simulator:
-    """Returns what `sim=auto` takes on a kind of device, as `torch.device.type`."""
+    """Return the choice of `sim=auto` on a `torch.device.type`."""
     return next(simulator for simulator in SIMULATORS.values() if device in simulator.default_on)

@@ -1,7 +1,4 @@
-"""What is taken from a run folder: settings that travel, and classes that the user has put trust in before.
-
-Free of torch.
-"""
+"""Trust in run folders: which settings travel and which code may be loaded. Free of torch."""
 
 from __future__ import annotations
 
@@ -21,16 +18,12 @@ from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.overrides import text_of
 from gpusim_rl.settings.schema import OF_ONE_CALL, OF_THE_MACHINE
 
-FORBIDDEN = ("hydra", "defaults")
-"""Keys of Hydra's own parts: with them, settings would name code to run."""
-LEADS_ELSEWHERE = re.compile(r"[/:\\~]|\.\.")
-"""In arguments of envs of another library: a path, an address, or `module:Env-v0` (see `ENV_ID`)."""
+FORBIDDEN = ("hydra", "defaults")  # keys of Hydra, through which settings could run code
+LEADS_ELSEWHERE = re.compile(r"[/:\\~]|\.\.")  # path, address, or `module:Env-v0` in env arguments
 
-ENV_ID = "env.id"
-"""Setting of which Gymnasium imports the module, where it is `module:Env-v0`."""
+ENV_ID = "env.id"  # setting whose `module:` part Gymnasium imports
 
-Named = tuple[str, str]
-"""Where code may stand (`place_of`), and its path."""
+Named = tuple[str, str]  # kind of code (`place_of`) and its path
 
 
 def check_saved_settings(
@@ -41,14 +34,12 @@ def check_saved_settings(
     config_dir: str | Path | None = None,
     named: Collection[Named] = (),
 ) -> dict[str, Any]:
-    """Return saved settings, those of a call at their defaults; stop where they name code the user has not asked for.
+    """Return saved settings, upgraded and with per-call ones at their defaults.
 
-    Settings of an algorithm or a simulator of ours that came after the run take today's defaults. A class is taken by
-    its exact path, where a yaml of ours, of an installed package or of `config_dir` names it, or this command does
-    (`named`). With `trust`, all is taken.
+    A yaml of ours, an installed package or `config_dir`, or `named`, must name code by its exact path, unless `trust`.
 
     Raises:
-        ConfigError: They are none of a run, or code would be run, which the error names.
+        ConfigError: These are no settings of a run, or they would run other code.
     """
     check_plain(settings, where)
     if not isinstance(settings, dict) or not all(isinstance(settings.get(key), dict) for key in ("task", "algo")):
@@ -75,9 +66,9 @@ def _advice(more: str = "") -> str:
 def strange_values(
     settings: Any, config_dir: str | Path | None = None, named: Collection[Named] = ()
 ) -> list[tuple[str, str]]:
-    """Return keys and values that need trust: code that nobody has named, and arguments of code that lead elsewhere.
+    """Return keys and values that need trust: unnamed code, and code arguments that lead elsewhere.
 
-    A function that makes envs gets arguments from the settings: that an installed package names it is not enough.
+    A function that makes envs needs more than a package's yaml: settings choose its arguments.
     """
     strange = []
     for key, target in class_paths(settings):
@@ -95,7 +86,7 @@ def strange_values(
 
 
 def place_of(key: str) -> str:
-    """Return the kind of code of a `_target_`: task, algo, network, extension or env; "" where none is loaded."""
+    """Return the kind of code of a `_target_` key (task, algo, network, extension, env), or ""."""
     section, _, rest = key.removesuffix("._target_").partition(".")
     networks = "network", "network.encoder"
     if re.fullmatch(r"extensions\.\w+", rest):
@@ -104,7 +95,6 @@ def place_of(key: str) -> str:
 
 
 def _is_named(code: Named, config_dir: str | Path | None) -> bool:
-    """Returns whether a yaml names this code for its place: the user's, ours, or an installed package's."""
     if config_dir is not None:
         check_config_dir(config_dir)
         if _names(Path(config_dir), code):
@@ -120,7 +110,7 @@ def _names(folder: Path, code: Named) -> bool:
 
 
 def words_of_call(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the settings of the machine, if not the defaults, as they must be typed to resume the run with them."""
+    """Return overrides that restore a run's machine settings."""
     words = []
     for key, node, leaf, default in _of_a_call(settings, OF_THE_MACHINE):
         value = node.get(leaf, default)
@@ -134,12 +124,12 @@ def words_of_call(settings: Mapping[str, Any]) -> list[str]:
 
 
 def is_per_call(key: str) -> bool:
-    """Returns whether a setting does not travel with a run folder, alone or with its section."""
+    """Return whether a setting does not travel with a run folder."""
     return any(fnmatchcase(f"{key}.", f"{setting}.*") for setting in OF_ONE_CALL + OF_THE_MACHINE)
 
 
 def _of_a_call(settings: Mapping[str, Any], keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """Yields settings that do not travel: key, section, name in the section, and default."""
+    """Yield key, section, name and default of settings that do not travel."""
     cfg = paths.cfg_dir()
     groups = {"log": read_yaml(cfg / "log" / "default.yaml"), "actors": read_yaml(cfg / "actors" / "none.yaml")}
     defaults = {**read_yaml(cfg / "config.yaml"), **groups}
@@ -158,7 +148,7 @@ def _of_a_call(settings: Mapping[str, Any], keys: Sequence[str]) -> Iterator[tup
 
 
 def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields keys and values of all that is neither section nor list in nested settings."""
+    """Yield key and value of nested settings; list items share their list's key."""
     if isinstance(node, dict):
         for name, value in node.items():
             yield from _leaves(value, f"{key}.{name}" if key else str(name))
@@ -170,20 +160,20 @@ def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_classes_of_script(settings: Any) -> None:
-    """Raises ConfigError where a class is of the script that runs: another process cannot import it."""
+    """Raise ConfigError for classes of `__main__`, which another process cannot import."""
     for key, target in class_paths(settings):
         if target.startswith("__main__."):
             raise ConfigError(f"{key}={target} is of the script itself: try a module of its own")
 
 
 def class_paths(settings: Any) -> Iterator[tuple[str, str]]:
-    """Yields keys and values of all `_target_` in nested settings."""
+    """Yield key and value of every nested `_target_`."""
     for key, value in _leaves(settings, ""):
         if value is not None and "_target_" in key.split("."):
             yield key, str(value)
 
 
 def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a tool that say which code a run may name."""
+    """Add the options that choose trusted code."""
     parser.add_argument("--trust", action="store_true", help="import the classes that the run names, whatever they are")
     parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py: their code is trusted")

@@ -193,7 +193,7 @@ def _part_equal_ends(model: mujoco.MjModel) -> None:
 
 
 def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_stay: bool = False) -> np.ndarray:
-    """Arrange images of envs, uint8 [h, w, 3], on a grid, uint8 [height, width, 3]; `pixels_stay` keeps pixels sharp."""
+    """Tile images of envs, uint8 [h, w, 3], into one, uint8 [height, width, 3]; `pixels_stay` keeps pixels sharp."""
     from PIL import Image
 
     filter = Image.Resampling.NEAREST if pixels_stay else None
