@@ -33,8 +33,8 @@ def add_picture_arguments(parser: argparse.ArgumentParser, *, width: int, height
         "--renderer",
         choices=["auto", "gl", "ray", *["policy"] * of_policy],
         default="auto",
-        help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works here"
-        + "; policy: what the policy sees" * of_policy,
+        help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works"
+        + "; policy: the images that the policy sees" * of_policy,
     )
 
 
@@ -49,7 +49,7 @@ def positive(text: str) -> int:
 def check_video(path: Path, size: tuple[int, int]) -> None:
     """Raise ConfigError unless the name ends in .mp4 and width and height [pixels] are even."""
     if path.suffix != ".mp4":
-        raise ConfigError(f"a video's name must end in .mp4, got {path.name!r}")
+        raise ConfigError(key="video", expected="a name ending in .mp4", got=path.name)
     if size[0] % 2 or size[1] % 2 or min(size) < 2:
         raise ConfigError(f"width and height of a video must be even, got {size[0]}x{size[1]}")
 

@@ -14,8 +14,8 @@ from gpusim_rl.run.writers import read_csv
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.renderer import Grid
 
-TEXTS_PER_TILE = 20  # heights of the text in that of a tile
-SMALLEST, LARGEST = 10, 18  # heights of the text [pixels]
+TEXTS_PER_TILE = 20  # tile height over text height
+SMALLEST, LARGEST = 10, 18  # text heights [pixels]
 INK, OUTLINE = (255, 255, 255), (30, 34, 42)
 
 

@@ -19,16 +19,16 @@ from matplotlib.ticker import MaxNLocator
 
 from gpusim_rl.view.curves import Curve, mean_and_std
 
-MOST = 400  # points of a run in a page; of more rows some are left out
+MOST = 400  # points per run; longer runs are subsampled
 GROUP_COLOURS = 8
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 10, 24  # margins in a page [px]
-TINY = 1e-12  # numbers of this size are rounding errors of 0
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 10, 24  # margins [px]
+TINY = 1e-12  # rounding error of 0
 SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0}  # seconds of each unit
-# CSS variables of a page, and colours that stand for them until the SVG is written.
+TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0}  # [s]
+# CSS variables of a page, and placeholder colours that matplotlib draws in their place.
 COLOURS = ("soft", "grid", "line", "card", *(f"c{number}" for number in range(GROUP_COLOURS)))
 DRAWN = {name: f"#0000{number:02x}" for number, name in enumerate(COLOURS)}
-# Of matplotlib's SVG: names that would repeat, styles that would be of the whole page, digits that nobody sees.
+# Removed from matplotlib's SVG: duplicate ids, page-wide styles, invisible digits.
 NOT_FOR_A_PAGE = (
     r' id="\w+[_.]\w+"|<metadata>.*?</metadata>|<style.*?</style>|font-[a-z]+: [^;"]*;? ?| transform="rotate\(-0 [^"]*"'
     r"|(?<=\.\d)\d+(?=[ \n\"])"
@@ -39,9 +39,9 @@ NOT_FOR_A_PAGE = (
 class Line:
     """Group of runs in a chart."""
 
-    colour: int  # number of its colour
-    curves: Sequence[Curve]  # of each run
-    ends: Sequence[str]  # of each run: complete, training, stopped or failed
+    colour: int  # index
+    curves: Sequence[Curve]  # one per run
+    ends: Sequence[str]  # one per run: complete, training, stopped or failed
 
 
 def draw_runs(
@@ -58,12 +58,7 @@ def draw_runs(
 
 
 def chart(
-    lines: Sequence[Line],
-    *,
-    label: str,
-    size: tuple[int, int],
-    time_axis: bool = False,
-    threshold: float | None = None,
+    lines: Sequence[Line], *, label: str, size: tuple[int, int], time_axis: bool = False, threshold: float | None = None
 ) -> str:
     """Draw groups of runs as an `<svg>` element; empty without data.
 
@@ -142,8 +137,8 @@ def _draw_axes(axes: Axes, size: tuple[int, int], unit: tuple[str, float], thres
     axes.spines["bottom"].set_color(DRAWN["line"])
     if threshold is not None:
         axes.axhline(threshold, color=DRAWN["soft"], linewidth=1, linestyle=(0, (5, 4)))
-        words = f"threshold {short(threshold)}"
-        axes.annotate(words, (0.0, threshold), (6, 4), textcoords="offset points", fontsize=9)
+        label = f"threshold {short(threshold)}"
+        axes.annotate(label, (0.0, threshold), (6, 4), textcoords="offset points", fontsize=9)
 
 
 def _ticks(low: float, high: float, most: int) -> np.ndarray:

@@ -20,12 +20,10 @@ from gpusim_rl.run.writers import read_csv
 from gpusim_rl.settings.overrides import key_of
 from gpusim_rl.settings.schema import ALGORITHMS
 
-# Settings that may differ between runs of one line: they do not change what is learned on average, or are names.
+# Settings that may differ within a line: names, or without effect on the expected result.
 FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
 POINTS = 400  # points of a mean
-
-
-WORDS = {  # other columns are told by their names
+WORDS = {
     "episode/return": "return, mean of the last 100 episodes",
     "episode/trimmed_return": "return, mean of the middle 90 of 100 episodes",
     "episode/best_return": "best return, mean of the middle 90 of 100 episodes",
@@ -37,8 +35,8 @@ WORDS = {  # other columns are told by their names
     "task/ang_vel_error": "error of the yaw rate [rad/s]",
 }
 GROUPS = {"reward": "{}, reward per step", "loss": "{} loss", "eval": "{} in evaluations", "time": "{}, share of time"}
-UNITS = {"_gb": "GB", "_percent": "%", "_per_s": "1/s", "_s": "s"}  # by the end of a column's name
-HUGE = 1e100  # numbers from which on a picture cannot be drawn
+UNITS = {"_gb": "GB", "_percent": "%", "_per_s": "1/s", "_s": "s"}  # by suffix of the column
+HUGE = 1e100  # too large to draw
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class SavedCurves:
 
     run: RunDir
     config: dict[str, Any]
-    settings: dict[str, Any]  # values by full key, without those in FREE
+    settings: dict[str, Any]  # by full key, without FREE
     columns: dict[str, np.ndarray]  # NaN where a cell is empty
 
     @property
@@ -96,13 +94,13 @@ def run_folders(names: Sequence[str]) -> list[Path]:
         path = Path(name)
         if not (path / "metrics.csv").is_file():
             if len(names) > 1 and path.exists():
-                say(f"skipped {path}: no metrics.csv in it", file=sys.stderr)
+                say(f"skipped {path}: no metrics.csv", file=sys.stderr)
                 continue
             path = find_run(name)
         refuse_links(path.resolve())
         folders.setdefault(path.resolve(), path)
     if not folders:
-        raise ConfigError(f"none of {', '.join(names)} is a run folder with metrics.csv")
+        raise ConfigError(f"no run folder with metrics.csv among {', '.join(names)}")
     return list(folders.values())
 
 
@@ -114,10 +112,10 @@ def read_run(folder: Path) -> SavedCurves:
     """
     run = RunDir(folder)
     if not run.metrics_csv.is_file():
-        raise ConfigError(f"{folder} has no metrics.csv: either it was deleted, or the first iteration is not over yet")
+        raise ConfigError("no metrics.csv: it was deleted, or the first iteration is running", key=str(folder))
     content = read_csv(run.metrics_csv)
     if "iteration" not in content.columns:
-        raise ConfigError(f"{run.metrics_csv} has no column 'iteration': it is empty, or not that of a run")
+        raise ConfigError("no column 'iteration': empty, or not the metrics of a run", key=str(run.metrics_csv))
     if content.damaged:
         warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")
     config = run.config
@@ -126,10 +124,9 @@ def read_run(folder: Path) -> SavedCurves:
     except (KeyError, TypeError):
         target = algorithm = seed = None
     if not (isinstance(target, str) and isinstance(algorithm, str) and isinstance(seed, int)):
-        raise ConfigError(
-            f"{run.config_yaml} is not the settings of a run: expected a seed, and the sections task and algo"
-        )
-    unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values that a task's yaml holds
+        expected = "a seed, and the sections task and algo"
+        raise ConfigError("not the settings of a run", key=str(run.config_yaml), expected=expected)
+    unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values in the task's yaml
     settings = {name: value for name, value in flat(config) if not name.startswith((*FREE, *unused))}
     cells = array("d", (float(cell) if cell else np.nan for row in content.rows() for cell in row))
     table = np.array(cells).reshape(len(content), len(content.columns)).T

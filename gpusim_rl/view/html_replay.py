@@ -25,11 +25,13 @@ def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
     """Play control steps and return an offline page that adapts to the browser's dark mode."""
     viser, _ = (import_extra(name, "view", needed_by) for name in ("viser", "mjviser"))
     if not isinstance(player.env, VecEnv):
-        raise ConfigError(f"{needed_by}: {player.name} is an env of another library, which has no scene. Try a video")
+        raise ConfigError(
+            f"{player.name} is an env of another library, without a scene", key=needed_by, hint="Try a video"
+        )
     every, fps = frame_rate(player.env.cfg.control_hz)
-    with redirect_stdout(io.StringIO()), ExitStack() as stack:  # it announces a server that nobody is to visit
+    with redirect_stdout(io.StringIO()), ExitStack() as stack:  # viser announces the server
         with Guard(None).installed():
-            server = viser.ViserServer(host="127.0.0.1", port=0)  # 0 is a free one
+            server = viser.ViserServer(host="127.0.0.1", port=0)
         stack.callback(server.stop)
         scene, recording = WebScene(server, player.env.sim), server.get_scene_serializer()
         for step in steps:

@@ -15,8 +15,8 @@ from gpusim_rl.env.clip import Clip
 from gpusim_rl.env.robot_clip import fit, scene_of
 from gpusim_rl.errors import ConfigError, did_you_mean
 from gpusim_rl.files.paths import assets_dir, robot_file
-from gpusim_rl.settings import discover
 from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim import Scene, Sim, choose_sim
 from gpusim_rl.view.player import Player
 
@@ -47,7 +47,7 @@ class ClipPlayback(Task[ClipPlaybackConfig]):
 
     def __init__(self, cfg: ClipPlaybackConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
-        self.num_actions = 1  # the least that a task can have
+        self.num_actions = 1  # tasks need one
         name = sim.scene.articulation_names[0]
         self.robot, clip = sim.articulation(name), fit(cfg.clip, sim.scene, name)
         self.frames = {"joint_pos": clip.joint_pos, "joint_vel": clip.joint_vel}
@@ -85,18 +85,17 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
         ConfigError: The name is unknown.
         TaskError: The file is invalid.
     """
-    known = discover.tasks(config_dir, outside=True)
+    known = tasks(config_dir, outside=True)
     if robot in known:
         spec = load_spec(compose([f"task={robot}"], config_dir), [])
         if not issubclass(spec.task_class, Task):
-            raise ConfigError(f"{robot!r} has no scene: its envs are of another library. Try another task or a robot")
+            hint = "Try another task or a robot"
+            raise ConfigError(f"{robot!r} has no scene: its envs come from another library", hint=hint)
         return spec.task_class.scene(spec.cfg.task)
     files = {file.stem: file for file in assets_dir().rglob("*.xml")}
     if robot not in files and not robot.startswith("menagerie:") and not robot.endswith((".xml", ".urdf")):
-        names = [*known, *files]
-        raise ConfigError(
-            f"no task and no robot {robot!r}.{did_you_mean(robot, names)} Others: a path, menagerie:<robot>"
-        )
+        hint = f"{did_you_mean(robot, [*known, *files])} Others: a path, menagerie:<robot>"
+        raise ConfigError(f"no task and no robot {robot!r}", hint=hint)
     return scene_of(files.get(robot) or robot_file(robot))
 
 

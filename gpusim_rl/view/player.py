@@ -35,20 +35,20 @@ class Player:
     """Policy stepping whole episodes with its mean action, or sampled actions if `explores`."""
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
-        self.observed = env  # as the policy observes them
-        self.env = env.unwrapped  # as they are drawn
-        self.obs = env.reset()  # to act on next
+        self.observed = env  # as the policy observes it
+        self.env = env.unwrapped  # as it is drawn
+        self.obs = env.reset()
         self.act = act
-        self.explores = False  # whether a policy samples its actions
-        self.policy: Policy | None = None  # networks of the checkpoint, on the device of the envs
-        self.checkpoint: Path | None = None  # file of the policy
+        self.explores = False
+        self.policy: Policy | None = None  # on the envs' device
+        self.checkpoint: Path | None = None
         self.iteration: int | None = None  # of the checkpoint
-        self.run_dir: Path | None = None  # None without a run
-        self.settings: dict[str, Any] = {}  # of the run, plain values; empty without a run
+        self.run_dir: Path | None = None
+        self.settings: dict[str, Any] = {}  # of the run; empty without one
+        self.spec: RunSpec  # of the run; unset without one
         self._progress: dict[str, Any] | None = None  # of the training: where new episodes begin
-        self._written_ns = 0  # time at which the checkpoint was written
+        self._written_ns = 0  # modification time of the checkpoint
         self._hidden: Hidden = ()
-        self.spec: RunSpec  # of the run; not set without one
         self._zero = _zero_action(env)
         self._generator = torch.Generator(env.device).manual_seed(seed)
 
@@ -103,7 +103,7 @@ class Player:
         elif sim is None:
             env = _outside_env(spec, spec.task_class, num_envs, render_mode)
         else:
-            raise ConfigError(f"--sim={sim} has no effect on envs of another library")
+            raise ConfigError("no effect on envs of another library", key=f"--sim={sim}")
         player = cls(observed(env, spec, env.device), seed=spec.cfg.seed, act=act)
         player.run_dir, player.settings, player._progress, player.spec = run.path, config, state["env"], spec
         if act == "trained":
@@ -130,12 +130,12 @@ class Player:
             return False
         try:
             written_ns = self.checkpoint.stat().st_mtime_ns
-        except OSError:  # the run was moved away: play on
+        except OSError:  # the run was moved
             return False
-        if written_ns == self._written_ns:
-            return False
-        self.take(self.checkpoint)
-        return True
+        if written_ns != self._written_ns:
+            self.take(self.checkpoint)
+            return True
+        return False
 
     def take(self, file: Path) -> None:
         """Load the networks of another checkpoint of the run.

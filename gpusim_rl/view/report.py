@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, first_line
 from gpusim_rl.files.paths import SAFE
 from gpusim_rl.files.safe_open import load_yaml, open_file
 from gpusim_rl.learned import Learned, duration, median_time
@@ -31,8 +31,8 @@ from gpusim_rl.view.charts import MOST, Line, chart, short
 from gpusim_rl.view.curves import FREE, SavedCurves, count, flat, grouped, in_words, titles
 
 WINDOW = 100  # episodes in a mean
-STILL_TRAINS_S = 60.0  # age of a row, up to which a run without an end is taken for one that trains
-TAIL = 1 << 16  # bytes at the end of train.log that are read
+STILL_TRAINS_S = 60.0  # age of the last row below which an unfinished run counts as training
+TAIL = 1 << 16  # bytes read from the end of train.log
 LARGE, MEDIUM, SMALL = (640, 320), (640, 200), (320, 170)  # charts [px]
 LEARNING = ("value/explained_variance", "loss/", "policy/", "value/q", "replay/transitions", "eval/")
 NOT_SHOWN = ("policy/skipped_minibatches", "policy/lag_", "policy/dropped", "eval/iteration", "eval/return_std")
@@ -44,9 +44,9 @@ PHASE_WORDS = {"rollout": "simulation and policy", "actors": "waiting for actors
 class Pace:
     """Speed of a run."""
 
-    env_steps_per_s: float | None = None  # control steps per second, over all envs [1/s]
+    env_steps_per_s: float | None = None
     shares: Mapping[str, float] = field(default_factory=dict)  # of the time, by phase
-    limits: Sequence[str] = ()  # sentences on what limits it, the most costly first
+    limits: Sequence[str] = ()  # bottlenecks in sentences, most costly first
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Playback:
 
     caption: str = ""
     page: str = ""
-    picture: str = ""  # as a `data:` address
+    picture: str = ""  # `data:` URL
 
 
 @dataclass
@@ -101,17 +101,16 @@ def page(groups: Sequence[Sequence[Group]], config_dir: str | None = None) -> st
     """Render the self-contained page; `config_dir` is the user's folder with more tasks (`-cd`)."""
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    sections = [_task(task, config_dir) for task in groups]
+    sections, written = [_task(task, config_dir) for task in groups], time.strftime("%Y-%m-%d %H:%M")
     names = ", ".join(dict.fromkeys(section["name"] for section in sections))
-    written = time.strftime("%Y-%m-%d %H:%M")
     return environment.from_string(template).render(names=names, tasks=sections, written=written, version=__version__)
 
 
 def last(run: SavedCurves, key: str) -> float | None:
     """Return a column's last value; for a `task/` number, its recent mean."""
-    values = recent_means(run, key) if key.startswith("task/") else np.zeros(0)
-    values = values[np.isfinite(values)]
-    known = values if len(values) else run.curve(key, "iteration").y
+    means = recent_means(run, key) if key.startswith("task/") else np.zeros(0)
+    known = means[np.isfinite(means)]
+    known = known if len(known) else run.curve(key, "iteration").y
     return float(known[-1]) if len(known) else None
 
 
@@ -145,22 +144,21 @@ def ending(run: SavedCurves) -> Ending:
     with suppress(OSError, ConfigError), open_file(run.run.train_log) as file:
         file.seek(max(0, file.seek(0, 2) - TAIL))
         text = file.read(TAIL).decode(errors="replace")
-    lines = [re.sub(r"^\S+ \S+  ", "", line) for line in text.splitlines()]
-    told = [line for line in lines if re.match(r"iteration \d|ended by |next:$", line)][-1:]
-    if told and told[0].startswith("ended by"):
-        return Ending("failed", f"{told[0][:200]}, after {of}")
-    if told == ["next:"]:
+    matches = re.findall(r"^(?:\S+ \S+  )?((?:iteration \d|ended by |next:$).*)", text, re.MULTILINE)
+    final = matches[-1] if matches else ""
+    if final.startswith("ended by"):
+        return Ending("failed", f"{final[:200]}, after {of}")
+    if final == "next:":
         return Ending("stopped", f"stopped at {of}")
     with suppress(OSError):
         if time.time() - run.run.metrics_csv.stat().st_mtime < STILL_TRAINS_S:
             return Ending("training", f"still training: {of}")
-    return Ending("failed", f"ended without a word at {of}: killed, or the machine went down")
+    return Ending("failed", f"ended without a message at {of}: killed, or the machine went down")
 
 
 def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
     runs = [run for group in groups for run in group.runs]
-    target, name = str(runs[0].settings["task._target_"]), runs[0].task
-    goal = runs[0].goal
+    target, goal = str(runs[0].settings["task._target_"]), runs[0].goal
     columns = list(dict.fromkeys(key for run in runs for key in run.columns))
     stats = [key for key in columns if key.startswith("task/")]
 
@@ -172,19 +170,20 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
     changed, unknown = _changed(groups, config_dir)
     entry = next((entry for entry in tasks(config_dir).values() if entry.target == target), None)
     return {
-        "name": name,
+        "name": runs[0].task,
         "description": entry.description if entry else "",
         "groups": [_group(group, goal, stats, config_dir) for group in groups],
         "hero": _chart(groups, "episode/return", LARGE, goal),
         "by_time": _chart(groups, "episode/return", LARGE, goal, "time/elapsed_s"),
-        "threshold_note": _threshold_note(goal, changed),
+        "goal": goal,
+        "own": [row["key"] for row in changed if row["key"].startswith("task.")][:3],
         "stats": panels(["episode/length", *stats]),
         "rewards": panels([key for key in columns if key.startswith("reward/")], above="reward/"),
         "learning": panels([k for k in columns if k.startswith(LEARNING) and not k.startswith(NOT_SHOWN)]),
         "speed": panels(["speed/env_steps_per_s"], MEDIUM),
         "changed": changed,
         "unknown_defaults": unknown,
-        "reading": _reading(groups),
+        "stride": math.ceil(max(len(run.columns["iteration"]) for run in runs) / MOST),
         "runs": [_run(group, run, end) for group in groups for run, end in zip(group.runs, group.endings, strict=True)],
     }
 
@@ -211,23 +210,18 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
         tiles.append(("trained for", duration(statistics.median(took)), f"{done} env steps"))
     if speed := group.pace.env_steps_per_s:
         tiles.append(("speed", f"{speed:,.0f}", f"env steps/s, {runs[0].config.get('num_envs')} envs"))
-    recipe, task = runs[0].config.get("recipe"), chosen_task(_overrides(runs[0])) or runs[0].task
-    if recipe and len(recipes(task, config_dir)) > 1:
-        tiles.append(("recipe", str(recipe), "named changes of the task"))
+    recipe = runs[0].config.get("recipe")
+    if recipe and len(recipes(_task_name(runs[0]), config_dir)) > 1:
+        tiles.append(("recipe", str(recipe), "named variant of the task"))
     lines, reasons = commands(runs, config_dir)
+    ends, shares = zip(runs, group.endings, strict=True), group.pace.shares.items()
     return {
         **vars(group),
         "count": count(runs),
         "tiles": tiles,
         "verdict": verdict,
-        "endings": [
-            (end.kind, f"seed {run.seed} {end.words}")
-            for run, end in zip(runs, group.endings, strict=True)
-            if end.kind != "complete"
-        ],
-        "shares": [
-            (PHASE_WORDS.get(phase, phase), share) for phase, share in group.pace.shares.items() if share >= 0.005
-        ],
+        "endings": [(end.kind, f"seed {run.seed} {end.words}") for run, end in ends if end.kind != "complete"],
+        "shares": [(PHASE_WORDS.get(phase, phase), share) for phase, share in shares if share >= 0.005],
         "commands": lines,
         "no_commands": reasons,
     }
@@ -267,7 +261,7 @@ def commands(runs: Sequence[SavedCurves], config_dir: str | None) -> tuple[list[
         try:
             words = repeating_words(load_yaml(run.run.overrides_yaml), run.config, run.run.config_yaml, config_dir)
         except ConfigError as error:
-            reasons.append(f"No command for {run.run}: {str(error).partition(chr(10))[0]}")
+            reasons.append(f"No command for {run.run}: {first_line(error)}")
             continue
         line = shlex.join(word for word in words if key_of(word) not in ENTERED_ONCE)
         seeds.setdefault(f"{command('train')} {line}".strip(), []).append(str(run.seed))
@@ -282,55 +276,28 @@ def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict
     runs = [group.runs[0] for group in groups]
     try:
         learner = str(_section(runs[0].run.environment, "learner").get("device"))
-        task = chosen_task(_overrides(runs[0])) or runs[0].task
+        task = _task_name(runs[0])
         if task not in tasks(config_dir, outside=True):
             raise ConfigError(f"task {task} has no yaml here")
-        words = [
-            f"task={task}",
-            f"algo={runs[0].config['algo']['name']}",
-            f"device={'cuda' if learner.startswith('cuda') else 'cpu'}",
-            f"recipe={runs[0].config.get('recipe') or 'auto'}",
-        ]
+        device, recipe = "cuda" if learner.startswith("cuda") else "cpu", runs[0].config.get("recipe") or "auto"
+        words = [f"task={task}", f"algo={runs[0].config['algo']['name']}", f"device={device}", f"recipe={recipe}"]
         if not all(SAFE.fullmatch(word) for word in words):
-            raise ConfigError("the names of its task and its algorithm are not ours")
+            raise ConfigError("unsafe name of a task, an algorithm or a recipe")
         defaults = dict(flat(compose(words, config_dir)))
     except (ConfigError, OSError, ValueError) as error:
-        return [], str(error).partition("\n")[0]
+        return [], first_line(error)
     defaults["device"] = "auto"
     unused = {key.partition(".")[0] for key in defaults} - {key.partition(".")[0] for key in runs[0].settings}
-    keys = list(dict.fromkeys([*(key for run in runs for key in run.settings), "max_iterations"]))
-    named = tuple(name for name in FREE if name != "max_iterations")  # a report tells how long a run was to be
+    hidden, configs = tuple({*FREE} - {"max_iterations"}), [dict(flat(run.config)) for run in runs]
     rows = []
-    for key in keys:
-        values = [dict(flat(run.config)).get(key, "–") for run in runs]
-        if key.startswith(named) or key.partition(".")[0] in unused or re.fullmatch(r"\w+\._target_", key):
+    for key in dict.fromkeys([*(key for run in runs for key in run.settings), "max_iterations"]):
+        values = [config.get(key, "–") for config in configs]
+        if key.startswith(hidden) or key.partition(".")[0] in unused or re.fullmatch(r"\w+\._target_", key):
             continue
         if any(value != defaults.get(key, "–") for value in values):
             shown = values[:1] if all(value == values[0] for value in values) else values
             rows.append({"key": key, "default": defaults.get(key, "–"), "values": shown})
     return rows, ""
-
-
-def _threshold_note(goal: Learned | None, changed: Sequence[Mapping[str, Any]]) -> str:
-    if goal is None:
-        return "No threshold is known for this task."
-    own = [row["key"] for row in changed if row["key"].startswith("task.")]
-    note = "The threshold is that of the project's learning benchmark, for the mean of 100 episodes"
-    return note + (f"; it is of the task's own settings, and {', '.join(own[:3])} differ here." if own else ".")
-
-
-def _reading(groups: Sequence[Group]) -> str:
-    runs = [run for group in groups for run in group.runs]
-    words = ["A return is the mean of the last 100 episodes; nothing else is smoothed."]
-    if any(len(group.runs) > 1 for group in groups):
-        words.append("Bold: the mean of all runs of a colour, which ends at the bar, with the shortest of them.")
-        words.append("Band: one standard deviation. Thin: each run.")
-    kinds = {end.kind for group in groups for end in group.endings}
-    words += ["Cross: a run failed."] * ("failed" in kinds)
-    words += ["Ring: a run was stopped, or still trains."] * bool(kinds & {"stopped", "training"})
-    size = math.ceil(max(len(run.columns["iteration"]) for run in runs) / MOST)
-    words += [f"Of up to {size} rows of metrics.csv one is drawn."] * (size > 1)
-    return " ".join(words)
 
 
 def _chart(
@@ -340,8 +307,7 @@ def _chart(
         Line(group.colour, [run.curve(key, x_column) for run in group.runs], [end.kind for end in group.endings])
         for group in groups
     ]
-    threshold = goal.threshold if goal and goal.column == key else None
-    by_time = x_column.startswith("time/")
+    threshold, by_time = goal.threshold if goal and goal.column == key else None, x_column.startswith("time/")
     label = f"{key} over {'time' if by_time else 'env steps'}"
     return chart(lines, label=label, size=size, time_axis=by_time, threshold=threshold)
 
@@ -356,11 +322,13 @@ def _spread(runs: Sequence[SavedCurves], key: str) -> str:
     return f"{number(statistics.fmean(values))}{spread}"
 
 
-def _overrides(run: SavedCurves) -> list[str]:
+def _task_name(run: SavedCurves) -> str:
+    """Return the name of the task's yaml, or of its class if overrides.yaml does not name it."""
     words: Any = []
     with suppress(ConfigError):
         words = load_yaml(run.run.overrides_yaml)
-    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+    words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+    return chosen_task(words) or run.task
 
 
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -45,11 +45,7 @@ BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  #
 
 
 def view_in_browser(
-    player: Player,
-    *,
-    host: str = LOCALHOST,
-    port: int | None = None,
-    steps: int | None = None,
+    player: Player, *, host: str = LOCALHOST, port: int | None = None, steps: int | None = None
 ) -> None:
     """Print the viewer's address and serve it until Ctrl-C or the last step.
 
