@@ -33,11 +33,9 @@ def _return_at(metrics: Path, iteration: int | None) -> float | None:
         return None
     refuse_links(metrics.parent)
     content = read_csv(metrics)
-    for row in content.rows():
-        numbers = dict(zip(content.columns, row, strict=True))
-        if numbers["iteration"] == str(iteration) and numbers.get("episode/return"):
-            return float(numbers["episode/return"])
-    return None
+    rows = (dict(zip(content.columns, row, strict=True)) for row in content.rows())
+    values = (row.get("episode/return") for row in rows if row["iteration"] == str(iteration))
+    return next((float(value) for value in values if value), None)
 
 
 def commands_of(env: Environment) -> list[str]:
@@ -59,10 +57,9 @@ class Caption:
         size = min(LARGEST, max(SMALLEST, grid.tile_height // TEXTS_PER_TILE))
         self._font = ImageFont.load_default(size=size)
         self._edge = size // 2
-        shown = [*words]
-        while shown and self._font.getlength(", ".join(shown)) > grid.width - 2 * self._edge:
-            shown.pop()
-        self._words = ", ".join(shown)
+        self._words = ", ".join(words)
+        while self._font.getlength(self._words) > grid.width - 2 * self._edge:
+            self._words = self._words.rpartition(", ")[0]
 
     def write(self, picture: np.ndarray, commands: Sequence[str] = ()) -> np.ndarray:
         """Return the picture, uint8 [height, width, 3], with words on top and a command at the bottom of each tile."""

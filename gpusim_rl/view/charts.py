@@ -117,8 +117,7 @@ def _range(curves: Sequence[Curve], threshold: float | None) -> tuple[float, flo
     if threshold is not None:
         low, high = min(low, threshold), max(high, threshold)
     low, high = visible_range(low, high)
-    if low > 0 and low < 0.4 * high:
-        low = 0.0
+    low = 0.0 if 0 < low < 0.4 * high else low
     margin = 0.06 * (high - low)
     return low if low == 0.0 else low - margin, high + margin
 
@@ -148,17 +147,17 @@ def _ticks(low: float, high: float, most: int) -> np.ndarray:
 
 
 def _draw_line(axes: Axes, line: Line) -> None:
-    known = [(_thinned(curve), end) for curve, end in zip(line.curves, line.ends, strict=True) if len(curve.x)]
-    if not known:
+    curves = [_thinned(curve) for curve in line.curves if len(curve.x)]
+    if not curves:
         return
     colour = DRAWN[f"c{line.colour % GROUP_COLOURS}"]
-    _, x, mean, _ = draw_runs(axes, [curve for curve, _ in known], colour)
-    for curve, end in known:
-        if end != "complete":
+    _, x, mean, _ = draw_runs(axes, curves, colour)
+    for curve, end in zip(line.curves, line.ends, strict=True):
+        if len(curve.x) and end != "complete":
             mark, gid = ("x", "failed") if end == "failed" else ("o", "stopped")
-            [point] = axes.plot(curve.x[-1], curve.y[-1], mark, color=colour, clip_on=False, gid=gid)
-            point.set(markersize=7, markeredgewidth=2, markerfacecolor=DRAWN["card"])
-    if len(x) and any(curve.x[-1] > 1.02 * x[-1] for curve, _ in known):
+            style = {"markersize": 7, "markeredgewidth": 2, "markerfacecolor": DRAWN["card"]}
+            axes.plot(curve.x[-1], curve.y[-1], mark, color=colour, clip_on=False, gid=gid, **style)
+    if len(x) and any(curve.x[-1] > 1.02 * x[-1] for curve in curves):
         axes.plot(x[-1], mean[-1], "|", color=colour, markersize=16, markeredgewidth=2, gid="mean-ends")
 
 
@@ -169,9 +168,9 @@ def _thinned(curve: Curve) -> Curve:
 
 def _svg(figure: Figure, label: str) -> str:
     file = io.BytesIO()
+    figure.patch.set_visible(False)
+    figure.axes[0].patch.set_visible(False)
     with rc_context({"svg.fonttype": "none"}):
-        figure.patch.set_visible(False)
-        figure.axes[0].patch.set_visible(False)
         save(figure, file, "svg")
     width, height = (72.0 * figure.get_size_inches()).round().astype(int)
     label = html.escape(label, quote=True)

@@ -157,14 +157,11 @@ def count(runs: Sequence[SavedCurves]) -> str:
 
 def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Return line titles: task, algorithm if several, and settings that differ within the task."""
-
-    def task(line: dict[str, Any]) -> str:
-        return str(line["task._target_"]).rpartition(".")[2]
-
+    tasks = [str(line["task._target_"]).rpartition(".")[2] for line in settings]
     lines = []
-    for line in settings:
-        same_task = [other for other in settings if task(other) == task(line)]
-        words = [task(line)]
+    for task, line in zip(tasks, settings, strict=True):
+        same_task = [other for name, other in zip(tasks, settings, strict=True) if name == task]
+        words = [task]
         if len({other.get("algo.name") for other in same_task}) > 1:
             words.append(str(line.get("algo.name")))
         for key, value in line.items():

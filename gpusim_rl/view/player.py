@@ -89,7 +89,7 @@ class Player:
             spec = prepare(name, config_dir=config_dir)
             return cls(whole_episodes(spec, sim or default_simulator("cpu").name, num_envs, seed=0), seed=0, act=act)
         run, file = resolve_run(name)
-        written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
+        written_ns = file.stat().st_mtime_ns  # taken first, so that a newer file is noticed
         state = check_training(load(file), file, NEEDED)
         config = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         for key, value in {"seed": state["seed"], **(changes or {})}.items():
@@ -143,7 +143,7 @@ class Player:
         Raises:
             ConfigError: The file is unreadable or does not fit; the old networks stay.
         """
-        written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
+        written_ns = file.stat().st_mtime_ns  # taken first, so that a newer file is noticed
         self._take(check_training(load(file), file, NEEDED), file, written_ns)
 
     def restart(self) -> None:

@@ -18,24 +18,22 @@ from gpusim_rl.errors import ConfigError, first_line, say
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.interface import put_pose
 
-AZIMUTH_DEG, ELEVATION_DEG = 120.0, -18.0  # from the right, ahead of a robot that runs along +x
+AZIMUTH_DEG, ELEVATION_DEG = 120.0, -18.0  # from the front right of a robot that runs along +x
 FOVY_DEG = 45.0
-DISTANCE = 2.7  # distance of the camera [radii of the robot]
+DISTANCE = 2.7  # of the camera [radii of the robot]
 LIGHT_SLOPE = 0.7  # horizontal over vertical component of the light's direction
-ROUGH_LIGHT_SLOPE = (
-    0.15  # the same over rough ground, whose slopes would lie in the light's direction: striped, half dark
-)
+ROUGH_LIGHT_SLOPE = 0.15  # steeper light over rough ground, whose slopes would be half dark
 SLICES = 48  # sides of a cylinder
-THINNER = 0.0075  # of a radius; more than the sides of such a cylinder are inside of it
-SKY = ((0.62, 0.72, 0.85), (0.93, 0.95, 0.97))  # above and at the horizon
-HEIGHT_RATE = 0.1  # share of the way to the robot's height that the camera goes per picture
+THINNER = 0.0075  # share of a radius; exceeds the error of a cylinder with SLICES sides
+SKY = ((0.62, 0.72, 0.85), (0.93, 0.95, 0.97))  # zenith and horizon
+HEIGHT_RATE = 0.1  # smoothing of the camera's height per picture
 GAP = 2  # pixels between tiles
 CAMERA = "gpusim_rl/camera"
-SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")  # OpenGL that runs on the CPU
+SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")  # OpenGL renderers on the CPU
 PROBE_TIMEOUT_S = 60
 DEBIAN_GL = "libegl1 libopengl0 libgl1-mesa-dri, or libosmesa6"
 
-# One frame in a process of its own: a broken driver may abort, and PyOpenGL cannot change its platform once loaded.
+# Runs in a subprocess: a broken driver may abort, and PyOpenGL cannot switch platforms once loaded.
 _PROBE = """
 import mujoco
 from mujoco.{name} import GLContext
@@ -65,7 +63,8 @@ class Grid:
         rows = math.ceil(tiles / columns)
         tile_width, tile_height = (width - GAP * (columns - 1)) // columns, (height - GAP * (rows - 1)) // rows
         if min(tile_width, tile_height) < 16:
-            raise ConfigError(f"{width}x{height} pixels are too few for {tiles} envs; try --num-envs 4 or --width 1920")
+            hint = "Try --num-envs 4 or --width 1920"
+            raise ConfigError(f"{width}x{height} pixels are too few for {tiles} envs", hint=hint)
         return cls(width, height, columns, rows, tile_width, tile_height)
 
     def corner(self, tile: int) -> tuple[int, int]:
@@ -84,18 +83,14 @@ class Camera:
 
     azimuth_deg = AZIMUTH_DEG
     elevation_deg = ELEVATION_DEG
-    shadow_pixels = 1024  # side of the picture of the shadows, which is drawn for each tile
+    shadow_pixels = 1024  # shadow map size; one is drawn per tile
 
     def __init__(self, scene: Scene, qpos: np.ndarray) -> None:
         model, bodies = scene.model, scene.bodies_of(scene.articulation_names[0])
         root = bodies[0] if bodies else 0
         translating = (mujoco.mjtJoint.mjJNT_FREE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
-        moving = [
-            body
-            for body in bodies
-            if model.body_subtreemass[body] > 0.5 * model.body_subtreemass[root]
-            and any(kind in translating for kind in model.jnt_type[model.jnt_bodyid == body])
-        ]
+        heavy = [body for body in bodies if model.body_subtreemass[body] > 0.5 * model.body_subtreemass[root]]
+        moving = [body for body in heavy if np.isin(model.jnt_type[model.jnt_bodyid == body], translating).any()]
         self.body = moving[0] if moving else root
         self.radius = max(0.05, *(self._reach(model, positions) for positions in qpos))
         self.distance = DISTANCE * self.radius
@@ -111,7 +106,7 @@ class Camera:
     def carried(self, model: mujoco.MjModel) -> set[int]:
         """Return the followed body and all its descendants."""
         bodies = {self.body}
-        for body in range(self.body + 1, model.nbody):  # parents come before children
+        for body in range(self.body + 1, model.nbody):  # parents precede children
             if int(model.body_parentid[body]) in bodies:
                 bodies.add(body)
         return bodies
@@ -143,24 +138,18 @@ def posed(model: mujoco.MjModel, qpos: np.ndarray) -> mujoco.MjData:
 def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
     """Return the scene's model with a sky, a camera and softer light; `qpos` stays compatible."""
     spec = scene.spec.copy()
-    if not any(texture.type == mujoco.mjtTexture.mjTEXTURE_SKYBOX for texture in spec.textures):
-        spec.add_texture(
-            name="gpusim_rl/sky",
-            type=mujoco.mjtTexture.mjTEXTURE_SKYBOX,
-            builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
-            rgb1=list(SKY[0]),
-            rgb2=list(SKY[1]),
-            width=256,
-            height=6 * 256,
-        )
+    skybox, gradient = mujoco.mjtTexture.mjTEXTURE_SKYBOX, mujoco.mjtBuiltin.mjBUILTIN_GRADIENT
+    if not any(texture.type == skybox for texture in spec.textures):
+        sky = spec.add_texture(name="gpusim_rl/sky", type=skybox, builtin=gradient, width=256, height=6 * 256)
+        sky.rgb1, sky.rgb2 = SKY
     spec.worldbody.add_camera(name=CAMERA, fovy=FOVY_DEG)
     model = spec.compile()
-    model.geom_group[:] = scene.model.geom_group  # collision shapes behind visual ones are hidden
-    model.stat.extent = camera.radius  # near and far plane, haze and shadows are in units of it
+    model.geom_group[:] = scene.model.geom_group  # hides collision shapes behind visual ones
+    model.stat.extent = camera.radius  # unit of clipping planes, haze and shadows
     visual = model.vis
     visual.global_.fovy = FOVY_DEG
     visual.map.zfar = 80.0
-    visual.map.shadowclip = 2.7  # half the width of what can throw a shadow
+    visual.map.shadowclip = 2.7  # half width of the shadow region
     visual.quality.shadowsize = camera.shadow_pixels
     visual.quality.numslices, visual.quality.numstacks = SLICES, SLICES // 2
     visual.headlight.ambient[:] = 0.35
@@ -168,7 +157,7 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
     visual.headlight.specular[:] = 0.1
     visual.rgba.haze[:3] = SKY[1]
     if model.nlight == 1 and model.light_type[0] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL.value:
-        # It throws shadows only around its own position: it goes with the robot, and shines over the camera's shoulder.
+        # Shadows exist only near the light, so it tracks the robot, from behind the camera.
         azimuth = math.radians(camera.azimuth_deg)
         slope = ROUGH_LIGHT_SLOPE if model.nhfield else LIGHT_SLOPE
         direction = np.array([slope * math.cos(azimuth), slope * math.sin(azimuth), -1.0])
@@ -183,7 +172,7 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
 def _part_equal_ends(model: mujoco.MjModel) -> None:
     """Shrink spheres and capsules imperceptibly, since coincident ends of robot capsules would flicker."""
     depth, side, children = np.zeros((3, model.nbody), dtype=np.int64)
-    for body in range(1, model.nbody):  # parents come before children
+    for body in range(1, model.nbody):  # parents precede children
         parent = model.body_parentid[body]
         depth[body], side[body] = depth[parent] + 1, (side[parent] + children[parent]) % 2
         children[parent] += 1
@@ -194,19 +183,14 @@ def _part_equal_ends(model: mujoco.MjModel) -> None:
 
 def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_stay: bool = False) -> np.ndarray:
     """Tile images of envs, uint8 [h, w, 3], into one, uint8 [height, width, 3]; `pixels_stay` keeps pixels sharp."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
-    filter = Image.Resampling.NEAREST if pixels_stay else None
-
+    method = Image.Resampling.NEAREST if pixels_stay else Image.Resampling.BICUBIC
     grid = Grid.of(len(pictures), width, height)
     canvas = Image.new("RGB", (width, height))
     for tile, pixels in enumerate(pictures):
-        picture = Image.fromarray(pixels)
-        scale = min(grid.tile_width / picture.width, grid.tile_height / picture.height)
-        size = max(1, int(scale * picture.width)), max(1, int(scale * picture.height))
-        left, top = grid.corner(tile)
-        corner = left + (grid.tile_width - size[0]) // 2, top + (grid.tile_height - size[1]) // 2
-        canvas.paste(picture.resize(size, filter), corner)
+        picture = ImageOps.pad(Image.fromarray(pixels), (grid.tile_width, grid.tile_height), method)
+        canvas.paste(picture, grid.corner(tile))
     return np.asarray(canvas)
 
 
@@ -231,30 +215,28 @@ def make_renderer(
     if name == "ray":
         return RayRenderer(scene, camera, grid)
     tried = gl_platforms()
-    working = next((platform for platform in tried if gl_works(platform)), None)
-    if working is not None:
+    if (working := next(filter(gl_works, tried), None)) is not None:
         return GlRenderer(scene, camera, grid, working)
     missing = f"no OpenGL works here without a display (tried {', '.join(tried)})"
-    fix = f"on Debian or Ubuntu: apt-get install {DEBIAN_GL}"
+    fix = f"On Debian or Ubuntu: apt-get install {DEBIAN_GL}"
     if name == "gl":
-        raise ConfigError(f"{missing}; {fix}")
+        raise ConfigError(missing, hint=fix)
     try:
         renderer = RayRenderer(scene, camera, grid)
     except (ConfigError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"{missing}, and MuJoCo Warp cannot draw this scene ({first_line(error)[:80]}); {fix}"
-        ) from None
-    say(f"{missing}: MuJoCo Warp's ray caster draws instead. For OpenGL {fix}", file=sys.stderr)
+        problem = f"{missing}, and MuJoCo Warp cannot draw this scene ({first_line(error)[:80]})"
+        raise ConfigError(problem, hint=fix) from None
+    say(f"{missing}; using MuJoCo Warp's ray caster. {fix}", file=sys.stderr)
     return renderer
 
 
 def gl_platforms() -> list[str]:
     """Return OpenGL platforms to try, best first. MUJOCO_GL selects one, as in MuJoCo."""
-    asked = os.environ.get("MUJOCO_GL", "").lower()
-    if asked in ("egl", "osmesa", "glfw", "cgl"):
-        return [asked]
-    here = {"darwin": ["cgl", "glfw"], "win32": ["glfw"]}
-    return here.get(sys.platform, ["egl", "osmesa", *["glfw"] * ("DISPLAY" in os.environ)])
+    name = os.environ.get("MUJOCO_GL", "").lower()
+    if name in ("egl", "osmesa", "glfw", "cgl"):
+        return [name]
+    names = {"darwin": ["cgl", "glfw"], "win32": ["glfw"]}
+    return names.get(sys.platform, ["egl", "osmesa", *["glfw"] * ("DISPLAY" in os.environ)])
 
 
 @cache
@@ -272,15 +254,15 @@ class GlRenderer:
     """MuJoCo's OpenGL renderer on `egl`, `osmesa`, `glfw` or `cgl`; all tiles share one buffer."""
 
     def __init__(self, scene: Scene, camera: Camera, grid: Grid, platform: str) -> None:
-        self.name = platform
-        self._grid = grid
-        self._camera = camera
+        self.name, self._grid, self._camera = platform, grid, camera
         self._model = picture_model(scene, camera)
         self._model.vis.global_.offwidth, self._model.vis.global_.offheight = grid.width, grid.height
         self._gl = importlib.import_module(f"mujoco.{platform}").GLContext(grid.width, grid.height)
         self._gl.make_current()
-        # On a graphics card smooth edges are free; on the CPU they triple the time.
-        self._model.vis.quality.offsamples = 0 if _is_software() else 4
+        # Antialiasing is free on a graphics card and triples the time on a CPU.
+        gl = importlib.import_module("OpenGL.GL")
+        driver = (gl.glGetString(gl.GL_RENDERER) or b"software").decode(errors="replace").lower()
+        self._model.vis.quality.offsamples = 0 if any(word in driver for word in SOFTWARE) else 4
         self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
         self._scene = mujoco.MjvScene(self._model, maxgeom=max(1000, 2 * self._model.ngeom))
@@ -331,23 +313,16 @@ class RayRenderer:
         import mujoco_warp
         import warp
 
-        self._mjw, self._wp, self._grid = mujoco_warp, warp, grid
+        self._mjw, self._wp, self._grid, self._camera = mujoco_warp, warp, grid, camera
         self._tiles = grid.columns * grid.rows
-        self._camera = camera
         self._model = picture_model(scene, camera)
         self._index = self._model.camera(CAMERA).id
         with self._wp.ScopedDevice("cpu"):
             self._warp_model = mujoco_warp.put_model(self._model)
             self._warp_data = mujoco_warp.make_data(self._model, nworld=self._tiles, nconmax=16, njmax=64)
-            self._rays = mujoco_warp.create_render_context(
-                self._model,
-                nworld=self._tiles,
-                cam_res=(grid.tile_width, grid.tile_height),
-                cam_active=[CAMERA],
-                render_rgb=True,
-                use_shadows=True,
-                render_skybox=True,
-            )
+            parts = {"render_rgb": True, "render_skybox": True, "use_shadows": True, "cam_active": [CAMERA]}
+            size = (grid.tile_width, grid.tile_height)
+            self._rays = mujoco_warp.create_render_context(self._model, nworld=self._tiles, cam_res=size, **parts)
             self._rgb = warp.zeros((self._tiles, grid.tile_height, grid.tile_width), dtype=warp.vec3)
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
@@ -355,8 +330,7 @@ class RayRenderer:
         """Draw all envs like `GlRenderer.render`."""
         mjw, model, data, grid = self._mjw, self._warp_model, self._warp_data, self._grid
         count = len(qpos)
-        padded = np.empty((self._tiles, qpos.shape[1]), dtype=np.float32)  # empty tiles repeat the last env
-        padded[:count], padded[count:] = qpos, qpos[-1]
+        padded = np.pad(qpos.astype(np.float32), ((0, self._tiles - count), (0, 0)), "edge")
         with self._wp.ScopedDevice("cpu"):
             data.qpos.assign(padded[:, : self._model.nq])
             if qpos.shape[1] > self._model.nq:  # mocap bodies
@@ -385,9 +359,3 @@ class RayRenderer:
 
 
 Renderer = GlRenderer | RayRenderer
-
-
-def _is_software() -> bool:
-    gl = importlib.import_module("OpenGL.GL")
-    name = gl.glGetString(gl.GL_RENDERER)
-    return name is None or any(word in name.decode(errors="replace").lower() for word in SOFTWARE)

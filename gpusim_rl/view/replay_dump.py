@@ -31,9 +31,7 @@ class DumpReplay:
     iteration: int | None = None
 
     def __init__(self, env: Environment, title: str, lines: Iterator[str]) -> None:
-        self.env = env
-        self.title = title
-        self._lines = lines
+        self.env, self.title, self._lines = env, title, lines
 
     @classmethod
     def open(
@@ -51,18 +49,19 @@ class DumpReplay:
         state = load(file)
         if {"config", "state", "action", "env"} <= state.keys():
             check_types(state, DIVERGENCE, DIVERGENCE, f"{file} is not the dump of a divergence")
-            make = cls._of_divergence
+            make = cls._divergence
         elif {"config", "policy", "algorithm"} <= state.keys():
             check_training(state, file, ("config", "overrides", "iteration", "task", "sim"))
-            make = cls._of_update
+            make = cls._update
         else:
-            raise ConfigError(f"{file} is neither a dump nor a checkpoint of a training; try diverged.pt of a run")
+            problem = "is neither a dump nor a checkpoint of a training"
+            raise ConfigError(f"{file} {problem}", hint="Try diverged.pt of a run")
         state["config"] = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         check_settings(state["config"])
         return make(file, state, sim)
 
     @classmethod
-    def _of_divergence(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> DumpReplay:
+    def _divergence(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> DumpReplay:
         state["config"]["task"]["randomize"] = False
         spec = load_spec(state["config"], [], Checkpoint(file, None))
         env = whole_episodes(spec, sim or SIMULATORS[state["sim"]].plays_on, 1, seed=0, on="cpu")
@@ -78,7 +77,7 @@ class DumpReplay:
         return cls(env, title, _physics_steps(env, state))
 
     @classmethod
-    def _of_update(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> DumpReplay:
+    def _update(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> DumpReplay:
         config = dict(state["config"])
         if not torch.cuda.is_available():
             config |= {"device": "cpu", "sim_device": None, "rl_device": None}
@@ -112,11 +111,8 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
         yield f"{env.name}.apply_action(): a control or a force is NaN or infinite"
     for number in range(1, env.cfg.decimation + 1):
         sim.step(1)
-        states = [
-            _describe(f"{name}.{key}", getattr(sim.articulation(name), key), ("", "column"))
-            for name, values in dump["state"].items()
-            for key in values
-        ]
+        keys = [(name, key) for name, values in dump["state"].items() for key in values]
+        states = [_describe(f"{n}.{k}", getattr(sim.articulation(n), k), ("", "column")) for n, k in keys]
         yield f"physics step {number} of {env.cfg.decimation}: {', '.join(states)}"
         if sim.diverged.any():
             yield "diverged"
@@ -126,7 +122,7 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
     for group, value in env.clean_obs().items():
         yield f"observation: {_describe(group, value, ('', 'column'))}"
     bad = bool(sim.bad_inputs.any()) or not bool(action.isfinite().all())
-    yield "counted as diverged, because of the action" if bad else f"did not diverge on {sim.name}"
+    yield "counts as diverged because of the action" if bad else f"did not diverge on {sim.name}"
 
 
 def _iteration(trainer: Trainer) -> Iterator[str]:
@@ -152,8 +148,8 @@ def _iteration(trainer: Trainer) -> Iterator[str]:
     if stats.get("check/learned", torch.ones(())):
         yield "update: the policy learned"
         return
-    where = f"in {len(bad)} of {len(parameters)} tensors: {', '.join(bad)}" if bad else "in its norm, which overflows"
-    yield f"update: no minibatch had a finite gradient; that of the last one is not finite {where}"
+    tensors = f"{len(bad)} of {len(parameters)} tensors are not finite in the last one: {', '.join(bad)}"
+    yield f"update: no minibatch had a finite gradient; {tensors if bad else 'the norm of the last one overflows'}"
 
 
 def _describe(name: str, value: Tensor, axes: tuple[str, ...]) -> str:

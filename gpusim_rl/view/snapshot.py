@@ -15,17 +15,17 @@ from gpusim_rl.files.safe_open import writing
 from gpusim_rl.sim import Scene
 from gpusim_rl.view.renderer import FOVY_DEG, Camera, Grid, make_renderer, posed
 
-WIDE_AZIMUTH_DEG = 150.0  # angle for robots that are wider than long: more from ahead
-WIDE = 1.25  # width over length, above which a robot is looked at from there
+WIDE_AZIMUTH_DEG = 150.0  # view of wide robots, more from the front
+WIDE = 1.25  # minimum width over length of a wide robot
 FLAT_ELEVATION_DEG = -30.0
-FLAT = 0.6  # height over width, below which things are looked at from higher up
-NEAR = 2.0  # radii of the robot, within which an object belongs to the picture
-LARGE = 1.5  # radii of the robot; what is larger is what it stands on, and need not be in the picture
-FILL = 0.86  # share of the picture's width or height that the framed things take
-SMOOTH = 2  # pixels drawn for one of the picture, each way: smooth edges where OpenGL has none
-INSET = 0.4  # share of a tile's width or height, at most, for what its policy sees
-FRAME = 2  # pixels around that
-HIDDEN_GROUP = 3  # geoms of this group and above are not drawn
+FLAT = 0.6  # maximum height over width of a flat robot
+NEAR = 2.0  # maximum distance of framed objects [radii of the robot]
+LARGE = 1.5  # maximum size of framed objects [radii of the robot]; the robot stands on larger ones
+FILL = 0.86  # share of the picture's width or height that framed objects cover
+SMOOTH = 2  # supersampling per axis, for OpenGL without antialiasing
+INSET = 0.4  # maximum share of a tile for its policy's image
+FRAME = 2  # border of that image [pixels]
+HIDDEN_GROUP = 3  # first geom group that is not drawn
 
 
 class FramingCamera(Camera):
@@ -34,7 +34,7 @@ class FramingCamera(Camera):
     `aspect` is a tile's width over height; `fill` the share of it that the framed objects cover.
     """
 
-    shadow_pixels = 4096  # one picture may take its time
+    shadow_pixels = 4096
 
     def __init__(self, scene: Scene, qpos: np.ndarray, aspect: float, fill: float = FILL) -> None:
         super().__init__(scene, qpos)
@@ -59,7 +59,7 @@ class FramingCamera(Camera):
         target = 0.5 * (points.min(axis=0) + points.max(axis=0))
         _, axes = self.pose(target)
         distance, shift = 0.0, np.zeros(2)
-        for _ in range(5):  # perspective moves the middle: a few rounds bring it to rest
+        for _ in range(5):  # iterate, since perspective moves the center
             target = target + axes[:, :2] @ shift
             right, up, toward = ((points - target) @ axes).T
             distance = float((toward + np.maximum(abs(right) / half_width, abs(up) / half_height)).max())
@@ -73,15 +73,11 @@ class FramingCamera(Camera):
         robot = self._corners(model, data, self.carried(model))
         if not len(robot):
             return data.xpos[self.body] + self.radius * np.array([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
-        middle, radius = robot.mean(axis=0), 0.5 * np.linalg.norm(np.ptp(robot, axis=0))
-        framed = [robot]
-        for name in scene.articulation_names[1:]:
-            corners = self._corners(model, data, set(scene.bodies_of(name)))
-            if not len(corners) or 0.5 * np.linalg.norm(np.ptp(corners, axis=0)) > LARGE * radius:
-                continue
-            if np.linalg.norm(corners.mean(axis=0) - middle) < NEAR * radius:
-                framed.append(corners)
-        return np.concatenate(framed)
+        center, radius = robot.mean(axis=0), 0.5 * np.linalg.norm(np.ptp(robot, axis=0))
+        others = [self._corners(model, data, set(scene.bodies_of(name))) for name in scene.articulation_names[1:]]
+        small = [it for it in others if len(it) and 0.5 * np.linalg.norm(np.ptp(it, axis=0)) <= LARGE * radius]
+        near = [it for it in small if np.linalg.norm(it.mean(axis=0) - center) < NEAR * radius]
+        return np.concatenate([robot, *near])
 
     @staticmethod
     def _corners(model: mujoco.MjModel, data: mujoco.MjData, bodies: set[int]) -> np.ndarray:
@@ -94,7 +90,7 @@ class FramingCamera(Camera):
                 continue
             middle, half = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
             if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE.value:
-                middle, half = np.zeros(3), model.geom_size[geom] * [1, 1, 0]  # as large as it is drawn
+                middle, half = np.zeros(3), model.geom_size[geom] * [1, 1, 0]  # the drawn part
             if half.max() > 0:
                 corners.append(data.geom_xpos[geom] + (middle + signs * half) @ data.geom_xmat[geom].reshape(3, 3).T)
         return np.concatenate(corners)
@@ -112,11 +108,9 @@ def draw(
     camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height, fill)
     try:
         drawn = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
-    except mujoco.FatalError as error:  # what OpenGL can draw at once depends on the driver
-        raise ConfigError(
-            f"cannot draw {SMOOTH * width}x{SMOOTH * height} pixels for a picture of {width}x{height}: {error}."
-            " Try a smaller --width and --height"
-        ) from None
+    except mujoco.FatalError as error:  # the largest buffer depends on the OpenGL driver
+        problem = f"cannot draw {SMOOTH * width}x{SMOOTH * height} pixels for a picture of {width}x{height}: {error}"
+        raise ConfigError(problem, hint="Try a smaller --width and --height") from None
     with closing(drawn):
         large = drawn.render(qpos).reshape(height, SMOOTH, width, SMOOTH, 3)
     return np.rint(large.mean(axis=(1, 3))).astype(np.uint8)
@@ -126,9 +120,9 @@ def add_seen(picture: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
     """Inset each policy's image, uint8 [h, w, 3], in the corner of its tile of a picture, uint8 [height, width, 3]."""
     grid, picture = Grid.of(len(images), picture.shape[1], picture.shape[0]), picture.copy()
     for tile, image in enumerate(images):
-        factor = min(grid.tile_height / image.shape[0], grid.tile_width / image.shape[1])
-        stride = max(1, math.ceil(1.0 / (INSET * factor)))  # subsample an image that is too large
-        image = image[::stride, ::stride].repeat(max(1, int(INSET * factor)), 0).repeat(max(1, int(INSET * factor)), 1)
+        factor = INSET * min(grid.tile_height / image.shape[0], grid.tile_width / image.shape[1])
+        stride, times = max(1, math.ceil(1.0 / factor)), max(1, int(factor))  # subsample an image that is too large
+        image = image[::stride, ::stride].repeat(times, axis=0).repeat(times, axis=1)
         framed = np.pad(image, ((FRAME, FRAME), (FRAME, FRAME), (0, 0)), constant_values=255)
         left, top = grid.corner(tile)
         right = left + grid.tile_width

@@ -8,10 +8,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import IO
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +28,7 @@ MAX_FPS = 30.0
 @contextmanager
 def video_writer(
     path: Path, size: tuple[int, int], fps: float, needed_by: str
-) -> Iterator[Callable[[np.ndarray], None]]:
+) -> Iterator[Callable[[np.ndarray], object]]:
     """Yield a function that appends a frame, uint8 [height, width, 3], to an mp4 that appears only when complete.
 
     `needed_by` is the command or setting named if the extra is missing.
@@ -46,34 +44,26 @@ def video_writer(
     try:
         program = ffmpeg.get_ffmpeg_exe()
     except RuntimeError as error:
-        raise ConfigError(f"{needed_by} has no ffmpeg: {first_line(error)}") from None
+        raise ConfigError(f"no ffmpeg: {first_line(error)}", key=needed_by) from None
     with writing(path) as file:
-        # In a session of its own: Ctrl-C is for the recording, which then ends ffmpeg.
-        process = subprocess.Popen(
-            [program, "-y", *raw, *coded, f"file:{file.name}"],
-            stdin=PIPE,
-            stdout=DEVNULL,
-            stderr=PIPE,
-            start_new_session=True,
-        )
-        assert process.stdin is not None
+        command = [program, "-y", *raw, *coded, f"file:{file.name}"]
+        # A new session keeps Ctrl-C from ffmpeg; the recording ends it.
+        process = subprocess.Popen(command, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, start_new_session=True)
+        stream = process.stdin
+        assert stream is not None
         broken = True
         try:
             with suppress(BrokenPipeError):
-                yield partial(_append, process.stdin)
-                process.stdin.flush()
+                yield lambda picture: stream.write(np.ascontiguousarray(picture).data)
+                stream.flush()
                 broken = False
-            said = process.communicate()[1].decode(errors="replace").strip()
+            message = process.communicate()[1].decode(errors="replace").strip()
             if process.returncode or broken or not os.fstat(file.fileno()).st_size:
-                raise OSError(f"ffmpeg ended with exit code {process.returncode}: {said.rpartition(chr(10))[2]}")
+                raise OSError(f"ffmpeg ended with exit code {process.returncode}: {message.rpartition(chr(10))[2]}")
         finally:
             process.kill()
             with suppress(OSError):
                 process.communicate()
-
-
-def _append(stream: IO[bytes], picture: np.ndarray) -> None:
-    stream.write(np.ascontiguousarray(picture).data)
 
 
 @contextmanager
@@ -88,25 +78,25 @@ def drawing(
         ConfigError: The envs cannot be drawn here.
     """
     env = player.env
+    hz = env.cfg.control_hz if isinstance(env, VecEnv) else env.frames_per_s
     if renderer == "policy":
-        seen(player)  # said before the work if it sees none
-        hz = env.cfg.control_hz if isinstance(env, VecEnv) else env.frames_per_s
+        seen(player)  # fail before the work
         yield lambda: tiled(seen(player), *size, pixels_stay=True), hz
-        return
-    if not isinstance(env, VecEnv):
-        tiled(env.render(), *size)  # said before the work if they cannot
-        yield lambda: tiled(env.render(), *size), env.frames_per_s
-        return
-    sim = env.sim
-    with closing(make_renderer(sim.scene, sim.poses.cpu().numpy(), *size, renderer)) as drawn:
-        yield lambda: drawn.render(sim.poses.cpu().numpy()), env.cfg.control_hz
+    elif not isinstance(env, VecEnv):
+        tiled(env.render(), *size)  # fail before the work
+        yield lambda: tiled(env.render(), *size), hz
+    else:
+        sim = env.sim
+        with closing(make_renderer(sim.scene, sim.poses.cpu().numpy(), *size, renderer)) as drawn:
+            yield lambda: drawn.render(sim.poses.cpu().numpy()), hz
 
 
 def seen(player: Player) -> list[np.ndarray]:
-    """Return the newest image of each env's policy, uint8 [height, width, 3]."""
+    """Return each env's newest policy image, uint8 [height, width, 3], or raise ConfigError."""
     images = player.images
     if not images:
-        raise ConfigError(f"--renderer policy: the policy of {player.name} sees no images. Try --renderer auto")
+        problem = f"the policy of {player.name} sees no images"
+        raise ConfigError(problem, key="--renderer policy", hint="Try --renderer auto")
     return list(newest(next(iter(images.values()))))
 
 
@@ -123,13 +113,12 @@ def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by:
     with drawing(player, size) as (draw, control_hz):
         every, fps = frame_rate(control_hz)
         for step in range(steps):
-            if step % (2 * every) == 0:  # half as many pictures as in a video
+            if step % (2 * every) == 0:  # half the frame rate of a video
                 pictures.append(images.fromarray(draw().copy()))
             player.step()
     file = io.BytesIO()
-    pictures[0].save(
-        file, "WEBP", save_all=True, append_images=pictures[1:], duration=round(2000 / fps), loop=0, quality=60
-    )
+    options = {"append_images": pictures[1:], "duration": round(2000 / fps), "loop": 0, "quality": 60}
+    pictures[0].save(file, "WEBP", save_all=True, **options)
     return file.getvalue()
 
 

@@ -33,15 +33,14 @@ from gpusim_rl.view.web_numbers import LOSS, PAD, Numbers, bars, table
 from gpusim_rl.view.web_scene import NEEDED_BY, WebScene
 
 LOCALHOST = "127.0.0.1"
-PORT = 8080  # the first that is tried
-PORTS = 100  # that are tried
-DISTANCE = 1.3  # of the camera [that in a video]: there are panels, and other robots
-# Least time between two pictures of the scene, two images that the policy sees, two numbers, two looks at checkpoints.
+PORT, PORTS = 8080, 100  # first port, number of ports to try
+DISTANCE = 1.3  # camera distance [that of a video], to leave room for panels and other robots
+# Minimum intervals between updates of the scene, policy images, numbers and checkpoints.
 FRAME_S, IMAGES_S, NUMBERS_S, CHECKPOINTS_S = 1 / 30, 0.1, 0.2, 1.0
 SPEEDS = {"0.1 x": 0.1, "0.25 x": 0.25, "0.5 x": 0.5, "real time": 1.0, "2 x": 2.0, "4 x": 4.0}
-IMAGE_SIDE = 300  # about as wide as the panel is [pixels]
-TOUCHES = 1000  # of controls that wait for the loop
-BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # by whether it is paused
+IMAGE_SIDE = 300  # about the panel's width [pixels]
+TOUCHES = 1000  # maximum queue length
+BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # by paused
 
 
 def view_in_browser(
@@ -60,9 +59,9 @@ def view_in_browser(
     """
     with contextlib.closing(WebViewer(player, host=host, port=port)) as viewer:
         say(f"{player.name} is shown at {viewer.address} (Ctrl-C ends it)")
-        sys.stdout.flush()  # a pipe would keep it
+        sys.stdout.flush()  # a pipe would buffer it
         if host not in (LOCALHOST, "localhost", "::1"):
-            warn(f"whoever can reach {host} on port {viewer.port} can watch and steer: there is no password")
+            warn(f"anyone who can reach {host} on port {viewer.port} can watch and steer: there is no password")
         with contextlib.suppress(KeyboardInterrupt):
             viewer.run(steps)
 
@@ -78,35 +77,31 @@ class WebViewer:
 
     def __init__(self, player: Player, *, host: str = LOCALHOST, port: int | None = None) -> None:
         if not isinstance(player.env, VecEnv):
-            raise ConfigError(
-                f"{player.name}: envs of another library have no model that a browser could show."
-                " Try --viewer native where there is a display, --viewer none, or the tool record for a video"
-            )
+            hint = "Try --viewer native with a display, --viewer none, or the tool record for a video"
+            raise ConfigError("envs of another library have no model for a browser", key=player.name, hint=hint)
         viser = check_installed()
         self._player, self._vec_env = player, player.env
-        self.commands = steerable(player.env.task)  # None where it has none
-        self.env = 0  # that is followed
-        self.held: list[float] | None = None  # commands that a person has set for it; None = the task draws them
+        self.commands = steerable(player.env.task)  # None if the task has none
+        self.env = 0  # followed env
+        self.held: list[float] | None = None  # its commands while held
         self.paused = False
-        self.speed = 1.0  # simulated seconds per second
-        self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # to be called between two steps
+        self.speed = 1.0  # requested simulated seconds per second
+        self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # calls to make between steps
         self._steps_to_take = 0  # while paused
-        self._pace = 0.0  # simulated seconds per second, as they are
+        self._pace = 0.0  # measured simulated seconds per second
         self._numbers = Numbers(player.env)
         port = _free_port(host, port)
         guard = Guard(host)
-        with contextlib.redirect_stdout(io.StringIO()), guard.installed():  # it prints a frame with the address
+        with contextlib.redirect_stdout(io.StringIO()), guard.installed():  # viser prints the address
             self._server: Any = viser.ViserServer(host=host, port=port, verbose=False)
         guard.server = self._server
-        # Any page that is open in the browser could ask for a tunnel through which everybody gets in.
+        # Otherwise any open page could request a public tunnel.
         self._server.request_share_url = lambda verbose=True: None
         self.port = self._server.get_port()
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         self._scene = WebScene(self._server, player.env.sim, DISTANCE)
         self._panel()
         self._scene.draw()
-
-    # -- the loop ------------------------------------------------------------------------------
 
     def run(self, steps: int | None = None) -> None:
         """Step at the page's speed."""
@@ -134,18 +129,18 @@ class WebViewer:
             if now - looked >= CHECKPOINTS_S:
                 self.look_for_checkpoints()
                 looked = now
-            # As fast as the page asks for; where the machine is too slow for it, slower, without a rush to catch up.
+            # On a slow machine, fall behind without catching up later.
             now = time.perf_counter()
             due = max(due + (dt / self.speed if go else FRAME_S), now)
             time.sleep(due - now)
 
     def drain(self) -> None:
         """Call the functions that the page has queued."""
-        while not self.queue.empty():  # nothing else takes from it
+        while not self.queue.empty():  # the only consumer
             try:
                 self.queue.get_nowait()()
-            except (TypeError, ValueError, IndexError, KeyError) as error:  # what no page of ours asks for
-                warn(f"the viewer was asked for what it cannot do: {first_line(error)}")
+            except (TypeError, ValueError, IndexError, KeyError) as error:  # never from our own page
+                warn(f"the viewer rejected a request: {first_line(error)}")
 
     def step(self) -> None:
         """Take one control step in all envs, then apply held commands."""
@@ -166,8 +161,6 @@ class WebViewer:
         """Stop the server."""
         with contextlib.redirect_stdout(io.StringIO()):
             self._server.stop()
-
-    # -- what a person can ask for -------------------------------------------------------------
 
     def follow(self, env: int) -> None:
         """Follow another env, to which held commands then apply."""
@@ -225,8 +218,6 @@ class WebViewer:
         except (ConfigError, OSError) as error:
             self._problem.content = f"<div style='{PAD}color:{LOSS}'>{html.escape(first_line(error))}</div>"
 
-    # -- the panel -----------------------------------------------------------------------------
-
     def _panel(self) -> None:
         gui, num_envs = self._server.gui, self._vec_env.num_envs
         gui.set_panel_label(self._player.name)
@@ -236,7 +227,7 @@ class WebViewer:
         speed = gui.add_dropdown("Speed", list(SPEEDS), initial_value="real time")
         self._on(speed, lambda name: setattr(self, "speed", SPEEDS[name]))
         if num_envs > 1:
-            self._on(gui.add_slider("Env", 0, num_envs - 1, 1, 0, hint="the env that is followed"), self.follow)
+            self._on(gui.add_slider("Env", 0, num_envs - 1, 1, 0, hint="followed env"), self.follow)
         self._on(gui.add_checkbox("Camera follows", True), lambda on: setattr(self._scene, "following", on))
         if num_envs > 1:
             self._on(gui.add_checkbox("Hide others", False), self._scene.hide_others)
@@ -246,7 +237,7 @@ class WebViewer:
                 self._hold_box = gui.add_checkbox("Hold", False, hint="the followed robot obeys the sliders")
                 self._on(self._hold_box, self.hold)
                 for index, name in enumerate(controls):
-                    slider = gui.add_slider(name, 0.0, 0.01, 0.01, 0.0)  # `show` knows how far it goes
+                    slider = gui.add_slider(name, 0.0, 0.01, 0.01, 0.0)  # `show` sets the range
                     self._on(slider, lambda value, index=index: self.steer(index, value))
                     self._sliders.append(slider)
                 self._on(gui.add_button("Stand still"), lambda _: self.stand())
@@ -277,9 +268,9 @@ class WebViewer:
     def _on(self, handle: Any, act: Callable[[Any], None]) -> None:
         """Queue `act` with the value of a control whenever the page changes it."""
 
-        async def touched(event: Any) -> None:  # in the server's thread, one after the other
+        async def touched(event: Any) -> None:  # in the server's thread
             value = event.target.value
-            # Not what we have set ourselves; and no more than somebody touches between two steps.
+            # Skip our own updates, which have no client, and floods.
             if event.client_id is not None and is_possible(event.target, value) and self.queue.qsize() < TOUCHES:
                 self.queue.put(lambda: act(value))
 
@@ -302,7 +293,7 @@ class WebViewer:
         if self.commands is None or not self._sliders:
             return
         for slider, (low, high) in zip(self._sliders, self.commands.controls().values(), strict=True):
-            slider.min, slider.max = round(min(low, 0.0), 2), max(round(high, 2), 0.01)  # with 0, to stand still
+            slider.min, slider.max = round(min(low, 0.0), 2), max(round(high, 2), 0.01)  # includes 0, to stand still
         if self.held is None:
             for slider, value in zip(self._sliders, self.commands.value[self.env].tolist(), strict=True):
                 slider.value = round(min(max(value, slider.min), slider.max), 2)
@@ -314,7 +305,7 @@ class WebViewer:
                 handle.image = picture
 
     def _seen(self, group: str) -> np.ndarray:
-        """Return an image upscaled by whole pixels, which the browser would blur."""
+        """Return an image upscaled by whole pixels, since the browser would blur it."""
         image = newest(self._player.images[group][self.env, None])[0]
         times = max(1, IMAGE_SIDE // max(image.shape[:2]))
         return image.repeat(times, axis=0).repeat(times, axis=1)
@@ -329,7 +320,7 @@ def _checkpoints(current: Path) -> list[str]:
 def _free_port(host: str, port: int | None) -> int:
     """Return a usable port; viser itself would wait forever."""
     if port is not None and not 0 <= port < 2**16:
-        raise ConfigError(f"--port must be from 0 (any that is free) to {2**16 - 1}, got {port}")
+        raise ConfigError(key="--port", expected=f"0 (any free port) to {2**16 - 1}", got=port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in range(PORT, PORT + PORTS) if port is None else [port]:
         try:
@@ -339,7 +330,6 @@ def _free_port(host: str, port: int | None) -> int:
             problem = first_line(error) if error.errno is None or error.errno < 0 else os.strerror(error.errno)
             if port is None and error.errno == errno.EADDRINUSE:
                 continue
-            raise ConfigError(
-                f"cannot serve on {host}, port {number}: {problem}; try another --port or --host"
-            ) from None
-    raise ConfigError(f"cannot serve on {host}: ports {PORT} to {PORT + PORTS - 1} are in use; try --port 0")
+            hint = "Try another --port or --host"
+            raise ConfigError(f"cannot serve on {host}, port {number}: {problem}", hint=hint) from None
+    raise ConfigError(f"cannot serve on {host}: ports {PORT} to {PORT + PORTS - 1} are in use", hint="Try --port 0")

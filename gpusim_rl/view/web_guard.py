@@ -8,6 +8,7 @@ import importlib
 import ipaddress
 import logging
 import math
+import re
 import socket
 import typing
 from collections.abc import Callable, Collection, Iterator
@@ -19,7 +20,7 @@ from gpusim_rl.errors import ConfigError
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANY = ("0.0.0.0", "::")
 MESSAGE_BYTES = 1 << 16
-CLIENTS = 64  # connections at once: each takes memory for what it has not read yet
+CLIENTS = 64  # concurrent connections; each buffers unread messages
 SILENT = logging.Logger("gpusim_rl.page", logging.CRITICAL + 1)
 HEADERS = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "same-origin"}
 
@@ -49,7 +50,7 @@ class Guard:
         finally:
             library.serve = serve
         if not guarded:
-            raise ConfigError("this version of viser starts its server in a way that is not known. Try viser 1.1")
+            raise ConfigError("this version of viser starts its server in an unknown way", hint="Try viser 1.1")
 
     def problem(self, own: tuple[str, int], hosts: list[str], origins: list[str], path: str) -> str:
         """Return why a request is refused, or "".
@@ -57,15 +58,15 @@ class Guard:
         Another site's page shows in its `Origin`, or in `Host` after DNS rebinding; `own` is the server's address.
         """
         if self.host is None:
-            return "nobody is to visit it"
+            return "nobody may visit it"
         names = {*LOOPBACK, self.host.lower(), own[0]}
         names |= {socket.gethostname().lower()} if self.host in ANY else set()
         if len(hosts) != 1 or not _is_own(hosts[0], names, own[1]):
             name = "localhost" if self.host in LOOPBACK else own[0] if self.host in ANY else self.host
             return f"it is at http://{name}:{own[1]}"
         if origins not in ([], [f"http://{hosts[0]}"]):
-            return "another site's page asks for it"
-        # In the query, viser's page takes the address of another server, which may run code in it.
+            return "the request comes from another site"
+        # A query could point viser's page to another server, which may run code in it.
         return "its address has no query" if "?" in path else ""
 
     def admits(self, content: bytes) -> bool:
@@ -80,7 +81,7 @@ class Guard:
             handle = self.server.gui._gui_input_handle_from_uuid.get(message["uuid"])
             updates = message["updates"]
             return handle is not None and updates.keys() == {"value"} and is_possible(handle, updates["value"])
-        except Exception:  # foreign bytes fail in a dozen ways, and each is a message that is dropped
+        except Exception:  # malformed bytes fail in many ways; drop the message
             return False
 
     def _connection(self, base: Any) -> Any:
@@ -96,15 +97,15 @@ class Guard:
         return Connection
 
     def _request(self, inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def request(connection: Any, asked: Any) -> Any:
+        def request(connection: Any, received: Any) -> Any:
             host, port = connection.local_address[:2]
-            hosts, origins = (asked.headers.get_all(name) for name in ("Host", "Origin"))
-            problem = self.problem((host.removeprefix("::ffff:"), port), hosts, origins, asked.path)
+            hosts, origins = (received.headers.get_all(name) for name in ("Host", "Origin"))
+            problem = self.problem((host.removeprefix("::ffff:"), port), hosts, origins, received.path)
             if problem:
                 return connection.respond(http.HTTPStatus.FORBIDDEN, f"This page is refused: {problem}.\n")
             if len(self._connections) >= CLIENTS:
-                return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open.\n")
-            response = inner(connection, asked)
+                return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many open pages.\n")
+            response = inner(connection, received)
             if response is not None:
                 response.headers.update(HEADERS)
             return response
@@ -152,12 +153,10 @@ def _is_of(message: dict[str, Any], kind: type) -> bool:
 
 
 def _is_own(host: str, names: Collection[str], port: int) -> bool:
-    name, bracket, rest = host.rpartition("]")
-    if bracket:
-        name = name.removeprefix("[")
-        with contextlib.suppress(ValueError):
-            name = str(ipaddress.ip_address(name))
-    else:
-        name, _, rest = host.partition(":")
-        rest = f":{rest}" if ":" in host else ""
-    return name.lower() in names and rest in ((f":{port}", "") if port == 80 else (f":{port}",))
+    match = re.fullmatch(r"(?:\[([\da-fA-F:.]+)\]|([^:\[\]]+))(:\d+)?", host)
+    if match is None:
+        return False
+    address, name, rest = match.groups()
+    with contextlib.suppress(ValueError):
+        address = address and str(ipaddress.ip_address(address))
+    return (address or name).lower() in names and rest in ((f":{port}", None) if port == 80 else (f":{port}",))

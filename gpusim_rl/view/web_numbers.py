@@ -11,10 +11,10 @@ import torch
 from gpusim_rl.env import Step, VecEnv
 from gpusim_rl.run.console import number
 
-MEAN_S, MEAN_OF_ALL_S = 0.5, 5.0  # time constants of the means over one env and over all [s]
-LEAST = 5e-4  # numbers nearer to zero are shown as 0
-GAIN, LOSS = "#12b886", "#fa5252"  # colours of bars
-PAD = "padding:0 0.9em;font-size:0.8em;line-height:1.4;"  # style of what we write beside viser's own controls
+MEAN_S, MEAN_OF_ALL_S = 0.5, 5.0  # time constants of means over one env and over all [s]
+LEAST = 5e-4  # smaller magnitudes are shown as 0
+GAIN, LOSS = "#12b886", "#fa5252"  # bar colours
+PAD = "padding:0 0.9em;font-size:0.8em;line-height:1.4;"  # matches viser's controls
 RIGHT = "text-align:right;font-variant-numeric:tabular-nums"
 
 
@@ -23,8 +23,8 @@ class Numbers:
 
     def __init__(self, env: VecEnv) -> None:
         self._dt = env.task.dt
-        self.terms: dict[str, float] = {}  # of the reward of the env that is followed
-        self._stats: tuple[dict[str, float], dict[str, float]] = {}, {}  # of the env that is followed, of all
+        self.terms: dict[str, float] = {}  # reward terms of the followed env
+        self._stats: tuple[dict[str, float], dict[str, float]] = {}, {}  # of the followed env, of all
         self._returns = torch.zeros(env.num_envs, device=env.device)
         self._ended, self._early, self._return_sum = 0, 0, 0.0
 

@@ -36,15 +36,14 @@ class WebScene:
         self._data = mujoco.MjData(self._model)
         self._pos = np.zeros((sim.num_envs, self._model.nbody, 3))
         self._mat = np.tile(np.eye(3), (sim.num_envs, self._model.nbody, 1, 1))
-        self._moved = np.flatnonzero(self._model.body_mocapid >= 0)  # bodies, in the order of `mocap_pos`
+        self._moved = np.flatnonzero(self._model.body_mocapid >= 0)  # in the order of `mocap_pos`
         self._moved_quat = np.zeros((sim.num_envs, len(self._moved), 4))
         self._scene = mjviser.ViserMujocoScene(server, self._model, sim.num_envs)
-        self._scene._tracked_body_id = 0  # the world, whose place `draw` gives: where the camera looks
+        self._scene._tracked_body_id = 0  # the world, placed by `draw` at the camera's target
         self._places = self._side_by_side(qpos[0])
         self._fixed = self._copy_fixed(server)
-        self.following = True  # whether the world moves under the camera
+        self.following, self._alone = True, False
         self._target = np.zeros(3)
-        self._alone = False
         self.look_at(0)
         self._light(server)
         server.initial_camera.fov = math.radians(FOVY_DEG)
@@ -56,9 +55,8 @@ class WebScene:
         model, far = self._model, 20.0 * self._camera.distance
         cell = 10.0 ** round(math.log10(self._camera.radius))
         for geom in np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE):
-            server.scene.remove_by_name(
-                f"/fixed_bodies/{model.body(model.geom_bodyid[geom]).name}/{model.geom(geom).name}"
-            )
+            body = model.body(model.geom_bodyid[geom]).name
+            server.scene.remove_by_name(f"/fixed_bodies/{body}/{model.geom(geom).name}")
             server.scene.add_grid(
                 f"/fixed_bodies/ground/{geom}",
                 infinite_grid=True,
@@ -92,7 +90,7 @@ class WebScene:
         size = GAP * np.maximum(size, 2.0 * self._camera.radius)
         columns = min(range(1, number + 1), key=lambda c: max(c * size[0], math.ceil(number / c) * size[1]))
         for env in range(number):
-            places[env, :2] = size * (-(env % columns), env // columns)  # the first one is nearest to the camera
+            places[env, :2] = size * (-(env % columns), env // columns)  # the first is nearest to the camera
         return places
 
     def _copy_fixed(self, server: Any) -> list[tuple[Any, np.ndarray]]:
@@ -100,13 +98,9 @@ class WebScene:
         others, handles = self._sim.num_envs - 1, []
         for number, fixed in enumerate(self._scene._fixed_geom_handles.values()):
             if others and self._places.any() and fixed.visible:
-                handle = server.scene.add_batched_glb(
-                    f"/fixed_bodies/others/{number}",
-                    fixed.glb_data,
-                    batched_wxyzs=np.tile(fixed.wxyz, (others, 1)),
-                    batched_positions=np.zeros((others, 3)),
-                    lod="off",
-                )
+                wxyzs, positions = np.tile(fixed.wxyz, (others, 1)), np.zeros((others, 3))
+                name = f"/fixed_bodies/others/{number}"
+                handle = server.scene.add_batched_glb(name, fixed.glb_data, wxyzs, positions, lod="off")
                 handles.append((handle, np.array(fixed.position)))
         return handles
 

@@ -58,7 +58,7 @@ def test_what_a_shell_pattern_also_catches_is_left_out(tool_here, runs_folder, t
     ant = folders(runs_folder, "Ant")[0]  # so short that no episode ended
     done = tool_here("plot", *folders(runs_folder), ant, "runs", "--out", tmp_path / "x.png")
     lines = done.stderr.splitlines()
-    assert lines[0] == "skipped runs: no metrics.csv in it"
+    assert lines[0] == "skipped runs: no metrics.csv"
     assert lines[1] == f"skipped {ant}/metrics.csv: episode/return is not known in any row yet"
 
 

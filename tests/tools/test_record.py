@@ -117,7 +117,7 @@ def test_without_opengl_the_ray_caster_draws(tool, tmp_path):
     [
         (("Cartpole", "--out", "new/x.mp4"), "--out new/x.mp4: there is no folder new. Try one that is there, or make"),
         (("Cartpole", "--num-envs", "400"), "320x240 pixels are too few for 400 envs"),
-        (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
+        (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw). On Debian or Ubuntu"),
     ],
 )
 def test_bad_input_is_one_line(tool_here, arguments, line):
@@ -135,7 +135,7 @@ def test_bad_input_is_one_line(tool_here, arguments, line):
     [
         (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task. In runs"),
         (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x720"),
-        (("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'"),
+        (("Cartpole", "--out", "x.gif"), "video: expected a name ending in .mp4, got 'x.gif'"),
     ],
 )
 def test_what_can_be_read_from_the_command_line_is_refused_before_torch_is_imported(tool, tmp_path, arguments, line):

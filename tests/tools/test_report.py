@@ -238,7 +238,7 @@ def test_bad_input_is_one_line(tool_here, runs_folder, arguments, line):
 def test_a_run_without_metrics_is_one_line(load_tool, seeds):
     (seeds[0] / "metrics.csv").unlink()
     tool = load_tool("report")
-    with pytest.raises(ConfigError, match=r"seed1 has no metrics\.csv"):
+    with pytest.raises(ConfigError, match=r"seed1: no metrics\.csv"):
         tool.report(tool.parse([str(seeds[0]), "--no-replay"]))
 
 

@@ -123,7 +123,7 @@ def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
         (("Cartpole", "--out", "new/x.png"), "--out new/x.png: there is no folder new. Try one that is there, or make"),
         (("Cartpole", "--out", "x.jpg"), "a picture's name must end in .png, got 'x.jpg'"),
         (("Cartpole", "--num-envs", "400"), "160x120 pixels are too few for 400 envs"),
-        (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
+        (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw). On Debian or Ubuntu"),
         (("Pendulum", "--policy", "trained"), "no checkpoint 'Pendulum'"),
     ],
 )

@@ -29,6 +29,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.view.player import Player, whole_episodes
+from helpers.raised import raises
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -78,13 +79,13 @@ def test_a_port_in_use_is_one_line_and_else_the_next_one_is_taken(monkeypatch):
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"cannot serve on 127.0.0.1, port {port}: Address already in use; try"):
+        with pytest.raises(ConfigError, match=rf"cannot serve on 127.0.0.1, port {port}: Address already in use"):
             web._free_port("127.0.0.1", port)
         monkeypatch.setattr(web, "PORT", port)
         assert port < web._free_port("127.0.0.1", None) < port + web.PORTS
     with pytest.raises(ConfigError, match=r"cannot serve on 192\.0\.2\.1, port 8080"):
         web._free_port("192.0.2.1", 8080)
-    with pytest.raises(ConfigError, match=r"--port must be from 0 .* to 65535, got 99999"):
+    with raises(ConfigError, key="--port", got=99999):
         web._free_port("127.0.0.1", 99999)
 
 
@@ -97,7 +98,7 @@ def test_another_address_is_served_only_with_a_word(run, capsys, host, told):
         view_in_browser(player, host=host, port=0, steps=3)
     out, err = capsys.readouterr()
     assert re.fullmatch(rf"Cartpole is shown at http://{re.escape(host)}:\d+ \(Ctrl-C ends it\)\n", out)
-    assert ("whoever can reach 0.0.0.0 on port" in err and "there is no password" in err) == told
+    assert ("no password" in err) == told
 
 
 def test_without_a_display_a_run_is_played_in_the_browser(tool_here):
@@ -136,7 +137,7 @@ def test_envs_of_another_library_are_one_line():
     class Theirs:
         name, env = "Theirs", object()
 
-    with pytest.raises(ConfigError, match="Theirs: envs of another library have no model that a browser could show"):
+    with raises(ConfigError, key="Theirs"):
         WebViewer(Theirs())
 
 
@@ -351,7 +352,7 @@ def test_a_server_that_cannot_be_guarded_is_not_served():
     pytest.importorskip("websockets.asyncio.server")
     from gpusim_rl.view.web_guard import Guard
 
-    with pytest.raises(ConfigError, match="not known"), Guard("127.0.0.1").installed():
+    with pytest.raises(ConfigError, match="viser"), Guard("127.0.0.1").installed():
         pass
 
 
