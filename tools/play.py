@@ -156,7 +156,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
     from gpusim_rl.env import VecEnv
     from gpusim_rl.errors import say
     from gpusim_rl.sim.interface import put_pose
-    from gpusim_rl.view.renderer import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
+    from gpusim_rl.view.renderer import Camera, picture_model
 
     env, follow = player.env, follower(player)
     if not isinstance(env, VecEnv):  # of another library: they show themselves, as fast as they do it
@@ -179,7 +179,8 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
     with window(model, data, pressed) as viewer:
         viewer.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING.value
         viewer.cam.trackbodyid = camera.body
-        viewer.cam.distance, viewer.cam.azimuth, viewer.cam.elevation = camera.distance, AZIMUTH_DEG, ELEVATION_DEG
+        viewer.cam.distance = camera.distance
+        viewer.cam.azimuth, viewer.cam.elevation = camera.azimuth_deg, camera.elevation_deg
         done, due = 0, time.perf_counter()
         while viewer.is_running() and (steps is None or done < steps):
             if not paused:

@@ -91,9 +91,8 @@ def record(args: argparse.Namespace) -> Path:
 
 def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
     """Write a video."""
-    from gpusim_rl.view.caption import Caption, commands_of, words_of
     from gpusim_rl.view.renderer import Grid
-    from gpusim_rl.view.video import drawing, frame_rate, video_writer
+    from gpusim_rl.view.video import Caption, commands_of, drawing, frame_rate, video_writer, words_of
 
     env, size = player.env, (args.width, args.height)
     caption = Caption(Grid.of(env.num_envs, *size), words_of(player)) if args.caption else None

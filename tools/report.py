@@ -102,11 +102,10 @@ def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
     """Play a run in 3D, or another library's envs as a moving picture; report why it cannot be played."""
     from gpusim_rl.env import VecEnv
     from gpusim_rl.errors import first_line, say
-    from gpusim_rl.view.caption import words_of
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.report import Playback
-    from gpusim_rl.view.video import moving_picture
+    from gpusim_rl.view.video import moving_picture, words_of
 
     options = {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
     try:

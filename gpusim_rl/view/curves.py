@@ -17,7 +17,7 @@ from gpusim_rl.files.safe_open import refuse_links
 from gpusim_rl.learned import Learned, learned
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.writers import read_csv
-from gpusim_rl.settings.overrides import key_of
+from gpusim_rl.settings.overrides import key_of, value_of
 from gpusim_rl.settings.schema import ALGORITHMS
 
 # Settings that may differ within a line: names, or without effect on the expected result.
@@ -73,8 +73,7 @@ class SavedCurves:
         goals = learned().get(self.task, {}) if ours else {}
         goal = goals.get(self.config.get("recipe") or next(iter(goals), ""))
         own = [text for text in goal.overrides if text.startswith("task.")] if goal else []
-        same = all(str(self.settings.get(key_of(text))) == text.partition("=")[2] for text in own)
-        return goal if same else None
+        return goal if all(str(self.settings.get(key_of(text))) == value_of(text) for text in own) else None
 
     def column(self, key: str) -> np.ndarray:
         """Return a column, NaN if missing."""

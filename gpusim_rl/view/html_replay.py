@@ -9,9 +9,8 @@ from contextlib import ExitStack, redirect_stdout
 
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, import_extra
-from gpusim_rl.view.caption import words_of
 from gpusim_rl.view.player import Player
-from gpusim_rl.view.video import frame_rate
+from gpusim_rl.view.video import frame_rate, words_of
 from gpusim_rl.view.web_guard import Guard
 from gpusim_rl.view.web_scene import WebScene
 

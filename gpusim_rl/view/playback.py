@@ -50,11 +50,11 @@ class ClipPlayback(Task[ClipPlaybackConfig]):
         self.num_actions = 1  # tasks need one
         name = sim.scene.articulation_names[0]
         self.robot, clip = sim.articulation(name), fit(cfg.clip, sim.scene, name)
-        self.frames = {"joint_pos": clip.joint_pos, "joint_vel": clip.joint_vel}
+        frames = {"joint_pos": clip.joint_pos, "joint_vel": clip.joint_vel}
         if self.robot.free_root:
-            self.frames |= {"root_pos": clip.body_pos_w[:, 0], "root_quat": clip.body_quat_w[:, 0]}
-            self.frames |= {"root_lin_vel": clip.body_lin_vel_w[:, 0], "root_ang_vel": clip.body_ang_vel_w[:, 0]}
-        self.frames = {key: torch.tensor(value, device=self.device) for key, value in self.frames.items()}
+            frames |= {"root_pos": clip.body_pos_w[:, 0], "root_quat": clip.body_quat_w[:, 0]}
+            frames |= {"root_lin_vel": clip.body_lin_vel_w[:, 0], "root_ang_vel": clip.body_ang_vel_w[:, 0]}
+        self.frames = {key: torch.tensor(value, device=self.device) for key, value in frames.items()}
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         self._show(where, torch.zeros_like(self.progress))

@@ -22,7 +22,7 @@ from gpusim_rl.run.checkpoint import check_spaces, check_training, must_fit
 from gpusim_rl.run.make_env import evaluation_seed, observed
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.settings import discover
+from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.settings.trust import check_saved_settings
 from gpusim_rl.sim import choose_sim
@@ -69,23 +69,16 @@ class Player:
     ) -> Player:
         """Rebuild task and policy of a run from its saved settings.
 
-        Args:
-            name: Run folder, checkpoint, or task (its latest run, or without a policy its yaml).
-            act: Source of the actions: `trained`, `zero` or `random`.
-            num_envs: Number of envs.
-            sim: Simulator; None selects the registry's (`plays_on`).
-            plays_on: Override of the registry's choice; ignored for envs of another library.
-            from_yaml: Whether a task without a policy ignores its runs.
-            trust: Whether to import any class that the run names.
-            config_dir: Trusted folder with more tasks (`-cd`).
-            render_mode: `rgb_array`, `human` or None, for envs of another library.
-            changes: Overrides by full key, such as `task.physics_hz`.
+        `name` is a run folder, a checkpoint, or a task: its latest run, or without a policy its yaml if it has no run
+        or with `from_yaml`. `act` is `trained`, `zero` or `random`. The simulator is `sim`, else `plays_on` (ignored by
+        envs of another library), else the registry's. `trust` imports any class that the run names; `config_dir` is
+        the trusted folder of `-cd`; `render_mode` goes to envs of another library; `changes` are overrides by full key.
 
         Raises:
             ConfigError: The run does not exist, or does not fit this version's task.
         """
         import_from_current_folder()
-        if act != "trained" and name in discover.tasks(config_dir) and (from_yaml or not Path("runs", name).exists()):
+        if act != "trained" and name in tasks(config_dir) and (from_yaml or not Path("runs", name).exists()):
             spec = prepare(name, config_dir=config_dir)
             return cls(whole_episodes(spec, sim or default_simulator("cpu").name, num_envs, seed=0), seed=0, act=act)
         run, file = resolve_run(name)
@@ -97,11 +90,14 @@ class Player:
             (config[section] if section else config)[last] = value
         spec = load_spec(config, [], Checkpoint(file, run.path))
         if not issubclass(spec.task_class, Environment):
-            shown_on = sim or plays_on or SIMULATORS[state["sim"]].plays_on
-            device = (spec.cfg.sim_device or spec.cfg.device) if shown_on == state["sim"] else "auto"
-            env: Environment = whole_episodes(spec, shown_on, num_envs, spec.cfg.seed, device)
+            name = sim or plays_on or SIMULATORS[state["sim"]].plays_on
+            device = (spec.cfg.sim_device or spec.cfg.device) if name == state["sim"] else "auto"
+            env: Environment = whole_episodes(spec, name, num_envs, spec.cfg.seed, device)
         elif sim is None:
-            env = _outside_env(spec, spec.task_class, num_envs, render_mode)
+            drawn = {} if render_mode is None else {"render_mode": render_mode}
+            env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn})
+            seed = evaluation_seed(spec.cfg.seed)
+            env = spec.task_class.from_settings(env_cfg, num_envs=num_envs, seed=seed, device=torch.device("cpu"))
         else:
             raise ConfigError("no effect on envs of another library", key=f"--sim={sim}")
         player = cls(observed(env, spec, env.device), seed=spec.cfg.seed, act=act)
@@ -203,13 +199,6 @@ def random_action(env: Environment, generator: torch.Generator) -> Tensor:
 def _zero_action(env: Environment) -> Tensor:
     dtype = torch.int64 if isinstance(env.action_space, MultiDiscrete) else torch.float32
     return torch.zeros(env.num_envs, env.num_actions, dtype=dtype, device=env.device)
-
-
-def _outside_env(spec: RunSpec, library: type[Environment], num_envs: int, render_mode: str | None) -> Environment:
-    drawn = {} if render_mode is None else {"render_mode": render_mode}
-    env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn})
-    seed = evaluation_seed(spec.cfg.seed)
-    return library.from_settings(env_cfg, num_envs=num_envs, seed=seed, device=torch.device("cpu"))
 
 
 def whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int, on: str = "auto") -> VecEnv:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,7 +19,6 @@ from gpusim_rl.errors import ConfigError, first_line, say
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.interface import put_pose
 
-AZIMUTH_DEG, ELEVATION_DEG = 120.0, -18.0  # from the front right of a robot that runs along +x
 FOVY_DEG = 45.0
 DISTANCE = 2.7  # of the camera [radii of the robot]
 LIGHT_SLOPE = 0.7  # horizontal over vertical component of the light's direction
@@ -30,7 +30,6 @@ HEIGHT_RATE = 0.1  # smoothing of the camera's height per picture
 GAP = 2  # pixels between tiles
 CAMERA = "gpusim_rl/camera"
 SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")  # OpenGL renderers on the CPU
-PROBE_TIMEOUT_S = 60
 DEBIAN_GL = "libegl1 libopengl0 libgl1-mesa-dri, or libosmesa6"
 
 # Runs in a subprocess: a broken driver may abort, and PyOpenGL cannot switch platforms once loaded.
@@ -81,8 +80,7 @@ class Camera:
     `qpos`, [tiles, nq].
     """
 
-    azimuth_deg = AZIMUTH_DEG
-    elevation_deg = ELEVATION_DEG
+    azimuth_deg, elevation_deg = 120.0, -18.0  # from the front right of a robot that runs along +x
     shadow_pixels = 1024  # shadow map size; one is drawn per tile
 
     def __init__(self, scene: Scene, qpos: np.ndarray) -> None:
@@ -152,8 +150,7 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
     visual.map.shadowclip = 2.7  # half width of the shadow region
     visual.quality.shadowsize = camera.shadow_pixels
     visual.quality.numslices, visual.quality.numstacks = SLICES, SLICES // 2
-    visual.headlight.ambient[:] = 0.35
-    visual.headlight.diffuse[:] = 0.35
+    visual.headlight.ambient[:] = visual.headlight.diffuse[:] = 0.35
     visual.headlight.specular[:] = 0.1
     visual.rgba.haze[:3] = SKY[1]
     if model.nlight == 1 and model.light_type[0] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL.value:
@@ -243,11 +240,9 @@ def gl_platforms() -> list[str]:
 def gl_works(platform: str) -> bool:
     """Return whether a platform can render, tried in a subprocess."""
     command = [sys.executable, "-c", _PROBE.format(name=platform)]
-    try:
-        probe = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return False
-    return probe.returncode == 0
+    with suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60).returncode == 0
+    return False
 
 
 class GlRenderer:

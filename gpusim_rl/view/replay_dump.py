@@ -70,10 +70,8 @@ class DumpReplay:
             put_state(env.sim, state["state"])
             if not (state["action"].is_floating_point() and state["action"].shape == (env.num_actions,)):
                 raise ValueError(f"expected an action of {env.num_actions} numbers")
-        title = (
-            f"{file}: env {state['env']}, control step {state['episode_step']} of its episode, iteration"
-            f" {state['iteration']}, {state['task']} on {state['sim']} (here {env.sim.name})"
-        )
+        when = f"control step {state['episode_step']} of its episode, iteration {state['iteration']}"
+        title = f"{file}: env {state['env']}, {when}, {state['task']} on {state['sim']} (here {env.sim.name})"
         return cls(env, title, _physics_steps(env, state))
 
     @classmethod
@@ -131,11 +129,8 @@ def _iteration(trainer: Trainer) -> Iterator[str]:
     for number in range(1, algorithm.horizon + 1):
         action, step = trainer.collector.control_step()
         algorithm.record(action, step)
-        numbers = [
-            *(_describe(f"observation {group}", value, ("env", "column")) for group, value in obs.items()),
-            _describe("action", action, ("env", "column")),
-            _describe("reward", step.reward, ("env",)),
-        ]
+        numbers = [_describe(f"observation {group}", value, ("env", "column")) for group, value in obs.items()]
+        numbers += [_describe("action", action, ("env", "column")), _describe("reward", step.reward, ("env",))]
         for group, value in step.obs.items():
             obs[group].copy_(value)
         count = int(step.diverged.sum())
@@ -156,8 +151,6 @@ def _describe(name: str, value: Tensor, axes: tuple[str, ...]) -> str:
     """Describe the largest magnitude of a tensor (NaN first) and its index."""
     if not value.numel():
         return f"{name} is empty"
-    flat = int(value.abs().flatten().argmax())
-    index = torch.unravel_index(torch.tensor(flat), value.shape)
+    index = torch.unravel_index(value.abs().argmax(), value.shape)
     where = [f"{axis} {int(number)}" for axis, number in zip(axes, index, strict=True) if axis]
-    largest = float(value.flatten()[flat])
-    return f"{name} up to {largest:.3g}" + (f" ({', '.join(where)})" if where else "")
+    return f"{name} up to {float(value[index]):.3g}" + (f" ({', '.join(where)})" if where else "")

@@ -29,8 +29,7 @@ class Guard:
     """Guard of a viser server at `host` (None admits nobody); drops messages until `server` is set."""
 
     def __init__(self, host: str | None) -> None:
-        self.host, self.server = host, None
-        self._connections: set[Any] = set()
+        self.host, self.server, self._connections = host, None, set()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

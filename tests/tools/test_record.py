@@ -20,9 +20,8 @@ from gpusim_rl.settings.checks import build, settings_class
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.sim import Scene
 from gpusim_rl.view import renderer as rendering
-from gpusim_rl.view.caption import Caption, commands_of, words_of
 from gpusim_rl.view.player import Player
-from gpusim_rl.view.video import frame_rate, video_writer
+from gpusim_rl.view.video import Caption, commands_of, frame_rate, video_writer, words_of
 from helpers.commands import ROOT
 
 pytest_plugins = ["helpers.tool_runs"]
