@@ -170,7 +170,8 @@ def open_script_envs(args: argparse.Namespace) -> Player:
     from gpusim_rl.env import Task, VecEnv
     from gpusim_rl.run.devices import choose_devices
     from gpusim_rl.settings.compose import compose
-    from gpusim_rl.view.player import Player, import_from_current_folder
+    from gpusim_rl.settings.discover import import_from_current_folder
+    from gpusim_rl.view.player import Player
 
     if args.explore:
         raise ConfigError("--explore: a script has no noise but its own")

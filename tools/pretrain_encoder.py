@@ -136,7 +136,7 @@ def player_of(args: argparse.Namespace) -> Iterator[Player]:
         from gpusim_rl.run.make_env import make_env
         from gpusim_rl.run.start import begin
         from gpusim_rl.settings.compose import compose
-        from gpusim_rl.view.player import import_from_current_folder
+        from gpusim_rl.settings.discover import import_from_current_folder
 
         import_from_current_folder()
         typed = [f"task={args.run}", f"num_envs={args.num_envs}", f"seed={args.seed}", f"device={args.device}"]

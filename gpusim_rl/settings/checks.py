@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from gpusim_rl.errors import ConfigError, closest, did_you_mean
+from gpusim_rl.errors import ConfigError, closest, did_you_mean, first_line
 from gpusim_rl.settings.schema import (
     ALGORITHMS,
     LARGEST_COUNT,
@@ -37,8 +37,7 @@ def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         node = OmegaConf.create(dict(cfg)) if isinstance(cfg, dict) else cfg
         container = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
-        raise ConfigError(f"{key}{str(error).splitlines()[0]}") from None
+        raise ConfigError(first_line(error), key=getattr(error, "full_key", None) or "") from None
     return typing.cast("dict[str, Any]", container)
 
 
@@ -52,33 +51,29 @@ def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: t
     checked["task"] = build(settings_class(task_class), task, path="task")
     if "algorithm" not in checked:
         if algorithm_class is None:
-            raise ConfigError(f"algo={checked['algo']}: its class is needed to check its settings")
+            raise ConfigError("its class is needed to check its settings", key=f"algo={checked['algo']}")
         section = _section(config.get(checked["algo"]), checked["algo"])
         checked["algorithm"] = build(settings_class(algorithm_class), section, path=checked["algo"])
     return RunConfig(**checked)
 
 
 def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Check settings without importing the task or a third-party algorithm.
-
-    Returns:
-        Fields of RunConfig without `task`, and without `algorithm` unless built in.
-    """
+    """Check settings without the task or a third-party algorithm; return RunConfig fields, without those two."""
     algo = _section(config.get("algo"), "algo")
     for key in algo.keys() - {"name", "_target_"}:
         raise unknown_key(f"algo.{key}", ["algo.name", "algo._target_"])
     name = algo.get("name")
     if not isinstance(name, str) or not name.isidentifier() or name in _hints(RunConfig):
-        raise ConfigError(f"algo.name must be the name of a section of its own, such as 'ppo', got {name!r}")
-    sections = {"task", "algo", name, *ALGORITHMS}  # a task may hold tuned values for several algorithms
+        raise ConfigError(key="algo.name", expected="the name of a section of its own, such as 'ppo'", got=name)
+    sections = {"task", "algo", name, *ALGORITHMS}  # a task may tune several algorithms
     settings = {key: node for key, node in config.items() if key not in sections}
     checked = _fields(RunConfig, settings, path="", skip=("task", "algo", "algorithm"))
     checked["algo"] = name
     target, settings_cls = ALGORITHMS.get(name, (None, None))
     if settings_cls is not None and algo.get("_target_") == target:
         checked["algorithm"] = build(settings_cls, config.get(name), path=name)
-    if not _section(config.get("task"), "task").keys() - set(TASK_DEFAULTS):
-        raise ConfigError(_NO_TASK)
+    if not _section(config.get("task") or {}, "task").keys() - set(TASK_DEFAULTS):
+        raise ConfigError("no task", hint="Try task=Cartpole, or `gpusim-rl list` for all tasks")
     return checked
 
 
@@ -90,7 +85,7 @@ def build(cls: type[T], node: Any, path: str = "") -> T:
     except ConfigError:
         raise
     except ValueError as error:  # __post_init__: relations between fields
-        raise ConfigError(f"{path}: {error}" if path else str(error)) from None
+        raise ConfigError(str(error), key=path) from None
 
 
 def algorithm_settings_class(name: Any, algorithm_class: type) -> type:
@@ -104,18 +99,17 @@ def settings_class(owner: type) -> type:
     """Return the settings dataclass of a task or an algorithm."""
     cls = getattr(owner, "Config", None)
     if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
-        raise ConfigError(f"{owner.__module__}.{owner.__qualname__}.Config must be a dataclass, got {cls!r}")
+        raise ConfigError(key=f"{owner.__module__}.{owner.__qualname__}.Config", expected="a dataclass", got=cls)
     return cls
 
 
 def check_hooks(cls: type, kind: str) -> None:
     """Raise ConfigError if a task or an algorithm (`kind`) lacks a required method."""
-    missing = sorted(getattr(cls, "__abstractmethods__", ()))
-    if missing:
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         members = [name for name in vars(cls) if not name.startswith("__")]
-        hints = {name: close for name in missing if (close := closest(name, members))}
-        hint = "".join(f" It has {close!r}: did you mean {name!r}?" for name, close in hints.items())
-        raise ConfigError(f"{kind} {cls.__name__} does not define {', '.join(missing)}.{hint}".removesuffix("."))
+        matches = {name: close for name in missing if (close := closest(name, members))}
+        hint = " ".join(f"It has {close!r}: did you mean {name!r}?" for name, close in matches.items())
+        raise ConfigError(f"{kind} {cls.__name__} does not define {', '.join(missing)}", hint=hint)
 
 
 def known_keys() -> list[str]:
@@ -134,7 +128,7 @@ def known_keys() -> list[str]:
 
 
 ISAACGYMENVS = {
-    "capture_video": "Try python tools/record.py <run folder>, during the training or after it, or log.video=true",
+    "capture_video": "Try python tools/record.py <run folder>, during or after training, or log.video=true",
     "capture_video_freq": "Try python tools/record.py <run folder>",
     "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",
     "pbt": "Try python tools/tune.py method=pbt: docs/distributed.md",
@@ -175,27 +169,26 @@ OTHERS = {theirs: ours for ours, names in OURS.items() for theirs in names.split
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     """Build the error for an unknown key, with the closest known one."""
+    problem = f"unknown key {key!r}"
     if key in known:
-        return ConfigError(f"{key!r} cannot be changed like this: expected key=value, e.g. num_envs=64")
-    for name, answer in ISAACGYMENVS.items():
+        return ConfigError(f"{key!r} cannot be changed like this", expected="key=value, e.g. num_envs=64")
+    for name, advice in ISAACGYMENVS.items():
         if f"{key}.".startswith(f"{name}."):
-            return ConfigError(f"unknown key {key!r}. {answer}")
+            return ConfigError(problem, hint=advice)
     section, _, leaf = key.rpartition(".")
     leaf = OTHERS.get(leaf, leaf)
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
-    elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}  # of equals the first
+    elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}  # the first of equal names
+    inside = bool(section and siblings)
     if close := closest(leaf, siblings):
-        name = f"{section}.{close}" if section else close
-        hint = f"Did you mean {name!r}?"
-    elif close := closest(leaf, elsewhere, 0.75 if section and siblings else 0.6):  # the section is well known
+        hint = f"Did you mean {'.'.join(filter(None, (section, close)))!r}?"
+    elif close := closest(leaf, elsewhere, 0.75 if inside else 0.6):
         hint = f"Did you mean {elsewhere[close]!r}?"
-    elif close := closest(key, known) if not (section and siblings) else None:
-        hint = f"Did you mean {close!r}?"
-    elif section and siblings:
+    elif inside:
         hint = f"{section} has: {', '.join(siblings)}"
     else:
-        hint = "Try python train.py --help, or --cfg job for all keys"
-    return ConfigError(f"unknown key {key!r}. {hint}")
+        hint = did_you_mean(key, known) or "Try python train.py --help, or --cfg job for all keys"
+    return ConfigError(problem, hint=hint)
 
 
 def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] = ()) -> dict[str, Any]:
@@ -209,27 +202,20 @@ def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] =
         if name in node:
             values[name] = _convert(node[name], hints[name], f"{prefix}{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"missing key {prefix + name!r}: it has no default, give it a value in the yaml")
+            raise ConfigError(f"missing key {prefix + name!r}, which has no default", hint="Set it in the yaml")
     return values
 
 
-_NO_TASK = "no task: try task=Cartpole, or `gpusim-rl list` for all tasks"
-
-
 def _section(node: Any, path: str) -> Mapping[str, Any]:
-    if node is None and path == "task":
-        raise ConfigError(_NO_TASK)
     if not isinstance(node, Mapping):
-        choose = f", or algo={path} to choose the algorithm" if path in ALGORITHMS else ""
-        raise ConfigError(
-            f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>{choose}"
-        )
+        hint = f"Try {path}.<key>=<value>{f', or algo={path} to choose the algorithm' if path in ALGORITHMS else ''}"
+        raise ConfigError(key=path, expected="a section with keys of its own", got=node, hint=hint)
     return node
 
 
 @lru_cache(maxsize=256)
 def _hints(cls: type) -> Mapping[str, Any]:
-    # With locals given, names are looked up in the modules of the class and of its bases.
+    # `localns` makes Python resolve names in the modules of the class and its bases.
     return typing.get_type_hints(cls, localns={}, include_extras=True)
 
 
@@ -239,19 +225,18 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     try:
         return _match(value, hint)
     except _Mismatch:
-        words = _describe(hint)
-        message = f"{key} must be {words}, got {value!r}."
+        advice = ""
         if _accepts([value], hint):
-            message += f" Try {key}=[{value}]"
+            advice = f"Try {key}=[{value}]"
         elif isinstance(value, str):
-            message += did_you_mean(value, _literals(hint))
+            advice = did_you_mean(value, _literals(hint))
         elif isinstance(value, float) and value.is_integer() and _accepts(int(value), hint):
-            message += f" Try {key}={int(value)}"
+            advice = f"Try {key}={int(value)}"
         elif isinstance(value, (int, float)):
             limits = [limit if value > 0 else -limit for limit in (LARGEST_FLOAT, LARGEST_INT, LARGEST_COUNT)]
             exceeded = (limit for limit in limits if abs(value) > abs(limit) and _accepts(limit, hint))
-            message += next((f" Try at {'most' if limit > 0 else 'least'} {limit:.15g}" for limit in exceeded), "")
-        raise ConfigError(message.removesuffix(".")) from None
+            advice = next((f"Try at {'most' if limit > 0 else 'least'} {limit:.15g}" for limit in exceeded), "")
+        raise ConfigError(key=key, expected=_describe(hint), got=value, hint=advice) from None
 
 
 class _Mismatch(Exception):  # noqa: N818 (never leaves this file)

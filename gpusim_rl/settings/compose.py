@@ -37,6 +37,7 @@ from gpusim_rl.settings.discover import (
     cfg_dirs,
     check_config_dir,
     default_choice,
+    import_from_current_folder,
     plugin_cfg_dirs,
     read_yaml,
     recipes,
@@ -51,6 +52,7 @@ from gpusim_rl.settings.hydra_errors import (
     refuse_other_task,
     refuse_unreadable,
     section_of,
+    task_of,
 )
 from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.settings.overrides import is_open, is_override, key_of, quote, value_of
@@ -70,18 +72,15 @@ class RunResult(NamedTuple):
 
 
 def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], RunResult]) -> Callable[..., None]:
-    """Make `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and one-line errors.
-
-    The config is plain, and checked except for its task; the overrides include those of a resumed run.
-    """
+    """Make `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and one-line errors."""
     saved: SavedRun | None = None
     outcomes: list[tuple[list[str], RunResult]] = []  # by overrides
     console = "auto"
 
     def job(cfg: Any) -> None:
         nonlocal console
-        with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
-            settings = plain(cfg)  # a value that cannot be resolved is named here; the list below would resolve it too
+        with friendly_errors():  # inside the job, or Hydra would report a failed job first
+            settings = plain(cfg)  # first, since reading the overrides resolves values too, without naming bad ones
             typed = list(HydraConfig.get().overrides.task)
             config = _finished(settings, typed, saved)
             overrides = [text.removeprefix("++") if is_open(key_of(text)) else text for text in typed]
@@ -115,10 +114,10 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
                 arguments = choose_recipe(arguments, flags.config_dir)
             try:
                 _run_jobs(job, arguments, _primary(saved, flags.overrides), sweep=flags.multirun)
-            except Exception as error:  # of Hydra: a job's own has left as SystemExit
+            except Exception as error:  # Hydra's: a job's errors became SystemExit
                 raise explain(error, arguments, saved, TaskFolders.user) from None
             finally:
-                if flags.multirun and outcomes:  # also where a run failed: those before it are complete
+                if flags.multirun and outcomes:  # report completed runs even after a failed one
                     sys.stdout.write(sweep_summary(outcomes, console))
 
     return main
@@ -141,7 +140,7 @@ def _help() -> str:
     for folder in filter(None, [TaskFolders.user, *(folder for _, folder in cfg_dirs())]):
         for file in folder.glob("*/*.yaml"):
             groups.setdefault(file.parent.name, set()).add(file.stem)
-    del groups["learn"]  # algorithms take its files in, a command line cannot
+    del groups["learn"]  # only for algorithms to include
     choices = "".join(f"{group}: {', '.join(sorted(names))}\n" for group, names in sorted(groups.items()))
     template = Template(read_yaml(paths.cfg_dir() / "config.yaml")["hydra"]["help"]["template"])
     return template.substitute(APP_CONFIG_GROUPS=choices)
@@ -167,10 +166,7 @@ def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: 
 def compose(
     overrides: Sequence[str] = (), config_dir: str | Path | None = None, saved: SavedRun | None = None
 ) -> dict[str, Any]:
-    """Compose plain settings as the command line does.
-
-    Configs in the user's folder (`-cd`) override ours; settings of a saved run replace the defaults.
-    """
+    """Compose plain settings as the command line does, from the user's folder (`-cd`) and ours, or a saved run's."""
     _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
     arguments = _may_add(overrides)
@@ -185,11 +181,7 @@ def compose(
 
 
 def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None) -> list[str]:
-    """Replace `recipe=auto`, also implied, with the recipe for the physics device.
-
-    Raises:
-        ConfigError: The recipe is unknown, or one recipe would serve several devices.
-    """
+    """Replace `recipe=auto`, also implied, with the recipe for the physics device, or raise ConfigError."""
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     tasks = [] if NO_YAML in arguments else typed.get("task", default_choice("task")).split(",")
     known = {task: [FULL, "quick"] if "(" in task else recipes(task, config_dir) for task in tasks}  # glob(*): any
@@ -197,15 +189,15 @@ def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None
     for task, name in itertools.product(known or {"without a yaml": [FULL]}, names):
         options = known.get(task, [FULL])
         if name not in ("auto", *options):
-            hint = did_you_mean(name, options)
-            raise ConfigError(f"task {task} has no recipe {name!r}.{hint} Available: {', '.join(options)}")
+            hint = f"{did_you_mean(name, options)} Available: {', '.join(options)}"
+            raise ConfigError(f"task {task} has no recipe {name!r}", hint=hint)
         _store_recipe(name)
     if "auto" not in names or ("recipe" not in typed and all(options == [FULL] for options in known.values())):
         return list(arguments)
     device = typed.get("sim_device", "null")
     device = typed.get("device", "auto") if device == "null" else device
     if "," in device:
-        raise ConfigError(f"{device}: one recipe for several devices. Try recipe=full or recipe=quick")
+        raise ConfigError("one recipe for several devices", key=device, hint="Try recipe=full or recipe=quick")
     on_cuda = device.startswith("cuda") or (device == "auto" and has_cuda())
     chosen = FULL if on_cuda or not any("quick" in options for options in known.values()) else "quick"
     words = ",".join(dict.fromkeys(chosen if name == "auto" else name for name in names))
@@ -213,10 +205,7 @@ def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None
 
 
 def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun | None) -> dict[str, Any]:
-    """Check the layout of a composed config and choose `max_iterations`.
-
-    The algorithm's own value replaces the task's, which suits PPO's horizon, unless overridden or saved.
-    """
+    """Check a composed config; let the algorithm's `max_iterations` replace the task's, which suits PPO's horizon."""
     refuse_misplaced(config, arguments, TaskFolders.user)
     name = section_of(config, "algo").get("name")
     if saved is None and isinstance(name, str):
@@ -225,8 +214,8 @@ def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun 
     typed = {key_of(text) for text in arguments}
     if length is not None and "max_iterations" not in typed and (saved is None or f"{name}.max_iterations" in typed):
         config["max_iterations"] = length
-    if saved is None and config.get("recipe") not in recipes(_task_of(arguments), TaskFolders.user):
-        config["recipe"] = FULL  # of a sweep over tasks, this one has no other
+    if saved is None and config.get("recipe") not in recipes(task_of(arguments), TaskFolders.user):
+        config["recipe"] = FULL  # another task of the sweep has the recipe
     return config
 
 
@@ -234,10 +223,6 @@ def _store_recipe(name: str) -> None:
     """Register a name in the group `recipe`, for which Hydra requires a yaml."""
     if not (paths.cfg_dir() / "recipe" / f"{name}.yaml").is_file():
         ConfigStore.instance().store(group="recipe", name=name, node={"recipe": name}, package="_global_")
-
-
-def _task_of(arguments: Sequence[str]) -> str:
-    return next((value_of(text) for text in reversed(arguments) if key_of(text) == "task"), default_choice("task"))
 
 
 def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> None:
@@ -250,20 +235,18 @@ def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> 
         base = algorithm_of(load_class(target, object, "algo._target_", "gpusim_rl.learn.ppo.PPO"))
     if base in (None, name) or not all(isinstance(config.get(section), dict) for section in (base, name)):
         return
-    tuned = tuned_sections(_task_of(arguments), TaskFolders.user, config["recipe"])
-    typed = [key_of(text) for text in arguments]
+    own = tuned_sections(task_of(arguments), TaskFolders.user, config["recipe"]).get(name)
+    typed = tuple(f"{key_of(text)}." for text in arguments)
 
-    def take(section: dict[str, Any], tuned: dict[str, Any], own: Any, path: str) -> None:
+    def copy(tuned: dict[str, Any], section: dict[str, Any], own: Any, path: str) -> None:
         own = own if isinstance(own, dict) else {}
         for key, value in tuned.items():
-            place, mine = f"{path}.{key}", own.get(key)
-            typed_or_own = key in own or any(f"{place}.".startswith(f"{word}.") for word in typed)
             if isinstance(value, dict) and isinstance(section.get(key), dict):
-                take(section[key], value, mine, place)
-            elif key in section and not typed_or_own:
+                copy(value, section[key], own.get(key), f"{path}{key}.")
+            elif key in section and key not in own and not any(f"{path}{key}.".startswith(word) for word in typed):
                 section[key] = value
 
-    take(config[name], config[base], tuned.get(name), name)
+    copy(config[base], config[name], own, f"{name}.")
 
 
 def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
@@ -275,9 +258,9 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
     defaults: list[Any] = ["_self_"]
     for entry in primary["defaults"]:
         [key] = entry if isinstance(entry, dict) else [entry]
-        if key == "recipe" and "task" in typed:  # the task's yaml takes in the run's recipe
-            known, name = recipes(_task_of(arguments), TaskFolders.user), saved.settings.get("recipe")
-            entry = {"recipe": name if name in known else FULL}  # Hydra reads the yaml of any path
+        if key == "recipe" and "task" in typed:  # the task's yaml includes the run's recipe
+            known, name = recipes(task_of(arguments), TaskFolders.user), saved.settings.get("recipe")
+            entry = {"recipe": name if name in known else FULL}  # Hydra would read any path
             _store_recipe(entry["recipe"])
         elif not key.startswith("override ") and key not in typed:
             continue
@@ -300,9 +283,9 @@ def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: 
         check_settings(config)
         trainings += not config["test"]
     if saved is not None and saved.checkpoint.continues and trainings > 1:
-        problem = f"-m with checkpoint={saved.checkpoint.run_dir}: {trainings} runs would train in one folder"
-        best = saved.checkpoint.file.with_name("best.pt")
-        raise ConfigError(f"{problem}. Try {shlex.quote(f'checkpoint={best}')}, from which each begins one of its own")
+        best = shlex.quote(f"checkpoint={saved.checkpoint.file.with_name('best.pt')}")
+        key, hint = f"-m with checkpoint={saved.checkpoint.run_dir}", f"Try {best}, so that each starts a new run"
+        raise ConfigError(f"{trainings} runs would train in one folder", key=key, hint=hint)
 
 
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
@@ -315,7 +298,7 @@ def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
 class TaskFolders(SearchPathPlugin):
     """Hydra's search path: the user's folder, ours, those of installed packages."""
 
-    user: Path | None = None  # that `-cd` names; Hydra itself would put it behind ours, where it could not win
+    user: Path | None = None  # from `-cd`; Hydra itself would put it last
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Prepend the user's folder and append those of packages."""
@@ -329,13 +312,11 @@ def _prepare_hydra(config_dir: str | Path | None = None) -> None:
     if config_dir is not None:
         check_config_dir(config_dir)
     TaskFolders.user = Path(config_dir).resolve() if config_dir is not None else None
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing them; `explain` words them
-    # Hydra 1.3 wants version_base, 1.4 warns on it; we support both.
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors, for `explain`
+    # Hydra 1.3 requires version_base, 1.4 deprecates it.
     warnings.filterwarnings("ignore", message="The version_base parameter is deprecated")
     Plugins.instance().register(TaskFolders)
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # tasks in the user's folder; last, so that it hides nothing
+    import_from_current_folder()
 
 
 def _flags_first(arguments: Sequence[str]) -> list[str]:

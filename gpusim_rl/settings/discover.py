@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl.errors import ConfigError, did_you_mean, warn
+from gpusim_rl.errors import ConfigError, did_you_mean, first_line, warn
 from gpusim_rl.files import paths
 
 ENTRY_POINT_GROUP = "gpusim_rl.cfg"
@@ -27,11 +29,17 @@ class TaskEntry:
     """Task accepted by `task=<name>`."""
 
     name: str
-    description: str  # first line of the class docstring; "" when the source cannot be read
+    description: str  # first line of the class docstring; "" if the source is unreadable
     target: str  # class path
-    source: str  # package, or folder, that ships it
+    source: str  # its package or folder
     file: Path  # its yaml
-    problem: str = ""  # why it cannot be read; one broken yaml must not hide the others
+    problem: str = ""  # why the yaml is unreadable; others stay available
+
+
+def import_from_current_folder() -> None:
+    """Make tasks in the current folder importable, after Python's own modules."""
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
 
 
 def cfg_dirs() -> list[tuple[str, Path]]:
@@ -40,15 +48,11 @@ def cfg_dirs() -> list[tuple[str, Path]]:
 
 
 def plugin_cfg_dirs() -> list[tuple[str, Path]]:
-    """Return config folders of installed packages; warn about broken ones.
-
-    A package declares `[project.entry-points."gpusim_rl.cfg"]` with `name = "my_package.cfg"`. Metadata in the current
-    folder may be third-party and are ignored.
-    """
+    """Return config folders of installed packages (entry points `name = "my_package.cfg"`); warn about broken ones."""
     folders, here = [], Path.cwd()
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.dist and Path(str(entry.dist.locate_file(""))).resolve() == here:
-            continue
+            continue  # third-party metadata in the current folder
         folder = package_path(entry.value)
         if folder is None or not folder.is_dir():
             warn(f"skipped the tasks of {entry.name!r}: no folder for {entry.value!r}")
@@ -78,11 +82,11 @@ def check_config_dir(config_dir: str | Path) -> None:
     if not folder.is_dir():
         near = folder.parent if folder.parent.is_dir() else Path()
         names = [path.name for path in near.iterdir() if (path / "task").is_dir()]
-        hint = did_you_mean(folder.name, names)
-        raise ConfigError(f"-cd {folder}: there is no such folder.{hint} Try one that holds task/<Name>.yaml")
+        hint = f"{did_you_mean(folder.name, names)} Try a folder with task/<Name>.yaml"
+        raise ConfigError("no such folder", key=f"-cd {folder}", hint=hint)
     if (folder / "config.yaml").is_file():
-        advice = "another name: a folder for -cd holds task/<Name>.yaml, and recipe/, algo/, sim/, log/ or debug/"
-        raise ConfigError(f"{folder / 'config.yaml'} would take the place of all our settings. Try {advice}")
+        hint = "Try another name: -cd expects task/<Name>.yaml, and recipe/, algo/, sim/, log/ or debug/"
+        raise ConfigError(f"{folder / 'config.yaml'} would replace all our settings", hint=hint)
 
 
 def _entry(name: str, source: str, yamls: Mapping[str, Path]) -> TaskEntry:
@@ -101,17 +105,17 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
     content = read_yaml(file)
     section = content.get("task") or {}
     if not isinstance(section, dict):
-        raise ConfigError(f"{file}: task must be a section with keys of its own, got {section!r}")
+        raise ConfigError(key=f"{file}: task", expected="a section with keys of its own", got=section)
     if "task" in content and not re.match(r"(\s*#.*\n|\s)*#\s*@package\s+_global_", file.read_text(encoding="utf-8")):
-        raise ConfigError(f"{file}: the first line must be '# @package _global_': without it nothing is in its place")
+        raise ConfigError("the first line must be '# @package _global_', or all keys are misplaced", key=str(file))
     target = section.get("_target_")
     for base in content.get("defaults") or []:
         if not isinstance(base, str) or base == "_self_" or base not in yamls:
-            continue  # another group's choice, or Hydra's to complain about
+            continue  # another group's choice, or an error for Hydra to report
         if base in (*trail, name):
-            way = "" if base == name else f", by way of {', '.join([*trail, name])}"
+            way = "" if base == name else f", through {', '.join([*trail, name])}"
             problem = f"{yamls[base]} builds on itself (defaults: [{base}]{way})"
-            raise ConfigError(f"{problem}; give it another name, e.g. My{base}.yaml")
+            raise ConfigError(problem, hint=f"Try another name, e.g. My{base}.yaml")
         inherited = _target(base, yamls, (*trail, name))
         target = target or inherited
     return target
@@ -171,15 +175,19 @@ def read_yaml(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        state = file.stat()
-        node = _parsed(file, state.st_mtime_ns, state.st_ino, state.st_size)
+        node = _parsed(file, *_state(file))
     except yaml.YAMLError as error:
         raise yaml_error(error) from None
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     if not isinstance(node, dict):
-        raise ConfigError(f"{file}: expected keys with values, got {type(node).__name__}")
+        raise ConfigError(f"expected keys with values, got {type(node).__name__}", key=str(file))
     return {str(key): deepcopy(value) for key, value in node.items()}
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    state = file.stat()
+    return state.st_mtime_ns, state.st_ino, state.st_size
 
 
 @lru_cache(maxsize=256)
@@ -193,37 +201,28 @@ def _parsed(file: Path, *state: int) -> Any:
 def yaml_error(error: Exception) -> ConfigError:
     """Convert a yaml parser error to a ConfigError with file and line."""
     mark = getattr(error, "problem_mark", None)
-    where = f"{mark.name} line {mark.line + 1}: " if mark else ""
-    problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-    return ConfigError(f"{where}not valid yaml: {problem}")
+    where = f"{mark.name} line {mark.line + 1}" if mark else ""
+    return ConfigError(f"not valid yaml: {getattr(error, 'problem', None) or first_line(error)}", key=where)
 
 
 def package_path(dotted: str) -> Path | None:
     """Return the folder or .py file of a dotted name, without importing it."""
     top, *rest = dotted.split(".")
-    try:
+    spec = None
+    with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
     if not rest:
         return Path(spec.origin) if spec is not None and spec.origin else None
-    for location in (spec.submodule_search_locations if spec is not None else None) or []:
-        path = Path(location, *rest)
-        if path.is_dir():
-            return path
-        if path.with_suffix(".py").is_file():
-            return path.with_suffix(".py")
-    return None
+    places = [Path(place, *rest) for place in (spec and spec.submodule_search_locations) or []]
+    files = (path if path.is_dir() else path.with_suffix(".py") for path in places)
+    return next(filter(Path.exists, files), None)
 
 
 def _description(target: str) -> str:
     module, _, class_name = target.rpartition(".")
     package, _, name = module.rpartition(".")
     file = paths.tasks_dir() / f"{name}.py" if package == "gpusim_rl.tasks" else package_path(module)
-    if file is None or not file.is_file():
-        return ""
-    state = file.stat()
-    return _first_lines(file, state.st_mtime_ns, state.st_ino, state.st_size).get(class_name, "")
+    return _first_lines(file, *_state(file)).get(class_name, "") if file is not None and file.is_file() else ""
 
 
 @lru_cache(maxsize=256)

@@ -20,13 +20,13 @@ from gpusim_rl.errors import ConfigError, closest, did_you_mean, first_line
 from gpusim_rl.files import paths
 from gpusim_rl.settings.checks import known_keys, unknown_key
 from gpusim_rl.settings.discover import default_choice, task_section, tasks, yaml_error
-from gpusim_rl.settings.overrides import is_open, is_override, key_of, value_of
+from gpusim_rl.settings.overrides import is_open, is_override, key_of, last_value, value_of
 from gpusim_rl.settings.saved_run import SavedRun
 from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError)
 GROUPS = ("task", "recipe", "algo", "sim", "actors", "log", "debug")
-LONGEST_NAME = 200  # longest yaml name [bytes]; file names are limited to 255
+LONGEST_NAME = 200  # [bytes]; file names are limited to 255
 
 
 def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
@@ -35,9 +35,8 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
     def refuse(message: str) -> NoReturn:
         bad = re.match(r"unrecognized arguments: (\S+)", message)
         name = bad.group(1).lstrip("-").partition("=")[0].replace("-", "_") if bad else ""
-        hint = did_you_mean(name, known_keys())
-        key = re.findall(r"'(.*)'", hint)[0] if hint else "num_envs"
-        raise ConfigError(f"{message}. Settings are written without dashes: {key}=<value>; see --help")
+        key = closest(name, known_keys()) or "num_envs"
+        raise ConfigError(message, hint=f"Settings have no dashes: {key}=<value>; see --help")
 
     parser: argparse.ArgumentParser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
@@ -47,30 +46,31 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
 def refuse_unreadable(overrides: Sequence[str], typed: Sequence[str] = ()) -> None:
     """Raise ConfigError for an override that Hydra misreads; `typed` has the original order."""
     for text in overrides:
-        if is_override(text) and value_of(text).strip() == "???":  # taken for none: a folder `None` for hydra.run.dir
-            raise ConfigError(f"{key_of(text)}: expected a value, got ???")
+        if is_override(text) and value_of(text).strip() == "???":  # Hydra would read None
+            raise ConfigError("expected a value, got ???", key=key_of(text))
         try:
             [override] = OverridesParser.create().parse_overrides([text])
             value = override.value()
-        except (HydraException, AssertionError, RecursionError, ValueError):  # also lists too deep, numbers too long
+        except (HydraException, AssertionError, RecursionError, ValueError):  # e.g. deep lists, long numbers
             raise _unreadable(text, typed or overrides) from None
         if not override.key_or_group:
             raise _unreadable(text, typed or overrides)
         one_group = override.key_or_group in GROUPS and not override.is_delete() and not override.is_sweep_override()
         for name in (value if isinstance(value, list) else [value]) if one_group else ():
             if not isinstance(name, str) or len(os.fsencode(name)) > LONGEST_NAME:
-                raise ConfigError(f"{text}: expected a name, e.g. task=Cartpole; see --help")
+                raise ConfigError("expected a name, e.g. task=Cartpole", key=text, hint="See --help")
 
 
 def _unreadable(text: str, overrides: Sequence[str] = ()) -> ConfigError:
+    problem = f"cannot read {text!r}"
     if any(other != text and other.count("[") > other.count("]") for other in overrides):  # the shell split a list
-        return ConfigError(f"cannot read {text!r}: no spaces in a list, or quote it")
-    together = re.sub("\0?=\0?", "=", "\0".join(overrides)).split("\0")
-    if words := [word for word in together if word not in overrides and re.fullmatch("[^=]+=[^=]+", word)]:
-        return ConfigError(f"cannot read {text!r}: no spaces around =. Try {shlex.quote(words[0])}")
+        return ConfigError(f"{problem}: no spaces in a list, or quote it")
+    joined = re.sub("\0?=\0?", "=", "\0".join(overrides)).split("\0")
+    if words := [word for word in joined if word not in overrides and re.fullmatch("[^=]+=[^=]+", word)]:
+        return ConfigError(f"{problem}: no spaces around =", hint=f"Try {shlex.quote(words[0])}")
     task = closest(text, tasks())
-    advice = f"Did you mean 'task={task}'?" if task else "Try num_envs=64"
-    return ConfigError(f"cannot read {text!r}: expected key=value. {advice}")
+    hint = f"Did you mean 'task={task}'?" if task else "Try num_envs=64"
+    return ConfigError(f"{problem}: expected key=value", hint=hint)
 
 
 def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config_dir: Path | None) -> None:
@@ -78,8 +78,8 @@ def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config
     for group in ("algo", "task"):
         if isinstance(section_of(config, group).get(group), Mapping):
             problem = _problem(arguments, config_dir) if group == "task" else ""
-            nested = f"the yaml of {group} has a section {group!r} below {group!r}"
-            raise ConfigError(problem or f"{nested}: is its first line not '# @package _global_'?")
+            nested, hint = f"the yaml of {group} has {group!r} inside {group!r}", "Does '# @package _global_' begin it?"
+            raise ConfigError(problem or nested, hint="" if problem else hint)
 
 
 def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:
@@ -88,9 +88,8 @@ def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None
         return
     trained, asked = (section_of(settings, "task").get("_target_") for settings in (saved.settings, config))
     if trained != asked:
-        run = saved.checkpoint.run_dir or saved.checkpoint.file
-        problem = f"checkpoint of another task: {run} trained {trained}, asked for {asked}"
-        raise ConfigError(f"{problem}. Try leaving task= away")
+        problem = f"checkpoint of another task: {saved.place} trained {trained}, asked for {asked}"
+        raise ConfigError(problem, hint="Try without task=")
 
 
 def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -103,8 +102,8 @@ def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) 
 
 
 def _no_effect(key: str, chosen: str) -> ConfigError:
-    section = key.partition(".")[0]
-    return ConfigError(f"{key} has no effect with algo={chosen}. Try algo={section}, or {chosen}.<key>=<value>")
+    hint = f"Try algo={key.partition('.')[0]}, or {chosen}.<key>=<value>"
+    return ConfigError(f"{key} has no effect with algo={chosen}", hint=hint)
 
 
 def explain(
@@ -114,17 +113,15 @@ def explain(
     if isinstance(error, ConfigError):
         return error
     if not isinstance(error, HYDRA_ERRORS):
-        words = " ".join(text for text in arguments if re.match("hydra[./]", key_of(text)))
-        if not words:
-            raise error
-        return ConfigError(f"Hydra cannot use {words}: {first_line(error)}")
+        if words := " ".join(text for text in arguments if re.match("hydra[./]", key_of(text))):
+            return ConfigError(f"Hydra cannot use {words}: {first_line(error)}")
+        raise error
     if isinstance(error, YAMLError):
         return yaml_error(error)
     if isinstance(error, RecursionError):
-        itself = f"a yaml in {config_dir or paths.cfg_dir()} builds on itself: none may name itself in its defaults"
+        itself = f"a yaml in {config_dir or paths.cfg_dir()} builds on itself in its defaults"
         return ConfigError(_problem(arguments, config_dir) or itself)
     text = str(error).strip()
-    first = text.partition("\n")[0]
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, name = error.missing_cfg_file.rpartition("/")
         return unknown_choice(group, name, list(error.options), config_dir)
@@ -133,20 +130,20 @@ def explain(
     if match := re.search(r"Could not (?:override|delete) '([^'=]+)|config group '(.+)' does not", text):
         key = match.group(1) or match.group(2)
         section = key.partition(".")[0]
-        chosen = [value_of(text) for text in arguments if key_of(text) in ("algo", "algo.name")]
-        [*_, chosen] = [saved.settings.get("algo", {}).get("name") if saved else default_choice("algo"), *chosen]
+        chosen = last_value(arguments, "algo", "algo.name")
+        if chosen is None:
+            chosen = section_of(saved.settings, "algo").get("name") if saved else default_choice("algo")
         if chosen != section and section in ALGORITHMS:
             return _no_effect(key, chosen)
         return unknown_key(key, _all_keys(arguments, saved))
     if match := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
         key = match.group(1) or match.group(2)
-        value = next((value_of(argument) for argument in arguments if key_of(argument) == key), "<value>")
-        return ConfigError(f"{key!r} has a value already: write {key}={value} without +")
-    if match := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first):
-        asked = match.group(1) or match.group(2)
-        return ConfigError(f"{asked}: several values need -m (one run for each); a list is written [a,b]")
-    reasons = [first or type(error).__name__, *([str(error.__cause__).partition("\n")[0]] if error.__cause__ else [])]
-    return ConfigError(": ".join(reasons))
+        value = last_value(arguments, key) or "<value>"
+        return ConfigError(f"{key!r} already has a value", hint=f"Try {key}={value} without +")
+    if match := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first_line(error)):
+        problem = "several values need -m (one run each); a list is written [a,b]"
+        return ConfigError(problem, key=match.group(1) or match.group(2))
+    return ConfigError(": ".join(first_line(reason) for reason in (error, error.__cause__) if reason is not None))
 
 
 def unknown_choice(
@@ -157,13 +154,11 @@ def unknown_choice(
     if config_dir is not None:
         folder = paths.from_here(config_dir.resolve())
         misplaced = folder / f"{name}.yaml"
-        if misplaced.is_file():
-            hint = f" Move {misplaced} to {folder / group}/."
-        else:
-            hint += f" Looked in {folder / group}/ and ours."
+        looked = f"{hint} Looked in {folder / group}/ and ours."
+        hint = f"Move {misplaced} to {folder / group}/." if misplaced.is_file() else looked
     elif not hint and group in ("task", "algo"):
-        hint = otherwise or f" Try -cd <folder that holds {group}/{name}.yaml>."
-    return ConfigError(f"unknown {group} {name!r}.{hint} Available: {', '.join(options)}")
+        hint = otherwise or f"Try -cd <folder that holds {group}/{name}.yaml>."
+    return ConfigError(f"unknown {group} {name!r}", hint=f"{hint} Available: {', '.join(options)}")
 
 
 def section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -177,19 +172,21 @@ def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
         sections = [section_of(saved.settings, "task")]
     else:
         entries = tasks(get_args_parser().parse_known_args(list(arguments))[0].config_dir, outside=True)
-        names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
-        sections = [task_section(entries[name].file) for name in names]
+        entry = entries.get(task_of(arguments))
+        sections = [task_section(entry.file)] if entry is not None and not entry.problem else []
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
     made = [key_of(text) for text in arguments if text.startswith("++") and not is_open(key_of(text))]
-    algo = next((f"{value_of(text)}." for text in reversed(arguments) if key_of(text) == "algo"), "")
-    known = sorted(known_keys(), key=lambda key: not (algo and key.startswith(algo)))  # what is chosen is meant
+    algo = last_value(arguments, "algo")
+    known = sorted(known_keys(), key=lambda key: not key.startswith(f"{algo}."))  # the chosen algorithm first
     return [*known, *keys, *made]
 
 
 def _problem(arguments: Sequence[str], config_dir: Path | None) -> str:
-    entries = tasks(config_dir, outside=True)
-    return next((entries[name].problem for name in _task_names(arguments) if name in entries), "")
+    entry = tasks(config_dir, outside=True).get(task_of(arguments))
+    return entry.problem if entry is not None else ""
 
 
-def _task_names(arguments: Sequence[str]) -> list[str]:
-    return [value_of(text) for text in arguments if key_of(text) == "task"] or [default_choice("task")]
+def task_of(arguments: Sequence[str]) -> str:
+    """Return the task that a command line names, or the default."""
+    name = last_value(arguments, "task")
+    return default_choice("task") if name is None else name

@@ -28,11 +28,7 @@ def compose_call(
     network: type | None = None,
     config_dir: str | Path | None = None,
 ) -> tuple[dict[str, Any], list[str], Checkpoint | None]:
-    """Compose a call of `gpusim_rl.train`, which documents the arguments.
-
-    Returns:
-        Checked settings, equivalent command line for the record, and initial checkpoint.
-    """
+    """Compose a call of `gpusim_rl.train`: checked settings, equivalent command line, initial checkpoint."""
     name = _yaml_name(task, config_dir)
     typed = [f"task={name}" if name else NO_YAML]
     if isinstance(algo, type):
@@ -43,7 +39,7 @@ def compose_call(
     named = [(place, _class_path(cls)) for place, cls in places if isinstance(cls, type)]
     lines, saved = continue_run([*typed, *_lines(overrides)], config_dir, named)
     more = [line for line in lines if line.startswith("task.")] if config is not None or name is None else []
-    lines = [line for line in lines if line not in more]  # the others are composed on top of the task's own settings
+    lines = [line for line in lines if line not in more]  # `more` applies on top of the task's own settings
     lines = choose_recipe(lines, config_dir) if saved is None else lines
     composed = compose(lines, config_dir, saved)
     target = _class_path(task) if isinstance(task, type) else composed["task"].get("_target_")
@@ -92,30 +88,30 @@ def _yaml_name(task: type | str, config_dir: str | Path | None) -> str | None:
     if isinstance(task, str):
         if task not in entries:
             folder = Path(config_dir) if config_dir is not None else None
-            otherwise = " Try config_dir=<folder with its yaml>, or pass its class."
+            otherwise = "Try config_dir=<folder with its yaml>, or pass its class."
             raise unknown_choice("task", task, list(entries), folder, otherwise)
         return task
     names = [entry.name for entry in entries.values() if entry.target == _class_path(task)]
     return task.__name__ if task.__name__ in names else next(iter(names), None)
 
 
-def _defaults(owner: type, asked: str) -> Any:
+def _defaults(owner: type, call: str) -> Any:
     try:
         return settings_class(owner)()
     except TypeError:
         name = owner.__name__
-        advice = f"try gpusim_rl.train({name}, {name}.Config(...)), or defaults in {name}.Config"
-        raise ConfigError(f"{asked}: {name} has no yaml and was given no settings: {advice}") from None
+        hint = f"Try gpusim_rl.train({name}, {name}.Config(...)), or defaults in {name}.Config"
+        raise ConfigError(f"{name} has neither a yaml nor settings", key=call, hint=hint) from None
 
 
 def _class_path(cls: type, argument: str = "") -> str:
     """Return the import path of a class."""
     if cls.__module__ == "__main__" and argument:
-        problem = f"{argument}={cls.__name__} is a class of this script: only the script can resume or play the run"
-        warn(f"{problem}. Try a module of its own")
+        problem = f"{argument}={cls.__name__} is defined in this script: only the script can resume or play the run"
+        warn(f"{problem}. Try a separate module")
     if "<locals>" in cls.__qualname__ and argument:
-        needed = "the class must be at the top level of a module, so that a run with it can be resumed and played"
-        raise ConfigError(f"{argument}={cls.__name__}: {needed}")
+        problem = "to resume and play the run, the class must be at the top level of a module"
+        raise ConfigError(problem, key=f"{argument}={cls.__name__}")
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

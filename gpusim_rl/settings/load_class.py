@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -23,14 +24,12 @@ def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example:
     module_name, _, class_name = target.rpartition(".")
     cls: Any = getattr(module, class_name, None)
     if cls is None:
-        classes = [
-            name for name, member in vars(module).items() if inspect.isclass(member) and issubclass(member, base)
-        ]
-        raise ConfigError(f"{key}={target}: {module_name} has no {class_name!r}." + did_you_mean(class_name, classes))
+        classes = [name for name, item in vars(module).items() if inspect.isclass(item) and issubclass(item, base)]
+        hint = did_you_mean(class_name, classes)
+        raise ConfigError(f"{module_name} has no {class_name!r}", key=f"{key}={target}", hint=hint)
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         expected = f"a subclass of {public_name(base[0] if isinstance(base, tuple) else base)}, e.g. {example}"
-        got = f"got {cls!r}" if inspect.isclass(cls) else f"it is a {type(cls).__name__}"
-        raise ConfigError(f"{key}={target} must name {expected}; {got}")
+        raise ConfigError(key=f"{key}={target}", expected=expected, got=cls)
     return cast("type[T]", cls)
 
 
@@ -41,32 +40,31 @@ def load_function(target: Any, key: str, example: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         names = [known for known, member in vars(module).items() if callable(member)]
-        raise ConfigError(f"{key}={target}: {module.__name__} has no function {name!r}." + did_you_mean(name, names))
+        problem = f"{module.__name__} has no function {name!r}"
+        raise ConfigError(problem, key=f"{key}={target}", hint=did_you_mean(name, names))
     return function
 
 
 def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType:
     if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
-        raise ConfigError(f"{key} must be a {kind} path such as {example!r}, got {target!r}")
+        raise ConfigError(key=key, expected=f"a {kind} path such as {example!r}", got=target)
     module_name = target.rpartition(".")[0]
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # An import that fails inside the user's file is the author's bug: show its traceback.
+        # A failing import inside the user's file is a bug to show with a traceback.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         package = module_name.partition(".")[0]
-        raise ConfigError(
-            f"{key}={target}: no module named {error.name!r}. Try running from the folder that holds {package!r} (this"
-            f" one is {Path.cwd()}), or install its package"
-        ) from None
+        hint = f"Try running from the folder of {package!r} (this one is {Path.cwd()}), or install its package"
+        raise ConfigError(f"no module named {error.name!r}", key=f"{key}={target}", hint=hint) from None
 
 
 def public_name(cls: type) -> str:
     """Return the shortest import path of a class."""
-    if cls.__module__.split(".")[0] == "gpusim_rl" and cls.__name__ in public.HOME:  # loaded only when asked for
-        return f"gpusim_rl.{cls.__qualname__}"
     parts = cls.__module__.split(".")
-    names = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    if parts[0] == "gpusim_rl" and cls.__name__ in public.HOME:  # loaded on demand
+        return f"gpusim_rl.{cls.__qualname__}"
+    names = itertools.accumulate(parts, "{}.{}".format)
     module = next((name for name in names if vars(sys.modules[name]).get(cls.__name__) is cls), cls.__module__)
     return f"{module}.{cls.__qualname__}"

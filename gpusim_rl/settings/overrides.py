@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs", "env.cfg")
@@ -24,6 +24,12 @@ def value_of(text: str) -> str:
     """Return the value of an override as text, without quotes."""
     value = text.partition("=")[2]
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def last_value(overrides: Iterable[str], *keys: str) -> str | None:
+    """Return the value of the last override of one of the keys, or None."""
+    values = [value_of(text) for text in overrides if key_of(text) in keys]
+    return values[-1] if values else None
 
 
 def is_open(key: str) -> bool:

@@ -14,7 +14,7 @@ from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.files.safe_open import check_plain, load_yaml, read_intact
 from gpusim_rl.settings.discover import cfg_dirs, default_choice, recipes, tasks
-from gpusim_rl.settings.overrides import is_override, key_of, keys_in, quote, text_of, value_of
+from gpusim_rl.settings.overrides import is_override, key_of, keys_in, last_value, quote, text_of, value_of
 from gpusim_rl.settings.trust import ENV_ID, Named, check_saved_settings, is_per_call, place_of, words_of_call
 
 KEY, NAME = re.compile(r"\w[\w.-]*", re.ASCII), re.compile(r"\w[\w-]*", re.ASCII)
@@ -29,91 +29,81 @@ class SavedRun:
 
     checkpoint: Checkpoint
     settings: dict[str, Any]
-    overrides: list[str]  # command line that the run was started with, for the record
+    overrides: list[str]  # recorded command line
+
+    @property
+    def place(self) -> Path:
+        """Run folder, or checkpoint without one."""
+        return self.checkpoint.run_dir or self.checkpoint.file
 
     def with_overrides(self, typed: Sequence[str]) -> list[str]:
         """Return the recorded command line updated with typed overrides."""
-        keys = {key_of(text) for text in typed}
-        travel = [text for text in self.overrides if not is_per_call(key_of(text))]
-        return [*(text for text in travel if key_of(text) not in keys), *typed]
+        replaced = {key_of(text) for text in typed}
+        kept = (text for text in self.overrides if not is_per_call(key_of(text)) and key_of(text) not in replaced)
+        return [*kept, *typed]
 
 
 def continue_run(
     arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[Named] = ()
 ) -> tuple[list[str], SavedRun | None]:
-    """Read the run that `checkpoint=` names; `named` holds classes passed from Python.
+    """Read the run that `checkpoint=` names, or raise ConfigError if it is missing, damaged or not trusted.
 
     Returns:
         Arguments without redundant ones, and the run or None.
-
-    Raises:
-        ConfigError: The run is missing, damaged or not trusted.
     """
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     name = typed.get("checkpoint", "null")
     if name == "null":
         return list(arguments), None
     if not name:
-        raise ConfigError("checkpoint is empty: expected a run folder, a .pt file or a trained task")
+        raise ConfigError("empty", key="checkpoint", expected="a run folder, a .pt file or a trained task")
     checkpoint = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
     if checkpoint.continues and checkpoint.run_dir is not None and "log.dir" in typed:
         folder = Path(typed["log.dir"]).resolve()
         if folder not in checkpoint.run_dir.resolve().parents:
-            warn(f"log.dir={folder}: the run continues in its own folder, {checkpoint.run_dir}")
+            warn(f"log.dir={folder}: ignored, the run continues in {checkpoint.run_dir}")
     code = {key: value for key, value in typed.items() if key == ENV_ID or key.endswith("_target_")}
     named = [*named, *((place_of(key), value) for key, value in code.items())]
     trust = typed.get("trust", "").lower() == "true"
     overrides = read_overrides(checkpoint)
     settings, left_out = _read_settings(checkpoint, trust=trust, config_dir=config_dir, named=named)
-    _tell_left_out(checkpoint, left_out, typed)
+    saved = SavedRun(checkpoint, settings, overrides)
+    _warn_left_out(saved, left_out, typed)
     trained = settings["algo"].get("name")
     asked = typed.get("recipe", "auto")
-    recipe = settings["recipe"] = settings["recipe"] or (asked if asked != "auto" else None)  # an older run names none
+    recipe = settings["recipe"] = settings["recipe"] or (asked if asked != "auto" else None)  # older runs have none
     if asked not in ("auto", recipe):
-        problem = f"checkpoint of another recipe: {checkpoint.run_dir or checkpoint.file} trained {recipe}, asked for"
-        raise ConfigError(f"{problem} {asked}. Try leaving recipe= away")
-    repeated = {NO_YAML, f"recipe={asked}", f"algo={_chosen(overrides, 'algo') or trained}"}
-    task = _chosen(overrides, "task") or default_choice("task")
+        problem = f"checkpoint of another recipe: {saved.place} trained {recipe}, asked for {asked}"
+        raise ConfigError(problem, hint="Try without recipe=")
+    repeated = {NO_YAML, f"recipe={asked}", f"algo={last_value(overrides, 'algo') or trained}"}
+    task = last_value(overrides, "task") or default_choice("task")
     entry = tasks(config_dir, outside=True).get(task)
-    if entry is not None and entry.target == settings["task"].get("_target_"):  # the record may be another's
+    if entry is not None and entry.target == settings["task"].get("_target_"):  # the record may be third-party
         repeated.add(f"task={task}")
-    # A folder continues in place, a file may start a new run: hand on which of the two was named.
-    place = checkpoint.file if name.endswith(".pt") or checkpoint.run_dir is None else checkpoint.run_dir
-    kept = [
-        f"checkpoint={quote(str(place))}" if key_of(text) == "checkpoint" else text
-        for text in arguments
-        if text not in repeated
-    ]
+    # A folder continues in place, a file may start a new run: keep the distinction.
+    place = checkpoint.file if name.endswith(".pt") else saved.place
+    kept = [text for text in arguments if text not in repeated]
+    kept = [f"checkpoint={quote(str(place))}" if key_of(text) == "checkpoint" else text for text in kept]
     if {value_of(text) for text in kept if key_of(text) in ("algo", "algo.name")} - {trained}:
-        # The run's settings of another algorithm are none of this one's.
-        settings = {key: value for key, value in settings.items() if key not in ("algo", trained)}
-    return kept, SavedRun(checkpoint, settings, overrides)
+        for key in ("algo", trained):  # settings of another algorithm
+            settings.pop(key, None)
+    return kept, saved
 
 
-def _tell_left_out(checkpoint: Checkpoint, words: Sequence[str], typed: Mapping[str, str]) -> None:
+def _warn_left_out(saved: SavedRun, words: Sequence[str], typed: Mapping[str, str]) -> None:
     """Warn about settings that the resume leaves out, such as actors."""
-    known = {*typed, *(["actors"] if "actors.engine" in typed else []), *(["log.dir"] if checkpoint.continues else [])}
-    told = [word for word in words if key_of(word) not in known]
+    known = {*typed, *["actors"] * ("actors.engine" in typed), *["log.dir"] * saved.checkpoint.continues}
+    words = [word for word in words if key_of(word) not in known]
     if typed.get("actors") == "none":
-        told = [word for word in told if not word.startswith(("actors", "num_actors"))]
-    if told and typed.get("test", "").lower() != "true":  # an evaluation needs none of them
-        reason = f"settings of a machine are not taken over from {checkpoint.run_dir or checkpoint.file}"
-        warn(f"{reason}: {shlex.join(told)}. To have them, type them")
-
-
-def _chosen(overrides: Sequence[str], group: str) -> str | None:
-    chosen = [value_of(text) for text in overrides if key_of(text) == group and not text.startswith("~")]
-    return chosen[-1] if chosen else None
+        words = [word for word in words if not word.startswith(("actors", "num_actors"))]
+    if words and typed.get("test", "").lower() != "true":  # an evaluation needs none of them
+        warn(f"machine settings of {saved.place} are not restored: {shlex.join(words)}. Repeat them to keep them")
 
 
 def _read_settings(
     checkpoint: Checkpoint, *, trust: bool, config_dir: str | Path | None, named: Sequence[Named]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Read config.yaml, or the checkpoint if it is missing or damaged.
-
-    Returns:
-        Settings, and overrides for those that do not travel.
-    """
+    """Return settings of config.yaml, or else of the checkpoint, and overrides for those that do not travel."""
     file = checkpoint.file if checkpoint.run_dir is None else checkpoint.run_dir / "config.yaml"
     content = None if checkpoint.run_dir is None else read_intact(file)
     if content is not None:
@@ -121,11 +111,10 @@ def _read_settings(
     else:
         settings = _in_checkpoint(checkpoint, "config")
         if checkpoint.run_dir is not None:
-            source = f"the settings are those in {checkpoint.file}"
-            warn(f"{file} {_damage(file)}: {source}. To change one, type <key>=<value>")
+            warn(f"{file} {_damage(file)}: using the settings in {checkpoint.file}. Change them by <key>=<value>")
         file = checkpoint.file
-    taken = check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named)
-    return taken, words_of_call(settings)
+    checked = check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named)
+    return checked, words_of_call(settings)
 
 
 def read_overrides(checkpoint: Checkpoint) -> list[str]:
@@ -137,7 +126,7 @@ def read_overrides(checkpoint: Checkpoint) -> list[str]:
         file = checkpoint.run_dir / "overrides.yaml"
         content = read_intact(file)
         if content is None:
-            warn(f"{file} {_damage(file)}: the run's command line is not on record any more")
+            warn(f"{file} {_damage(file)}: the record of the run's command line is lost")
             return []
         overrides = load_yaml(file, content)
     check_record(overrides, file)
@@ -147,11 +136,11 @@ def read_overrides(checkpoint: Checkpoint) -> list[str]:
 def check_record(overrides: Any, file: Path) -> None:
     """Raise ConfigError unless a recorded command line consists of plain overrides."""
     if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
-        raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
+        raise ConfigError(f"expected a list of key=value, got {type(overrides).__name__}", key=str(file))
     for text in overrides:
         key = key_of(text).partition("/")[0].partition(".")[0]
         if not (is_override(text) or text.startswith("~")) or key == "hydra":
-            raise ConfigError(f"{file} has {text!r}: the settings of a run have no flags and none of Hydra's")
+            raise ConfigError(f"{file} has {text!r}: run settings have no flags and none of Hydra's")
 
 
 def repeating_words(
@@ -160,9 +149,6 @@ def repeating_words(
     """Return a command line that repeats a run, with the record's keys and the values of settings in `where`.
 
     Users paste it, and both files may be third-party: it holds only what a resume accepts, and no raw text.
-
-    Raises:
-        ConfigError: Settings or record are not trusted, or disagree.
     """
     check_record(overrides, where.with_name("overrides.yaml"))
     settings = check_saved_settings(settings, where, config_dir=config_dir)
@@ -172,7 +158,7 @@ def repeating_words(
         if is_per_call(key) or key == "recipe":
             continue
         if not KEY.fullmatch(key) or text.startswith("~"):
-            raise ConfigError(f"the setting {text!r} of its command line cannot be typed")
+            raise ConfigError(f"the setting {text!r} of its command line needs quoting")
         if _is_choice(key, value, config_dir):
             words[key] = f"{key}={value}"
             continue
@@ -182,13 +168,13 @@ def repeating_words(
                 raise ConfigError(f"{where} has no {key}, which its command line sets")
             node = node[name]
         if not all(KEY.fullmatch(name) for name in keys_in(node)):
-            raise ConfigError(f"{where}: {key} has names that cannot be typed")
+            raise ConfigError(f"{key} has names that need quoting", key=str(where))
         same = type(node) in (int, float) and NUMBER.fullmatch(value) and float(value) == node
         words[key] = f"{'++' * text.startswith('+')}{key}={value if same else text_of(node)}"
-    task = _chosen(overrides, "task") or default_choice("task")
+    task = last_value(overrides, "task") or default_choice("task")
     entry = tasks(config_dir, outside=True).get(task)
     if entry is None or entry.target != settings["task"].get("_target_"):
-        raise ConfigError(f"{where} is not of task {task}, which its command line names")
+        raise ConfigError(f"{where} has another task than {task}, which its command line names")
     names = recipes(task, config_dir)
     if len(names) > 1 and settings["recipe"] in names:
         words["recipe"] = f"recipe={settings['recipe']}"
@@ -210,5 +196,5 @@ def _in_checkpoint(checkpoint: Checkpoint, key: str) -> Any:
 
     state = load(checkpoint.file)
     if key not in state:
-        raise ConfigError(f"{checkpoint.file} is not a checkpoint of a training: it has no {key}")
+        raise ConfigError(f"not a checkpoint of a training: no {key}", key=str(checkpoint.file))
     return state[key]

@@ -17,34 +17,24 @@ else:
     SimName = Literal[("auto", *SIMULATORS)]
 
 T = TypeVar("T")
-
 TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observations")
 """Keys of `task` with a default in cfg/config.yaml."""
-
-
 OF_ONE_CALL = ("checkpoint", "start_from", "test", "trust", "log.console", "log.video")
-"""never inherited by another call"""
+"""Settings that are never inherited by another call."""
 OF_THE_MACHINE = (
-    "log.dir",  # a path
-    "*.demonstrations.file",  # a path
-    "distill.teacher",  # likewise
-    "*.teacher.run",  # likewise
-    "actors",  # processes, and an address: what comes from there is unpickled
-    "num_actors",  # processes
-    "wandb_activate",  # sends what it logs to a server
+    *("log.dir", "*.demonstrations.file", "distill.teacher", "*.teacher.run"),  # paths
+    *("actors", "num_actors"),  # processes, and an address whose messages are unpickled
+    "wandb_activate",  # sends logs to a server
 )
 """Settings that do not travel with a run folder either; a resume reports them."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule for a value, as words and a test.
-
-    For example `Annotated[int, Rule("a positive int", lambda value: value > 0)]`.
-    """
+    """Rule for a value, in words and as a test: `Annotated[int, Rule("a positive int", lambda value: value > 0)]`."""
 
     words: str
-    test: Callable[[Any], bool]
+    test: Callable[[Any], object]  # truthy if valid
 
 
 LARGEST_COUNT = 2**31 - 1  # limit of 32-bit counters in simulators
@@ -59,21 +49,19 @@ Fraction = Annotated[float, Rule("a number in [0, 1]", lambda value: 0 <= value 
 Limits = Annotated[list[float], Rule("[low, high]", lambda limits: len(limits) == 2 and limits[0] <= limits[1])]
 Bounds = Annotated[list[float], Rule("three numbers >= 0", lambda most: len(most) == 3 and min(most) >= 0)]
 Units = Annotated[list[Count], Rule("a list of positive ints, e.g. [256,128,64]", lambda sizes: len(sizes) > 0)]
+Durations = Annotated[list[float], Rule("a list of numbers >= 1, e.g. [1,1,60]", lambda it: it and min(it) >= 1.0)]
 Activation = Literal["elu", "relu", "tanh", "silu", "gelu", "selu"]
 Precision = Literal["auto", "fp32", "bf16"]
 DEVICE, FOLDER_NAME = re.compile(r"auto|cpu|cuda(:\d{1,9})?"), re.compile(r"(?!\.\.?\Z)[\w.-]+")
-Device = Annotated[str, Rule("auto, cpu, cuda or cuda:<index>", lambda value: DEVICE.fullmatch(value) is not None)]
-FolderName = Annotated[
-    str, Rule("a folder name of letters, digits and . _ -", lambda value: FOLDER_NAME.fullmatch(value) is not None)
-]
+Device = Annotated[str, Rule("auto, cpu, cuda or cuda:<index>", DEVICE.fullmatch)]
+FolderName = Annotated[str, Rule("a folder name of letters, digits and . _ -", FOLDER_NAME.fullmatch)]
 
 
 def _check_order(settings: Any, low: str, high: str, *, strict: bool = False) -> None:
     """Raise ValueError unless `low <= high` (`low < high` if `strict`)."""
     a, b = getattr(settings, low), getattr(settings, high)
     if a > b or (strict and a == b):
-        problem, sign = ("be below", ">=") if strict else ("not be above", ">")
-        raise ValueError(f"{low} must {problem} {high}, got {a} {sign} {b}")
+        raise ValueError(f"{low} must {'be below' if strict else 'not exceed'} {high}, got {a} and {b}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +111,7 @@ class NoiseConfig:
     """Time correlation of exploration noise for continuous actions."""
 
     kind: Literal["held", "coloured"]
-    steps: Annotated[
-        list[float],
-        Rule("a list of numbers >= 1, e.g. [60] or [1,1,60]", lambda steps: steps and all(x >= 1.0 for x in steps)),
-    ]
+    steps: Durations
 
 
 WHITE = NoiseConfig(kind="held", steps=[1.0])  # fresh noise in every control step
@@ -226,7 +211,7 @@ class TeacherConfig:
         if self.run is not None and not self.weight:
             raise ValueError("run has no effect with weight=0. Try weight=1")
         if self.begin and not self.end:
-            raise ValueError("begin has no effect with end=0, where the weight stays. Try an end")
+            raise ValueError("begin has no effect with end=0, a constant weight. Try an end")
         _check_order(self, "begin", "end")
 
 
@@ -320,7 +305,7 @@ class SupervisedConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.network.separate:
-            raise ValueError("there is no value function. Try network.separate=false")
+            raise ValueError("no value function to separate. Try network.separate=false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +343,7 @@ class BCConfig(SupervisedConfig):
     def __post_init__(self) -> None:
         SupervisedConfig.__post_init__(self)
         if self.network.rnn is not None:
-            raise ValueError("control steps are learned from one by one, without a memory. Try network.rnn=null")
+            raise ValueError("single control steps train no recurrent network. Try network.rnn=null")
 
     def batch_rows(self, num_envs: int) -> int:
         """Return demonstrated steps per optimiser step, or acting envs if more."""
@@ -469,16 +454,16 @@ class OffPolicyConfig(AlgorithmConfig):
     precision: Precision
     replay: ReplayConfig
     network: QNetworkConfig | DQNNetworkConfig
-    # Settings of those that have an actor
+    # Only with an actor
     noise: NoiseConfig = dataclasses.field(default=WHITE, init=False)
     demonstrations: DemonstrationsConfig = dataclasses.field(default=NO_DEMONSTRATIONS, init=False)
 
     def __post_init__(self) -> None:
         if self.learning_starts > self.replay.capacity:
-            problem = f"learning_starts={self.learning_starts} is beyond replay.capacity={self.replay.capacity}"
+            problem = f"learning_starts={self.learning_starts} exceeds replay.capacity={self.replay.capacity}"
             raise ValueError(f"{problem}: it would never learn. Try learning_starts={self.replay.capacity // 10 or 1}")
         if self.batch_size > self.learning_starts:
-            problem = f"batch_size={self.batch_size} is more than what is stored when it begins to learn"
+            problem = f"batch_size={self.batch_size} exceeds learning_starts={self.learning_starts}"
             raise ValueError(f"{problem}. Try learning_starts={self.batch_size}")
 
     def batch_rows(self, num_envs: int) -> int:
@@ -498,10 +483,9 @@ class ActorCriticConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
         if (number := self.horizon * self.updates) % self.policy_delay:
-            updates = f"the {number} updates of an iteration (horizon * updates)"
-            raise ValueError(f"policy_delay={self.policy_delay} must divide {updates}")
+            raise ValueError(f"policy_delay={self.policy_delay} must divide horizon * updates = {number}")
         if self.demonstrations.file is not None and self.replay.alpha > 0.0:
-            raise ValueError("demonstrations.file needs transitions drawn uniformly. Try replay.alpha=0")
+            raise ValueError("demonstrations.file needs uniform sampling. Try replay.alpha=0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -576,14 +560,12 @@ class PretrainedConfig:
 
     def __post_init__(self) -> None:
         if self.freeze and self.init_from is None:
-            raise ValueError("freeze=true needs init_from. Try python tools/pretrain_encoder.py TASK, which makes one")
+            raise ValueError("freeze=true needs init_from. Try python tools/pretrain_encoder.py TASK to make one")
         if self.init_from in OF_IMAGENET and not self.freeze:
-            raise ValueError(f"init_from={self.init_from} is not trained any further. Try pretrained.freeze=true")
+            raise ValueError(f"init_from={self.init_from} cannot be trained further. Try pretrained.freeze=true")
         if self.frames > 1 and not self.freeze:
-            advice = (
-                f"network.encoder.frames in the algorithm's section, such as ppo.network.encoder.frames={self.frames}"
-            )
-            raise ValueError(f"frames is for a frozen encoder. Try {advice}")
+            advice = f"Try the algorithm's own, such as ppo.network.encoder.frames={self.frames}"
+            raise ValueError(f"frames is for a frozen encoder. {advice}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -680,9 +662,9 @@ class RunConfig:
     wandb_name: str | None
     wandb_tags: list[str]
     env: EnvConfig
-    task: Any  # the task's own Config (gpusim_rl.env.task.TaskConfig)
+    task: Any  # the task's Config (gpusim_rl.env.task.TaskConfig)
     algo: str  # name of the algorithm, and of the section with its settings
-    algorithm: Any  # the algorithm's own Config, e.g. PPOConfig
+    algorithm: Any  # the algorithm's Config, e.g. PPOConfig
     sim: SimConfig
     pretrained: PretrainedConfig
     actors: ActorsConfig
@@ -693,16 +675,16 @@ class RunConfig:
     def __post_init__(self) -> None:
         actors, number = self.actors.engine, self.num_actors
         if not self.headless:
-            advice = "python tools/play.py <run folder> next to it: it follows the run as it learns"
-            raise ConfigError(f"headless=false: training opens no window. Try {advice}")
+            hint = "Try python tools/play.py <run folder>, which follows the run"
+            raise ConfigError("training opens no window", key="headless=false", hint=hint)
         if self.checkpoint is not None and self.start_from is not None:
-            raise ConfigError(f"start_from={self.start_from} has no effect with checkpoint. Try start_from=null")
+            raise ConfigError(f"start_from={self.start_from} has no effect with checkpoint", hint="Try start_from=null")
         if actors is None and number is not None:
-            raise ConfigError(
-                f"num_actors={number} has no effect without actors. Try num_actors=null, or actors=process"
-            )
+            hint = "Try num_actors=null, or actors=process"
+            raise ConfigError(f"num_actors={number} has no effect without actors", hint=hint)
         if actors is not None and self.multi_gpu:
-            raise ConfigError(f"multi_gpu=true with actors={actors}: actors send to one learner. Try multi_gpu=false")
+            problem = f"multi_gpu=true with actors={actors}: actors send to one learner"
+            raise ConfigError(problem, hint="Try multi_gpu=false")
 
 
 ALGORITHMS: dict[str, tuple[str, type]] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,41 +28,15 @@ class Simulator:
 
 WARP_PACKAGES = ("mujoco>=3.17,<5", "mujoco-warp>=4.0,<5")  # 3.17 has no SetConstGroup
 
-SIMULATORS: Mapping[str, Simulator] = {
-    simulator.name: simulator
-    for simulator in (
-        Simulator(
-            name="mujoco",
-            cls="MujocoSim",
-            library="mujoco",
-            devices=("cpu",),
-            default_on=("cpu",),
-            cpu_threads=True,
-        ),
-        Simulator(
-            name="mjwarp",
-            cls="MjwarpSim",
-            library="mujoco_warp",
-            needs=WARP_PACKAGES,
-            devices=("cuda", "cpu"),
-            default_on=("cuda",),
-            uses_warp=True,
-        ),
-        Simulator(
-            name="newton",
-            cls="NewtonSim",
-            library="newton",
-            needs=WARP_PACKAGES,
-            extra="newton",
-            devices=("cuda", "cpu"),
-            plays_on="newton",
-            uses_warp=True,
-        ),
-    )
-}
-
+_CPU = ("cpu",)
+_ON_WARP: Mapping[str, Any] = {"needs": WARP_PACKAGES, "devices": ("cuda", "cpu"), "uses_warp": True}
+_ALL = (
+    Simulator(name="mujoco", cls="MujocoSim", library="mujoco", devices=_CPU, default_on=_CPU, cpu_threads=True),
+    Simulator(name="mjwarp", cls="MjwarpSim", library="mujoco_warp", default_on=("cuda",), **_ON_WARP),
+    Simulator(name="newton", cls="NewtonSim", library="newton", extra="newton", plays_on="newton", **_ON_WARP),
+)
+SIMULATORS: Mapping[str, Simulator] = {simulator.name: simulator for simulator in _ALL}
 WARP_PYTHON = (3, 11)  # oldest Python of MuJoCo Warp 4.0; older ones have only `sim=mujoco`
-
 NO_SIMULATOR = "none"  # simulator name of another library's envs
 
 

@@ -21,6 +21,7 @@ from gpusim_rl.settings.schema import OF_ONE_CALL, OF_THE_MACHINE
 FORBIDDEN = ("hydra", "defaults")  # keys of Hydra, through which settings could run code
 LEADS_ELSEWHERE = re.compile(r"[/:\\~]|\.\.")  # path, address, or `module:Env-v0` in env arguments
 
+TRUST = "If you trust it, try trust=true (tools: --trust)"
 ENV_ID = "env.id"  # setting whose `module:` part Gymnasium imports
 
 Named = tuple[str, str]  # kind of code (`place_of`) and its path
@@ -34,33 +35,26 @@ def check_saved_settings(
     config_dir: str | Path | None = None,
     named: Collection[Named] = (),
 ) -> dict[str, Any]:
-    """Return saved settings, upgraded and with per-call ones at their defaults.
+    """Return saved settings, upgraded and with per-call ones at their defaults, or raise ConfigError.
 
     A yaml of ours, an installed package or `config_dir`, or `named`, must name code by its exact path, unless `trust`.
-
-    Raises:
-        ConfigError: These are no settings of a run, or they would run other code.
     """
     check_plain(settings, where)
     if not isinstance(settings, dict) or not all(isinstance(settings.get(key), dict) for key in ("task", "algo")):
-        raise ConfigError(f"{where}: expected the settings of a run, with the sections task and algo")
+        raise ConfigError("expected the settings of a run, with the sections task and algo", key=str(where))
     for key in settings:
         if str(key).partition("/")[0] in FORBIDDEN:
-            raise ConfigError(f"{where} has the key {key!r}: the settings of a run have none. Try removing it")
+            raise ConfigError(f"run settings never have the key {key!r}", key=str(where), hint="Try removing it")
     settings = copy.deepcopy(settings)
     upgrade_settings(settings)
     for key, value in [] if trust else strange_values(settings, config_dir, named):
         if "_target_" in key.split(".") or key == ENV_ID:
-            problem = "would run code that no yaml of gpusim_rl or of an installed package of tasks names"
-            raise ConfigError(f"{where}: {key}={value} {problem}. If you trust it, {_advice(', or -cd <its yaml>')}")
-        raise ConfigError(f"{where}: {key}={value!r} may lead out of the folder. If you trust it, {_advice()}")
+            problem = f"{key}={value} would run code that no yaml of gpusim_rl or of an installed package names"
+            raise ConfigError(problem, key=str(where), hint=f"{TRUST}, or -cd <its yaml>")
+        raise ConfigError(f"{key}={value!r} may lead out of the folder", key=str(where), hint=TRUST)
     for _, node, leaf, default in _of_a_call(settings, OF_ONE_CALL + OF_THE_MACHINE):
         node[leaf] = default
     return settings
-
-
-def _advice(more: str = "") -> str:
-    return f"try trust=true (tools: --trust){more}"
 
 
 def strange_values(
@@ -104,7 +98,7 @@ def _is_named(code: Named, config_dir: str | Path | None) -> bool:
 
 def _names(folder: Path, code: Named) -> bool:
     files = [file for group in ("algo", "task") for file in sorted((folder / group).glob("*.yaml"))]
-    # To parse one takes long: most are left out by their text.
+    # Parsing is slow, so search the text first.
     near = [file for file in files if code[1] in file.read_text(encoding="utf-8", errors="replace")]
     return any(code == (place_of(key), target) for file in near for key, target in class_paths(read_yaml(file)))
 
@@ -116,7 +110,7 @@ def words_of_call(settings: Mapping[str, Any]) -> list[str]:
         value = node.get(leaf, default)
         if value != default and isinstance(value, dict) and isinstance(default, dict):
             changed = {name: item for name, item in value.items() if item != default.get(name)}
-            words += [f"{key}={text_of(changed.pop('engine'))}"] if "engine" in changed else []  # the group's yaml
+            words += [f"{key}={text_of(changed.pop('engine'))}"] if "engine" in changed else []  # a yaml of the group
             words += [f"{key}.{name}={text_of(item)}" for name, item in changed.items()]
         elif value != default:
             words.append(f"{key}={text_of(value)}")
@@ -163,7 +157,7 @@ def refuse_classes_of_script(settings: Any) -> None:
     """Raise ConfigError for classes of `__main__`, which another process cannot import."""
     for key, target in class_paths(settings):
         if target.startswith("__main__."):
-            raise ConfigError(f"{key}={target} is of the script itself: try a module of its own")
+            raise ConfigError("defined in the script itself", key=f"{key}={target}", hint="Try a separate module")
 
 
 def class_paths(settings: Any) -> Iterator[tuple[str, str]]:
@@ -175,5 +169,5 @@ def class_paths(settings: Any) -> Iterator[tuple[str, str]]:
 
 def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose trusted code."""
-    parser.add_argument("--trust", action="store_true", help="import the classes that the run names, whatever they are")
-    parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py: their code is trusted")
+    parser.add_argument("--trust", action="store_true", help="import any class that the run names")
+    parser.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py; their code is trusted")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from gpusim_rl.run.checkpoint import check_spaces, check_training, must_fit
 from gpusim_rl.run.make_env import evaluation_seed, observed
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.discover import import_from_current_folder, tasks
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.settings.trust import check_saved_settings
 from gpusim_rl.sim import choose_sim
@@ -177,12 +176,6 @@ class Player:
     def close(self) -> None:
         """Close the simulator."""
         self.env.close()
-
-
-def import_from_current_folder() -> None:
-    """Make tasks in the current folder importable, after Python's own modules."""
-    if (folder := str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)
 
 
 def random_action(env: Environment, generator: torch.Generator) -> Tensor:

@@ -19,9 +19,10 @@ from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.run.checkpoint import DIVERGENCE, check_training, check_types, must_fit
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import check_settings
+from gpusim_rl.settings.discover import import_from_current_folder
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.settings.trust import check_saved_settings
-from gpusim_rl.view.player import import_from_current_folder, whole_episodes
+from gpusim_rl.view.player import whole_episodes
 
 
 class DumpReplay:

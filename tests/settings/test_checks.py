@@ -80,32 +80,32 @@ def test_builder_converts_without_loss():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"count": 0}, "task.count must be a positive int, got 0"),
-        ({"count": True}, "task.count must be a positive int, got True"),
-        ({"count": 3.0}, "task.count must be a positive int, got 3.0. Try task.count=3"),
-        ({"rate": "fast"}, "task.rate must be a number, got 'fast'"),
-        ({"rate": True}, "task.rate must be a number, got True"),
-        ({"rate": float("nan")}, "task.rate must be a number, got nan"),
-        ({"rate": None}, "task.rate must be a number, got None"),
-        ({"rate": 1e308}, "task.rate must be a number, got 1e+308. Try at most 1e+18"),
-        ({"rate": -(10**400)}, "task.rate must be a number, got -1000"),
-        ({"rate": float("-inf")}, "task.rate must be a number, got -inf. Try at least -1e+18"),
-        ({"count": 2**31}, "task.count must be a positive int, got 2147483648. Try at most 2147483647"),
-        ({"count": 1e23}, "task.count must be a positive int, got 1e+23. Try at most 2147483647"),
-        ({"even": 2**70}, "task.even must be an even int, got 1180591620717411303424"),
-        ({"flag": 1}, "task.flag must be true or false, got 1"),
-        ({"flag": "yes"}, "task.flag must be true or false, got 'yes'"),
-        ({"name": 3}, "task.name must be a string or null, got 3"),
-        ({"mode": "fst"}, "task.mode must be one of slow, fast, got 'fst'. Did you mean 'fast'?"),
-        ({"either": 1}, "task.either must be auto or true or false, got 1"),
-        ({"sizes": 3}, "task.sizes must be a list of (an int), got 3. Try task.sizes=[3]"),
-        ({"sizes": [1, "a"]}, "task.sizes must be a list of (an int), got [1, 'a']"),
-        ({"pair": [1]}, "task.pair must be a list of 2 (a number, a number), got [1]"),
-        ({"gains": {"x": "y"}}, "task.gains must be a section of (a number), got {'x': 'y'}"),
+        ({"count": 0}, "task.count: expected a positive int, got 0"),
+        ({"count": True}, "task.count: expected a positive int, got True"),
+        ({"count": 3.0}, "task.count: expected a positive int, got 3.0. Try task.count=3"),
+        ({"rate": "fast"}, "task.rate: expected a number, got 'fast'"),
+        ({"rate": True}, "task.rate: expected a number, got True"),
+        ({"rate": float("nan")}, "task.rate: expected a number, got nan"),
+        ({"rate": None}, "task.rate: expected a number, got None"),
+        ({"rate": 1e308}, "task.rate: expected a number, got 1e+308. Try at most 1e+18"),
+        ({"rate": -(10**400)}, "task.rate: expected a number, got -1000"),
+        ({"rate": float("-inf")}, "task.rate: expected a number, got -inf. Try at least -1e+18"),
+        ({"count": 2**31}, "task.count: expected a positive int, got 2147483648. Try at most 2147483647"),
+        ({"count": 1e23}, "task.count: expected a positive int, got 1e+23. Try at most 2147483647"),
+        ({"even": 2**70}, "task.even: expected an even int, got 1180591620717411303424"),
+        ({"flag": 1}, "task.flag: expected true or false, got 1"),
+        ({"flag": "yes"}, "task.flag: expected true or false, got 'yes'"),
+        ({"name": 3}, "task.name: expected a string or null, got 3"),
+        ({"mode": "fst"}, "task.mode: expected one of slow, fast, got 'fst'. Did you mean 'fast'?"),
+        ({"either": 1}, "task.either: expected auto or true or false, got 1"),
+        ({"sizes": 3}, "task.sizes: expected a list of (an int), got 3. Try task.sizes=[3]"),
+        ({"sizes": [1, "a"]}, "task.sizes: expected a list of (an int), got [1, 'a']"),
+        ({"pair": [1]}, "task.pair: expected a list of 2 (a number, a number), got [1]"),
+        ({"gains": {"x": "y"}}, "task.gains: expected a section of (a number), got {'x': 'y'}"),
         ({"inner": {"gian": 1}}, "unknown key 'task.inner.gian'. Did you mean 'task.inner.gain'?"),
         ({"inner": {}}, "missing key 'task.inner.gain'"),
-        ({"inner": 3}, "task.inner must be a section with keys of its own, got 3"),
-        ({"even": 3}, "task.even must be an even int, got 3"),
+        ({"inner": 3}, "task.inner: expected a section with keys of its own, got 3"),
+        ({"even": 3}, "task.even: expected an even int, got 3"),
         ({"cuont": 3}, "unknown key 'task.cuont'. Did you mean 'task.count'?"),
     ],
 )
@@ -137,11 +137,11 @@ def test_builder_accepts_a_value_exactly_when_it_has_the_type(value):
         ("task.control_hz=1e-30", "task.physics_hz: expected at most 10000 times task.control_hz=1e-30, got 120.0"),
         ("task.control_hz=1e-310", "at most 10000 times task.control_hz=1e-310, got 120.0"),
         ("task.physics_hz=99999999999", "at most 10000 times task.control_hz"),
-        (f"device=cuda:{10**22}", "device must be auto, cpu, cuda or cuda:<index>, got 'cuda:1000"),
+        (f"device=cuda:{10**22}", "device: expected auto, cpu, cuda or cuda:<index>, got 'cuda:1000"),
         ("task.physics_hz=6e11", "Try control_hz=6e+07"),
-        ("task.clip_observations=-1", "task.clip_observations must be a positive number or null, got -1"),
-        (f"task.episode_length={10**23}", "task.episode_length must be a positive int, got 1000"),
-        ("ppo.network.log_std_min=-1e308", "ppo.network.log_std_min must be a number, got -1e+308"),
+        ("task.clip_observations=-1", "task.clip_observations: expected a positive number or null, got -1"),
+        (f"task.episode_length={10**23}", "task.episode_length: expected a positive int, got 1000"),
+        ("ppo.network.log_std_min=-1e308", "ppo.network.log_std_min: expected a number, got -1e+308"),
     ],
 )
 def test_an_extreme_value_is_refused(override, words):
@@ -176,7 +176,7 @@ def test_config_class_must_be_a_dataclass():
     class Hopper:
         Config = 3
 
-    with pytest.raises(ConfigError, match="must be a dataclass"):
+    with pytest.raises(ConfigError, match="expected a dataclass"):
         checks.settings_class(Hopper)
 
 

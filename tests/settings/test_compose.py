@@ -56,7 +56,7 @@ def test_an_override_that_cannot_be_read_is_named(text):
 
 
 def test_a_key_that_exists_is_not_compared_with_itself():
-    with pytest.raises(ConfigError, match="'ppo' cannot be changed like this: expected key=value"):
+    with pytest.raises(ConfigError, match="'ppo' cannot be changed like this. Expected key=value"):
         composing.compose(["ppo={a:1}"])
 
 
