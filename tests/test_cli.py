@@ -24,47 +24,39 @@ from helpers.commands import ROOT, run_command
 HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
 
 
-# -- wrong input ------------------------------------------------------------------------------
-
-
 BAD_OVERRIDES = [
     ("task=Antt", "unknown task 'Antt'. Did you mean 'Ant'? Available: AllegroHand, Ant, "),
     ("num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
-    ("++num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
-    ("+num_envs=64", "'num_envs' has a value already: write num_envs=64 without +"),
+    ("+num_envs=64", "'num_envs' already has a value. Try num_envs=64 without +"),
     ("+ppo.horizn=3", "unknown key 'ppo.horizn'. Did you mean 'ppo.horizon'?"),
     ("algo=sac learning_rate=1", "unknown key 'learning_rate'. Did you mean 'sac.learning_rate'?"),
     ("task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
     ("xyzzy=1", "unknown key 'xyzzy'. Try python train.py --help"),
     ("capture_video_len=100", "unknown key 'capture_video_len'. Try python tools/record.py <run folder> --steps"),
     ("task.sim.dt=0.01", "unknown key 'task.sim.dt'. Try task.physics_hz"),
-    ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. ppo has: horizon, learning_rate, "),
+    ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. Keys of ppo: horizon, learning_rate, "),
     ("~num_envs", "missing key 'num_envs'"),
-    ("~task", "no task: try task=Cartpole"),
+    ("~task", "no task. Try task=Cartpole"),
     ("num_envs=8 ppo.gamma =0.9", "cannot read 'ppo.gamma': no spaces around =. Try ppo.gamma=0.9"),
     ("sac.alpha=0.1", "sac.alpha has no effect with algo=ppo"),
     ("algo=sac ppo.gamma=0.9", "ppo.gamma has no effect with algo=sac"),
     ("task=Nope", "unknown task 'Nope'. Try -cd"),
     ("task=null", "task=null: expected a name"),
-    ("num_envs=abc", "num_envs must be a positive int, got 'abc'"),
+    ("num_envs=abc", "num_envs: expected a positive int, got 'abc'"),
     ("Ant", "cannot read 'Ant': expected key=value. Did you mean 'task=Ant'?"),
-    ("log.wandb=true", "unknown key 'log.wandb'. Did you mean 'wandb_activate'?"),
     ("ppo.tau=0.95", "unknown key 'ppo.tau'. Did you mean 'ppo.gae_lambda'?"),
     ("num_envs=[1", "cannot read 'num_envs=[1': expected key=value"),
     ("ppo.network.hidden=[256, 128]", "cannot read '128]': no spaces in a list, or quote it"),
     ("num_envs=${nothing}", "num_envs: Interpolation key 'nothing' not found"),
     ("hydra.run.dir=???", "hydra.run.dir: expected a value, got ???"),
     ("hydra.run.dir=/proc/x", "[Errno 2] No such file or directory: '/proc/x'"),
-    ("num_envs='???'", "num_envs: expected a value, got ???"),
-    ("device=gpu", "device must be auto, cpu, cuda or cuda:<index>, got 'gpu'"),
-    ("ppo=default", "ppo must be a section with keys of its own, got 'default'. Try ppo.<key>=<value>, or algo=ppo"),
+    ("ppo=default", "ppo: expected a section with keys of its own, got 'default'. Try ppo.<key>=<value>, or algo=ppo"),
     ("algo=pppo", "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, amp, apex, "),
     ("task=Ant,Cartpole", "task=Ant,Cartpole: several values need -m"),
-    ("checkpoint=", "checkpoint is empty: expected a run folder, a .pt file or a trained task"),
-    ("checkpoint=Ant", "no checkpoint 'Ant': expected a run folder, a .pt file or a trained"),
-    ("--task Ant", "unrecognized arguments: --task. Settings are written without dashes: task"),
-    ("-cd nowhere task=Ant", "-cd nowhere: there is no such folder. Try one that holds task/<Name>.yaml"),
-    ("-m seed=1,2 num_envs=abc", "num_envs must be a positive int, got 'abc'"),
+    ("checkpoint=", "checkpoint: empty. Expected a run folder"),
+    ("checkpoint=Ant", "no checkpoint 'Ant'"),
+    ("--task Ant", "unrecognized arguments: --task. Settings have no dashes: task"),
+    ("-cd nowhere task=Ant", "-cd nowhere: no such folder"),
     ("-m task=Cartpole,Antt", "unknown task 'Antt'. Did you mean 'Ant'?"),
 ]
 
@@ -106,10 +98,10 @@ def test_help_and_a_typo_are_answered_at_once(train_cli, arguments):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("task.control_hz=abc", "task.control_hz must be a positive number, got 'abc'"),
+        ("task.control_hz=abc", "task.control_hz: expected a positive number, got 'abc'"),
         ("+task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
-        ("task.control_hz=77", "task.physics_hz: expected a whole multiple of task.control_hz"),
-        ("task._target_=os.getcwd", "task._target_=os.getcwd must name a subclass of"),
+        ("task.control_hz=77", "task.physics_hz"),
+        ("task._target_=os.getcwd", "task._target_=os.getcwd: expected a subclass of"),
         ("task._target_=no_such.Hopper", "task._target_=no_such.Hopper: no module named 'no_such'"),
     ],
 )
@@ -118,8 +110,6 @@ def test_a_bad_task_setting_is_one_line_and_leaves_nothing(train_here, tmp_path,
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {line}"), done.stderr
     assert done.stderr.count("\n") == 1
-    if "no module" in line:
-        assert f"that holds 'no_such' (this one is {tmp_path})" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,9 +150,9 @@ def broken(tmp_path) -> Path:
 
 
 BROKEN = [
-    ("Pendulum", "Pendulum.yaml builds on itself (defaults: [Pendulum]); give it another name, e.g. MyPendulum.yaml"),
-    ("Hen", "Hen.yaml builds on itself (defaults: [Hen], by way of Hen, Egg); give it another name, e.g. MyHen.yaml"),
-    ("Lost", "Lost.yaml: the first line must be '# @package _global_': without it nothing is in its place"),
+    ("Pendulum", "Pendulum.yaml builds on itself (defaults: [Pendulum]). Try another name, e.g. MyPendulum.yaml"),
+    ("Hen", "Hen.yaml builds on itself (defaults: [Hen], through Hen, Egg)"),
+    ("Lost", "Lost.yaml: the first line must be '# @package _global_'"),
     ("Torn", "Torn.yaml line 3: not valid yaml: "),
 ]
 
@@ -194,16 +184,13 @@ def test_a_folder_that_is_not_there_or_is_ours_is_one_line_everywhere(train_here
     for call in (lambda folder: compose(["task=Ant"], folder), tasks, lambda folder: cli.main(["list", "-cd", folder])):
         with pytest.raises((ConfigError, SystemExit)):
             call("nowhere")
-    with pytest.raises(ConfigError, match=r"-cd my_cgf: there is no such folder\. Did you mean 'my_cfg'\?"):
+    with pytest.raises(ConfigError, match=r"-cd my_cgf: .* Did you mean 'my_cfg'\?"):
         compose(["task=Ant"], "my_cgf")
     (broken / "config.yaml").write_text("num_envs: 3\n")
-    with pytest.raises(ConfigError, match=r"my_cfg/config\.yaml would take the place of all our settings"):
+    with pytest.raises(ConfigError, match=r"my_cfg/config\.yaml would replace"):
         compose(["task=Ant"], "my_cfg")
     done = train_here("-cd", "my_cfg", "task=Ant")
-    assert done.stderr.startswith("error: my_cfg/config.yaml would take") and done.stderr.count("\n") == 1
-
-
-# -- help, completion, discovery --------------------------------------------------------------
+    assert done.stderr.startswith("error: my_cfg/config.yaml would replace") and done.stderr.count("\n") == 1
 
 
 def examples() -> list[str]:
@@ -238,10 +225,7 @@ def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [
-        ("task=An", "task=Ant"),
-        ("task=Ant ppo.lea", "ppo.learning_rate="),
-    ],
+    [("task=An", "task=Ant"), ("task=Ant ppo.lea", "ppo.learning_rate=")],
 )
 def test_tab_completes(command, checkout, typed, expected):
     line = f"train.py {typed}"
@@ -285,20 +269,9 @@ def test_tab_completes_checkpoints(some_runs, monkeypatch, capsys, typed, expect
     assert capsys.readouterr().out.splitlines() == expected
 
 
-def test_tab_completes_the_commands(monkeypatch, capsys):
-    monkeypatch.setenv("COMP_LINE", "gpusim-rl ")
-    cli.main(["completion", "query"])
-    assert capsys.readouterr().out.split() == ["list", "completion", *cli.commands()]
-
-
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [
-        ("rec", ["record "]),
-        ("plot runs/Ant/2", [RUN]),
-        ("list ", []),
-        ("train ppo.epo", ["ppo.epochs="]),
-    ],
+    [("rec", ["record "]), ("plot runs/Ant/2", [RUN]), ("list ", []), ("train ppo.epo", ["ppo.epochs="])],
 )
 def test_tab_completes_the_command_in_bash(command, some_runs, typed, expected):
     bin_folder = some_runs / "bin"
@@ -318,10 +291,7 @@ def test_tab_completes_the_command_in_bash(command, some_runs, typed, expected):
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [
-        ("play comp/", "comp/fine-1.0/"),
-        ("train checkpoint=comp/", "checkpoint=comp/fine-1.0/"),
-    ],
+    [("play comp/", "comp/fine-1.0/"), ("train checkpoint=comp/", "checkpoint=comp/fine-1.0/")],
 )
 def test_tab_offers_no_name_that_a_shell_would_run(some_runs, monkeypatch, capsys, typed, expected):
     """Bash puts the words on the command line as they are."""
@@ -344,7 +314,6 @@ def test_tab_offers_no_name_that_a_shell_would_run(some_runs, monkeypatch, capsy
         ("play Ant --po", ["--policy ", "--port "]),
         ("export -", ["-h ", "--help ", "--out ", "--no-int8 ", "--trust ", "-cd ", "--config-dir "]),
         ("clip record --sk", ["--skip "]),
-        ("doctor scaling --dev", ["--devices "]),
         ("list --no", ["--no-sizes "]),
         ("nothing --", []),
         ("play --nothing", []),
@@ -481,9 +450,6 @@ def test_an_installed_package_adds_tasks(command, plugin, checkout):
     assert "_target_: plugged.juggler.Juggler" in shown.stdout
 
 
-# -- runs -------------------------------------------------------------------------------------
-
-
 def run_dirs(folder: Path, task: str) -> list[Path]:
     return sorted(path for path in (folder / "runs" / task).iterdir() if not path.is_symlink())
 
@@ -513,7 +479,7 @@ def test_a_run_is_resumed_by_its_folder_alone(train_here, tmp_path):
 def test_a_sweep_stops_before_it_starts_when_one_run_is_wrong(train_here, tmp_path):
     done = train_here("-m", "debug=smoke", "seed=1,2,-7")
     assert done.returncode == 2
-    assert done.stderr == "error: seed must be an int in [-1, 2^31), got -7\n"
+    assert done.stderr == "error: seed: expected an int in [-1, 2^31), got -7\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -583,26 +549,22 @@ def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(t
     assert "task._target_=juggler.Juggler would run code" in done.stderr and done.stderr.count("\n") == 1
     assert "trust=true" in done.stderr
     done = train_here("--config-dir=my_cfg", "task=Jugler")
-    assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'? Looked in my_cfg/task/ ")
+    assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'?")
 
 
 @pytest.mark.parametrize("group", ["task", "algo"])
 def test_a_yaml_that_is_not_found_says_where_it_was_looked_for(juggler, monkeypatch, group):
     monkeypatch.chdir(juggler)
-    with pytest.raises(
-        ConfigError, match=rf"^unknown {group} 'Zzz'\. Looked in my_cfg/{group}/ and ours\. Available: "
-    ):
-        compose([f"{group}=Zzz"], "my_cfg")
-    (juggler / "my_cfg" / "Zzz.yaml").write_text("{}\n")
-    line = rf"^unknown {group} 'Zzz'\. Move my_cfg/Zzz\.yaml to my_cfg/{group}/\. Available: "
-    with pytest.raises(ConfigError, match=line):
-        compose([f"{group}=Zzz"], "my_cfg")
-    with pytest.raises(ConfigError, match=rf"'Zzz'\. Try -cd <folder that holds {group}/Zzz\.yaml>\. Available: "):
-        compose([f"{group}=Zzz"])
-    from gpusim_rl.api import prepare
 
-    with pytest.raises(ConfigError, match=r"^unknown task 'Zzz'\. Move my_cfg/Zzz\.yaml to my_cfg/task/\. Available: "):
-        prepare("Zzz", config_dir="my_cfg")
+    def hint(config_dir: str | None) -> str:
+        with pytest.raises(ConfigError, match=f"unknown {group} 'Zzz'") as info:
+            compose([f"{group}=Zzz"], config_dir)
+        return info.value.hint.partition(" Available: ")[0]
+
+    assert hint("my_cfg") == f"Looked in my_cfg/{group}/ and ours."
+    (juggler / "my_cfg" / "Zzz.yaml").write_text("{}\n")
+    assert hint("my_cfg") == f"Move my_cfg/Zzz.yaml to my_cfg/{group}/."
+    assert hint(None) == f"Try -cd <folder that holds {group}/Zzz.yaml>."
 
 
 def test_a_folder_of_the_users_wins_over_ours_in_python_and_only_there(juggler):
@@ -621,9 +583,6 @@ def test_a_run_is_called_as_its_yaml(train_cli, tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["Strong"]
     train_cli("checkpoint=Strong", "max_iterations=3")
     assert run_dirs(tmp_path, "Strong") == [folder] and read_yaml(folder / "config.yaml")["task"]["max_torque"] == 3.0
-
-
-# -- Python -----------------------------------------------------------------------------------
 
 
 def test_python_trains_with_the_same_defaults(tmp_path, monkeypatch):
@@ -645,19 +604,17 @@ def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
     monkeypatch.chdir(juggler)
     monkeypatch.syspath_prepend(str(juggler))
     spec = prepare(Pendulum, num_envs=8, task={"max_torque": 3.0})
-    run, task, config, lines = spec.cfg, spec.task_class, spec.config, spec.overrides
-    assert (task, run.num_envs, run.task.max_torque) == (Pendulum, 8, 3.0)
-    assert lines == ["task=Pendulum", "num_envs=8", "task.max_torque=3.0"]
+    assert (spec.task_class, spec.cfg.num_envs, spec.cfg.task.max_torque) == (Pendulum, 8, 3.0)
+    assert spec.overrides == ["task=Pendulum", "num_envs=8", "task.max_torque=3.0"]
 
     from juggler import Juggler
 
-    values = {key: value for key, value in config["task"].items() if key not in ("_target_", "reset_from")}
+    values = {key: value for key, value in spec.config["task"].items() if key not in ("_target_", "reset_from")}
     settings = Juggler.Config(bonus=2.0, **values)
     spec = prepare(Juggler, settings, num_envs=8, sim="mujoco")
-    run, task, config = spec.cfg, spec.task_class, spec.config
-    assert (task, run.task, run.sim.name) == (Juggler, settings, "mujoco")
-    assert config["task"]["_target_"] == "juggler.Juggler"
-    with pytest.raises(ConfigError, match=r"try gpusim_rl\.train\(Juggler, Juggler\.Config"):
+    assert (spec.task_class, spec.cfg.task, spec.cfg.sim.name) == (Juggler, settings, "mujoco")
+    assert spec.config["task"]["_target_"] == "juggler.Juggler"
+    with pytest.raises(ConfigError, match=r"Try gpusim_rl\.train\(Juggler, Juggler\.Config"):
         prepare(Juggler)
 
 
@@ -689,13 +646,14 @@ def test_settings_from_python_are_in_the_overrides_of_a_task_with_a_yaml(monkeyp
 
     from gpusim_rl.api import prepare
 
-    spec = prepare(Pendulum)
-    plain = spec.config
-    values = {**plain["task"], "max_torque": 3.0, "randomization_params": {"latency": {"range": [0, 1]}}}
+    values = {
+        **prepare(Pendulum).config["task"],
+        "max_torque": 3.0,
+        "randomization_params": {"latency": {"range": [0, 1]}},
+    }
     del values["_target_"]
     spec = prepare(Pendulum, Pendulum.Config(**values), task={"physics_hz": 240})
-    plain, lines = spec.config, spec.overrides
-    assert compose(lines) == plain and plain["task"]["max_torque"] == 3.0
+    assert compose(spec.overrides) == spec.config and spec.config["task"]["max_torque"] == 3.0
 
 
 def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
@@ -704,19 +662,18 @@ def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
     monkeypatch.syspath_prepend(str(juggler))
     monkeypatch.delitem(sys.modules, "juggler", raising=False)
     spec = prepare("Juggler", config_dir=juggler / "my_cfg", num_envs=8)
-    task, lines = spec.task_class, spec.overrides
-    assert (task.__name__, lines) == ("Juggler", ["task=Juggler", "num_envs=8"])
-    with pytest.raises(ConfigError, match=r"unknown task 'Juggler'\. Try config_dir=<folder with its yaml>, or pass"):
+    assert (spec.task_class.__name__, spec.overrides) == ("Juggler", ["task=Juggler", "num_envs=8"])
+    with pytest.raises(ConfigError, match=r"unknown task 'Juggler'\. Try config_dir="):
         prepare("Juggler")
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"num_envs": "8"}, "num_envs must be a positive int, got '8'"),
+        ({"num_envs": "8"}, "num_envs: expected a positive int, got '8'"),
         ({"ppo": {"horizn": 8}}, "Did you mean 'ppo.horizon'?"),
         ({"sim": "mujco"}, "Did you mean 'mujoco'?"),
-        ({"experiment": "a/b"}, "experiment must be a folder name"),
+        ({"experiment": "a/b"}, "experiment: expected a folder name"),
     ],
 )
 def test_python_gets_the_same_errors(overrides, words):
@@ -729,11 +686,8 @@ def test_python_gets_the_same_errors(overrides, words):
         prepare("Antt")
 
 
-# -- gpusim-rl --------------------------------------------------------------------------------
-
-
-def test_unknown_command_suggests():
-    with pytest.raises(ConfigError, match=r"unknown command 'trian'\. Did you mean 'train'\?"):
+def test_an_unknown_command_has_a_suggestion():
+    with pytest.raises(ConfigError, match="Did you mean 'train'"):
         cli.load_command("trian")
 
 

@@ -185,7 +185,7 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     elif close := closest(leaf, elsewhere, 0.75 if inside else 0.6):
         hint = f"Did you mean {elsewhere[close]!r}?"
     elif inside:
-        hint = f"{section} has: {', '.join(siblings)}"
+        hint = f"Keys of {section}: {', '.join(siblings)}"
     else:
         hint = did_you_mean(key, known) or "Try python train.py --help, or --cfg job for all keys"
     return ConfigError(problem, hint=hint)
