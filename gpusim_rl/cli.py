@@ -10,6 +10,7 @@ if sys.argv[0].removesuffix(".exe").endswith("gpusim-rl"):
     interrupts.install()  # before imports that take time
 
 import argparse
+import ast
 import importlib.util
 import io
 import json
@@ -27,17 +28,16 @@ from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say, wa
 from gpusim_rl.files import paths
 from gpusim_rl.learned import Learned, learned
 
-LEAST = 20  # characters of the last column, below which it is left out
+LEAST = 20  # minimum width of the last column [characters]
 COLUMNS = """\
-columns, of which a narrow terminal shows the first ones:
-  obs, act      numbers in an observation and in an action
-  envs          envs that the task's yaml asks for
-  recipes       named changes of the task, of which recipe=NAME chooses one; full: the task as its yaml has it
-  tuned         yes: a recipe was seen to reach the task's threshold; yes*: other settings were, such as fewer envs or
-                another algorithm (--json names them as "overrides"); no: none were
-  best result   the threshold, and how long that took, on what; or the return at the end, and of what it fell short;
-                README has the same results, with their settings
-  source        the package or folder that ships the task
+columns (a narrow terminal shows the first ones):
+  obs, act      sizes of observation and action
+  envs          number of envs in the task's yaml
+  recipes       named variants of the task for recipe=NAME; full: the yaml alone
+  tuned         yes: a recipe reached the task's threshold; yes*: other settings did, such as fewer envs or another
+                algorithm ("overrides" in --json); no: none did
+  best result   the threshold with time and hardware, or the final return and the missed threshold; see also README
+  source        package or folder of the task
 """
 
 BUILT_IN = {
@@ -57,8 +57,7 @@ complete -o nospace -F _gpusim_rl gpusim-rl
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command named by the first argument."""
     with friendly_errors():
-        arguments = list(sys.argv[1:] if argv is None else argv)
-        name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+        name, *rest = list(sys.argv[1:] if argv is None else argv) or [""]
         if name in ("", "-h", "--help", "help"):
             sys.stdout.write(usage())
         elif name in ("-V", "--version"):
@@ -86,7 +85,7 @@ def usage() -> str:
     for name, file in commands().items():
         summary = _summary(file)
         lines.append(f"  {name:<12} {summary[:1].lower()}{summary[1:].rstrip('.')}")
-    return "\n".join([*lines, "", "gpusim-rl COMMAND --help tells more.", ""])
+    return "\n".join([*lines, "", "See gpusim-rl COMMAND --help.", ""])
 
 
 def load_command(name: str) -> Callable[..., Any]:
@@ -94,14 +93,13 @@ def load_command(name: str) -> Callable[..., Any]:
     files = commands()
     file = files.get(name.replace("_", "-"))
     if file is None or not file.is_file():
-        raise ConfigError(
-            f"unknown command {name!r}.{did_you_mean(name, [*BUILT_IN, *files])}"
-            f" Available: {', '.join([*BUILT_IN, *files])}"
-        )
+        names = [*BUILT_IN, *files]
+        hint = f"{did_you_mean(name, names)} Available: {', '.join(names)}"
+        raise ConfigError(f"unknown command {name!r}", hint=hint)
     spec = importlib.util.spec_from_file_location(f"gpusim_rl_command_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look the module up by name
+    sys.modules[spec.name] = module  # for dataclasses and pickle
     spec.loader.exec_module(module)
     return module.main
 
@@ -113,7 +111,8 @@ def completion(argv: list[str]) -> None:
     elif argv == ["query"]:
         sys.stdout.write("".join(f"{word}\n" for word in _complete(os.environ.get("COMP_LINE", ""))))
     else:
-        raise ConfigError(f'completion: expected bash, got {" ".join(argv)!r}. Try eval "$(gpusim-rl completion bash)"')
+        hint = 'Try eval "$(gpusim-rl completion bash)"'
+        raise ConfigError(key="completion", expected="bash", got=" ".join(argv), hint=hint)
 
 
 def _complete(line: str) -> list[str]:
@@ -122,7 +121,7 @@ def _complete(line: str) -> list[str]:
     if not words:
         options = [*BUILT_IN, *commands()]
     elif words[0] == "train":
-        os.environ["COMP_LINE"] = line.removeprefix(program).lstrip()  # Hydra takes the first word for the program
+        os.environ["COMP_LINE"] = line.removeprefix(program).lstrip()  # Hydra skips the first word
         with redirect_stdout(io.StringIO()) as printed:
             load_command("train")(["-sc", "query=bash"])
         options = printed.getvalue().split()
@@ -150,29 +149,19 @@ def list_tasks(argv: list[str]) -> None:
     """Print every task with description, sizes, source and learning result."""
     from gpusim_rl.settings.discover import recipes, tasks
 
-    parser = argparse.ArgumentParser(
-        prog="gpusim-rl list",
-        description="List all tasks on our simulators that task=NAME accepts.",
-        epilog=COLUMNS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    text, layout = "List all tasks on our simulators for task=NAME.", argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("gpusim-rl list", description=text, epilog=COLUMNS, formatter_class=layout)
     parser.add_argument("--json", action="store_true", help="print one JSON list, for programs")
-    parser.add_argument("--no-sizes", action="store_true", help="skip sizes, for which each task is built (seconds)")
-    parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
+    parser.add_argument("--no-sizes", action="store_true", help="skip sizes, which need a build of each task (seconds)")
+    parser.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py")
     args = parser.parse_args(argv)
-    rows = []
-    outcomes = learned()
+    rows, outcomes = [], learned()
     for entry in tasks(args.config_dir).values():
         if entry.problem:  # one broken task must not hide the others
             warn(f"left out {entry.name}: {entry.problem}")
             continue
-        row: dict[str, Any] = {
-            "name": entry.name,
-            "description": entry.description,
-            "source": entry.source,
-            "file": str(entry.file),
-        }
-        row["recipes"] = recipes(entry.name, args.config_dir)
+        row: dict[str, Any] = {"name": entry.name, "description": entry.description, "source": entry.source}
+        row |= {"file": str(entry.file), "recipes": recipes(entry.name, args.config_dir)}
         row |= _learning(outcomes.get(entry.name, {}) if entry.source == "gpusim_rl" else {}, len(row["recipes"]) > 1)
         rows.append(row if args.no_sizes else {**row, **_sizes(entry.name, args.config_dir)})
     if args.json:
@@ -221,32 +210,26 @@ def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
     """Return the sizes of a task from one env, and its yaml's defaults; all None if it cannot be built."""
     import torch
 
-    from gpusim_rl.env.task import load_task_class
-    from gpusim_rl.env.vec_env import VecEnv
-    from gpusim_rl.settings.checks import build_run
-    from gpusim_rl.settings.compose import compose
+    from gpusim_rl.api import prepare
+    from gpusim_rl.env import Task, VecEnv
     from gpusim_rl.sim import choose_sim
 
     try:
-        config = compose([f"task={name}"], config_dir)
-        task_class = load_task_class(config["task"]["_target_"])
-        run = build_run(config, task_class=task_class)
-        choice = choose_sim("mujoco", torch.device("cpu"))
-        env = VecEnv.make(task_class, run.task, num_envs=1, choice=choice, sim=run.sim, seed=0)
+        spec, choice = prepare(name, config_dir=config_dir), choose_sim("mujoco", torch.device("cpu"))
+        assert issubclass(spec.task_class, Task)
+        env = VecEnv.make(spec.task_class, spec.cfg.task, num_envs=1, choice=choice, sim=spec.cfg.sim, seed=0)
         env.reset()
     except Exception as error:  # one broken task must not hide the others
         warn(f"{name} cannot be built: {error}")
         return dict.fromkeys(("obs", "act", "envs", "sim"))
-    return {"obs": env.obs_sizes["policy"], "act": env.num_actions, "envs": run.num_envs, "sim": run.sim.name}
+    sizes = {"obs": env.obs_sizes["policy"], "act": env.num_actions}
+    return {**sizes, "envs": spec.cfg.num_envs, "sim": spec.cfg.sim.name}
 
 
 def _summary(file: Path) -> str:
-    import ast
-
-    try:
+    with suppress(OSError, SyntaxError):
         return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-    except (OSError, SyntaxError):
-        return ""
+    return ""
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -115,13 +115,12 @@ def check_hooks(cls: type, kind: str) -> None:
 def known_keys() -> list[str]:
     """Return all keys outside the task section, e.g. `ppo.network.hidden`."""
 
-    def keys(cls: type, prefix: str) -> list[str]:
-        names, hints = [], _hints(cls)
+    def keys(cls: type, prefix: str) -> Iterator[str]:
+        hints = _hints(cls)
         for name in (field.name for field in dataclasses.fields(cls) if field.init):
-            names.append(prefix + name)
+            yield prefix + name
             if dataclasses.is_dataclass(hints[name]):
-                names += keys(hints[name], f"{prefix}{name}.")
-        return names
+                yield from keys(hints[name], f"{prefix}{name}.")
 
     algorithms = [key for name, (_, settings) in ALGORITHMS.items() for key in [name, *keys(settings, f"{name}.")]]
     return [key for key in keys(RunConfig, "") if key != "algorithm"] + algorithms

@@ -36,7 +36,6 @@ from gpusim_rl.settings.discover import (
     FULL,
     cfg_dirs,
     check_config_dir,
-    default_choice,
     import_from_current_folder,
     plugin_cfg_dirs,
     read_yaml,
@@ -55,7 +54,7 @@ from gpusim_rl.settings.hydra_errors import (
     task_of,
 )
 from gpusim_rl.settings.load_class import load_class
-from gpusim_rl.settings.overrides import is_open, is_override, key_of, quote, value_of
+from gpusim_rl.settings.overrides import is_open, is_override, key_of, last_value, quote, value_of
 from gpusim_rl.settings.saved_run import NO_YAML, SavedRun, continue_run
 from gpusim_rl.settings.schema import ALGORITHMS, algorithm_of
 
@@ -97,8 +96,9 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
         nonlocal saved
         typed = list(sys.argv[1:] if argv is None else argv)
         with friendly_errors():
-            arguments, saved = continue_run(typed, check_flags(_flags_first(typed)).config_dir)
-            arguments = _may_add(_flags_first(arguments))
+            # Flags go first: argparse rejects `task=Ant -m seed=1,2`.
+            arguments, saved = continue_run(typed, check_flags(sorted(typed, key=is_override)).config_dir)
+            arguments = _may_add(sorted(arguments, key=is_override))
             flags = check_flags(arguments)
             refuse_unreadable(flags.overrides, typed)
             if flags.shell_completion and (runs := _complete_checkpoint(os.environ.get("COMP_LINE", ""))) is not None:
@@ -137,7 +137,7 @@ def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str
 def _help() -> str:
     """Return the text of `--help`; Hydra's own composes all settings for each group."""
     groups: dict[str, set[str]] = {}
-    for folder in filter(None, [TaskFolders.user, *(folder for _, folder in cfg_dirs())]):
+    for _, folder in cfg_dirs(TaskFolders.user):
         for file in folder.glob("*/*.yaml"):
             groups.setdefault(file.parent.name, set()).add(file.stem)
     del groups["learn"]  # only for algorithms to include
@@ -183,7 +183,7 @@ def compose(
 def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None) -> list[str]:
     """Replace `recipe=auto`, also implied, with the recipe for the physics device, or raise ConfigError."""
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
-    tasks = [] if NO_YAML in arguments else typed.get("task", default_choice("task")).split(",")
+    tasks = [] if NO_YAML in arguments else task_of(arguments).split(",")
     known = {task: [FULL, "quick"] if "(" in task else recipes(task, config_dir) for task in tasks}  # glob(*): any
     names = typed.get("recipe", "auto").split(",")
     for task, name in itertools.product(known or {"without a yaml": [FULL]}, names):
@@ -290,9 +290,8 @@ def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: 
 
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
     """Find the checkpoint that the setting `checkpoint` names."""
-    if config.get("checkpoint") is None:
-        return None
-    return paths.find_checkpoint(config["checkpoint"], config["log"]["dir"])
+    name = config.get("checkpoint")
+    return None if name is None else paths.find_checkpoint(name, config["log"]["dir"])
 
 
 class TaskFolders(SearchPathPlugin):
@@ -309,19 +308,12 @@ class TaskFolders(SearchPathPlugin):
 
 
 def _prepare_hydra(config_dir: str | Path | None = None) -> None:
-    if config_dir is not None:
-        check_config_dir(config_dir)
-    TaskFolders.user = Path(config_dir).resolve() if config_dir is not None else None
+    TaskFolders.user = None if config_dir is None else check_config_dir(config_dir).resolve()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors, for `explain`
     # Hydra 1.3 requires version_base, 1.4 deprecates it.
     warnings.filterwarnings("ignore", message="The version_base parameter is deprecated")
     Plugins.instance().register(TaskFolders)
     import_from_current_folder()
-
-
-def _flags_first(arguments: Sequence[str]) -> list[str]:
-    """Sort flags first: argparse rejects `task=Ant -m seed=1,2`."""
-    return sorted(arguments, key=is_override)
 
 
 def _may_add(arguments: Sequence[str]) -> list[str]:
@@ -334,5 +326,5 @@ def _complete_checkpoint(line: str) -> list[str] | None:
     *words, last = line.split(" ")
     if key_of(last) != "checkpoint" or "=" not in last:
         return None
-    typed = {key_of(word): value_of(word) for word in words}
-    return [f"checkpoint={run}" for run in paths.complete_run(value_of(last), typed.get("log.dir", "runs"))]
+    runs = paths.complete_run(value_of(last), last_value(words, "log.dir") or "runs")
+    return [f"checkpoint={run}" for run in runs]

@@ -18,7 +18,6 @@ from typing import Any
 from gpusim_rl.errors import ConfigError, did_you_mean, first_line, warn
 from gpusim_rl.files import paths
 
-ENTRY_POINT_GROUP = "gpusim_rl.cfg"
 FULL = "full"  # recipe of every task: its yaml alone
 OWN_RECIPES = re.compile(r"optional /recipe/([\w-]+)")  # defaults-list entry that includes the recipes of a folder
 OUTSIDE = "gpusim_rl.connect."  # package of the wrappers of other libraries' envs
@@ -42,15 +41,16 @@ def import_from_current_folder() -> None:
         sys.path.append(folder)
 
 
-def cfg_dirs() -> list[tuple[str, Path]]:
-    """Return config folders by source: ours, then those of installed packages."""
-    return [("gpusim_rl", paths.cfg_dir()), *plugin_cfg_dirs()]
+def cfg_dirs(config_dir: str | Path | None = None) -> list[tuple[str, Path]]:
+    """Return config folders by source: the user's (`-cd`), ours, those of installed packages."""
+    user = [] if config_dir is None else [(str(config_dir), check_config_dir(config_dir))]
+    return [*user, ("gpusim_rl", paths.cfg_dir()), *plugin_cfg_dirs()]
 
 
 def plugin_cfg_dirs() -> list[tuple[str, Path]]:
     """Return config folders of installed packages (entry points `name = "my_package.cfg"`); warn about broken ones."""
     folders, here = [], Path.cwd()
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
+    for entry in entry_points(group="gpusim_rl.cfg"):
         if entry.dist and Path(str(entry.dist.locate_file(""))).resolve() == here:
             continue  # third-party metadata in the current folder
         folder = package_path(entry.value)
@@ -63,12 +63,8 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
 
 def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, TaskEntry]:
     """Return all tasks by name; the user's (`-cd`) win, `outside` adds those of other libraries."""
-    folders = cfg_dirs()
-    if config_dir is not None:
-        check_config_dir(config_dir)
-        folders.insert(0, (str(config_dir), Path(config_dir)))
     files: dict[str, tuple[str, Path]] = {}
-    for source, folder in folders:
+    for source, folder in cfg_dirs(config_dir):
         for file in sorted((folder / "task").glob("*.yaml")):
             files.setdefault(file.stem, (source, file))
     yamls = {name: file for name, (_, file) in files.items()}
@@ -76,8 +72,8 @@ def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dic
     return {entry.name: entry for entry in entries if outside or not entry.target.startswith(OUTSIDE)}
 
 
-def check_config_dir(config_dir: str | Path) -> None:
-    """Raise ConfigError if the user's folder is missing or would replace config.yaml."""
+def check_config_dir(config_dir: str | Path) -> Path:
+    """Return the user's folder; raise ConfigError if it is missing or would replace config.yaml."""
     folder = Path(config_dir)
     if not folder.is_dir():
         near = folder.parent if folder.parent.is_dir() else Path()
@@ -87,6 +83,7 @@ def check_config_dir(config_dir: str | Path) -> None:
     if (folder / "config.yaml").is_file():
         hint = "Try another name: -cd expects task/<Name>.yaml, and recipe/, algo/, sim/, log/ or debug/"
         raise ConfigError(f"{folder / 'config.yaml'} would replace all our settings", hint=hint)
+    return folder
 
 
 def _entry(name: str, source: str, yamls: Mapping[str, Path]) -> TaskEntry:
@@ -95,8 +92,8 @@ def _entry(name: str, source: str, yamls: Mapping[str, Path]) -> TaskEntry:
         target = str(_target(name, yamls) or "")
     except ConfigError as error:
         return TaskEntry(name, "", "", source, file, str(error))
-    class_name = target.rpartition(".")[2]
-    return TaskEntry(name, _description(target).removeprefix(f"{class_name}: "), target, source, file)
+    description = _description(target).removeprefix(f"{target.rpartition('.')[2]}: ")
+    return TaskEntry(name, description, target, source, file)
 
 
 def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -> Any:
@@ -145,7 +142,7 @@ def recipes(task: str, config_dir: str | Path | None = None) -> list[str]:
 
 def _task_yamls(task: str, config_dir: str | Path | None) -> Iterator[tuple[dict[str, Any], list[Path]]]:
     """Yield the yaml of a task and its bases, each with recipe files."""
-    folders = [*([] if config_dir is None else [Path(config_dir)]), *(folder for _, folder in cfg_dirs())]
+    folders = [folder for _, folder in cfg_dirs(config_dir)]
     names, seen = [task], set()
     while names:
         name = names.pop()

@@ -78,8 +78,8 @@ def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config
     for group in ("algo", "task"):
         if isinstance(section_of(config, group).get(group), Mapping):
             problem = _problem(arguments, config_dir) if group == "task" else ""
-            nested, hint = f"the yaml of {group} has {group!r} inside {group!r}", "Does '# @package _global_' begin it?"
-            raise ConfigError(problem or nested, hint="" if problem else hint)
+            nested = f"the yaml of {group} has {group!r} inside {group!r}: does '# @package _global_' begin it?"
+            raise ConfigError(problem or nested)
 
 
 def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:
@@ -132,7 +132,7 @@ def explain(
         section = key.partition(".")[0]
         chosen = last_value(arguments, "algo", "algo.name")
         if chosen is None:
-            chosen = section_of(saved.settings, "algo").get("name") if saved else default_choice("algo")
+            chosen = str(section_of(saved.settings, "algo").get("name")) if saved else default_choice("algo")
         if chosen != section and section in ALGORITHMS:
             return _no_effect(key, chosen)
         return unknown_key(key, _all_keys(arguments, saved))

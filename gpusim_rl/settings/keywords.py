@@ -56,9 +56,8 @@ def compose_call(
     check_settings(composed)
     refuse_other_algorithm(composed, lines)
     refuse_other_task(composed, saved)
-    if saved is None:
-        return composed, [*lines, *more], None
-    return composed, saved.with_overrides([*lines, *more]), saved.checkpoint
+    record = [*lines, *more]
+    return (composed, record, None) if saved is None else (composed, saved.with_overrides(record), saved.checkpoint)
 
 
 def _algorithm_lines(
@@ -86,11 +85,10 @@ def _algorithm_lines(
 def _yaml_name(task: type | str, config_dir: str | Path | None) -> str | None:
     entries = tasks(config_dir, outside=True)
     if isinstance(task, str):
-        if task not in entries:
-            folder = Path(config_dir) if config_dir is not None else None
-            otherwise = "Try config_dir=<folder with its yaml>, or pass its class."
-            raise unknown_choice("task", task, list(entries), folder, otherwise)
-        return task
+        if task in entries:
+            return task
+        otherwise = "Try config_dir=<folder with its yaml>, or pass its class."
+        raise unknown_choice("task", task, list(entries), Path(config_dir) if config_dir else None, otherwise)
     names = [entry.name for entry in entries.values() if entry.target == _class_path(task)]
     return task.__name__ if task.__name__ in names else next(iter(names), None)
 

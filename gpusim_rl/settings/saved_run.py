@@ -46,11 +46,7 @@ class SavedRun:
 def continue_run(
     arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[Named] = ()
 ) -> tuple[list[str], SavedRun | None]:
-    """Read the run that `checkpoint=` names, or raise ConfigError if it is missing, damaged or not trusted.
-
-    Returns:
-        Arguments without redundant ones, and the run or None.
-    """
+    """Return arguments without redundant ones and the run of `checkpoint=`; raise ConfigError if it is not trusted."""
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     name = typed.get("checkpoint", "null")
     if name == "null":
@@ -183,8 +179,8 @@ def repeating_words(
 
 
 def _is_choice(key: str, value: str, config_dir: str | Path | None) -> bool:
-    folders = [*(folder for _, folder in cfg_dirs()), *([] if config_dir is None else [config_dir])]
-    return bool(NAME.fullmatch(value)) and any(Path(folder, key, f"{value}.yaml").is_file() for folder in folders)
+    files = (folder / key / f"{value}.yaml" for _, folder in cfg_dirs(config_dir))
+    return NAME.fullmatch(value) is not None and any(file.is_file() for file in files)
 
 
 def _damage(file: Path) -> str:

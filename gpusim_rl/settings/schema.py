@@ -680,8 +680,8 @@ class RunConfig:
         if self.checkpoint is not None and self.start_from is not None:
             raise ConfigError(f"start_from={self.start_from} has no effect with checkpoint", hint="Try start_from=null")
         if actors is None and number is not None:
-            hint = "Try num_actors=null, or actors=process"
-            raise ConfigError(f"num_actors={number} has no effect without actors", hint=hint)
+            problem = f"num_actors={number} has no effect without actors"
+            raise ConfigError(problem, hint="Try num_actors=null, or actors=process")
         if actors is not None and self.multi_gpu:
             problem = f"multi_gpu=true with actors={actors}: actors send to one learner"
             raise ConfigError(problem, hint="Try multi_gpu=false")

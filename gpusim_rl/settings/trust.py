@@ -75,8 +75,7 @@ def strange_values(
         strange.append((ENV_ID, str(env["id"])))
     leaves = [leaf for part in ("kwargs", "cfg") for leaf in _leaves(env.get(part), f"env.{part}")]
     leaves += [leaf for name, it in sections.items() for leaf in _leaves(it.get("extensions"), f"{name}.extensions")]
-    texts = [(key, text) for key, text in leaves if isinstance(text, str)]
-    return [*strange, *((key, text) for key, text in texts if LEADS_ELSEWHERE.search(text))]
+    return strange + [(key, text) for key, text in leaves if isinstance(text, str) and LEADS_ELSEWHERE.search(text)]
 
 
 def place_of(key: str) -> str:
@@ -89,17 +88,11 @@ def place_of(key: str) -> str:
 
 
 def _is_named(code: Named, config_dir: str | Path | None) -> bool:
-    if config_dir is not None:
-        check_config_dir(config_dir)
-        if _names(Path(config_dir), code):
-            return True
-    return code[0] != "env" and any(_names(folder, code) for _, folder in cfg_dirs())
-
-
-def _names(folder: Path, code: Named) -> bool:
-    files = [file for group in ("algo", "task") for file in sorted((folder / group).glob("*.yaml"))]
+    folders = [] if config_dir is None else [check_config_dir(config_dir)]
+    folders += [] if code[0] == "env" else [folder for _, folder in cfg_dirs()]
+    files = (file for folder in folders for group in ("algo", "task") for file in (folder / group).glob("*.yaml"))
     # Parsing is slow, so search the text first.
-    near = [file for file in files if code[1] in file.read_text(encoding="utf-8", errors="replace")]
+    near = (file for file in files if code[1] in file.read_text(encoding="utf-8", errors="replace"))
     return any(code == (place_of(key), target) for file in near for key, target in class_paths(read_yaml(file)))
 
 

@@ -104,11 +104,7 @@ def run_folders(names: Sequence[str]) -> list[Path]:
 
 
 def read_run(folder: Path) -> SavedCurves:
-    """Read a possibly third-party run folder, up to any damage of metrics.csv.
-
-    Raises:
-        ConfigError: metrics.csv is missing, or config.yaml does not belong to a run.
-    """
+    """Read a possibly third-party run folder, up to any damage of metrics.csv, or raise ConfigError."""
     run = RunDir(folder)
     if not run.metrics_csv.is_file():
         raise ConfigError("no metrics.csv: it was deleted, or the first iteration is running", key=str(folder))

@@ -21,7 +21,7 @@ CAPTION = (
 
 
 def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
-    """Play control steps and return an offline page that adapts to the browser's dark mode."""
+    """Play control steps and return an offline page; raise ConfigError for envs of another library."""
     viser, _ = (import_extra(name, "view", needed_by) for name in ("viser", "mjviser"))
     if not isinstance(player.env, VecEnv):
         raise ConfigError(

@@ -100,11 +100,7 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
 
 
 def open_playback(clip: Clip, robot: str, *, name: str = "clip", config_dir: str | None = None) -> Player:
-    """Return a player named `name` that loops a clip on a robot of `scene_by_name`.
-
-    Raises:
-        ConfigError: The clip belongs to another robot.
-    """
+    """Return a player named `name` that loops a clip on a robot of `scene_by_name`; raise ConfigError if unsuitable."""
     cfg = ClipPlaybackConfig(
         physics_hz=clip.fps,
         control_hz=clip.fps,

@@ -133,11 +133,7 @@ class Player:
         return False
 
     def take(self, file: Path) -> None:
-        """Load the networks of another checkpoint of the run.
-
-        Raises:
-            ConfigError: The file is unreadable or does not fit; the old networks stay.
-        """
+        """Load another checkpoint of the run; on a damaged or unsuitable file, keep the old and raise ConfigError."""
         written_ns = file.stat().st_mtime_ns  # taken first, so that a newer file is noticed
         self._take(check_training(load(file), file, NEEDED), file, written_ns)
 

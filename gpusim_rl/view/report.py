@@ -88,12 +88,10 @@ def groups_of(runs: Sequence[SavedCurves]) -> list[list[Group]]:
     by_task: dict[str, list[list[SavedCurves]]] = {}
     for group in grouped(runs):
         by_task.setdefault(str(group[0].settings["task._target_"]), []).append(group)
+    named = (zip(titles([group[0].settings for group in groups]), groups, strict=True) for groups in by_task.values())
     return [
-        [
-            Group(title, colour, group, [ending(run) for run in group])
-            for colour, (title, group) in enumerate(zip(titles([g[0].settings for g in groups]), groups, strict=True))
-        ]
-        for groups in by_task.values()
+        [Group(title, colour, group, [ending(run) for run in group]) for colour, (title, group) in enumerate(pairs)]
+        for pairs in named
     ]
 
 

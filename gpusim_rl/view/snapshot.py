@@ -99,11 +99,7 @@ class FramingCamera(Camera):
 def draw(
     scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto", fill: float = FILL
 ) -> np.ndarray:
-    """Draw framed envs at positions [envs, nq], as uint8 [height, width, 3].
-
-    Raises:
-        ConfigError: No renderer works, or the picture size suits neither the envs nor OpenGL.
-    """
+    """Draw framed envs at positions [envs, nq], as uint8 [height, width, 3], or raise ConfigError."""
     grid = Grid.of(len(qpos), width, height)
     camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height, fill)
     try:

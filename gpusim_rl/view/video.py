@@ -36,10 +36,7 @@ def video_writer(
 ) -> Iterator[Callable[[np.ndarray], object]]:
     """Yield a function that appends a frame, uint8 [height, width, 3], to an mp4 that appears only when complete.
 
-    `needed_by` is the command or setting named if the extra is missing.
-
-    Raises:
-        ConfigError: The extra is missing, the name or size is invalid, or ffmpeg fails.
+    `needed_by` names the command or setting in errors: ConfigError for a missing extra, a bad name or size, or ffmpeg.
     """
     ffmpeg = import_extra("imageio_ffmpeg", "view", needed_by)
     check_video(path, size)
@@ -78,9 +75,6 @@ def drawing(
     """Yield a function that draws a player's envs, uint8 [height, width, 3], and their control rate [Hz].
 
     `size` is [pixels]; `renderer` is one of `make_renderer`, or `policy` for the policy's own images.
-
-    Raises:
-        ConfigError: The envs cannot be drawn here.
     """
     env = player.env
     hz = env.cfg.control_hz if isinstance(env, VecEnv) else env.frames_per_s
