@@ -313,7 +313,7 @@ def test_settings_of_envs_need_the_task_gymnasium() -> None:
         prepare("Ant", env={"kwargs": {"x": 1}})
     with pytest.raises(ConfigError, match="sim and sim_device have no effect"):
         trainer_of("unused", sim={"name": "mujoco"})
-    with pytest.raises(ConfigError, match=r"task\.randomize must be"):
+    with pytest.raises(ConfigError, match=r"task\.randomize: expected"):
         prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"randomize": True})
     with pytest.raises(ConfigError, match=r"task\.reset_from\.share has no effect here"):
         prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"reset_from": {"share": 0.5}})

@@ -57,7 +57,7 @@ def test_the_setting_takes_the_names_of_the_registry():
     values = {name: getattr(sim_config(), name) for name in SimConfig.__dataclass_fields__}
     for name in ("auto", *SIMULATORS):
         assert build(SimConfig, {**values, "name": name}, "sim").name == name
-    with pytest.raises(ConfigError, match=r"sim.name must be one of auto, mujoco, .* Did you mean 'mujoco'\?"):
+    with pytest.raises(ConfigError, match=r"sim.name: expected one of auto, mujoco, .* Did you mean 'mujoco'\?"):
         build(SimConfig, {**values, "name": "mujocco"}, "sim")
 
 

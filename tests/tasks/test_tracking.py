@@ -361,7 +361,7 @@ def test_bad_clips_are_told_in_a_line(tmp_path):
 
 
 def test_bad_settings_are_told_in_a_line():
-    with pytest.raises(ConfigError, match=r"task\.start_noise\.pos must be three numbers.*got \[0\.1\]"):
+    with pytest.raises(ConfigError, match=r"task\.start_noise\.pos: expected three numbers.*got \[0\.1\]"):
         make_env(start_noise={**STILL, "pos": [0.1]})
     with pytest.raises(ConfigError, match=r"task\.starts"):
         make_env(starts="adaptiv")

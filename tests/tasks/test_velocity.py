@@ -446,7 +446,7 @@ def test_a_robot_and_its_mirror_image_see_mirror_images(monkeypatch):
 
 
 def test_other_vision_is_one_line(monkeypatch):
-    with pytest.raises(ConfigError, match=r"^task.vision .*depth.*rgb"):
+    with pytest.raises(ConfigError, match=r"^task.vision: .*depth.*rgb"):
         make_env(num_envs=1, vision="rgb")
     with pytest.raises(ConfigError, match=r"^task.observations.heights"):
         make_env(num_envs=1, **SEES, terrain="rough", rough=PATCHES, observations={"heights": 3})
@@ -493,10 +493,10 @@ def test_a_term_of_its_own_takes_an_entry_and_a_weight(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ({"stages": [{"steps": -5}]}, r"stages\[0\].steps must be .*got -5"),
+        ({"stages": [{"steps": -5}]}, r"stages\[0\].steps: expected .*got -5"),
         ({"stages": [{"steps": 5}, {"steps": 4}]}, r"stages: .*growing.*\[5, 4\]"),
-        ({"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}, r"stages\[0\].yaw must be .*, got \[1.0, -1.0\]"),
-        ({"x": [1.0, 0.0]}, r"x must be \[low, high\], got \[1.0, 0.0\]"),
+        ({"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}, r"stages\[0\].yaw: expected .*, got \[1.0, -1.0\]"),
+        ({"x": [1.0, 0.0]}, r"x: expected \[low, high\], got \[1.0, 0.0\]"),
     ],
 )
 def test_wrong_commands_are_one_line(command, words):
@@ -507,9 +507,9 @@ def test_wrong_commands_are_one_line(command, words):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"push": {"interval": [3.0, 1.0]}}, r"push.interval must be .*, got \[3.0, 1.0\]"),
-        ({"push": {"ang_vel": [0.5, 0.5, -1.0]}}, r"push.ang_vel must be three numbers.*, got"),
-        ({"start_height": [0.1]}, r"start_height must be \[low, high\], got \[0.1\]"),
+        ({"push": {"interval": [3.0, 1.0]}}, r"push.interval: expected .*, got \[3.0, 1.0\]"),
+        ({"push": {"ang_vel": [0.5, 0.5, -1.0]}}, r"push.ang_vel: expected three numbers.*, got"),
+        ({"start_height": [0.1]}, r"start_height: expected \[low, high\], got \[0.1\]"),
     ],
 )
 def test_wrong_settings_are_one_line(settings, words):
