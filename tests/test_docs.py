@@ -103,9 +103,6 @@ def write_files(document: str, folder: Path) -> None:
             write(block, folder)
 
 
-# -- add_a_task.md ----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_that_the_walk_says_is_true(tmp_path):
@@ -137,11 +134,8 @@ def test_all_that_the_walk_says_is_true(tmp_path):
 
 def test_every_block_of_the_walk_is_a_file_or_a_command():
     found = blocks("docs/add_a_task.md")
-    assert [block.text.partition("\n")[0] for block in found if block.file is None and block.language != "bash"] == [
-        "my_tasks/assets/reacher.xml     the robot, as MJCF",
-        "task:",
-    ]
-    assert len(found) > 10
+    others = [block.text.partition("\n")[0] for block in found if block.file is None and block.language != "bash"]
+    assert others == ["my_tasks/assets/reacher.xml     the robot, as MJCF", "task:"] and len(found) > 10
 
 
 def test_the_new_task_trains_and_is_evaluated(tmp_path):
@@ -181,9 +175,6 @@ def rows(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# -- README.md --------------------------------------------------------------------------------
-
-
 def test_the_task_of_the_readme_trains_is_played_and_goes_on(tmp_path, monkeypatch):
     write_files("README.md", tmp_path)
     [command] = [text for text in commands("README.md") if text.startswith("python -c")]
@@ -205,9 +196,6 @@ def test_the_task_of_the_readme_learns(tmp_path):
     shell(command, tmp_path)
     [run] = (tmp_path / "runs" / "Balance").glob("2*")
     assert float(rows(run)[-1]["episode/return"]) > 150  # of 300; the first episodes last about 30 steps
-
-
-# -- config.md --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -281,15 +269,10 @@ def choices(cls: type, prefix: str = "") -> list[tuple[str, list[str]]]:
         if dataclasses.is_dataclass(hint):
             found += choices(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
         else:
-            options = [hint, *typing.get_args(hint)]
-            texts = [
-                text for option in options if typing.get_origin(option) is Literal for text in typing.get_args(option)
-            ]
+            options = [option for option in (hint, *typing.get_args(hint)) if typing.get_origin(option) is Literal]
+            texts = [text for option in options for text in typing.get_args(option)]
             found += [(prefix + name, texts)] if texts else []
     return found
-
-
-# -- outputs.md -------------------------------------------------------------------------------
 
 
 def test_every_file_and_column_of_a_run_is_documented(runs_folder):
@@ -310,9 +293,6 @@ def test_every_field_of_a_checkpoint_is_documented(runs_folder):
     documented = [name for row in rows_of_fields for name in re.findall(r"`([^`]+)`", row)]
     state = checkpoint.load(runs_folder / "runs" / "Ant" / "latest" / "checkpoints" / "last.pt")
     assert sorted(documented) == sorted(state)
-
-
-# -- profiling.md -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -338,9 +318,6 @@ def test_the_trace_is_where_the_document_says(tmp_path):
     assert (tmp_path / "runs" / "Cartpole" / "latest" / "profile" / "trace.json.gz").is_file()
 
 
-# -- AGENTS.md --------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_agent_can_type_all_its_commands(tmp_path):
@@ -354,9 +331,6 @@ def test_an_agent_can_type_all_its_commands(tmp_path):
     first, *_, last = [row for row in rows(run) if row["episode/return"]]
     assert float(last["episode/return"]) > float(first["episode/return"])
     assert list((run / "videos").glob("*.mp4")) and json.loads((run / "evaluation.json").read_text())
-
-
-# -- your_robot.md ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -424,8 +398,6 @@ def test_mistakes_with_a_robot_are_said_as_the_document_says(my_robot):
     assert message(lambda: fresh.add_actuators("arm", "elbow", damping=-1.0, **drive)) in said
 
 
-# -- vision.md --------------------------------------------------------------------------------
-
 TINY = {
     "train.py": "debug=smoke num_envs=8 max_iterations=1 device=cpu log.console=quiet",
     "tools/play.py": "--viewer none --steps 5 --num-envs 2",
@@ -487,13 +459,9 @@ def test_the_lines_about_cameras_run_in_the_task_of_the_page(looking, monkeypatc
     monkeypatch.syspath_prepend(looking)
     for name in ("my_tasks", "my_tasks.look"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    settings = {
-        "num_envs": 4,
-        "sim": "mujoco",
-        "device": "cpu",
-        "task": {k: v for it in sections for k, v in it.items()},
-    }
-    spec = prepare("Look", config_dir=looking / "my_cfg", **settings)
+    settings = {"num_envs": 4, "sim": "mujoco", "device": "cpu"}
+    section = {k: v for it in sections for k, v in it.items()}
+    spec = prepare("Look", config_dir=looking / "my_cfg", task=section, **settings)
 
     class Edited(spec.task_class):  # type: ignore[name-defined]
         @classmethod
@@ -520,9 +488,6 @@ def test_the_lines_about_cameras_run_in_the_task_of_the_page(looking, monkeypatc
     assert env.step(torch.zeros(4, 2)).obs["wrist"].shape == seen.shape
 
 
-# -- motion.md -----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_commands_about_motions_run(tmp_path):
@@ -542,9 +507,6 @@ def test_the_lines_about_clips_run(capsys):
     assert capsys.readouterr().out.startswith("4.0 ('FR_hip_joint'")
 
 
-# -- migrating_from_isaacgymenvs.md ------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_ported_task_conforms_and_learns(tmp_path):
     write_files("docs/migrating_from_isaacgymenvs.md", tmp_path)
@@ -554,8 +516,6 @@ def test_the_ported_task_conforms_and_learns(tmp_path):
     [run] = (tmp_path / "runs" / "Hold").glob("2*")
     assert float(rows(run)[-1]["task/near"]) > 0.5
 
-
-# -- all documents ----------------------------------------------------------------------------
 
 DOCUMENTS = [
     "README.md",
@@ -597,11 +557,8 @@ def known_settings() -> set[str]:
     known |= {f"ppo.{section}" for section in ("network", "symmetry", "rnd", "teacher")}
     known |= {f"task.{field.name}" for field in dataclasses.fields(TaskConfig)} | {"task._target_"}
     sections = [read_yaml(entry.file)["task"] for entry in tasks().values()]
-    sections += [
-        yaml.safe_load(block.text)["task"]
-        for block in blocks("docs/add_a_task.md")
-        if block.file == "my_cfg/task/Reacher.yaml"
-    ]
+    reacher = [block for block in blocks("docs/add_a_task.md") if block.file == "my_cfg/task/Reacher.yaml"]
+    sections += [yaml.safe_load(block.text)["task"] for block in reacher]
     for settings in sections:
         known |= {*leaf_values({"task": settings}), *(f"task.{key}" for key in settings)}
     # a mistake on purpose, methods, an argument, a field, a section of IsaacGymEnvs'
@@ -620,11 +577,8 @@ def test_settings_that_are_named_exist(document, known_settings):
 def commands(document: str) -> list[str]:
     """Command lines in the bash blocks of a document, and in the table of symptoms, without comments."""
     text = (ROOT / document).read_text()
-    lines = [
-        line
-        for body in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        for line in body.splitlines()
-    ]
+    bodies = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for body in bodies for line in body.splitlines()]
     if document == "docs/symptoms.md":
         lines += re.findall(r"\| `(python [^`]*)`", text)
     stripped = [re.sub(r"\s+#.*", "", line) for line in lines if not line.startswith("#")]
@@ -745,12 +699,8 @@ def test_the_readme_begins_with_the_two_commands():
     text = (ROOT / "README.md").read_text()
     clone, enter, *first = commands("README.md")[:6]
     assert clone.startswith("git clone https://") and enter == "cd gpusim_rl"
-    assert first == [
-        "pip install -e .",
-        "python train.py task=Ant num_envs=4096",
-        'pip install -e ".[test]"',
-        "pytest",
-    ]
+    ours = ["pip install -e .", "python train.py task=Ant num_envs=4096", 'pip install -e ".[test]"', "pytest"]
+    assert first == ours
     assert text.splitlines().index(f"{clone} && {enter}") < 15, "one screen before the first command"
 
 

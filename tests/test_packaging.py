@@ -118,10 +118,8 @@ def test_editing_a_task_acts_after_an_editable_install(editable, command):
 def test_the_wheel_holds_one_package_with_all_files(wheel, checkout):
     _, file = wheel
     names = zipfile.ZipFile(file).namelist()
-    assert {name.split("/")[0] for name in names} == {
-        "gpusim_rl",
-        f"gpusim_rl-{gpusim_rl.__version__}.dist-info",
-    }
+    info = f"gpusim_rl-{gpusim_rl.__version__}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"gpusim_rl", info}
     for folder in ("cfg", "tasks", "tools"):
         for path in (checkout / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -448,7 +448,7 @@ def test_settings_are_drawn_as_text_or_refused(stranger: Stranger, load_tool) ->
     assert plot.plot(plot.parse([str(stranger.run)])).read_bytes().startswith(b"\x89PNG")
     for change in ({"seed": "abc"}, {"task": {}}):
         settings(**change)(stranger)
-        with pytest.raises(ConfigError, match=r"config\.yaml is not the settings of a run"):
+        with pytest.raises(ConfigError, match=r"config\.yaml: not the settings of a run"):
             plot.plot(plot.parse([str(stranger.run)]))
 
 

@@ -16,3 +16,10 @@ def raises(kind: type[UserError], **fields: object) -> Iterator[pytest.Exception
     with pytest.raises(kind) as info:
         yield info
     assert {name: getattr(info.value, name) for name in fields} == fields
+
+
+def message(info: pytest.ExceptionInfo[BaseException]) -> str:
+    """Return an error's message after checking that it is one line."""
+    text = str(info.value)
+    assert "\n" not in text
+    return text

@@ -13,21 +13,15 @@ from gpusim_rl.files import paths, safe_open
 from gpusim_rl.files.safe_open import dump_yaml, load_yaml
 from gpusim_rl.settings import compose as composing
 from gpusim_rl.settings.saved_run import continue_run, read_overrides, repeating_words
+from helpers.raised import message
 
 pytest_plugins = ["helpers.cartpole_run"]
-
-
-def message(info: pytest.ExceptionInfo[BaseException]) -> str:
-    text = str(info.value)
-    assert "\n" not in text
-    return text
 
 
 def test_a_command_line_that_is_gone_is_told_of(run_dir, capsys):
     (run_dir / "overrides.yaml").unlink()
     assert read_overrides(paths.Checkpoint(run_dir / "checkpoints" / "last.pt", run_dir)) == []
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"warning: {run_dir}/overrides.yaml is gone: the record of the run's command line is lost"
+    assert f"{run_dir}/overrides.yaml is gone" in capsys.readouterr().err
 
 
 def resumed(*typed: str) -> tuple[dict, list[str]]:
@@ -173,11 +167,8 @@ def test_the_command_that_repeats_a_run_names_its_recipe(run_dir):
     settings = saved_go1(run_dir)
     for record in (["task=Go1Velocity"], ["task=Go1Velocity", "recipe=full"]):
         assert repeating_words(record, settings, run_dir / "config.yaml") == ["task=Go1Velocity", "recipe=quick"]
-    assert repeating_words(["task=Go1Velocity"], settings | {"recipe": None}, run_dir / "config.yaml") == [
-        "task=Go1Velocity"
-    ]
-    ant = composing.compose(["task=Ant"])
-    assert repeating_words(["task=Ant"], ant, run_dir / "config.yaml") == ["task=Ant"]
+    unnamed = repeating_words(["task=Go1Velocity"], settings | {"recipe": None}, run_dir / "config.yaml")
+    assert unnamed == ["task=Go1Velocity"]
 
 
 def test_an_unknown_key_at_a_resume_is_compared_with_those_of_the_run(run_dir):

