@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpusim_rl import cli
+from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
 from gpusim_rl.settings.checks import known_keys
@@ -599,8 +600,6 @@ def test_python_trains_with_the_same_defaults(tmp_path, monkeypatch):
 def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
     from gpusim_rl.tasks.pendulum import Pendulum
 
-    from gpusim_rl.api import prepare
-
     monkeypatch.chdir(juggler)
     monkeypatch.syspath_prepend(str(juggler))
     spec = prepare(Pendulum, num_envs=8, task={"max_torque": 3.0})
@@ -644,8 +643,6 @@ def test_a_run_from_python_is_resumed_by_its_folder_alone(train_cli, juggler, co
 def test_settings_from_python_are_in_the_overrides_of_a_task_with_a_yaml(monkeypatch):
     from gpusim_rl.tasks.pendulum import Pendulum
 
-    from gpusim_rl.api import prepare
-
     values = {
         **prepare(Pendulum).config["task"],
         "max_torque": 3.0,
@@ -657,8 +654,6 @@ def test_settings_from_python_are_in_the_overrides_of_a_task_with_a_yaml(monkeyp
 
 
 def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
-    from gpusim_rl.api import prepare
-
     monkeypatch.syspath_prepend(str(juggler))
     monkeypatch.delitem(sys.modules, "juggler", raising=False)
     spec = prepare("Juggler", config_dir=juggler / "my_cfg", num_envs=8)
@@ -677,8 +672,6 @@ def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
     ],
 )
 def test_python_gets_the_same_errors(overrides, words):
-    from gpusim_rl.api import prepare
-
     with pytest.raises(ConfigError) as info:
         prepare("Cartpole", **overrides)
     assert words in str(info.value) and "\n" not in str(info.value)
