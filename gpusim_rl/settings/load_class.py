@@ -29,7 +29,7 @@ def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example:
         raise ConfigError(f"{module_name} has no {class_name!r}", key=f"{key}={target}", hint=hint)
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         expected = f"a subclass of {public_name(base[0] if isinstance(base, tuple) else base)}, e.g. {example}"
-        raise ConfigError(key=f"{key}={target}", expected=expected, got=cls)
+        raise ConfigError(key=f"{key}={target}", expected=expected, got=cls if inspect.isclass(cls) else type(cls))
     return cast("type[T]", cls)
 
 

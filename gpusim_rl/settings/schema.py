@@ -305,7 +305,7 @@ class SupervisedConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.network.separate:
-            raise ValueError("no value function to separate. Try network.separate=false")
+            raise ValueError("no value function. Try network.separate=false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +343,7 @@ class BCConfig(SupervisedConfig):
     def __post_init__(self) -> None:
         SupervisedConfig.__post_init__(self)
         if self.network.rnn is not None:
-            raise ValueError("single control steps train no recurrent network. Try network.rnn=null")
+            raise ValueError("control steps are learned one by one, without a memory. Try network.rnn=null")
 
     def batch_rows(self, num_envs: int) -> int:
         """Return demonstrated steps per optimiser step, or acting envs if more."""
@@ -683,8 +683,7 @@ class RunConfig:
             problem = f"num_actors={number} has no effect without actors"
             raise ConfigError(problem, hint="Try num_actors=null, or actors=process")
         if actors is not None and self.multi_gpu:
-            problem = f"multi_gpu=true with actors={actors}: actors send to one learner"
-            raise ConfigError(problem, hint="Try multi_gpu=false")
+            raise ConfigError(f"multi_gpu=true with actors={actors}: actors send to one learner. Try multi_gpu=false")
 
 
 ALGORITHMS: dict[str, tuple[str, type]] = {

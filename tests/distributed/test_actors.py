@@ -195,8 +195,8 @@ def test_a_run_goes_on_with_actors_or_without(tmp_path: Path, algo: str) -> None
     )
     train(tmp_path, "checkpoint=Cartpole", "max_iterations=6", "actors=process", "num_actors=4")
     without = train(tmp_path, "checkpoint=Cartpole", "max_iterations=8")
-    assert without.stderr.startswith("warning: settings of a machine are not taken over from runs/Cartpole/2")
-    assert without.stderr.splitlines()[0].endswith(": actors=process num_actors=4. To have them, type them")
+    assert without.stderr.startswith("warning: machine settings of runs/Cartpole/2")
+    assert without.stderr.splitlines()[0].endswith(": actors=process num_actors=4. Repeat them to keep them")
     train(tmp_path, "checkpoint=Cartpole", "max_iterations=10", "actors=process", "num_actors=2")
     iterations = [int(row["iteration"]) for row in read_csv(the_run(tmp_path / "runs"))]
     assert iterations == [*range(1, 11)]

@@ -222,7 +222,7 @@ def test_what_is_wrong_is_answered_in_one_line(tmp_path, capsys):
     wrong = {**trainer.start.spec.config, "task": {**trainer.start.spec.config["task"], "_target_": "__main__.Nothing"}}
     [answer] = answers([json.dumps({"config": wrong}), config])
     assert json.loads(answer)["error"] == (
-        "task._target_=__main__.Nothing is of the script itself: try a module of its own"
+        "task._target_=__main__.Nothing: defined in the script itself. Try a separate module"
     )
     assert "Traceback" in capsys.readouterr().err
 

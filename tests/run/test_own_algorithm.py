@@ -131,14 +131,14 @@ def test_a_class_is_enough_from_python(folder: Path) -> None:
 def test_mistakes_are_one_line(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown algo 'serch'\. Did you mean 'search'\?"):
         trainer(algo="serch")
-    with pytest.raises(ConfigError, match=r"search\.noise must be a number, got 'much'"):
+    with pytest.raises(ConfigError, match=r"search\.noise: expected a number, got 'much'"):
         trainer(search={"noise": "much"})
     with pytest.raises(ConfigError, match=r"ppo\.gamma has no effect with algo=search\. Try algo=ppo"):
         prepare("Ant", config_dir="my_cfg", algo="search", ppo={"gamma": 0.9})
     yaml = folder / "my_cfg" / "algo" / "search.yaml"
     yaml.write_text(yaml.read_text().replace("my_search.RandomSearch", "my_search.LinearPolicy"))
     with pytest.raises(
-        ConfigError, match=r"algo\._target_=my_search.LinearPolicy must name a subclass of gpusim_rl.Algo"
+        ConfigError, match=r"algo\._target_=my_search.LinearPolicy: expected a subclass of gpusim_rl.Algo"
     ):
         trainer()
 
@@ -169,7 +169,7 @@ def test_a_variant_of_an_algorithm_keeps_its_section(folder: Path) -> None:
 def test_a_yaml_without_its_first_line_is_one_line(folder: Path) -> None:
     yaml = folder / "my_cfg" / "algo" / "search.yaml"
     yaml.write_text(yaml.read_text().partition("\n")[2])
-    with pytest.raises(ConfigError, match="is its first line not '# @package _global_'"):
+    with pytest.raises(ConfigError, match="# @package _global_"):
         trainer()
 
 
@@ -257,7 +257,7 @@ def test_a_network_as_an_argument(folder: Path) -> None:
     class Local(residual):
         pass
 
-    with pytest.raises(ConfigError, match="network=Local: the class must be at the top level of a module"):
+    with pytest.raises(ConfigError, match=r"network=Local: .* the class must be at the top level of a module"):
         prepare("Cartpole", network=Local)
 
 
@@ -293,8 +293,8 @@ def test_a_network_that_does_not_fit_is_one_line(folder: Path, old: str, new: st
 
 def test_what_is_no_network_is_one_line(folder: Path) -> None:
     line = (
-        r"^ppo\.network\._target_=os\.path\.join must name a subclass of torch\.nn\.Module, e\.g\."
-        r" my_networks\.Residual; it is a function"
+        r"^ppo\.network\._target_=os\.path\.join: expected a subclass of torch\.nn\.Module, e\.g\."
+        r" my_networks\.Residual"
     )
     with pytest.raises(ConfigError, match=line):
         make_trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "os.path.join"}}}))
@@ -480,7 +480,7 @@ def test_its_reward_and_its_loss_change_what_is_learned(folder: Path) -> None:
     ("changes", "key"),
     [
         ({"entry": {"_target_": "my_search.RandomSearch"}}, r"ppo\.extensions\.smooth\._target_=my_search\.RandomSe"),
-        ({"entry": {"_target_": None}}, r"ppo\.extensions\.smooth\._target_ must be a class path"),
+        ({"entry": {"_target_": None}}, r"ppo\.extensions\.smooth\._target_: expected a class path"),
         ({"entry": {"rewards": 0.2}}, r"ppo\.extensions\.smooth: .*'rewards'"),
         ({"name": "rnd"}, r"ppo\.extensions\.rnd: "),
     ],
