@@ -420,7 +420,7 @@ def test_a_run_is_recorded_played_and_measured(cart_pole: Any, load_tool: Any, c
 
 
 def test_what_cannot_be_done_with_a_run_is_one_line(cart_pole: Any, load_tool: Any) -> None:
-    with pytest.raises(ConfigError, match=r"--sim=mujoco has no effect"):
+    with pytest.raises(ConfigError, match="--sim=mujoco: no effect"):
         Player.open(str(cart_pole), sim="mujoco")
     for tool in ("snapshot", "doctor"):
         with pytest.raises(SystemExit) as end:
