@@ -1,13 +1,11 @@
-"""Adapters: our environments in the interfaces of other libraries, so that their trainers run on our tasks.
+"""Adapters that put our environments behind the interfaces of other RL libraries.
 
     from gpusim_rl.connect import RslRlEnv     # rsl_rl 5.5     pip install 'rsl-rl-lib~=5.5'
     from gpusim_rl.connect import SkrlEnv      # skrl 2.1       pip install 'skrl~=2.1'
     from gpusim_rl.connect import RlGamesEnv   # rl_games 1.6   pip install 'rl-games~=1.6'
     from gpusim_rl.connect import Sb3Env       # SB3 2.9        pip install 'stable-baselines3~=2.9'
 
-They change the interface and nothing else. docs/connect.md says how each library treats time limits, diverged envs and
-staggered starts. Adapters of libraries that learn from tensors never copy to the host.
-A module is imported on first use. A missing library or an untested version is a ConfigError with the pip command.
+docs/connect.md has a script for each.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ LIBRARIES = {
     "rl_games": ("rl_games", "rl-games~=1.6"),
     "sb3": ("stable_baselines3", "stable-baselines3~=2.9"),
 }
-"""Module and tested versions of each library, by the name of our module."""
+"""Import name and tested versions of each library, keyed by our module name."""
 
 _MODULES = {"RlGamesEnv": "rl_games", "RslRlEnv": "rsl_rl", "Sb3Env": "sb3", "SkrlEnv": "skrl"}
 
 
 def require_library(name: str, needed_by: str) -> None:
-    """Raise ConfigError where one of `LIBRARIES` is missing, or of an untested version."""
+    """Raise ConfigError unless a library of `LIBRARIES` is installed in a tested version."""
     module, requirement = LIBRARIES[name]
     import_optional(module, requirement, needed_by)
     check_versions(needed_by, [requirement])

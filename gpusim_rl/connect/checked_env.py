@@ -1,4 +1,4 @@
-"""Single third-party env, checked: observations of its space, plain rewards and ends, and one line for its errors."""
+"""Validation of single third-party envs: results conform to their spaces, errors become one line."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gpusim_rl.errors import ConfigError, TaskError, described, first_line, is_out_of_memory, on_one_line
 
 END_INFO = "gpusim_rl.end"
-"""Key of the numbers in the last info of an episode: pairs, which no vector env merges by type."""
-HANGS_S = 600.0
-"""Longest time that envs in processes may take for a step or a reset [s]."""
-MOST_NUMBERS = 50
-"""Numbers of an episode's end that are logged."""
+"""Info key of the numbers at the end of an episode: pairs, which no vector env merges by type."""
+HANGS_S = 600.0  # timeout of a step or reset of envs in subprocesses [s]
+MOST_NUMBERS = 50  # most numbers logged per episode end
 LONGEST_NAME = 60
 PR_SET_PDEATHSIG = 1
 OLDER = ". Gymnasium's interface is expected; try a wrapper for older envs, such as those of shimmy"
@@ -33,15 +31,9 @@ _STEP = "(observation, reward, terminated, truncated, info)"
 
 
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Env whose results are what its spaces and Gymnasium's interface promise, in memory that it never writes again.
+    """Env whose results match its spaces, in memory of their own; anything else is a TaskError.
 
-    Args:
-        env: Env of another library.
-        name: Name of the env in messages.
-        maker: Id of the process that makes the envs, where each is to step in one of its own.
-
-    Raises:
-        TaskError: The env raised an error, or returned something else, in `reset` or `step`.
+    `maker` is the PID of the process that makes the envs, if each env steps in a subprocess.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, maker: int | None = None) -> None:
@@ -53,7 +45,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the env; its info is left out."""
+        """Reset the env and drop its info."""
         try:
             result = self.env.reset(seed=seed, options=options)
         except (Exception, SystemExit) as error:
@@ -65,7 +57,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise returned(error, self._name, "reset()") from error
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the env; the info has the numbers of an episode's end, and nothing else."""
+        """Step the env; reduce its info to the numbers of an episode's end."""
         try:
             result = self.env.step(action)
         except (Exception, SystemExit) as error:
@@ -81,7 +73,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException:
-    """Return the one-line error for an exception that a call of envs raised; our own errors pass through."""
+    """Convert an exception from a call of envs into a one-line error; our own errors pass through."""
     if isinstance(error, (ConfigError, TaskError)) or is_out_of_memory(error):
         return error
     if isinstance(error, (EOFError, ConnectionError)):
@@ -93,7 +85,7 @@ def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException
 
 
 def returned(error: Exception, name: str, call: str) -> TaskError:
-    """Return the one-line error for results of envs that are not what their spaces promise."""
+    """Return the one-line error for results that do not match their spaces."""
     reason = f"an observation without {error}" if isinstance(error, KeyError) else first_line(error)
     return TaskError(f"{name}: {call} returned {on_one_line(reason)}")
 
@@ -106,10 +98,9 @@ def _items(result: Any, count: int, names: str) -> tuple[Any, ...]:
 
 
 def conform(space: Space[Any], obs: Any) -> Any:
-    """Return an observation of one env as its space has it, in new memory; extra entries of a dict are left out.
+    """Copy an observation of one env into the layout of its space; drop unknown keys of a dict.
 
-    Raises:
-        KeyError, TypeError, ValueError: It is not of the space. Bounds of a box are not checked.
+    Raises KeyError, TypeError or ValueError if it is not of the space; box bounds are not checked.
     """
     if type(obs) is np.ndarray and type(space) is Box and obs.dtype == space.dtype and obs.shape == space.shape:
         return obs.copy()  # of nearly all: what follows takes ten times as long
@@ -136,7 +127,6 @@ def conform(space: Space[Any], obs: Any) -> Any:
 
 
 def _cast(value: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Returns numbers of another type; floating-point ones may lose digits, whole ones must stay as they are."""
     if value.dtype.kind not in "biuf":
         raise TypeError(f"an observation of type {value.dtype}, expected {dtype}")
     with np.errstate(invalid="ignore", over="ignore"):
@@ -147,7 +137,6 @@ def _cast(value: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _number(value: Any, what: str) -> float:
-    """Returns a number that may come as an array or a list of one."""
     if isinstance(value, float):
         return float(value)
     number = np.asarray(value)
@@ -165,7 +154,7 @@ def _flag(value: Any, what: str) -> bool:
 
 
 def numbers_of(info: Any) -> Iterator[tuple[str, float]]:
-    """Return the finite numbers and flags in an info by name, those of nested dicts as `<key>/<name>`, few enough."""
+    """Return the first `MOST_NUMBERS` finite numbers and flags of an info; nested ones are named `<key>/<name>`."""
     return islice(_all_numbers(info), MOST_NUMBERS)
 
 

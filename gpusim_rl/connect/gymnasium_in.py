@@ -1,8 +1,4 @@
-"""Environments of other libraries as ours: of Gymnasium, of EnvPool, and vector envs in Stable-Baselines3's interface.
-
-`task=Gymnasium env.id=CartPole-v1` trains on them. They step on the CPU, whatever device the learner is on.
-docs/connect.md says what becomes of spaces, of resets and of numbers that are not finite.
-"""
+"""Envs of Gymnasium, EnvPool and Stable-Baselines3's vector interface, stepped on the CPU."""
 
 from __future__ import annotations
 
@@ -43,12 +39,10 @@ from gpusim_rl.settings.schema import EnvConfig
 logger = logging.getLogger(__name__)
 
 Array = np.ndarray
-EVALUATED_STEPS = 10_000
-"""Length of an evaluation of envs without a time limit [control steps]."""
-REPEATED_ENDS = 10
-"""Episodes after which last observations that equal the next first ones are reported."""
+EVALUATED_STEPS = 10_000  # length of an evaluation of envs without a time limit [control steps]
+REPEATED_ENDS = 10  # episodes whose last observation must equal the next first one before a warning
 FlatObservation = dict[str, Array]
-"""Observation groups by name: float32 [num_envs, size], or uint8 [num_envs, height, width, channels]."""
+"""Observation groups: float32 [num_envs, size], or uint8 [num_envs, height, width, channels]."""
 
 _float32_may_overflow = np.errstate(over="ignore", invalid="ignore")  # what overflows is infinite, and reported
 
@@ -60,10 +54,10 @@ class GymnasiumEnv(Environment):
         envs: Vector env of Gymnasium (>= 1.1), EnvPool (Gymnasium's interface) or Stable-Baselines3.
         seed: Seed of the first reset.
         name: Name of the envs in messages.
-        max_episode_steps: Time limit [control steps]; None if the envs tell it.
+        max_episode_steps: Time limit [control steps]; None: the limit that the envs declare.
 
     Raises:
-        ConfigError: Something in them cannot be represented; the message says what.
+        ConfigError: A space or the autoreset mode is not supported.
     """
 
     Config: ClassVar[type] = LibraryConfig
@@ -120,11 +114,7 @@ class GymnasiumEnv(Environment):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
-        """Make the envs that the settings name, on the CPU.
-
-        Raises:
-            ConfigError: There are no such envs, their package is missing, or they cannot be represented.
-        """
+        """Make the envs of the settings; raise ConfigError if they are unknown or not supported."""
         if cfg.cfg or cfg.physics is not None:
             key = "cfg" if cfg.cfg else "physics"
             raise ConfigError(f"env.{key} has no effect with task=Gymnasium. Try env.kwargs, or task=IsaacLab")
@@ -138,15 +128,11 @@ class GymnasiumEnv(Environment):
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> GymnasiumEnv:
-        """Return vector envs that a script of the user has made as ours."""
+        """Wrap vector envs from a user's script."""
         return cls(envs, seed=first_seed(seed), max_episode_steps=cfg.max_episode_steps)
 
     def reset(self) -> Observation:
-        """Begin an episode in every env.
-
-        Raises:
-            TaskError: The observations are not of their space, or not finite.
-        """
+        """Begin an episode in every env; raise TaskError for invalid or non-finite observations."""
         self._resetting[:] = False
         self._steps[:] = 0
         obs = self._flat(self._call("reset", seed=self._seed)[0], "reset()")
@@ -158,11 +144,11 @@ class GymnasiumEnv(Environment):
         """Advance all envs by one control step and reset those whose episode ended.
 
         Args:
-            action: Actions, [num_envs, num_actions]: of a box, in [-1, 1], clamped and scaled to its bounds (where it
-                has none, as they are); of a discrete space, int64 indices from 0. ValueError for another shape.
+            action: Actions, [num_envs, num_actions]: for a box, in [-1, 1], clamped and scaled to its bounds (unbounded
+                dimensions pass through); for a discrete space, int64 indices from 0. ValueError for another shape.
 
         Raises:
-            TaskError: What the envs returned is not of their spaces.
+            TaskError: A result is not of its space.
         """
         require_shape(action, self.num_envs, self.num_actions)
         chosen = action.detach().cpu().numpy()
@@ -211,7 +197,7 @@ class GymnasiumEnv(Environment):
         )
 
     def _final_obs(self, obs: FlatObservation, begun: Array, infos: Mapping[str, Any]) -> FlatObservation:
-        """Return the observations at the end of a step, with the true last one where the library has reset an env."""
+        """Return the observations before any reset."""
         final_obs = {group: value.copy() for group, value in obs.items()}
         env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
         last_obs = _final(infos)
@@ -228,7 +214,7 @@ class GymnasiumEnv(Environment):
         return final_obs
 
     def _check_ends(self, obs: FlatObservation, final_obs: FlatObservation, begun: Array) -> None:
-        """Warn where each last observation is the first of the next episode: the envs may have overwritten it."""
+        """Warn if every last observation equals the next first one: the envs may have overwritten it."""
         differ = any((value[begun] != final_obs[group][begun]).any() for group, value in obs.items())
         ends = None if differ else (self._repeated_ends or 0) + int(begun.sum())
         self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())
@@ -241,7 +227,7 @@ class GymnasiumEnv(Environment):
         self._repeated_ends = ends
 
     def _end_at_limit(self, ended: Array, truncated: Array) -> None:
-        """Truncate the episodes that have come to the time limit of the user, where the library does not."""
+        """Truncate episodes at the user's time limit."""
         self._steps += ~self._resetting
         if self._limit is None or not _any(over := (self._steps >= self._limit) & ~ended & ~self._resetting):
             return
@@ -252,7 +238,7 @@ class GymnasiumEnv(Environment):
         truncated |= over
 
     def _stats(self, infos: Mapping[Any, Any], ended: Array) -> dict[str, Tensor]:
-        """Return the numbers in the last infos of episodes, by name; NaN where an episode goes on."""
+        """Return the numbers in the last infos of episodes; NaN for envs whose episode continues."""
         if not _any(ended) and not self._stat_names:
             return {}
         missing = np.full(self.num_envs, np.nan, dtype=np.float32)
@@ -266,7 +252,7 @@ class GymnasiumEnv(Environment):
         return {name: torch.from_numpy(value) for name, value in stats.items()}
 
     def _begin_episodes(self, where: Array, obs: FlatObservation) -> FlatObservation:
-        """Begin an episode in some envs, now or, where the library can only do that, with the next step."""
+        """Begin episodes now, or with the next step if the library cannot reset single envs."""
         self._resetting[:] = where & (not self._by_mask)
         if self._by_mask and _any(where):
             first_obs = self._flat(self._call("reset", options={"reset_mask": where})[0], "reset()")
@@ -278,7 +264,6 @@ class GymnasiumEnv(Environment):
         return obs
 
     def _call(self, call: str, *args: Any, **kwargs: Any) -> Any:
-        """Call `reset` or `step` of the library; what goes wrong there is one line."""
         envs, level = self._envs, gymnasium.logger.min_level
         self._failed = True  # until it returns, also where Ctrl-C ends it
         try:
@@ -296,7 +281,6 @@ class GymnasiumEnv(Environment):
         return result
 
     def _flat(self, obs: Any, call: str) -> FlatObservation:
-        """Return the library's observations as our groups, in memory of their own."""
         with self._space_errors(call):
             return self._groups_of(obs, self.num_envs)
 
@@ -309,7 +293,6 @@ class GymnasiumEnv(Environment):
 
     @contextmanager
     def _space_errors(self, call: str) -> Iterator[None]:
-        """Turn the error of an observation outside of its space into one line."""
         try:
             yield
         except WRONG as error:
@@ -317,7 +300,6 @@ class GymnasiumEnv(Environment):
 
     @_float32_may_overflow
     def _column(self, values: Any, kind: str, dtype: Any) -> Array:
-        """Return one number for each env, as a step gave them."""
         column = np.asarray(values)
         if column.size != self.num_envs or column.shape[:1] != (self.num_envs,) or column.dtype.kind not in "biuf":
             got = f"{kind} of shape {list(column.shape)} and type {column.dtype}"
@@ -325,14 +307,12 @@ class GymnasiumEnv(Environment):
         return column.reshape(self.num_envs).astype(dtype)
 
     def _require_finite(self, obs: FlatObservation, where: Array) -> None:
-        """Raise TaskError where a new episode begins with a number that is not finite."""
         bad = ~_finite(obs) & where
         if bad.any():
             env = int(bad.argmax())
             raise TaskError(f"{self.name}: reset() returned an observation that is not finite (env {env})")
 
     def _warn_once(self, env: int, obs: FlatObservation, reward: Array) -> None:
-        """Name the numbers of an env that are not finite, the first time there are any."""
         if self._warned:
             return
         self._warned = True
@@ -344,11 +324,7 @@ class GymnasiumEnv(Environment):
         logger.warning("%s: step() returned %s. %s", self.name, what, then)
 
     def render(self) -> list[Array]:
-        """Return pictures of the envs, if they were made with `render_mode="rgb_array"`.
-
-        Raises:
-            ConfigError: They have none, or a package for drawing is missing.
-        """
+        """Return a picture of each env, for envs made with `render_mode="rgb_array"`; else raise ConfigError."""
         try:
             pictures = [np.asarray(picture) for picture in self._envs.render() or ()]
         except Exception as error:  # of an env, or of the library that draws it
@@ -358,7 +334,7 @@ class GymnasiumEnv(Environment):
         return pictures
 
     def close(self) -> None:
-        """End the envs. Their errors are logged as one line: the training is kept."""
+        """Close the envs; log errors of their own as one line."""
         try:
             if not self._failed:
                 self._envs.close()
@@ -371,9 +347,9 @@ class GymnasiumEnv(Environment):
 
 
 def first_seed(seed: int) -> int:
-    """Return the seed of the first env, those of the others follow: far apart for seeds that are near each other.
+    """Return the first env's seed; the other envs' seeds follow it.
 
-    Multiples of the golden ratio: no two of 1,000 seeds in a row have a common env where each has 100,000 envs.
+    Spread by multiples of the golden ratio: 1,000 consecutive seeds share no env seed at 100,000 envs each.
     """
     return seed * _GOLDEN % _SEEDS
 
@@ -383,19 +359,18 @@ _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
 
 
 def _final(infos: Mapping[str, Any]) -> Any:
-    """Return the last observations of episodes, by the key of Gymnasium 1.0 or of those before; None without."""
+    """Return last observations by the key of Gymnasium 1.0 or of earlier versions; None without either."""
     return infos.get("final_obs", infos.get("final_observation"))
 
 
 def _numbers_of_end(infos: Any, env: int) -> Iterable[tuple[str, float]]:
-    """Return the numbers in the info of one env by name."""
     info = _of_env(infos, env)
     told = info.get(END_INFO) if isinstance(info, Mapping) else None
     return numbers_of(info) if told is None else told
 
 
 def _of_env(infos: Any, env: int) -> Any:
-    """Return the entry of one env in infos: dicts of arrays, with masks `_<key>`, or a sequence with one for each."""
+    """Return one env's entry of infos: a dict of arrays with masks `_<key>`, or a sequence."""
     if not isinstance(infos, Mapping):
         return infos[env]
     found = {}
@@ -416,12 +391,11 @@ def _finite(obs: FlatObservation) -> Array:
 
 
 def _numbers(obs: FlatObservation) -> list[Array]:
-    """Return the groups that are not of pictures."""
     return [value for value in obs.values() if value.dtype != np.uint8]
 
 
 def _any(mask: Array) -> bool:
-    """Return whether a mask holds anywhere; `any` takes six times as long for few envs."""
+    """Return whether any entry is set; `any` is six times slower for few envs."""
     return bool(np.count_nonzero(mask))
 
 

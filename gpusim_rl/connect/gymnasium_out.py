@@ -6,8 +6,7 @@
     env = gym.make("gpusim_rl/Cartpole-v0")
     envs = gym.make_vec("gpusim_rl/Ant-v0", num_envs=64)
 
-Without the second import, `gym.make("gpusim_rl.connect.gymnasium_out:gpusim_rl/Cartpole-v0")` does the same.
-Observations are those of the policy. docs/connect.md says more.
+docs/connect.md says more.
 """
 
 from __future__ import annotations
@@ -33,18 +32,14 @@ METADATA = {"render_modes": ["rgb_array"], "render_fps": 60}
 
 
 class TaskVectorEnv(VectorEnv):
-    """Envs of one task, stepped together.
+    """Vectorised envs of one task.
 
     Args:
-        task_name: Name or class of a task, as for `gpusim_rl.make_env`.
+        task_name: Name or class of a task.
         num_envs: Number of envs.
-        autoreset_mode: When an env is reset after its episode, as in `gymnasium.vector.SyncVectorEnv`.
+        autoreset_mode: Gymnasium's autoreset mode.
         render_mode: None or `rgb_array`.
-        **settings: Arguments of `gpusim_rl.make_env`: `config`, `config_dir`, `device`, `sim`, `seed`, `task={...}` and
-            so on. Episodes begin at their start, unless `config` or `task` says otherwise.
-
-    Raises:
-        ConfigError: There is no such task or setting.
+        **settings: Arguments of `gpusim_rl.make_env`; by default, episode starts are not staggered.
     """
 
     def __init__(
@@ -77,14 +72,9 @@ class TaskVectorEnv(VectorEnv):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode in every env, or in those of the mask `options["reset_mask"]`.
+        """Begin an episode in every env, or in those of the mask `options["reset_mask"]`, bool [num_envs].
 
-        Args:
-            seed: Seed of all random numbers from now on; of a list the first one counts. Each env has its own stream.
-            options: `reset_mask` with the envs to reset, bool [num_envs].
-
-        Returns:
-            Observations [num_envs, size], and an empty dict.
+        Return observations [num_envs, size] and an empty dict. Of a list of seeds only the first is used.
         """
         seed = seed[0] if isinstance(seed, list) else seed
         if seed is not None:
@@ -102,16 +92,14 @@ class TaskVectorEnv(VectorEnv):
 
     @torch.no_grad()
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Advances all envs by one control step.
-
-        An env that diverged is truncated, with reward 0 and its observation of before.
+        """Advance all envs by one control step; a diverged env is truncated with reward 0 and its previous observation.
 
         Returns:
-            Observations [num_envs, size], rewards, terminated, truncated, [num_envs] each, and what the mode adds:
-            `final_obs` and `final_info` of the episodes that ended, for `SAME_STEP`.
+            Observations [num_envs, size]; rewards, terminated, truncated, [num_envs] each; with `SAME_STEP` also
+            `final_obs` and `final_info` of ended episodes.
 
         Raises:
-            ResetNeeded: An episode is over, and no reset has begun the next one.
+            ResetNeeded: An ended episode was not reset.
         """
         waiting = self._ended.copy()
         if waiting.any() and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
@@ -139,7 +127,7 @@ class TaskVectorEnv(VectorEnv):
         return self._last.copy(), reward, terminated, done & ~terminated, info
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """Returns a picture of each env, uint8 [480, 480, 3]; None without a `render_mode`."""
+        """Return a picture per env, uint8 [480, 480, 3]; None without a `render_mode`."""
         if self.render_mode is None:
             return None
         qpos = self.env.sim.poses.cpu().numpy()
@@ -148,14 +136,14 @@ class TaskVectorEnv(VectorEnv):
         return tuple(self._renderer.render(qpos[i : i + 1]).copy() for i in range(self.num_envs))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Frees the simulator and the renderer."""
+        """Close simulator and renderer."""
         if self._renderer is not None:
             self._renderer.close()
         self.env.close()
 
 
 class TaskEnv(gymnasium.Env):
-    """One env of a task; the arguments are those of `TaskVectorEnv`."""
+    """Single env of a task; arguments as for `TaskVectorEnv`."""
 
     metadata = METADATA
 
@@ -170,23 +158,23 @@ class TaskEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode; returns its first observation [size] and an empty dict."""
+        """Begin an episode; return its first observation [size] and an empty dict."""
         super().reset(seed=seed)
         obs, info = self.envs.reset(seed=seed)
         return obs[0], info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Advances the env by one control step; returns observation [size], reward, terminated, truncated, info."""
+        """Advance the env by one control step."""
         obs, reward, terminated, truncated, info = self.envs.step(np.asarray(action)[None])
         return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def render(self) -> np.ndarray | None:
-        """Returns a picture, uint8 [480, 480, 3]; None without a `render_mode`."""
+        """Return a picture, uint8 [480, 480, 3]; None without a `render_mode`."""
         pictures = self.envs.render()
         return None if pictures is None else pictures[0]
 
     def close(self) -> None:
-        """Frees the simulator and the renderer."""
+        """Close simulator and renderer."""
         self.envs.close()
 
 
@@ -198,7 +186,7 @@ def _action_space(env: VecEnv) -> gymnasium.Space:
 
 
 def register() -> None:
-    """Registers `gpusim_rl/<task>-v0` for each of our tasks, and `gpusim_rl/Task-v0`, which takes any `task_name=`."""
+    """Register `gpusim_rl/<task>-v0` for each of our tasks, and `gpusim_rl/Task-v0`, which takes any `task_name=`."""
     for name in [*tasks(), "Task"]:
         env_id = f"gpusim_rl/{name}-v0"
         if env_id not in gymnasium.registry:

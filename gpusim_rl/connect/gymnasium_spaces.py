@@ -1,4 +1,4 @@
-"""Observation and action spaces, from Gymnasium's to ours and back."""
+"""Conversion between Gymnasium's spaces and ours."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ from gpusim_rl.errors import ConfigError
 
 
 def observation_space(env: VecEnv, group: str = "policy") -> Box:
-    """Returns the space of one observation group of one env, shape [size]; call it after the first reset."""
+    """Return the space of one env's observation group, shape [size]; call after the first reset."""
     limit = np.inf if env.cfg.clip_observations is None else env.cfg.clip_observations
     return Box(-limit, limit, (env.obs_sizes[group],), np.float32)
 
 
 def action_space(env: VecEnv) -> Box:
-    """Returns the space of the actions of one env, shape [num_actions]; the environment clamps to its limits.
-
-    Raises:
-        ConfigError: The actions are discrete.
-    """
+    """Return the space of one env's actions, shape [num_actions]; raise ConfigError if they are discrete."""
     if isinstance(env.action_space, spaces.MultiDiscrete):
         raise ConfigError(
             f"{env.name} has discrete actions, and this adapter knows continuous ones; try python train.py"
@@ -38,25 +34,20 @@ def action_space(env: VecEnv) -> Box:
 # Gymnasium's as ours
 
 FIXED = (Box, Discrete, MultiBinary, MultiDiscrete, Dict, Tuple)
-PICTURE = 32 * 32
-"""Least number of bytes of an observation that is a picture; the views of grid worlds are smaller."""
+PICTURE = 32 * 32  # least bytes of an image; the views of grid worlds are smaller
 
 
-MOST_CHANNELS = 16
-"""An array of pictures with so many layers in front has its channels, or a stack of frames, there."""
+MOST_CHANNELS = 16  # most layers of a leading dimension that holds channels or stacked frames
 
 
 def is_picture(space: Space[Any]) -> bool:
-    """Returns whether observations of a space are pictures: uint8, with two or three dimensions."""
+    """Return whether observations are images: uint8, two- or three-dimensional."""
     of_bytes = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
     return of_bytes and flatdim(space) >= PICTURE
 
 
 def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
-    """Return a dict's space without the entries that are no numbers, such as a text, and their names.
-
-    Another space stays as it is, and so does a dict that has nothing else.
-    """
+    """Drop the non-numeric entries of a dict, unless it has no others; return the space and the dropped keys."""
     if not isinstance(space, Dict):
         return space, []
     kept: dict[str, Space[Any]] = {key: entry for key, entry in space.items() if isinstance(entry, FIXED)}
@@ -64,13 +55,9 @@ def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
 
 
 def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]]:
-    """Returns the space of the numbers in an observation, and names its pictures.
+    """Split a space into numbers and images.
 
-    Pictures are the observation itself, `image`, or entries of a dict.
-
-    Returns:
-        Space of all but the pictures, empty where there are only those; and for each group of pictures the key of its
-        entry, None where the observation is one.
+    Return the space without images, and the dict key of each image group, None if the observation itself is an image.
     """
     if is_picture(space):
         return Dict({}), {"image": None}
@@ -81,16 +68,13 @@ def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]
 
 
 def picture_shape(space: Space[Any]) -> tuple[int, int, int]:
-    """Returns height, width and channels of what `pictures` makes of a space."""
+    """Return height, width and channels of `pictures` of a space."""
     height, width, channels = pictures(np.empty((1, *(space.shape or ())), np.uint8)).shape[1:]
     return height, width, channels
 
 
 def pictures(obs: Any) -> np.ndarray:
-    """Returns pictures, uint8 [num_envs, height, width, channels], in new memory.
-
-    Channels or frames of a stack come last; those that a library has in front are moved.
-    """
+    """Copy images to uint8 [num_envs, height, width, channels], moving leading channels or stacked frames last."""
     value = np.asarray(obs)
     if value.ndim == 3:
         value = value[..., None]
@@ -100,11 +84,7 @@ def pictures(obs: Any) -> np.ndarray:
 
 
 def flat_size(space: Space[Any], name: str) -> int:
-    """Returns the number of columns that `flatten` makes of the space of one env; `name` is for messages.
-
-    Raises:
-        ConfigError: The space has no fixed size, or is of pictures.
-    """
+    """Return the number of columns of `flatten`; raise ConfigError if it is not fixed or an image is nested."""
     if is_picture(space):
         raise ConfigError(
             f"{name}: pictures, {list(space.shape or ())}, are observations or entries of a dict of them, here they are"
@@ -122,11 +102,7 @@ def flat_size(space: Space[Any], name: str) -> int:
 
 
 def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
-    """Returns observations as numbers, float32 [num_envs, size], in new memory.
-
-    Components follow in the order of the space, which is that of one env; discrete ones are one-hot.
-    `gymnasium.spaces.flatten` does the same for one env.
-    """
+    """Copy observations to float32 [num_envs, size], in the order of one env's space; discrete components are one-hot."""
     if isinstance(space, Dict):
         components = [flatten(component, obs[key], num_envs) for key, component in space.spaces.items()]
         return np.concatenate(components, axis=1) if components else np.zeros((num_envs, 0), np.float32)
@@ -153,11 +129,7 @@ def _one_hot(index: np.ndarray, count: int) -> np.ndarray:
 
 
 def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callable[[np.ndarray], np.ndarray]]:
-    """Returns the action space of one env as ours, and the function from our actions to its; `name` is for messages.
-
-    Raises:
-        ConfigError: There is no such action space here.
-    """
+    """Return our action space, and the function from our actions to the library's."""
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
         bounded = np.isfinite(low) & np.isfinite(high)

@@ -1,8 +1,4 @@
-"""Environments of Isaac Lab 3 as ours: `task=IsaacLab env.id=Isaac-Cartpole-Direct`.
-
-They run where Isaac Lab runs, on its own simulators: on a CPU or CUDA, without Kit where the physics is Newton's.
-docs/connect.md says what is taken from them.
-"""
+"""Envs of Isaac Lab 3 on its own simulators, on a CPU or CUDA; with Newton physics Kit is not needed."""
 
 from __future__ import annotations
 
@@ -41,14 +37,7 @@ REACHES, NEAREST_M = 3.5, 0.5  # how far the camera is: times the reach of the r
 class IsaacLabEnv(TensorEnvs):
     """IsaacLab: envs of Isaac Lab, by their id in Gymnasium's registry or from a configuration of yours.
 
-    They reset in the same step; `compute_final_obs` keeps the true last observation.
-
-    Args:
-        envs: `DirectRLEnv` or `ManagerBasedRLEnv` of Isaac Lab, or wrapped in Gymnasium's way.
-        name: Name of the envs in messages.
-
-    Raises:
-        ConfigError: They are of several agents, or something in them cannot be represented.
+    `envs` is a `DirectRLEnv` or `ManagerBasedRLEnv`, which resets in the same step and keeps the last observation.
     """
 
     library = "Isaac Lab"
@@ -70,11 +59,7 @@ class IsaacLabEnv(TensorEnvs):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> IsaacLabEnv:
-        """Makes the envs that the settings name.
-
-        Raises:
-            ConfigError: There are no such envs, Isaac Lab is missing, or its assets are.
-        """
+        """Make the envs of the settings; raise ConfigError if the env, Isaac Lab or its assets are missing."""
         refuse_gymnasiums(cfg, cls.library)
         ours = {"sim.device": "device is a setting of its own", "compute_final_obs": "it is needed, and switched on"}
         refuse_ours(cfg.cfg, ours)
@@ -120,12 +105,9 @@ class IsaacLabEnv(TensorEnvs):
         return self._envs.reward_manager._step_reward * self._envs.step_dt
 
     def render(self) -> list[Any]:
-        """Returns a picture of each env by Newton's viewer; needs `env.kwargs.render_mode=rgb_array`.
+        """Return a picture per env from Newton's viewer; needs `env.kwargs.render_mode=rgb_array`.
 
-        The camera follows the root of the env's first robot, from the side of Isaac Lab's camera and at most as far.
-
-        Raises:
-            ConfigError: The envs have no viewer.
+        The camera follows the root of the first robot, from the direction of Isaac Lab's camera and at most as far.
         """
         sim, scene = self._envs.sim, self._envs.scene
         if not sim.visualizers:
@@ -149,11 +131,7 @@ class IsaacLabEnv(TensorEnvs):
 
 
 def find_cfg(cfg: EnvConfig) -> tuple[Any, Any, str]:
-    """Returns the configuration of the envs that the settings name, the function that makes them, and their name.
-
-    Raises:
-        ConfigError: There are no such envs, or Isaac Lab is missing.
-    """
+    """Return configuration, constructor and name of the envs of the settings."""
     require("isaaclab", "Isaac Lab", "pip install isaaclab==3.0.0, with Python 3.12")
     require_id(cfg, "IsaacLab", "Isaac-Cartpole-Direct")
     presets = [] if cfg.physics is None else [cfg.physics]
@@ -181,7 +159,7 @@ def find_cfg(cfg: EnvConfig) -> tuple[Any, Any, str]:
 
 
 def _draw(env_cfg: Any, *, in_window: bool) -> None:
-    """Asks for a viewer of Isaac Lab that needs no Kit: a window, or pictures without a display."""
+    """Enable Isaac Lab's Kit-free viewer, in a window or headless."""
     try:
         viewers = importlib.import_module("isaaclab_visualizers.newton.newton_visualizer")
         importlib.import_module("pyglet.window")  # opens one of a pixel
@@ -201,7 +179,7 @@ def _refuse_several_agents(env_cfg: Any, name: str) -> None:
 
 
 def _class_of(env_cfg: Any, target: str) -> Any:
-    """Returns the class of the envs of a configuration of the user's; no direct one names its class."""
+    """Return the env class for a user's configuration; a direct configuration does not name its class."""
     envs = importlib.import_module("isaaclab.envs")
     if isinstance(env_cfg, envs.ManagerBasedRLEnvCfg):
         return envs.ManagerBasedRLEnv

@@ -1,4 +1,4 @@
-"""Settings of envs of another library: the section `task`, of which we set nothing, and the library's own."""
+"""Settings of other libraries' envs: the section `task`, in which nothing may be set, and `env.cfg`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryConfig:
-    """Settings that these envs cannot have. Their own are in the section `env`."""
+    """Task settings without effect on these envs; use the section `env` instead."""
 
     randomize: Literal[False] = False
     randomization_params: dict[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class LibraryConfig:
     observations: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the values; raise ConfigError where these envs are asked for what they cannot do."""
+        """Raise ConfigError for settings without effect."""
         for key, value, why in (
             ("reset_from.share", self.reset_from.share > 0.0, "the state of these envs is not known. Try 0"),
             ("randomization_params", self.randomization_params, "the physics is the library's. Try env.cfg"),
@@ -50,14 +50,14 @@ def quietly(library: str) -> Iterator[None]:
 
 
 def refuse_gymnasiums(cfg: EnvConfig, library: str) -> None:
-    """Raise ConfigError for a setting of `env` without effect on envs that are stepped as tensors."""
+    """Raise ConfigError for `env` settings without effect on tensor envs."""
     for key, default in {"vectorization": "sync", "max_episode_steps": None}.items():
         if getattr(cfg, key) != default:
             raise ConfigError(f"env.{key} has no effect on envs of {library}. Try without it, or env.cfg.<field>")
 
 
 def require(module: str, library: str, install: str) -> None:
-    """Raise ConfigError where a library is missing. `TensorEnvs` checks that it can do what is needed."""
+    """Raise ConfigError if a library is not installed."""
     try:
         metadata.version(module)
     except metadata.PackageNotFoundError:
@@ -65,7 +65,7 @@ def require(module: str, library: str, install: str) -> None:
 
 
 def require_id(cfg: EnvConfig, task: str, example: str) -> None:
-    """Raise ConfigError unless one of `env.id` and `env._target_` names the envs."""
+    """Raise ConfigError unless exactly one of `env.id` and `env._target_` is set."""
     if (cfg.id is None) == (cfg._target_ is None):
         script = "" if task == "Gymnasium" else ", or in a script gpusim_rl.train(envs)"
         raise ConfigError(f"task={task} needs env.id or env._target_: try env.id={example}{script}")
@@ -78,7 +78,7 @@ def require_shape(action: Tensor, num_envs: int, num_actions: int) -> None:
 
 
 def made_by_function(target: str, example: str) -> Any:
-    """Call the function or class that `env._target_` names, without arguments."""
+    """Call the function or class named by `env._target_` without arguments."""
     function = load_function(target, "env._target_", example)
     with in_one_line(f"env._target_={target}"):
         return function()
@@ -86,11 +86,7 @@ def made_by_function(target: str, example: str) -> Any:
 
 @contextlib.contextmanager
 def in_one_line(name: str) -> Iterator[None]:
-    """Turn errors of a library that makes envs from settings into one line.
-
-    Raises:
-        ConfigError: A setting is of another kind than the library takes, or something that it needs is missing.
-    """
+    """Raise a library's ImportError, TypeError or ValueError as a one-line ConfigError."""
     try:
         yield
     except (ImportError, TypeError, ValueError) as error:
@@ -103,7 +99,7 @@ def in_one_line(name: str) -> Iterator[None]:
 
 
 def refuse_ours(changes: Mapping[str, Any], ours: Mapping[str, str]) -> None:
-    """Raise ConfigError where `env.cfg` sets a field that `ours`, num_envs or the seed decides."""
+    """Raise ConfigError if `env.cfg` sets a field of `ours`, num_envs or the seed."""
     own = {"scene.num_envs": "num_envs is a setting of its own", "seed": "seed is a setting of its own"}
     for path, setting in (own | {**ours}).items():
         node: Any = changes
@@ -114,11 +110,7 @@ def refuse_ours(changes: Mapping[str, Any], ours: Mapping[str, str]) -> None:
 
 
 def module_and_id(name: str) -> str:
-    """Import the module of `module:id`, in which the user registers envs; return the id.
-
-    Raises:
-        ConfigError: There is no such module, or it raises an error.
-    """
+    """Import the module of `module:id`, which registers envs; return the id."""
     module, _, env_id = name.rpartition(":")
     if module:
         try:
@@ -134,11 +126,7 @@ def module_and_id(name: str) -> str:
 
 
 def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
-    """Set fields of a configuration of another library, nested as they are.
-
-    Raises:
-        ConfigError: There is no such field, or the value is of another kind.
-    """
+    """Set fields of another library's nested configuration; raise ConfigError for an unknown field or another type."""
     for name, value in changes.items():
         fields = cfg if isinstance(cfg, dict) else getattr(cfg, "__dict__", {})
         by_pattern = isinstance(cfg, dict) and all(map(_is_number, fields.values()))  # of joints, say
@@ -166,7 +154,7 @@ def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
 
 
 def _fits(value: Any, old: Any, kind: str) -> bool:
-    """Return whether a value can replace an old one. None leaves out a term, or an optional field."""
+    """Return whether a value can replace the default. None removes a term or an optional field."""
     if old is None:
         return True
     if value is None:
@@ -182,6 +170,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _annotation(cfg: Any, name: str, value: Any) -> str:
-    """Return the annotation of a field: a float may hold 5, and take 0.5."""
+    """Return a field's annotation: a float field may hold 5, and accept 0.5."""
     fields = getattr(cfg, "__dataclass_fields__", {})
     return str(fields[name].type if name in fields else type(value))

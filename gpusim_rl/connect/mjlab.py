@@ -1,7 +1,4 @@
-"""Environments of mjlab as ours: `task=MjLab env.id=Mjlab-Velocity-Flat-Unitree-Go1`.
-
-They run on mjlab's own simulator, MuJoCo Warp, on CUDA or a CPU. docs/connect.md says what is taken from them.
-"""
+"""Envs of mjlab on its own simulator, MuJoCo Warp, on CUDA or a CPU."""
 
 from __future__ import annotations
 
@@ -35,15 +32,8 @@ from gpusim_rl.sim.warp import start_warp
 class MjLabEnv(TensorEnvs):
     """MjLab: envs of mjlab, by their id in its registry or from a configuration of yours.
 
-    We reset them, so that the true last observation is at hand. mjlab wants the numbers of the envs that begin anew, so
-    the host waits for the device once in a step; mjlab does so itself, once more.
-
-    Args:
-        envs: `ManagerBasedRlEnv` of mjlab.
-        name: Name of the envs in messages.
-
-    Raises:
-        ConfigError: Something in them cannot be represented.
+    `envs` is a `ManagerBasedRlEnv`. We reset it, to keep the true last observation. mjlab takes env indices, so each
+    step synchronises with the device.
     """
 
     library = "mjlab"
@@ -53,11 +43,7 @@ class MjLabEnv(TensorEnvs):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> MjLabEnv:
-        """Makes the envs that the settings name.
-
-        Raises:
-            ConfigError: There are no such envs, mjlab is missing, or it cannot draw them.
-        """
+        """Make the envs of the settings; raise ConfigError if the env, mjlab or its renderer is missing."""
         if cfg.physics is not None:
             raise ConfigError("env.physics has no effect on envs of mjlab: they have one simulator. Try without it")
         refuse_gymnasiums(cfg, cls.library)
@@ -95,11 +81,7 @@ class MjLabEnv(TensorEnvs):
         return rewards._step_reward * (self._envs.step_dt if self._envs.cfg.scale_rewards_by_dt else 1.0)
 
     def render(self) -> list[Any]:
-        """Returns the picture of the envs that mjlab's camera sees; needs `env.kwargs.render_mode=rgb_array`.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """Return the picture of mjlab's camera; needs `env.kwargs.render_mode=rgb_array`."""
         picture = self._envs.render()
         if picture is None:
             raise ConfigError(f"{self.name} draws no pictures (render_mode rgb_array)")
@@ -107,11 +89,7 @@ class MjLabEnv(TensorEnvs):
 
 
 def find_cfg(cfg: EnvConfig) -> tuple[Any, str]:
-    """Returns the configuration of the envs that the settings name, and their name.
-
-    Raises:
-        ConfigError: There are no such envs, or mjlab is missing.
-    """
+    """Return configuration and name of the envs of the settings."""
     require("mjlab", "mjlab", "pip install mjlab==1.6.0, in an environment of its own")
     require_id(cfg, "MjLab", "Mjlab-Velocity-Flat-Unitree-Go1")
     if cfg._target_ is not None:

@@ -1,4 +1,4 @@
-"""Our environments for rl_games' runner; docs/connect.md has a script and a yaml that train."""
+"""Adapter to rl_games."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ Obs = Float[Tensor, "envs obs"] | dict[str, Tensor]
 
 
 class RlGamesEnv(IVecEnv):
-    """One of our environments as rl_games' `IVecEnv`.
+    """One of our environments as rl_games' `IVecEnv`; a group `critic` becomes its states, for `central_value_config`.
 
-    If the task has a group `critic`, it becomes rl_games' states, which `central_value_config` uses. With
-    `value_bootstrap` (its default) rl_games bootstraps a truncated episode (`infos["time_outs"]`) with the value of the
-    observation before the last step; its interface has no place for the last one. If the task's `clip_actions` is not
-    1, set rl_games' `clip_actions: False`: otherwise rl_games scales [-1, 1] to the limit. The environment clamps in
-    both cases.
+    With `value_bootstrap` (the default), rl_games values a truncated episode at the observation before the last step.
+    If the task's `clip_actions` is not 1, set rl_games' `clip_actions: False`, or it scales [-1, 1] to that limit.
 
     Args:
-        env: Environment; it is reset here.
-        device: Device on which rl_games learns (its `config.device`); None takes that of the physics.
+        env: Environment; the adapter resets it.
+        device: Learning device (rl_games' `config.device`); None: the physics device.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -36,7 +33,7 @@ class RlGamesEnv(IVecEnv):
         env.reset()
 
     def get_env_info(self) -> dict[str, Any]:  # type: ignore[override]
-        """Returns the spaces of one env, and the numbers of agents and values."""
+        """Return spaces of one env, number of agents and value size."""
         return {
             "observation_space": observation_space(self.env),
             "action_space": action_space(self.env),
@@ -46,13 +43,13 @@ class RlGamesEnv(IVecEnv):
         }
 
     def reset(self) -> Obs:
-        """Resets all envs; returns observations [num_envs, size], with a critic group a dict of `obs` and `states`."""
+        """Reset all envs; return observations [num_envs, size], or a dict of `obs` and `states` with a critic group."""
         return self._observation(self.env.reset())
 
     def step(
         self, actions: Float[Tensor, "envs actions"]
     ) -> tuple[Obs, Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Tensor]]:
-        """Advances all envs by one control step; returns observations as `reset` does, and a dict with `time_outs`."""
+        """Advance all envs by one control step; return observations, rewards, dones and a dict with `time_outs`."""
         step = self.env.step(actions.to(self.env.device))
         infos = {"time_outs": (step.truncated | step.diverged).to(self.device)}
         return self._observation(step.obs), step.reward.to(self.device), step.done.to(self.device), infos
@@ -63,13 +60,7 @@ class RlGamesEnv(IVecEnv):
 
 
 def register(env: VecEnv, name: str = "gpusim_rl", *, device: torch.device | None = None) -> RlGamesEnv:
-    """Registers an environment in rl_games, as `config.env_name: <name>`.
-
-    Args:
-        env: Environment; `config.num_actors` must be its number of envs.
-        name: Name of the environment in rl_games; an earlier one of the same name is replaced.
-        device: Device on which rl_games learns, as for `RlGamesEnv`.
-    """
+    """Register an environment as `config.env_name: <name>`; `config.num_actors` must be its number of envs."""
     adapter = RlGamesEnv(env, device=device)
     vecenv.register(name, lambda config_name, num_actors, **kwargs: adapter)
     env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **kwargs: adapter})

@@ -1,4 +1,4 @@
-"""Our environments for rsl_rl's runner; docs/connect.md has a script that trains."""
+"""Adapter to rsl_rl."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from gpusim_rl.env import VecEnv
 
 
 class RslRlEnv(RslRlVecEnv):
-    """One of our environments as rsl_rl's `VecEnv`.
+    """One of our environments as rsl_rl's `VecEnv`; observation groups keep their names for `obs_groups`.
 
-    Observation groups keep their names: `policy`, and `critic` if the task has it. Name them in `obs_groups`. rsl_rl
-    bootstraps a truncated episode (`extras["time_outs"]`) with the value of the observation before the last step; its
-    interface has no place for the last one.
+    rsl_rl values a truncated episode (`extras["time_outs"]`) at the observation before the last step.
 
     Args:
-        env: Environment; it is reset here.
-        reward_scale: Factor on rewards, as `ppo.reward_scale`; rsl_rl has no such setting. Returns in its log are
-            scaled too.
+        env: Environment; the adapter resets it.
+        reward_scale: Factor on rewards and on the returns in rsl_rl's log.
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
@@ -40,10 +37,7 @@ class RslRlEnv(RslRlVecEnv):
 
     @property
     def episode_length_buf(self) -> Int[Tensor, " envs"]:
-        """Control steps since the start of each episode, int64 [num_envs].
-
-        rsl_rl's runner writes it to stagger episodes (`init_at_random_ep_len`). Our environments stagger by themselves.
-        """
+        """Control steps since the start of each episode, int64 [num_envs]."""
         return self.env.progress
 
     @episode_length_buf.setter
@@ -52,13 +46,13 @@ class RslRlEnv(RslRlVecEnv):
         self.env.staggered.fill_(True)  # these episodes are incomplete
 
     def get_observations(self) -> TensorDict:
-        """Returns the observation groups to act on, [num_envs, size] each."""
+        """Return the observation groups to act on, [num_envs, size] each."""
         return TensorDict(dict(self._obs), batch_size=[self.num_envs])
 
     def step(
         self, actions: Float[Tensor, "envs actions"]
     ) -> tuple[TensorDict, Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Any]]:
-        """Advances all envs by one control step; returns observation groups, and a dict with `time_outs`."""
+        """Advance all envs by one control step; return observations, rewards, dones and a dict with `time_outs`."""
         with torch.no_grad():
             step = self.env.step(actions)
         self._obs = step.obs

@@ -1,4 +1,4 @@
-"""Our environments for Stable-Baselines3; docs/connect.md has a script that trains."""
+"""Adapter to Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ Indices = int | Iterable[int] | None
 
 
 class Sb3Env(Sb3VecEnv):
-    """One of our environments as Stable-Baselines3's `VecEnv`: numpy in and out.
+    """One of our environments as Stable-Baselines3's `VecEnv`: numpy in and out, group `policy` only.
 
-    SB3 takes one `info` dict per env. While an episode runs it is empty; at the end of an episode it has
+    An env's `info` is empty until its episode ends. Then it has
 
-    - `terminal_observation`: the last observation, before the reset; if the env diverged, the last one before that;
-    - `TimeLimit.truncated`: the next state has the value of that observation;
-    - `episode`: return `r` (not scaled), length `l` [control steps] and time `t` [s], as from a `Monitor`; only for
-      complete episodes, which neither had a staggered start nor diverged.
-
-    SB3's critic has no observations of its own: it sees the group `policy` only.
+    - `terminal_observation`: last observation before the reset; of a diverged env, the previous one;
+    - `TimeLimit.truncated`: whether the next state has the value of that observation;
+    - `episode`: unscaled return `r`, length `l` [control steps] and time `t` [s], as from a `Monitor`, unless the start
+      was staggered or the env diverged.
 
     Args:
-        env: Environment; it is reset here.
-        reward_scale: Factor on rewards, as `ppo.reward_scale`; SB3 has no such setting.
+        env: Environment; the adapter resets it.
+        reward_scale: Factor on rewards.
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
@@ -47,7 +45,7 @@ class Sb3Env(Sb3VecEnv):
         self._began_s = time.perf_counter()
 
     def reset(self) -> np.ndarray:
-        """Resets all envs; returns the observation, shape [num_envs, size]."""
+        """Reset all envs; return observations [num_envs, size]."""
         if self._seeds[0] is not None:
             self.env.seed(self._seeds[0])
             self._reset_seeds()
@@ -56,16 +54,12 @@ class Sb3Env(Sb3VecEnv):
         return self._last.cpu().numpy()
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Keeps the actions of the next step, shape [num_envs, num_actions]."""
+        """Store the actions of the next step, shape [num_envs, num_actions]."""
         self._actions = torch.as_tensor(actions, dtype=torch.float32).to(self.env.device)
 
     @torch.no_grad()
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Advances all envs by one control step.
-
-        Returns:
-            Observation [num_envs, size], rewards [num_envs], dones [num_envs], and one info dict for each env.
-        """
+        """Advance all envs by one control step; return observations [num_envs, size], rewards, dones and infos."""
         previous, step = self._last, self.env.step(self._actions)
         self._last = step.obs["policy"]
         # One copy to the host for all that is one number per env.
@@ -88,25 +82,25 @@ class Sb3Env(Sb3VecEnv):
         return self._last.cpu().numpy(), reward * np.float32(self.reward_scale), done, infos
 
     def close(self) -> None:
-        """Frees the simulator."""
+        """Close the simulator."""
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Returns an attribute of the environment, once per env; all envs share it."""
+        """Return an attribute of the environment, once per env."""
         value = None if attr_name == "render_mode" else getattr(self.env, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Sets an attribute of the environment, for all envs."""
+        """Set an attribute of the environment, shared by all envs."""
         setattr(self.env, attr_name, value)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Calls a method of the environment once; returns its result once per env."""
+        """Call a method of the environment once; return its result once per env."""
         result = getattr(self.env, method_name)(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
-        """Returns False for every env; returns of episodes need no `Monitor` here."""
+        """Return False for every env; no `Monitor` is needed."""
         return [False for _ in self._get_indices(indices)]

@@ -1,4 +1,4 @@
-"""Our environments for skrl's agents and trainers; docs/connect.md has a script that trains."""
+"""Adapter to skrl."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ from gpusim_rl.env import VecEnv
 
 
 class SkrlEnv(Wrapper):
-    """One of our environments as skrl's `Wrapper`.
+    """One of our environments as skrl's `Wrapper`; a group `critic` becomes skrl's states.
 
-    If the task has a group `critic`, it becomes skrl's states. The envs are reset when the adapter is made, and later
-    reset themselves; as in skrl's wrappers of other simulators, `reset()` only returns the observation.
-
-    With `time_limit_bootstrap=True` skrl's PPO bootstraps a truncated episode with the value of the next observation,
-    which here is the first of the next episode; `FinalObsPPO` uses the true last one. With False (skrl's default)
-    advantages leak from an episode into the one before it.
+    The envs are reset at construction only; like skrl's other simulator wrappers, `reset()` returns the observation.
+    With `time_limit_bootstrap=True`, skrl's PPO values a truncated episode at the first observation of the next one;
+    `FinalObsPPO` uses the true last one. With False (skrl's default) advantages leak between episodes.
 
     Args:
-        env: Environment; it is reset here.
-        device: Device on which skrl learns; None takes that of the physics.
+        env: Environment; the adapter resets it.
+        device: Learning device; None: the physics device.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -39,25 +36,25 @@ class SkrlEnv(Wrapper):
 
     @property
     def observation_space(self) -> Box:
-        """Space of the observation of one env."""
+        """Observation space of one env."""
         return self._spaces["policy"]
 
     @property
     def state_space(self) -> Box | None:
-        """Space of the critic's observation of one env; None if the task has no group `critic`."""
+        """Space of one env's critic observation; None without a group `critic`."""
         return self._spaces.get("critic")
 
     @property
     def action_space(self) -> Box:
-        """Space of the actions of one env."""
+        """Action space of one env."""
         return action_space(self._env)
 
     def reset(self) -> tuple[Float[Tensor, "envs obs"], dict[str, Any]]:
-        """Returns the observation to act on, shape [num_envs, size]; resets nothing."""
+        """Return the observation to act on, shape [num_envs, size], without a reset."""
         return self._obs["policy"], {}
 
     def state(self) -> Float[Tensor, "envs states"] | None:
-        """Returns the critic's observation, shape [num_envs, size]; None if the task has no group `critic`."""
+        """Return the critic's observation, shape [num_envs, size]; None without a group `critic`."""
         return self._obs.get("critic")
 
     @torch.no_grad()
@@ -78,10 +75,10 @@ class SkrlEnv(Wrapper):
         return self._obs["policy"], reward, terminated, truncated, {"final_obs": final_obs}
 
     def render(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: there is no picture."""
+        """Do nothing; there is no picture."""
 
     def close(self) -> None:
-        """Frees the simulator."""
+        """Close the simulator."""
         self._env.close()
 
     def _moved(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -89,13 +86,10 @@ class SkrlEnv(Wrapper):
 
 
 class FinalObsPPO(PPO):
-    """skrl's PPO for environments that reset in the same step, such as `SkrlEnv`; use it with `time_limit_bootstrap`.
-
-    It bootstraps a truncated episode with the value of its last observation, not of the next episode's first.
-    """
+    """skrl's PPO with a time-limit bootstrap from `infos["final_obs"]`; set `time_limit_bootstrap`."""
 
     def record_transition(self, **transition: Any) -> None:  # type: ignore[override]
-        """Records a transition of all envs; its `infos` must have `final_obs`."""
+        """Record a transition of all envs."""
         truncated, final_obs = transition["truncated"], transition["infos"]["final_obs"]
         pairs = {"next_observations": "policy", "next_states": "critic"}
         for name, group in pairs.items():

@@ -1,7 +1,6 @@
-"""Pieces of a new task's files: literals, tables, values by the pattern of a joint's name.
+"""Source text of generated tasks: literals, tables and values by joint-name pattern.
 
-Names and values come from strangers' files. `literal` writes them, or `is_field` accepts them: nothing else gets into
-code or yaml.
+Names and values come from third-party files: only what `literal` quotes or `is_field` accepts reaches code or yaml.
 """
 
 from __future__ import annotations
@@ -20,18 +19,16 @@ SIDES = re.compile(
     r"(?<![A-Za-z])(left|right|front|rear|hind|back|[lrfhb]|[frhbl][lrfh])(?![a-z])|(Left|Right)(?=[A-Z])",
     re.IGNORECASE,
 )
-"""Words in the name of a joint that name its leg or arm."""
+"""Words of a joint's name that denote its leg or arm."""
 FIELD_TYPES = {"bool", "dict", "float", "int", "list", "str"}
-"""Types of fields: as names of fields they would hide the types."""
-YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-"""Words that yaml does not read as text."""
+"""Type names, which are no field names: a field would shadow its type."""
+YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # words that yaml does not read as text
 
 
 def literal(value: Any, yaml: bool = False) -> str:
-    """Format plain data as a literal of Python, or of yaml in flow style; one line without control characters.
+    """Format plain data as a Python literal, or in yaml flow style, on one line without control characters.
 
-    Raises:
-        TaskError: A number is not finite, or yaml would read the text as a reference to other settings.
+    Raises TaskError for a non-finite number, or a text that yaml would read as a reference to other settings.
     """
     match value:
         case str():
@@ -55,26 +52,23 @@ def literal(value: Any, yaml: bool = False) -> str:
 
 
 def escaped(character: str) -> str:
-    """Escape a character in a way that Python and yaml share."""
+    """Escape a character in a form that Python and yaml share."""
     return f"\\{character}" if character in '"\\' else character.encode("unicode_escape").decode()
 
 
 def is_field(name: Any) -> bool:
-    """Return whether a key of a stranger's yaml can be a field of a class."""
+    """Return whether a key of a third-party yaml can name a field of a class."""
     ascii_name = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is not None
     return ascii_name and not keyword.iskeyword(name) and name not in FIELD_TYPES
 
 
 def number(value: float) -> float | int:
-    """Return 60 for 59.9999: a rate is written as a period."""
+    """Return 60 for 59.9999: rates are stored as periods."""
     return round(value) if abs(value - round(value)) < 5e-4 else value
 
 
 def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by pattern, where all joints that it fits differ by their side alone; else by joint.
-
-    Floats that differ by 0.02 are equal: angles have the precision of a guess.
-    """
+    """Return values by name pattern if all matching joints differ only in their side, else by joint."""
     patterns = {joint: re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", escape(joint))) for joint in joints}
     result: dict[str, Any] = {}
     for joint, value in values.items():
@@ -91,7 +85,7 @@ def nearly(one: Any, two: Any) -> bool:
 
 
 def wrapped(head: str, brackets: str, items: list[str]) -> str:
-    """Format a tuple or a dict, on one line where it fits."""
+    """Format a tuple or a dict, on one line if it fits."""
     comma = "," if brackets == "()" and len(items) == 1 else ""
     line = f"{head}{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
     if len(line) <= 88:
@@ -101,7 +95,7 @@ def wrapped(head: str, brackets: str, items: list[str]) -> str:
 
 
 def table(rows: list[tuple[str, int, str, str]]) -> str:
-    """Format the parts of an observation (name, size, meaning, unit) as the table of a docstring."""
+    """Format observation terms (name, size, meaning, unit) as a docstring table."""
     cells, first = [("num", "name", "observation", "unit")], 0
     for name, size, words, unit in rows:
         cells.append((str(first) if size == 1 else f"{first}-{first + size - 1}", name, words, unit))
@@ -115,13 +109,13 @@ def table(rows: list[tuple[str, int, str, str]]) -> str:
 
 
 def units(rows: list[tuple[str, int, str, str]]) -> str:
-    """Format the units of the same parts as an attribute of the class."""
+    """Format the units of observation terms as a class attribute."""
     items = [f"{literal(name)}: {literal(unit)}" for name, _, _, unit in rows]
     return wrapped("    units: ClassVar = ", "{}", items)
 
 
 def yaml_lines(values: Mapping[str, Any], indent: int) -> list[str]:
-    """Format nested settings as lines of a yaml in block style."""
+    """Format nested settings in yaml block style."""
     lines = []
     for key, value in values.items():
         nested = isinstance(value, dict) and value
@@ -132,7 +126,7 @@ def yaml_lines(values: Mapping[str, Any], indent: int) -> list[str]:
 
 
 def type_of(value: Any) -> str:
-    """Return the type of a field of the class."""
+    """Return the annotation of a field."""
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         kind = "float" if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items) else "Any"

@@ -1,4 +1,4 @@
-"""Vector envs in torch of another library as ours. Their tensors stay on their device, and nothing waits for it."""
+"""Base class for other libraries' vector envs in torch, without copies to the host or synchronisation."""
 
 from __future__ import annotations
 
@@ -23,22 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class TensorEnvs(Environment):
-    """Envs that are stepped together, with observations, rewards and ends in torch tensors.
+    """Vector env with observations, rewards and ends in torch tensors.
 
-    A subclass says how its library begins episodes, and where the true last observation is.
-
-    Args:
-        envs: Vector env of the library, or wrapped in Gymnasium's way.
-        name: Name of the envs in messages; by default that of their class.
+    Subclasses define how the library begins episodes and where the true last observation is. The constructor raises
+    ConfigError if a space or the library's version is not supported.
 
     Attributes:
-        groups: Name of the library's observation group for each of ours; `policy` must be there.
-        keeps_last_obs: Field of the library's configuration, and its value, with which the true last observation of an
-            episode is at hand.
-        counts_ends: Whether the log has numbers of envs that ended, by reason, where Isaac Lab has shares.
-
-    Raises:
-        ConfigError: Something in them cannot be represented; the message says what.
+        groups: The library's observation group for each of ours; `policy` is required.
+        keeps_last_obs: Field and value of the library's configuration that keep the true last observation.
+        counts_ends: Whether the library logs counts of ended envs by reason (Isaac Lab logs shares).
     """
 
     groups: ClassVar[Mapping[str, str]]
@@ -74,17 +67,12 @@ class TensorEnvs(Environment):
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
-        """Returns envs that a script of the user has made as ours. They have drawn their seed."""
+        """Wrap envs from a user's script; they keep the seed they were made with."""
         refuse_gymnasiums(cfg, cls.library)
         return cls(envs)
 
     def reset(self) -> Observation:
-        """Begins an episode in every env.
-
-        Raises:
-            ConfigError: The observations cannot be represented.
-            TaskError: A number in them is not finite.
-        """
+        """Begin an episode in every env; raise TaskError for a non-finite observation."""
         self._resetting.zero_()
         with self._in_order():
             obs, extras = self._envs.reset()
@@ -99,9 +87,7 @@ class TensorEnvs(Environment):
     def step(self, action: Tensor) -> Step:
         """Advance all envs by one control step and reset those whose episode ended.
 
-        Args:
-            action: Actions, [num_envs, num_actions]: of a box, in [-1, 1], clamped and scaled to its bounds (where it
-                has none, as they are); of a discrete space, int64 indices. ValueError for another shape.
+        Actions are as for `GymnasiumEnv.step`.
         """
         require_shape(action, self.num_envs, self.num_actions)
         with self._in_order():
@@ -146,7 +132,7 @@ class TensorEnvs(Environment):
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:
-        """Runs the library on torch's default stream: Warp's streams are ordered with that one, and not with ours."""
+        """Run the library on torch's default stream, the one that Warp's streams are ordered with."""
         if self.device.type != "cuda":
             yield
             return
@@ -157,7 +143,7 @@ class TensorEnvs(Environment):
         ours.wait_stream(default)
 
     def _take_names(self, extras: Mapping[str, Any]) -> None:
-        """Takes the names of what the library logs: metrics have the same numbers in every step, so no later ones."""
+        """Add the library's log names; metrics must have the same columns in every step."""
         of_rewards = _SUMS if self._rewards is not None else ()
         known = {*self._stat_names}
         self._stat_names += [
@@ -166,21 +152,19 @@ class TensorEnvs(Environment):
 
     @abstractmethod
     def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
-        """Returns the observations at the end of a step, before any reset."""
+        """Return the observations before any reset."""
 
     @abstractmethod
     def _begin_episodes(
         self, obs: Observation, ended: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]
     ) -> tuple[Observation, Bool[Tensor, " envs"]]:
-        """Begins an episode where one has ended, and where an env has diverged.
+        """Begin episodes in ended and diverged envs; return observations and which envs begin now.
 
-        Returns:
-            The observations to act on, and which envs are at the start of an episode. A diverged env that is not will
-            be when the next step ends, which is no sample.
+        A diverged env that does not begins with the end of the next step, which is no sample.
         """
 
     def _numbers(self, obs: Any) -> Observation:
-        """Returns the library's observations as our groups, float32 [num_envs, size], in memory of their own."""
+        """Copy the library's observations to our groups, float32 [num_envs, size]."""
         if not isinstance(obs, Mapping):
             raise ConfigError(f"{self.name}: observations are {type(obs).__name__}, expected named groups of tensors")
         found = {}
@@ -199,17 +183,16 @@ class TensorEnvs(Environment):
         return found
 
     def _terms(self) -> dict[str, Tensor]:
-        """Returns the terms of the reward of a step, where the library keeps them apart."""
         if self._rewards is None:
             return {}
         return dict(zip(self._rewards.active_terms, self._reward_terms().unbind(1), strict=True))
 
     def _reward_terms(self) -> Tensor:
-        """Returns the weighted terms of the last reward, [num_envs, terms], of which it is the sum."""
+        """Return the weighted reward terms of the last step, [num_envs, terms]."""
         raise NotImplementedError
 
     def _stats(self, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Returns what the library logs of the episodes that ended in this step: means over those."""
+        """Return the library's log entries, means over the episodes that ended in this step."""
         log, missing = extras.get("log", {}), torch.full((self.num_envs,), torch.nan, device=self.device)
         stats = {}
         for name in self._stat_names:
@@ -226,7 +209,7 @@ class TensorEnvs(Environment):
         return stats
 
     def first_diverged(self) -> dict[str, Any] | None:
-        """Says which env had a number that is not finite; its state is the library's, and is not kept."""
+        """Warn about the first env with a non-finite number; the library's state is not kept."""
         bad = self._not_finite.nonzero().flatten().tolist()
         if bad:
             what = "step() returned a NaN or an infinite number (env %d). Such samples are left out and counted in"
@@ -234,7 +217,7 @@ class TensorEnvs(Environment):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the counters that the library's curricula go by, and no more of it."""
+        """Return the curriculum state of the library."""
         state: dict[str, Any] = {"common_step_counter": int(self._envs.common_step_counter)}
         if (levels := self._terrain_levels()) is not None:
             state["terrain_levels"] = levels.clone()
@@ -242,10 +225,7 @@ class TensorEnvs(Environment):
         return state | ({"curricula": curricula} if curricula else {})
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes at the progress of another run: its step counter, levels of terrain and difficulties.
-
-        The other run may have another number of envs M: env i takes the values of env i modulo M.
-        """
+        """Begin new episodes at the curriculum state of another run, taking env i modulo its number of envs."""
         self._envs.common_step_counter = int(state.get("common_step_counter", 0))
         index = torch.arange(self.num_envs, device=self.device)
         for name, term in self._curricula().items():
@@ -265,19 +245,19 @@ class TensorEnvs(Environment):
             del terrain.update_env_origins
 
     def _curricula(self) -> dict[str, Any]:
-        """Returns the terms of the library's curriculum that have a state of their own."""
+        """Return the curriculum terms that have state."""
         manager = getattr(self._envs, "curriculum_manager", None)
         names, cfgs = (getattr(manager, attribute, ()) for attribute in ("_term_names", "_term_cfgs"))
         return {name: cfg.func for name, cfg in zip(names, cfgs, strict=False) if hasattr(cfg.func, "set_state")}
 
     def _terrain_levels(self) -> Tensor | None:
-        """Returns the level of every env on the library's terrain, int64 [num_envs]; None without levels."""
+        """Return the terrain level of every env, int64 [num_envs]; None without levels."""
         terrain = getattr(self._envs.scene, "terrain", None)
         levels = getattr(terrain, "terrain_levels", None)
         return levels if getattr(terrain, "terrain_origins", None) is not None else None
 
     def close(self) -> None:
-        """Ends the envs."""
+        """Close the envs."""
         self._envs.close()
 
 
@@ -286,11 +266,7 @@ _SUMS, _ENDS = "Episode_Reward/", "Episode_Termination/"
 
 
 def actions_of(space: Any, device: torch.device, name: str) -> tuple[ActionSpace, Callable[[Tensor], Tensor]]:
-    """Returns the action space of one env as ours, and the function from our actions to its; `name` is for messages.
-
-    Raises:
-        ConfigError: There is no such action space here.
-    """
+    """Return our action space, and the function from our actions to the library's."""
     if hasattr(space, "low") and hasattr(space, "high"):
         size = int(np.prod(space.shape))
         low, high = (

@@ -1,4 +1,4 @@
-"""Vector envs of Gymnasium, EnvPool and Stable-Baselines3, each in the interface of `gymnasium.vector.VectorEnv`."""
+"""Vector envs of Gymnasium, EnvPool and Stable-Baselines3 as `gymnasium.vector.VectorEnv`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 _OF_ENVPOOL = {"env_id", "players", "elapsed_step", "terminated", "TimeLimit.truncated"}
-"""Keys that EnvPool puts into every info."""
+"""Keys that EnvPool adds to every info."""
 
 
 class _EnvPoolEnvs(VectorEnv):
-    """An EnvPool env in Gymnasium's interface, synchronous. It is told when to reset; `envpool.make` took its seed."""
+    """Synchronous EnvPool env in Gymnasium's interface; reset on request, seeded by `envpool.make`."""
 
     def __init__(self, envs: Any) -> None:
         self._envs = envs
@@ -59,7 +59,7 @@ class _EnvPoolEnvs(VectorEnv):
 
 
 class _Sb3Envs(VectorEnv):
-    """A vector env in the interface of Stable-Baselines3. It resets in the same step."""
+    """Vector env with Stable-Baselines3's interface; resets in the same step."""
 
     def __init__(self, envs: Sb3VecEnv) -> None:
         self._envs = envs
@@ -89,11 +89,7 @@ class _Sb3Envs(VectorEnv):
 
 
 def adapt(envs: Any, name: str) -> VectorEnv:
-    """Return a vector env of Gymnasium (>= 1.1), EnvPool (Gymnasium's interface) or Stable-Baselines3 as Gymnasium's.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Return a vector env of Gymnasium (>= 1.1), EnvPool or Stable-Baselines3 as Gymnasium's."""
     if hasattr(envs, "async_reset"):  # EnvPool's: a VectorEnv of Gymnasium too, but with the spaces of one env
         return _EnvPoolEnvs(envs)
     if isinstance(envs, VectorEnv):
@@ -109,7 +105,7 @@ def adapt(envs: Any, name: str) -> VectorEnv:
 
 
 def time_limit_of(envs: VectorEnv) -> int | None:
-    """Return the time limit that vector envs, or all envs in them, declare [control steps]; None without one."""
+    """Return the declared time limit [control steps]; None without one."""
     spec = envs.spec or envs.unwrapped.spec
     if spec is not None:
         return spec.max_episode_steps
@@ -119,12 +115,9 @@ def time_limit_of(envs: VectorEnv) -> int | None:
 
 
 def make(cfg: EnvConfig, num_envs: int, seed: int) -> tuple[Any, str]:
-    """Make the envs that the settings name; return the vector env of a library, and its name in messages.
+    """Make the envs of the settings; return the library's vector env and its name in messages.
 
-    The seed is that of EnvPool's envs; the others take theirs when they are reset.
-
-    Raises:
-        ConfigError: There are no such envs, or their package is missing.
+    `seed` is for EnvPool; other envs are seeded at reset.
     """
     require_id(cfg, "Gymnasium", "CartPole-v1")
     if cfg._target_ is not None:
@@ -162,7 +155,7 @@ def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
 
 
 def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
-    """Make envs by their id in Gymnasium's registry, or by `module:id`, of which it imports the module."""
+    """Make envs by their id in Gymnasium's registry, or by `module:id`."""
     kwargs, env_id = dict[str, Any](cfg.kwargs), module_and_id(name)
     for key in {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"} & kwargs.keys():
         raise ConfigError(
@@ -210,7 +203,7 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
 
 
 def _with_rows(env_ids: np.ndarray, obs: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return a copy of the observations of all envs, with the rows of some replaced."""
+    """Return a copy of all envs' observations with some rows replaced."""
     obs = np.array(obs)
     obs[env_ids] = rows
     return obs

@@ -1,1 +1,1 @@
-"""Training in several processes: data parallel under torchrun, actors for one learner, search of settings."""
+"""Multi-process training: data parallelism, actors and hyperparameter search."""

@@ -1,4 +1,4 @@
-"""An actor: it steps envs of its own on a CPU, for a learner in another process."""
+"""Actor: steps envs on a CPU for a learner in another process."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
 from gpusim_rl.spaces import ActionSpace, ImageShape
 
-PROGRESS_S = 10.0
-"""Time between two reports of the first actor on how far its envs are (levels of a curriculum, say) [s]."""
+PROGRESS_S = 10.0  # interval at which the first actor sends its env state (curriculum levels and so on) [s]
 REPLACED: Mapping[str, Any] = {
     **dict.fromkeys(("sim_device", "rl_device", "checkpoint", "num_actors")),
     "device": "cpu",
     "graph": "off",
     "compile": "off",
 }
-"""Settings of an actor in place of the run's."""
+"""Settings that an actor overrides."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorJob:
-    """Job of an actor: plain data, for a process on another machine."""
+    """Picklable job of an actor."""
 
     config: dict[str, Any]  # composed settings of the run
     number: int  # from 0
@@ -54,13 +53,12 @@ class ActorJob:
 
 # What an actor answers
 
-Warned = tuple[str, str]
-"""A warning before its values are filled in, and with them."""
+Warned = tuple[str, str]  # template and text of a warning
 
 
 @dataclass(frozen=True, slots=True)
 class EnvDescription:
-    """The envs of an actor that is ready, also after it was started again."""
+    """Envs of an actor that is ready, sent after every (re)start."""
 
     actor: int
     obs_sizes: dict[str, int]
@@ -75,7 +73,7 @@ class EnvDescription:
 
 @dataclass(frozen=True, slots=True)
 class SentRollout:
-    """A rollout for the learner. Its tensors are good until it is released."""
+    """Rollout for the learner; its tensors are valid until released."""
 
     actor: int
     tensors: Sequence[Any]  # or arrays while they are sent by Ray
@@ -90,7 +88,7 @@ class SentRollout:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """Envs for which the learner acts: their first observation, or a control step, in arrays."""
+    """First observation or control step of envs that the learner acts for, as arrays."""
 
     actor: int
     obs: dict[str, np.ndarray] | None = None
@@ -101,14 +99,14 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An error in an actor, which would come again."""
+    """Error that would recur after a restart."""
 
     error: ConfigError | TaskError
     trace: str  # traceback for the user; empty where the error says enough
 
     @classmethod
     def of(cls, actor: int, error: BaseException) -> Failed:
-        """Make the answer from an exception."""
+        """Wrap an exception."""
         if isinstance(error, (ConfigError, TaskError)):
             return cls(error, "")
         text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
@@ -119,18 +117,16 @@ class Failed:
 
 
 class _Warnings(logging.Handler):
-    """Keeps warnings for the learner: nobody reads what an actor prints."""
+    """Buffer of warnings for the learner; an actor's own output is not shown."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._heard: list[Warned] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a warning."""
         self._heard.append((str(record.msg), record.getMessage()))
 
     def take(self) -> list[Warned]:
-        """Returns the warnings since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -139,14 +135,14 @@ _WARNINGS = _Warnings()
 
 
 class _OneOfActors(Collective):
-    """An actor: it learns nothing, and has a seed of its own."""
+    """Rank of an actor, from which its seed derives."""
 
     def __init__(self, job: ActorJob) -> None:
         self.rank = 1 + job.number + job.attempt * job.num_actors
 
 
 class Actor:
-    """Envs, and a policy that acts in them as a learner elsewhere says."""
+    """Envs and a policy that acts in them on the learner's request."""
 
     def __init__(self, job: ActorJob) -> None:
         logging.getLogger("gpusim_rl").addHandler(_WARNINGS)
@@ -160,7 +156,7 @@ class Actor:
         self._progress_at = 0.0 if job.number == 0 else float("inf")
 
     def describe(self) -> EnvDescription:
-        """Describes the envs to the learner."""
+        """Describe the envs to the learner."""
         env = self.collector.env
         return EnvDescription(
             self._number,
@@ -175,14 +171,11 @@ class Actor:
         )
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Returns what `rollout` acts by: its shapes and types are those of the learner's."""
+        """Return the state that `rollout` acts by; the learner's has the same shapes and types."""
         return self._remote.acting_state()
 
     def rollout(self, version: int, state: Mapping[str, Tensor]) -> SentRollout:
-        """Act for a rollout in all envs by a version of the learner's `Remote.acting_state`.
-
-        The next rollout overwrites its tensors.
-        """
+        """Record a rollout by the learner's `Remote.acting_state`; the next rollout overwrites its tensors."""
         began = time.monotonic()
         waited_s = began - self._idle_since
         self._remote.load_acting_state(state)
@@ -195,7 +188,7 @@ class Actor:
         )
 
     def do(self, request: str, argument: Any) -> Stepped | None:
-        """Begins at the progress of other envs, or takes a step: all requests but rollouts, which each engine sends."""
+        """Handle a `begin` or `step` request; engines handle rollouts."""
         if request == "step":
             return self._step(argument)
         self.collector.begin_from(argument)
@@ -203,7 +196,6 @@ class Actor:
         return None
 
     def _step(self, action: np.ndarray | None) -> Stepped:
-        """Advances the envs by one control step; None asks for the first observation."""
         if action is None:
             return Stepped(self._number, {group: value.numpy() for group, value in self.collector.obs.items()})
         step = self.collector.env.step(torch.tensor(action))  # a copy: Ray's memory cannot be written
@@ -220,12 +212,12 @@ class Actor:
 
 
 def step_of(arrays: Mapping[str, Any]) -> Step:
-    """Makes the control step of the arrays of a `Stepped`."""
+    """Convert the arrays of a `Stepped` to a control step."""
     return Step(**tree_map_only(np.ndarray, tensor_of, dict(arrays)))
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
-    """Makes a tensor in the memory of an array. That may be of Ray's object store, which nobody may write."""
+    """Wrap an array as a tensor without a copy; in Ray's object store it is read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is not writable
         return torch.from_numpy(array)

@@ -1,8 +1,4 @@
-"""Training with actors: processes that step envs on CPUs, of this machine or of many, for one learner.
-
-python train.py task=Ant algo=impala actors=process num_actors=8 num_envs=16
-python train.py task=Gymnasium env.id=CartPole-v1 algo=apex actors=ray num_actors=8
-"""
+"""Trainer factory; with actors, processes step envs on CPUs of one or many machines for one learner."""
 
 from __future__ import annotations
 
@@ -25,10 +21,10 @@ from gpusim_rl.run.trainer import Trainer
 
 
 def make_trainer(spec: RunSpec, collective: Collective = ALONE) -> Trainer:
-    """Makes the trainer of a run, with actors where it has any.
+    """Make the trainer of a run, with or without actors.
 
     Raises:
-        ConfigError: Something in the configuration or the checkpoint does not fit.
+        ConfigError: The configuration or the checkpoint does not fit.
         TaskError: A hook of the task is wrong.
     """
     if spec.cfg.actors.engine is None:
@@ -45,7 +41,7 @@ def make_trainer(spec: RunSpec, collective: Collective = ALONE) -> Trainer:
 
 
 def _for_actors(spec: RunSpec) -> RunSpec:
-    """Returns the run as its learner sees it: all envs step on CPUs."""
+    """Check settings that actors need; move the envs to CPUs."""
     cfg, engine = spec.cfg, spec.cfg.actors.engine
     if remote_class(spec.algorithm_class) is None:
         problem = f"algo={cfg.algo} learns only from what its newest policy has done"
@@ -56,7 +52,6 @@ def _for_actors(spec: RunSpec) -> RunSpec:
 
 
 def _make_actors_collector(start: RunStart) -> ActorsCollector:
-    """Starts the actors of a run, and waits for the first one."""
     cfg = start.cfg
     num_actors = cfg.num_actors or max(1, available_cpus() // cfg.actors.threads)
     seed = resumed_seed(start.seed, start.iteration)
@@ -88,7 +83,6 @@ def _make_rollouts(start: RunStart, engine: Engine, seed: int) -> Rollouts:
         return ActorsRollouts(engine)
 
     def make_remote(number: int) -> Remote:
-        """Makes the algorithm that acts for an actor, here."""
         envs, num_envs = rollouts.envs, cfg.num_envs
         spaces = envs.obs_sizes, envs.action_space, envs.steps_between_truncations
         env, place = (

@@ -1,7 +1,4 @@
-"""Data parallelism under torchrun: each process has envs of its own, and all learn one policy.
-
-torchrun --nproc-per-node=4 train.py task=Ant multi_gpu=true
-"""
+"""Data parallelism under torchrun: every process steps its own envs, all learn one policy."""
 
 from __future__ import annotations
 
@@ -27,19 +24,13 @@ from gpusim_rl.run.checkpoint import structural_difference
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig, declarations
 
-PATIENCE = timedelta(minutes=10)
-"""Time that a process waits for others that live: one of them may compile, or write a large checkpoint."""
+PATIENCE = timedelta(minutes=10)  # timeout for other live processes, which may compile or write a large checkpoint
 
-RUN_DIR = "gpusim_rl/run_dir"
-"""Key of the run folder in the store of torchrun, which outlives a restart of the processes."""
+RUN_DIR = "gpusim_rl/run_dir"  # key of the run folder in torchrun's store, which survives restarts of the processes
 
 
 class Processes(Collective):
-    """The processes that torchrun has started.
-
-    A sum is of one buffer, whatever it consists of: by NCCL on CUDA, by gloo on the CPU. What the host must know goes
-    by gloo.
-    """
+    """Processes of torchrun: sums by NCCL on CUDA, else by gloo; host values always by gloo."""
 
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
@@ -49,7 +40,7 @@ class Processes(Collective):
         self._launch: Callable[[Callable[[], None]], None] = _now
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the sums over all processes, tensor by tensor."""
+        """Return the sums over all processes, tensor by tensor, in one all-reduce."""
         if not tensors:
             return []
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
@@ -62,7 +53,7 @@ class Processes(Collective):
 
     @contextmanager
     def launches_apart(self, launch_between: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-        """Hands over what takes a sum, so that it is launched between two CUDA graphs."""
+        """Pass the all-reduce to `launch_between`, which launches it between two CUDA graphs."""
         self._launch = launch_between
         try:
             yield
@@ -70,25 +61,25 @@ class Processes(Collective):
             self._launch = _now
 
     def share(self, value: Any) -> Any:
-        """Returns the value that the first process has."""
+        """Return the first process's value."""
         box = [value]
         distributed.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all processes, in the first one."""
+        """Return all processes' values in the first process."""
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
         distributed.gather_object(value, values, dst=0, group=self._host)
         return values or []
 
     def run_dir(self, path: str | None) -> str:
-        """Returns the run folder; the store of torchrun keeps it for processes that are restarted."""
+        """Return the run folder, and keep it in torchrun's store for restarts."""
         if path is not None and (store := _agent_store()) is not None:
             store.set(RUN_DIR, path)
         return self.share(path)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Returns for each flag whether a process has it set."""
+        """Return for each flag whether any process has it set."""
         numbers = torch.tensor(flags, dtype=torch.int32)
         distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=self._host)
         return tuple(bool(number) for number in numbers.tolist())
@@ -104,11 +95,10 @@ def _add_up(flat: Tensor) -> None:
 
 @contextmanager
 def joined(spec: RunSpec) -> Iterator[Collective]:
-    """Connects the processes of a run: alone without `multi_gpu`.
+    """Connect the processes of a run; yield `ALONE` without `multi_gpu`.
 
-    Raises:
-        ConfigError: torchrun has not started this process, or `multi_gpu` is not set though it has. There are more
-            processes than GPUs, the algorithm cannot learn with others, or the settings of the processes differ.
+    Raises ConfigError if torchrun and `multi_gpu` disagree, GPUs are too few, the algorithm is not data parallel, or
+    the processes' settings differ.
     """
     cfg, started = spec.cfg, "TORCHELASTIC_RUN_ID" in os.environ
     count = int(os.environ.get("WORLD_SIZE", "1")) if started else 1
@@ -143,10 +133,10 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
 
 
 def _connect(backend: str) -> Store:
-    """Connects the processes; returns a connection of its own to what they share.
+    """Initialise the process group; return a separate connection to its store.
 
-    torch 2.13 leaves in the store of torchrun what the processes before a restart wrote, and gloo would look for them.
-    So each start, and each run of a sweep, has a prefix of its own in the store.
+    Each start has its own prefix: torch 2.13 keeps the keys of before a restart in torchrun's store, and gloo reads
+    them.
     """
     store, (rank, size) = _agent_store(), (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE"))
     if store is None:
@@ -159,9 +149,9 @@ def _connect(backend: str) -> Store:
 
 
 def _agree(store: Store, rank: int, size: int) -> str:
-    """Returns a word for this start, the same in all processes, whatever earlier starts have left in the store.
+    """Return a random word for this start, equal in all processes.
 
-    The number of restarts, which torchrun tells, is another one on a machine that did not lose the process.
+    torchrun's restart count differs on machines that lost no process.
     """
     word, until = secrets.token_hex(8), time.monotonic() + PATIENCE.total_seconds()
     calls = [f"start_{number}" for number in range(size)]
@@ -180,7 +170,7 @@ def _agree(store: Store, rank: int, size: int) -> str:
 
 
 def _choose_gpu(cfg: RunConfig) -> bool:
-    """Gives each process of a machine a GPU of its own; returns whether the learner is on it."""
+    """Assign each process of a machine a GPU; return whether the learner is on it."""
     for key in ("device", "sim_device", "rl_device"):
         if ":" in (device := getattr(cfg, key) or ""):
             raise ConfigError(f"{key}={device} with multi_gpu=true: each process takes a GPU. Try {key}=cuda")
@@ -195,7 +185,6 @@ def _choose_gpu(cfg: RunConfig) -> bool:
 
 
 def _check_equal(processes: Processes, spec: RunSpec) -> None:
-    """Stops all processes where their settings differ."""
     configs, problem = processes.gather(spec.config), None
     for rank, config in enumerate(configs):
         keys = [key for key in {**configs[0], **config} if config.get(key) != configs[0].get(key)]
@@ -209,10 +198,7 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
 
 
 def continued(arguments: list[str]) -> list[str]:
-    """Return the command line of a process of torchrun: one that was restarted continues the run that it began.
-
-    A run without a checkpoint yet is begun again.
-    """
+    """Return a torchrun process's command line; after a restart it continues the run from its checkpoint, if any."""
     store = _agent_store()
     sweep = {"-m", "--multirun"} & {*arguments}  # which run of it was lost is not known
     if store is None or sweep or not store.check([RUN_DIR]):
@@ -224,11 +210,10 @@ def continued(arguments: list[str]) -> list[str]:
 
 
 def _agent_store() -> TCPStore | None:
-    """Returns the store that torchrun itself keeps."""
+    """Return torchrun's own store, if it is used."""
     return _store() if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
 
 
 def _store() -> TCPStore:
-    """Returns a new connection to the store of the processes."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(*address, is_master=False, timeout=PATIENCE)

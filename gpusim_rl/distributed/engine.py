@@ -1,4 +1,4 @@
-"""Engine: interface that starts actors and carries their answers, for processes of this machine and for Ray."""
+"""Engine interface: starts actors and carries their answers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from gpusim_rl.errors import ConfigError
 
 logger = logging.getLogger("gpusim_rl")
 
-MOST_DEATHS = 3
-"""Deaths of an actor that has never done anything, after which the run ends."""
+MOST_DEATHS = 3  # deaths of an actor that never worked, before the run ends
 MOST_DEATHS_PROVEN = 20
-"""Deaths in a row, at its start, of an actor that has worked before, after which the run ends if no actor works."""
+"""Consecutive deaths at start of an actor that has worked before; the run ends if no actor works."""
 
-NO_ANSWER = "it did not answer"
-"""Last words of an actor that hung."""
+NO_ANSWER = "it did not answer"  # last words of an actor that hung
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An actor died or hung, and what it was doing is lost. The engine starts it again; then it is described anew."""
+    """Loss of an actor that died or hung; the engine restarts it and sends a new description."""
 
     actor: int
     silent_s: float | None = None  # of one that hung [s]
@@ -38,13 +36,13 @@ Answer = EnvDescription | SentRollout | Stepped | Lost
 
 
 class Engine(ABC):
-    """Pool of concurrent actors, each of which does what it is asked in order.
+    """Pool of concurrent actors, each of which handles its requests in order.
 
     Every call is non-blocking except `get`, which waits up to its timeout.
     """
 
     waits_for: str
-    """Why actors may not be ready yet, in words."""
+    """Reason why actors may not be ready yet."""
 
     def __init__(self, num_actors: int, timeout_s: float | None = None) -> None:
         self.num_actors = num_actors
@@ -56,63 +54,60 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Starts all actors."""
+        """Start all actors."""
 
     @abstractmethod
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Makes weights, on the host, known to all actors: their next rollouts are by these."""
+        """Publish weights on the host for the actors' next rollouts."""
 
     def ask_for_rollout(self, actor: int) -> None:
-        """Asks an actor for a `SentRollout`."""
+        """Request a `SentRollout`."""
         self._silence.asked(actor)
         self._ask_for_rollout(actor)
 
     @abstractmethod
-    def _ask_for_rollout(self, actor: int) -> None:
-        """Sends the request."""
+    def _ask_for_rollout(self, actor: int) -> None: ...
 
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
-        """Asks an actor for a `Stepped`; None asks for the first observation."""
+        """Request a `Stepped`; without an action, the first observation."""
         self._silence.asked(actor)
         self._ask(actor, "step", action)
 
     def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
-        """Lets an actor begin new episodes at the progress of other envs."""
+        """Begin an actor's episodes at the progress of other envs."""
         self._ask(actor, "begin", progress)
 
     @abstractmethod
-    def _ask(self, actor: int, request: str, argument: Any) -> None:
-        """Sends a request to an actor."""
+    def _ask(self, actor: int, request: str, argument: Any) -> None: ...
 
     def get(self, timeout_s: float) -> list[Answer]:
-        """Returns the answers that have come; waits at most so long for the first one. An actor that hangs is replaced.
+        """Return answers, waiting up to `timeout_s` for the first one; replace actors that hang.
 
         Raises:
-            ConfigError: An actor cannot work: an error in its task, say, which would come again.
+            ConfigError: An actor has an error that would recur.
         """
         return self._get(timeout_s) + [self._replace(actor, silent_s) for actor, silent_s in self._silence.look()]
 
     @abstractmethod
-    def _get(self, timeout_s: float) -> list[Answer]:
-        """Does `get`, for the actors that do not hang."""
+    def _get(self, timeout_s: float) -> list[Answer]: ...
 
     @abstractmethod
     def _replace(self, actor: int, silent_s: float) -> Lost:
-        """Kills an actor that hangs, and has it started again."""
+        """Kill and restart an actor that hangs."""
 
     def release(self, rollout: SentRollout) -> None:  # noqa: B027 (optional)
-        """Lets the actor write the tensors of a rollout again: they have been copied."""
+        """Return the tensors of a copied rollout to its actor."""
 
     def numbers(self) -> dict[str, float]:
-        """Returns numbers for the log, by name."""
+        """Return values for the log, by name."""
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Ends all actors."""
+        """Stop all actors."""
 
     def _received(self, answer: Answer | Failed) -> Answer:
-        """Raises what an actor could not do; else notes that the actor works, and passes its warnings on."""
+        """Raise an actor's error; else mark the actor as working and log its warnings."""
         if isinstance(answer, Failed):
             if answer.trace:
                 logger.error("%s", answer.trace.rstrip())

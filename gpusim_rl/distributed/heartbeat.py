@@ -1,8 +1,7 @@
-"""Signs of life of the processes that learn together: one that gives none ends the run in all of them.
+"""Heartbeats of data-parallel processes: a process that stops beating ends the run everywhere.
 
-A sum waits for the slowest process, and does not know whether that one compiles, hangs or has no power any more. So a
-thread of each process tells the others that it lives, whatever the process does: evaluations, checkpoints and compilers
-let other threads run. The training itself has nothing to do with it.
+An all-reduce cannot tell whether the slowest process compiles, hangs or lost power, so a thread of each process beats,
+independently of the training.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from torch.distributed import Store  # type: ignore[reportPrivateImportUsage]
 
 from gpusim_rl.errors import say
 
-BEATS = 30
-"""Signs of life in the time after which a process counts as lost."""
-FIRST = 3
-"""Beats in which one process ends the run before another one does."""
+BEATS = 30  # beats within the time after which a process counts as lost
+FIRST = 3  # head start of the process that reports the loss [beats]
 LEFT, ENDS = "left", "ends"
 """Last signs of life: of a process that is done, and of one that has found another one lost. An error gives none."""
 
@@ -42,18 +39,15 @@ if os.getppid() == parent:
     sys.stderr.write(problem)
     os.kill(parent, signal.SIGKILL)
 """
-"""Runs beside a process, and kills it when it has stopped. torchrun sees its end, and no machine else needs to."""
+"""Watchdog process that kills a stopped process, so that torchrun sees its end."""
 
 
 class Heartbeat:
-    """Beats while its block runs, and ends the process where another one does not beat any more.
-
-    The block begins when all processes have made theirs. `over` says that another process is lost, and a line has told
-    which.
+    """Heartbeat during its block, which ends the process when another one is lost; `over` is then True.
 
     Args:
-        store: Connection to the store of the processes that nothing else uses. A lost machine lets it wait for ever.
-        rank: Number of the process.
+        store: Dedicated connection to the processes' store; calls block forever if its machine is lost.
+        rank: Rank of the process.
         size: Number of processes.
         lost_after_s: Time without a beat after which a process counts as lost [s].
     """
@@ -85,9 +79,9 @@ class Heartbeat:
         self._store.set(self._keys[self._rank], f"{self._beats} {self._name}")
 
     def _beat(self) -> None:
-        """Tells the others of this process, and listens to them.
+        """Send beats and check those of the others.
 
-        What counts is beats of this process, not time: one that was stopped itself blames nobody when it goes on.
+        Timeouts count own beats instead of time, so that a process that was stopped blames nobody when it resumes.
         """
         before, missed = [""] * len(self._keys), [0] * len(self._keys)
         with suppress(RuntimeError):  # a store that is gone is seen by `_watch`
@@ -111,10 +105,7 @@ class Heartbeat:
                 self._store.set(self._keys[self._rank], LEFT)
 
     def _watch(self) -> None:
-        """Ends the process where the store is silent: the link to it is cut, or its machine is gone.
-
-        While this thread runs, the process is not killed.
-        """
+        """End the process if the store does not answer, and keep the watchdog from killing it meanwhile."""
         problem = f"error: {self._of} {self._name} did not run {self._time}: it is killed\n"
         words = [str(os.getpid()), str(BEATS), str(self._period_s), problem]
         before, missed = 0, 0
@@ -129,7 +120,7 @@ class Heartbeat:
                     self._end(f"no answer from {os.environ['MASTER_ADDR']}, the machine of process 0,")
 
     def _end(self, problem: str | None = None) -> NoReturn:
-        """Ends the process, whatever it waits for, when all have had the time to see that it is over."""
+        """End the process, after the others had time to see it."""
         self.over = True
         if problem is not None:
             say(f"error: {problem} {self._time}: {self._of} ends", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Rollouts of actors that only step envs: the learner's device chooses their actions, for several actors at a time."""
+"""Rollouts with central inference: actors only step envs, and the learner's device chooses actions in batches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from gpusim_rl.env.device_env import moved
 from gpusim_rl.learn.remote import Remote
 from gpusim_rl.run.metrics import Metrics
 
-BACKLOG = 2
-"""Finished rollouts of an actor for which there is room: an actor that has no room gets no answer."""
-POLL_S = 5e-3
-"""Time until room that has become free is noticed [s]."""
+BACKLOG = 2  # buffers for finished rollouts per actor
+POLL_S = 5e-3  # interval at which freed buffers are noticed [s]
 CPU = torch.device("cpu")
 
 
@@ -43,12 +41,10 @@ class _ServedActor:
 
 
 class InferenceRollouts(Rollouts):
-    """Rollouts of actors that are told every action, as in GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
+    """Rollouts with central inference, as in GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
 
-    A thread answers actors in batches: as soon as `max_batch` of them wait, or the first one has waited for
-    `max_wait_ms`. With 0 it answers all that wait by now, and batches grow by themselves where it is busy. An actor
-    whose rollouts the learner has not copied yet gets no answer, so nothing piles up. The thread acts with copies of
-    the weights of a version, so never with weights that are half updated.
+    A thread answers actors in batches: once `max_batch` of them wait, or the first has waited for `max_wait_ms`; with
+    0, all that wait. It acts with a copy of the weights, never with half-updated ones.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class InferenceRollouts(Rollouts):
         self._batches = self._answered = 0
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Hands the weights over to the thread; the first time starts it."""
         self._newest = (version, {name: x.clone() for name, x in state.items()})
         if not self._actors:
             self._actors = [self._actor(number) for number in range(self.engine.num_actors)]
@@ -113,7 +108,7 @@ class InferenceRollouts(Rollouts):
             self._finished.put(error)
 
     def _answer_ready(self) -> float:
-        """Answers actors that wait; returns how long the next look may be put off [s]."""
+        """Answer waiting actors; return the time until the next check [s]."""
         now = time.monotonic()
         working = [actor for actor in self._actors if actor.alive]
         ready = [actor for actor in working if actor.ready_since is not None and actor.free]
@@ -128,7 +123,6 @@ class InferenceRollouts(Rollouts):
 
     @torch.no_grad()
     def _answer(self, actors: Sequence[_ServedActor]) -> None:
-        """Chooses actions for some actors, in one batch."""
         newest = self._newest
         assert newest is not None
         if newest[0] != self._version:
@@ -170,7 +164,7 @@ class InferenceRollouts(Rollouts):
 
     @torch.no_grad()
     def _record(self, actor: _ServedActor, answer: Stepped) -> None:
-        """Records a control step; at the end of a rollout it is handed over to the learner."""
+        """Record a control step; pass a finished rollout to the learner."""
         actor.ready_since = time.monotonic()
         self.progress = answer.progress or self.progress
         if answer.step is None:  # it has just begun
@@ -195,7 +189,6 @@ class InferenceRollouts(Rollouts):
             self._finished.put(SentRollout(actor.number, room, actor.version, actor.metrics.take(), place=room))
 
     def numbers(self) -> dict[str, float]:
-        """Returns how many actors work, for which part of the time they waited, and how large batches were."""
         now = time.monotonic()
         alive = sum(actor.alive for actor in self._actors)
         time_of_all = max(1, alive) * (now - self._since)

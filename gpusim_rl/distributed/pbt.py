@@ -1,7 +1,7 @@
-"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846): how settings change, and who copied whom.
+"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846): exploration of settings and record of copies.
 
-Ray Tune's scheduler decides which trial copies which one (`ray_search.py`). A trial that copies is a run that continues
-a checkpoint of another one, with other settings. Each interval of each trial is a row of `population.csv`.
+Ray Tune's scheduler decides which trial copies which (`ray_search.py`). A copy is a run that continues another trial's
+checkpoint with other settings.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ from gpusim_rl.distributed.tuning import Study, write_table
 from gpusim_rl.errors import warn
 from gpusim_rl.files.safe_open import load_yaml
 
-FACTOR = (1.1, 1.5)
-"""A value on a logarithmic scale is multiplied or divided by a number in this range."""
-SHARE = (0.1, 0.3)
-"""Another value moves by this share of the range."""
+FACTOR = (1.1, 1.5)  # range of the factor or divisor of a logarithmic value
+SHARE = (0.1, 0.3)  # step of other values, as a fraction of their range
 TABLE = "population.csv"
-INTERVAL = "interval "
-"""Beginning of the attributes of a study that hold the rows of the table."""
+INTERVAL = "interval "  # prefix of the study's attributes that hold table rows
 
 
 def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -> dict[str, Any]:
-    """Return other settings near those of a trial that is copied, within the space."""
+    """Perturb the settings of a copied trial within the space."""
     near = dict(settings)
     for key, allowed in space.items():
         up = chance.choice((-1, 1))
@@ -49,7 +46,7 @@ def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -
 
 
 def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
-    """Find the newest checkpoint in the run folders of a trial from which something is left to train."""
+    """Return the newest intact checkpoint in a trial's run folders that has iterations left."""
     from gpusim_rl.files.checkpoint_file import is_whole  # torch
 
     files = [file for file in trial.glob("2*/checkpoints/[0-9]*.pt") if re.fullmatch("[0-9]{1,18}", file.stem)]
@@ -63,7 +60,7 @@ def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
 
 
 def settings_of(run: Path, space: Space) -> dict[str, Any] | None:
-    """Read the settings of the space from a run folder; None, with a warning, where they are not of the space."""
+    """Read the settings of the space from a run folder; warn and return None if they are outside of it."""
 
     def is_within(value: Any, allowed: Mapping[str, Any]) -> bool:
         if "choices" in allowed:
@@ -80,7 +77,7 @@ def settings_of(run: Path, space: Space) -> dict[str, Any] | None:
 
 
 def add_row(study: Study, row: Mapping[str, Any]) -> None:
-    """Add an interval of a trial to the study, and write the table with all of them again."""
+    """Add an interval of a trial to the study and the table."""
     study.trials.set_user_attr(f"{INTERVAL}{row['trial']} {row['iteration']}", dict(row))
     rows = [row for name, row in study.trials.user_attrs.items() if name.startswith(INTERVAL)]
     write_table(study.search.folder / TABLE, sorted(rows, key=lambda row: (row["iteration"], row["trial"])))

@@ -1,7 +1,7 @@
 """Actors as processes of this machine: `actors=process`.
 
-A process and the learner share the tensors of rollouts and the weights. The rest goes through a pipe. Processes are
-started by a command line of their own and not by multiprocessing, which would run the user's script in each of them.
+Rollout tensors and weights are in shared memory, the rest goes through a pipe. Processes have their own command line,
+because multiprocessing would import the user's script in each.
 """
 
 from __future__ import annotations
@@ -26,22 +26,18 @@ from gpusim_rl.distributed.engine import NO_ANSWER, Answer, Engine, Lost
 from gpusim_rl.distributed.shared_memory import SharedMemory
 from gpusim_rl.machine.child import Child, importing_the_same
 
-SLOTS = 2
-"""Rollouts of an actor that the learner has not copied yet, at most."""
-RETRY_S = 1e-4
-"""Time until weights that are being written are read again [s]."""
-MOST_PRINTED = 1_000_000
-"""Bytes that an actor has printed and that are kept, at most."""
+SLOTS = 2  # rollout buffers per actor
+RETRY_S = 1e-4  # retry interval while weights are being written [s]
+MOST_PRINTED = 1_000_000  # limit of an actor's kept output [bytes]
 STDERR = 2
 _START = "import sys; from gpusim_rl.distributed.process_engine import main; main(*map(int, sys.argv[1:]))"
 
 
 class SharedWeights:
-    """Weights that one process writes and others read whenever they want, without waiting for each other for long.
+    """Weights with one writer and many readers, as a sequence lock.
 
-    A sequence lock: the writer counts before and after it writes. Who reads an odd count, or another one afterwards,
-    reads again. So a process that is killed while it reads blocks nobody. Other processes must see stores in their
-    order, as on x86. Of `state` only names, shapes and types are used.
+    The writer increments a counter before and after a write; a reader retries at an odd or changed count, so a process
+    killed during a read blocks nobody. Requires ordered stores between processes, as on x86.
     """
 
     def __init__(self, memory: SharedMemory, state: Mapping[str, Tensor]) -> None:
@@ -51,7 +47,7 @@ class SharedWeights:
         self._copy = {name: torch.empty_like(x) for name, x in self._tensors.items()}
 
     def write(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Publishes weights; they must be on the host."""
+        """Publish weights that are on the host."""
         self._numbers[1] += 1
         for name, shared in self._tensors.items():
             shared.copy_(state[name])
@@ -59,7 +55,7 @@ class SharedWeights:
         self._numbers[1] += 1
 
     def read(self) -> tuple[int, dict[str, Tensor]]:
-        """Returns the newest version, and its weights; the next call overwrites them."""
+        """Return the newest version and its weights, valid until the next call."""
         while True:
             count = int(self._numbers[1])
             if count % 2 == 0:
@@ -75,7 +71,7 @@ class SharedWeights:
 
 
 class _Process:
-    """An actor that was started: the learner's end of its pipe, and the rollouts in its memory."""
+    """Learner's end of an actor process: pipe and rollout buffers."""
 
     def __init__(self, job: ActorJob, weights: SharedMemory) -> None:
         # A pair of sockets: both ends see when the other one is gone.
@@ -104,7 +100,6 @@ class _Process:
             pass
 
     def ask_for_rollout(self) -> None:
-        """Asks now, or when a slot is free."""
         self._waiting += 1
         self._hand_out()
 
@@ -129,7 +124,7 @@ class _Process:
 
 
 class ProcessEngine(Engine):
-    """Processes of this machine. With `pin` the learner is on CUDA, which copies rollouts from pinned memory."""
+    """Actors in processes of this machine; `pin` registers rollout buffers as pinned memory for CUDA."""
 
     waits_for = "It makes its envs"
 
@@ -198,7 +193,7 @@ class ProcessEngine(Engine):
 
 
 def _lay_out_slots(memory: SharedMemory, envs: EnvDescription, *, pin: bool = False) -> list[list[Tensor]]:
-    """Makes the tensors of a rollout in each slot of the memory that an actor and the learner share."""
+    """Return the rollout tensors of each slot in memory shared by actor and learner."""
     tensors, size = memory.lay_out(envs.recording * SLOTS, pin=pin), len(envs.recording)
     return [tensors[slot * size : (slot + 1) * size] for slot in range(SLOTS)]
 
@@ -216,7 +211,7 @@ def _receive(connection: Connection) -> Any:
 
 
 def main(connection_fd: int, weights_fd: int, memory_fd: int) -> None:
-    """Works for the learner at the other end of a connection, as long as it is there."""
+    """Run an actor for the learner at the other end of a connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(connection_fd)
     job = _hear_learner(connection)

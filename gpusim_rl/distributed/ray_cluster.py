@@ -1,4 +1,4 @@
-"""The Ray cluster that a run uses: one that is there already, or one on this machine for as long as the run takes."""
+"""Ray cluster of a run: an existing one, or a temporary one on this machine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from gpusim_rl.machine.hardware import available_cpus
 
 REQUIREMENT = "ray[tune]>=2.50,<3"  # pyproject.toml has the same
 
-PATIENCE_S = 5.0
-"""Time that a cluster has to answer at its address [s]."""
+PATIENCE_S = 5.0  # timeout for a cluster at its address [s]
 
 
 def require_ray(needed_by: str, address: str | None = None) -> Any:
-    """Import Ray; raise ConfigError where it is not installed, or of a version that does not work."""
+    """Import Ray; raise ConfigError if it is missing or has an untested version."""
     if not (address or os.environ.get("RAY_ADDRESS")) and "ray" not in sys.modules:
         # Ray listens on all addresses of the machine. Who has no token can start nothing in it. Read at import.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -39,15 +38,15 @@ def require_ray(needed_by: str, address: str | None = None) -> Any:
 
 @contextmanager
 def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1) -> Iterator[Any]:
-    """Connect Ray: to a cluster, or to one on this machine that ends with the block.
+    """Connect Ray to a cluster, or to a local one that ends with the block.
 
     Args:
-        needed_by: Command or setting that needs it.
-        address: Address of a cluster; None is that of RAY_ADDRESS, else this machine.
-        num_cpus: CPUs that are wanted on this machine. Ray gives out no more of them, however many there are.
+        needed_by: Command or setting named in errors.
+        address: Address of a cluster; None: RAY_ADDRESS, else a local one.
+        num_cpus: Least number of CPUs that a local cluster hands out.
 
     Raises:
-        ConfigError: There is no Ray, no cluster at the address, or it does not start here.
+        ConfigError: Ray is missing, unreachable or does not start.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     ray = require_ray(needed_by, address)
@@ -90,7 +89,7 @@ def same_handler(number: signal.Signals) -> Iterator[None]:
 
 
 def _look_for(address: str) -> None:
-    """Raise OSError where nobody is at an address: Ray itself tries for minutes."""
+    """Raise OSError for an unreachable address, for which Ray retries for minutes."""
     place = re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address)
     if place is not None:
         socket.create_connection((place[1], int(place[2])), timeout=PATIENCE_S).close()

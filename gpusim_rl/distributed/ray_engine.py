@@ -19,18 +19,18 @@ UP = "up"
 
 
 class RemoteActor:
-    """An actor in a process of Ray. After a restart it is as new: it must be asked for its description first."""
+    """Ray actor; after a restart it is blank until asked for its description."""
 
     def __init__(self, job: ActorJob) -> None:
         self._job = job
         self._actor: Actor | None = None
 
     def is_up(self) -> str:
-        """Answers as soon as the process is there."""
+        """Answer once the process runs."""
         return UP
 
     def call(self, request: str, attempt: int, argument: Any) -> Answer | Failed | None:
-        """Does what the learner asks for; an error is an answer too, because it is no reason for a restart."""
+        """Handle a request; return errors as answers, since a raised one would restart the actor."""
         try:
             return self._call(request, attempt, argument)
         except Exception as error:
@@ -50,13 +50,10 @@ class RemoteActor:
 
 
 class RayEngine(Engine):
-    """Actors of Ray: on this machine, or on the nodes of a cluster, which may go away (spot instances).
+    """Ray actors on this machine or on cluster nodes, which may disappear (spot instances).
 
-    Ray starts an actor again wherever there is room, for ever. A call is made once: what an actor was doing when it
-    died is lost. Weights are put into Ray's object store once for each version.
-
-    Raises:
-        ConfigError: There is no Ray, or no cluster at the address.
+    Ray restarts actors without limit, wherever there is room, but repeats no call: the work of a dead actor is lost.
+    Weights are stored once per version. The constructor raises ConfigError without Ray or a cluster at the address.
     """
 
     waits_for = "It makes its envs, or the cluster has no room: see ray status"
@@ -129,7 +126,7 @@ class RayEngine(Engine):
         return self._starts_again(actor, NO_ANSWER, silent_s)
 
     def _starts_again(self, actor: int, last_words: str, silent_s: float | None = None) -> Lost:
-        """Forgets what an actor was asked for, and asks for it as soon as Ray has started it again."""
+        """Drop an actor's calls, and wait for its restart by Ray."""
         lost = self._died(actor, last_words, silent_s)
         self._attempts[actor] += 1
         # Until Ray has started it again, a call that may be made only once fails at once. It is no death.
@@ -138,7 +135,7 @@ class RayEngine(Engine):
         return lost
 
     def numbers(self) -> dict[str, float]:
-        """Returns how full the object store is."""
+        """Return the fill level of the object store."""
         whole = self._ray.cluster_resources().get(STORE, 0.0)
         free = self._ray.available_resources().get(STORE, 0.0)
         return {"actors/object_store": 1.0 - free / whole} if whole else {}

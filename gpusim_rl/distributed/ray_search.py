@@ -1,7 +1,7 @@
-"""Search of settings on Ray Tune: `method=asha` stops hopeless trials early, with `method=pbt` the worst copy the best.
+"""Hyperparameter search on Ray Tune: ASHA (early stopping) and population-based training.
 
-Ray starts the trials, on this machine or on a cluster whose nodes see the folder. Each is a usual run all the same. The
-study is in Optuna's database, as with `method=optuna`.
+Ray starts the trials, on this machine or on a cluster that shares the folder. Each trial is a usual run. As with
+`method=optuna`, the study is in Optuna's database.
 """
 
 from __future__ import annotations
@@ -30,16 +30,13 @@ from gpusim_rl.files.safe_open import lock, open_file
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.run.time_share import SAVE_ALL
 
-POINTER = "checkpoint.txt"
-"""File in a checkpoint of Ray Tune's: the path of ours."""
-CHECKPOINT_S = 60.0
-"""Time for which a trial waits for a checkpoint that its run is writing [s]."""
-RESTARTS = 5
-"""Times that a trial of a population that has failed goes on from its last checkpoint."""
+POINTER = "checkpoint.txt"  # file in Ray Tune's checkpoints: path of our checkpoint
+CHECKPOINT_S = 60.0  # timeout for a checkpoint that the run is writing [s]
+RESTARTS = 5  # restarts of a failed trial of a population
 
 
 def tune(search: Search) -> list[str]:
-    """Search on Ray Tune until the study has its trials; return lines for the user, as `tuning.tune` does."""
+    """Search on Ray Tune until the study has its trials; return `Study.report`."""
     with ray_cluster(f"method={search.cfg.method}") as ray, database_errors(search):
         study = Study(replace(search, folder=search.folder.absolute()))
         with open_file(study.search.folder / "ray.lock", "ab") as file:
@@ -53,7 +50,7 @@ def tune(search: Search) -> list[str]:
 
 
 def _fit(study: Study, cluster: Mapping[str, float]) -> None:
-    """Run the trials that are left; add each to the study as soon as it has ended."""
+    """Run the remaining trials; add each to the study when it ends."""
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -91,7 +88,7 @@ def _fit(study: Study, cluster: Mapping[str, float]) -> None:
 
 
 def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[str, Any]]]:
-    """Return numbers of the trials that are left; checkpoints, and settings, of those of a population to continue."""
+    """Return numbers of the remaining trials; checkpoints and settings of trials of a population to resume."""
     search, ended = study.search, {number_of(trial) for trial in study.trials.get_trials(deepcopy=False)}
     left = search.cfg.trials - study.num_ended
     numbers = [number for number in range(len(ended) + left) if number not in ended][:left]
@@ -105,7 +102,7 @@ def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[st
 
 
 def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, float]:
-    """Return what a trial asks Ray for. A population runs at once: where CPUs or GPUs are too few, trials share."""
+    """Return the Ray resources of a trial. A population runs at once, so its trials may share CPUs and GPUs."""
     together = search.cfg.trials if search.cfg.method == "pbt" else 1
 
     def share(count: float) -> float:
@@ -118,7 +115,6 @@ def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, f
 
 
 def _domain(ray_tune: Any, allowed: Mapping[str, Any]) -> Any:
-    """Return the values of a setting as Ray Tune's domain."""
     if "choices" in allowed:
         return ray_tune.choice(allowed["choices"])
     low, high, log = allowed["low"], allowed["high"], bool(allowed.get("log"))
@@ -128,7 +124,7 @@ def _domain(ray_tune: Any, allowed: Mapping[str, Any]) -> Any:
 
 
 def make_scheduler(search: Search) -> Any:
-    """Make Ray Tune's scheduler, which decides at each row of metrics how a trial continues."""
+    """Make Ray Tune's scheduler."""
     from ray.tune import schedulers
 
     if search.cfg.method == "asha":
@@ -142,7 +138,7 @@ def make_scheduler(search: Search) -> Any:
     space, chance = search.space, random.Random()
 
     class Together(schedulers.PopulationBasedTraining):  # type: ignore[reportUntypedBaseClass]
-        """Population whose trials never pause: each has CPUs of its own."""
+        """Population whose trials never pause: each has its own CPUs."""
 
         def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> str:
             decision = super().on_trial_result(tune_controller, trial, result)
@@ -164,7 +160,7 @@ def _trainable(
     grace = search.cfg.grace if search.cfg.method == "pbt" else search.iterations + 1
 
     class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
-        """A trial; its run begins with the first step, when its checkpoint is known."""
+        """Trial whose run begins with the first step, when its checkpoint is known."""
 
         def setup(self, config: dict[str, Any]) -> None:
             self._number = numbers[int(self.trial_id.rpartition("_")[2])]
@@ -218,7 +214,7 @@ def _trainable(
 def _start(
     search: Search, number: int, settings: dict[str, Any], checkpoint: Path | None, cpus: float, cwd: str
 ) -> TrialRun:
-    """Start the run of a trial. The trials of a machine share its CPUs as processes of torchrun do."""
+    """Start the run of a trial; trials of a machine share CPUs like torchrun's processes."""
     words = [] if checkpoint is None else [f"checkpoint={checkpoint}"]
     env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}
     if search.cfg.method == "pbt":
@@ -228,7 +224,7 @@ def _start(
 
 
 def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
-    """Make the callback of Ray Tune, which adds intervals and ended trials to the study."""
+    """Make Ray Tune's callback, which adds intervals and ended trials to the study."""
     search = study.search
 
     def number(trial: Any) -> int:
@@ -265,7 +261,7 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
 
 
 def _add(study: Study, settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Add a trial that has ended to the study, and show a line about it."""
+    """Add an ended trial to the study and print a line."""
     trials: Any = study.optuna.trial
     value, states = result.get(OBJECTIVE), trials.TrialState
     state = states.COMPLETE if result.get("iteration", 0) >= study.search.iterations else states.PRUNED

@@ -1,4 +1,4 @@
-"""Rollouts of actors, and the collector that takes them over in place of stepping envs."""
+"""Sources of actors' rollouts, and the collector that consumes them instead of stepping envs."""
 
 from __future__ import annotations
 
@@ -26,22 +26,18 @@ from gpusim_rl.run.start import RunStart
 
 logger = logging.getLogger("gpusim_rl")
 
-PATIENCE_S = 30.0
-"""Time until a message tells that the first actor, or a rollout, is waited for [s]."""
-IN_FLIGHT = 2
-"""Rollouts that an actor is asked for at a time: while the learner takes one over, it records the next one."""
-POLL_S = 0.1
-"""Time until a signal is noticed while the learner waits [s]."""
-COPYING_S = 1e-3
-"""Time until it is noticed that something was copied [s]."""
+PATIENCE_S = 30.0  # interval of messages while waiting for actors or rollouts [s]
+IN_FLIGHT = 2  # rollouts requested from an actor at a time, so that it records while the learner copies
+POLL_S = 0.1  # interval at which the waiting learner notices signals [s]
+COPYING_S = 1e-3  # poll interval while copies are under way [s]
 
 
 class Rollouts(ABC):
     """Source of the learner's rollouts.
 
     Attributes:
-        envs: Description of their envs; known after `start`.
-        progress: Newest state of envs that an actor has sent (levels of a curriculum, say); known after `start`.
+        envs: Description of the actors' envs; set by `start`.
+        progress: Newest env state from an actor (curriculum levels and so on); set by `start`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -53,7 +49,7 @@ class Rollouts(ABC):
         self._early: list[Answer] = []  # before the learner asked for rollouts
 
     def start(self) -> None:
-        """Starts the actors, and waits for the first one."""
+        """Start the actors; wait for the first one."""
         self.engine.start()
         began = patience = time.monotonic()
         while True:
@@ -68,16 +64,15 @@ class Rollouts(ABC):
                 logger.warning("no actor is ready after %.0f s. %s", now - began, self.engine.waits_for)
 
     def begin_from(self, progress: dict[str, Any]) -> None:
-        """Lets all actors begin at the progress of other envs; to be called before the first `publish`."""
+        """Begin all actors' episodes at the progress of other envs; call before the first `publish`."""
         self.progress, self._continues = progress, [True] * self.engine.num_actors
 
     def _begin(self, actor: int) -> None:
-        """Lets an actor that is ready begin where others have come."""
         if self._continues[actor]:
             self.engine.begin_from(actor, self.progress)
 
     def _lose(self, lost: Lost, rollouts: int) -> None:
-        """Counts an actor that died or hung, and the rollouts that were lost with it."""
+        """Count a lost actor and its lost rollouts."""
         self._continues[lost.actor] = True  # when it is started again
         self._restarts += 1
         self._lost_rollouts += rollouts
@@ -87,28 +82,28 @@ class Rollouts(ABC):
 
     @abstractmethod
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Lets actors act with other weights from their next rollout on; they must be on the host."""
+        """Publish weights on the host for the actors' next rollouts."""
 
     @abstractmethod
     def next(self, timeout_s: float) -> SentRollout | None:
-        """Returns a rollout that has come, the oldest one first; waits for it at most so long."""
+        """Return the oldest rollout, waiting up to `timeout_s`."""
 
     @abstractmethod
     def release(self, rollout: SentRollout) -> None:
-        """Lets the tensors of a rollout be written again: they have been copied."""
+        """Return the tensors of a copied rollout to its actor."""
 
     def numbers(self) -> dict[str, float]:
-        """Returns numbers for the log, since the last call."""
+        """Return values for the log since the last call."""
         faults = {"actors/restarts": float(self._restarts), "actors/lost_rollouts": float(self._lost_rollouts)}
         return faults | self.engine.numbers()
 
     def close(self) -> None:
-        """Ends the actors."""
+        """Stop the actors."""
         self.engine.close()
 
 
 class ActorsRollouts(Rollouts):
-    """Rollouts that actors record by themselves, each with the newest policy: at its begin, with Ray when asked for."""
+    """Rollouts of actors that act by themselves, with the newest policy at the start (with Ray: at the request)."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -162,9 +157,9 @@ class ActorsRollouts(Rollouts):
 
 
 class RemoteEnvs(Environment):
-    """Envs of all actors, as the learner sees them: it knows what they are, and steps none of them.
+    """Description of all actors' envs for the learner, which steps none of them.
 
-    `num_envs` are the columns of a batch: envs of an actor (`of_actor`) x rollouts of a batch.
+    `num_envs` is the number of columns of a batch: envs per actor (`of_actor`) x rollouts per batch.
     """
 
     resumable = False
@@ -199,7 +194,7 @@ class RemoteEnvs(Environment):
 
 
 class InFlight:
-    """Copies under way between a learner's device and the host. The learner never waits for them."""
+    """Non-blocking copies between the learner's device and the host."""
 
     def __init__(self, rollouts: Rollouts, device: torch.device) -> None:
         self._rollouts, self._device, self._cuda = rollouts, device, device.type == "cuda"
@@ -208,7 +203,7 @@ class InFlight:
         self._arriving: deque[tuple[torch.cuda.Event, SentRollout]] = deque()
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Lets the actors know weights: on CUDA as soon as they are on the host, which `poll` finds out."""
+        """Publish weights: immediately on a CPU, else by `poll` once they are on the host."""
         if not self._cuda:
             self._rollouts.publish(version, state)
             return
@@ -226,14 +221,14 @@ class InFlight:
         self.poll()
 
     def release(self, rollout: SentRollout) -> None:
-        """Lets an actor write the memory of a rollout again, when it is copied."""
+        """Release a rollout once it is copied."""
         if self._cuda:
             self._arriving.append((self._event(), rollout))
         else:
             self._rollouts.release(rollout)
 
     def poll(self) -> bool:
-        """Passes on what has arrived; returns whether more is under way."""
+        """Complete finished copies; return whether others are under way."""
         if self._leaving is not None and self._leaving[0].query():
             (_, version), self._leaving = self._leaving, None
             self._rollouts.publish(version, self._pinned)
@@ -248,11 +243,10 @@ class InFlight:
 
 
 class ActorsCollector(Collector):
-    """Takes rollouts from actors in place of stepping envs.
+    """Collector of actors' rollouts.
 
-    A rollout of the learner consists of `actors.rollouts` rollouts, of whichever actors have them first. So a slow
-    actor delays nobody, and neither does one that died. Each rollout has the version of the weights that acted. One
-    that is too old for the algorithm is dropped.
+    A batch holds `actors.rollouts` rollouts of whichever actors finish first, so slow or dead actors delay nobody.
+    Rollouts of weights that are too old for the algorithm are dropped.
     """
 
     def __init__(self, start: RunStart, rollouts: Rollouts) -> None:
@@ -274,7 +268,7 @@ class ActorsCollector(Collector):
         super().__init__(start, env, algorithm, obs)
 
     def collect(self, pause: Pause = no_pause) -> None:
-        """Take over rollouts until there are enough for an update; call `pause` while waiting for one."""
+        """Collect the rollouts of an update; call `pause` while waiting."""
         with self.timer("actors"):
             self._in_flight.publish(self._version, self._remote.acting_state())
             for number in range(self._num_rollouts):
@@ -286,7 +280,7 @@ class ActorsCollector(Collector):
         self._version += 1
 
     def _next(self, number: int, pause: Pause) -> SentRollout:
-        """Waits for a rollout that is not too old."""
+        """Wait for a rollout that is not too old."""
         waiting_since = time.monotonic()
         while True:
             rollout = self._rollouts.next(COPYING_S if self._in_flight.poll() else POLL_S)
@@ -310,7 +304,6 @@ class ActorsCollector(Collector):
         self._in_flight.release(rollout)
 
     def numbers(self) -> Row:
-        """Returns ages of the rollouts since the last call, and numbers of the actors."""
         lags, dropped = self._lags, self._dropped
         self._lags, self._dropped = [], 0
         return {

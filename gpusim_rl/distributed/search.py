@@ -1,4 +1,4 @@
-"""Command line of a search of settings (`tools/tune.py`), and the yaml with its space."""
+"""Command line of a hyperparameter search (`tools/tune.py`), and its search space in yaml."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from gpusim_rl.settings.schema import ALGORITHMS, Count, Positive, Rule, RunConf
 
 SPACES = Path(__file__).parent / "spaces"
 
-Space = Mapping[str, Mapping[str, Any]]
-"""For each setting its `low` and `high`, with `log` where it is spread over orders of magnitude; or its `choices`."""
+Space = Mapping[str, Mapping[str, Any]]  # `low` and `high` of each setting, optionally with `log`; or its `choices`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
-    """Settings of a search and their defaults. All others on its command line are those of the trainings."""
+    """Settings of a search; other keys of its command line are settings of the trainings."""
 
     method: Literal["optuna", "asha", "pbt"] = "optuna"
     trials: Count = 20  # in the whole study; with pbt all of them learn side by side
@@ -44,7 +43,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Search:
-    """A search of settings, as the user asked for it."""
+    """Search as requested by the user."""
 
     cfg: SearchConfig  # with `study` and `grace` in place of their defaults
     space: Space
@@ -55,14 +54,11 @@ class Search:
     folder: Path  # of the database and the tables; run folders are next to it
 
     def runs_of(self, number: int) -> Path:
-        """Return the folder of the run folders of a trial."""
+        """Return the folder of a trial's run folders."""
         return self.folder.parent / f"{self.cfg.study}.{number:04d}"
 
     def refuse_links(self) -> None:
-        """Raise ConfigError where a folder of the study or of its trials holds more than files and folders.
-
-        `latest` may be a link: nothing is read by way of it.
-        """
+        """Raise ConfigError if a folder of the study or its trials holds links (except `latest`) or special files."""
         trials = self.folder.parent.glob(f"{self.cfg.study}.[0-9]*")
         for folder in (path for path in (self.folder, *trials) if os.path.lexists(path)):
             refuse_link(folder)
@@ -117,7 +113,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
 
 
 def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path | None) -> Space:
-    """Read a space, and check that a training takes every end of it."""
+    """Read a space; check both ends of every setting."""
     file = Path(name) if name else SPACES / f"{algo}.yaml"
     if not file.is_file():
         problem = f"space={file}: there is no such file" if name else f"there is no space for {algo}"
@@ -139,7 +135,7 @@ def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path
 
 
 def _refuse_structure(space: Space, algo: Mapping[str, Any]) -> None:
-    """Refuse settings that change shapes: a trial of a population continues the checkpoint of another one."""
+    """Refuse settings that change shapes, since trials of a population exchange checkpoints."""
     from gpusim_rl.learn.algorithm import load_algorithm_class  # torch
 
     config = algorithm_settings_class(algo["name"], load_algorithm_class(algo["_target_"]))
@@ -150,7 +146,7 @@ def _refuse_structure(space: Space, algo: Mapping[str, Any]) -> None:
 
 
 def _ends(allowed: Any, where: str) -> list[Any]:
-    """Return the values of a setting that must be possible: its choices, or both ends of its range."""
+    """Return the values to check: choices, or both ends of a range."""
     match allowed:
         case {"choices": [_, _, *_] as choices, **others} if not others:
             if all(isinstance(choice, int | float | str) for choice in choices):

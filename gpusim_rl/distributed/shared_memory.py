@@ -1,4 +1,4 @@
-"""Tensors that processes of one machine share."""
+"""Tensors in memory shared by processes of one machine."""
 
 from __future__ import annotations
 
@@ -11,25 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNMENT = 64
-"""Size of a cache line [bytes]."""
+ALIGNMENT = 64  # size of a cache line [bytes]
 
 
 class SharedMemory:
-    """Memory in a file without a name: it is gone when the last process that has it ends, however it ends.
-
-    Its descriptor `fd` can be passed on to other processes; None makes a new file.
-    """
+    """Anonymous file that is freed with its last process; `fd` can be passed on, None makes a new file."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = _anonymous_file() if fd is None else fd
         self._pinned: list[Tensor] = []
 
     def lay_out(self, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], *, pin: bool = False) -> list[Tensor]:
-        """Make tensors of these shapes and types in it, in a row; all processes must ask for the same.
-
-        With `pin` CUDA copies from and to it by itself.
-        """
+        """Map tensors of these shapes and types, the same in all processes; `pin` registers them with CUDA."""
         places, end = [], 0
         for shape, dtype in shapes:
             places.append(end)
@@ -48,7 +41,7 @@ class SharedMemory:
         ]
 
     def close(self) -> None:
-        """Gives the file back. Tensors in it stay as long as they are in use."""
+        """Release the file; mapped tensors stay valid."""
         for whole in self._pinned:
             torch.cuda.synchronize()  # a copy from it may be under way
             cuda: Any = torch.cuda.cudart()

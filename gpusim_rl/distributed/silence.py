@@ -1,23 +1,19 @@
-"""Finds actors that hang: their process is there, and an answer that they owe does not come."""
+"""Detection of actors that hang: they are alive and owe an answer."""
 
 from __future__ import annotations
 
 import time
 
-PATIENT = 4.0
-"""Time that an actor has, as a multiple of the longest of the actors' last answers. Envs may be slow."""
-FIRST = 10.0
-"""Factor of the time for its envs, and for its first answer after that: kernels are compiled before both."""
-LOOK_S = 1.0
-"""Time between two looks, at least [s]: answers of steps come by the thousand."""
+PATIENT = 4.0  # time limit, as a multiple of the longest of the actors' last answers
+FIRST = 10.0  # factor on the time limit for envs and the first answer, which compile kernels
+LOOK_S = 1.0  # least interval between checks [s]
 
 
 class Silence:
-    """Measures how long each actor owes an answer.
+    """Time for which each actor has owed an answer; `timeout_s` is the least time limit [s], None disables it.
 
-    From one look to the next a quarter of an actor's time passes at most. So a learner that updates for long, or was
-    stopped itself, takes nobody for hung whose answer may be there already. `timeout_s` is the least time
-    that an actor has; None for ever [s].
+    A check counts at most a quarter of the limit: a learner that was busy or stopped takes no actor for hung whose
+    answer may be there.
     """
 
     def __init__(self, num_actors: int, timeout_s: float | None) -> None:
@@ -28,20 +24,20 @@ class Silence:
         self._took_s = [0.0] * num_actors  # the last answer; a long one counts for some more
 
     def begins(self, actor: int) -> None:
-        """Notes that an actor is started again, or has made its envs: it owes nothing, and a first answer follows."""
+        """Reset an actor that was restarted or has made its envs."""
         self._owed[actor], self._silent_s[actor], self._first[actor] = 0, 0.0, True
 
     def asked(self, actor: int) -> None:
-        """Notes that an actor owes one more answer."""
+        """Count one more owed answer."""
         self._owed[actor] += 1
 
     def answered(self, actor: int) -> None:
-        """Notes an answer."""
+        """Record an answer."""
         self._took_s[actor] = max(self._silent_s[actor], self._took_s[actor] / 2)  # the first one has compiled
         self._owed[actor], self._silent_s[actor], self._first[actor] = self._owed[actor] - 1, 0.0, False
 
     def look(self) -> list[tuple[int, float]]:
-        """Returns actors that hang, and how long they were silent [s]; all that has come must have been read."""
+        """Return hung actors and how long they were silent [s]; call after reading all answers."""
         now = time.monotonic()
         if self._timeout_s is None or now - self._looked < min(LOOK_S, self._timeout_s / PATIENT):
             return []

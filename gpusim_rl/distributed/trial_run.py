@@ -1,4 +1,4 @@
-"""A trial of a search: a usual run in a process and a run folder of its own, which is followed and stopped."""
+"""Trial of a search: a usual run in its own process and run folder, which is followed and stopped."""
 
 from __future__ import annotations
 
@@ -21,32 +21,31 @@ from gpusim_rl.settings.overrides import key_of, quote
 if TYPE_CHECKING:
     from gpusim_rl.distributed.search import Search
 
-OBJECTIVE = "episode/return"
-"""Objective of a search: the mean return of the last 100 training episodes, at the end of a run."""
+OBJECTIVE = "episode/return"  # objective of a search: mean return of the last 100 training episodes at the end of a run
 POLL_S = 0.2
 
 
 class TrialFailedError(Exception):
-    """A run ended with an error, had no new row of metrics for `stall_s`, or has no finite return."""
+    """A run ended with an error, logged nothing for `stall_s`, or has no finite return."""
 
 
 def command_of(search: Search, chosen: Mapping[str, Any]) -> str:
-    """Return the command that repeats a trial with chosen settings."""
+    """Return the command that repeats a trial."""
     return shlex.join(["python", "train.py", *search.overrides, *(f"{key}={value}" for key, value in chosen.items())])
 
 
 def log_name(number: int) -> str:
-    """Return the name of the file, in the folder of the study, with what a trial prints."""
+    """Return the name of a trial's log in the folder of the study."""
     return f"{number:04d}.log"
 
 
 class TrialRun:
-    """A training with chosen settings, which begins at once.
+    """Training of a trial, started by the constructor.
 
     Args:
         chosen: Settings of the trial, by key.
-        more: Overrides for this run alone.
-        env: Environment variables in addition to those of this process.
+        more: Overrides for this run only.
+        env: Additional environment variables.
     """
 
     def __init__(
@@ -72,17 +71,17 @@ class TrialRun:
 
     @property
     def running(self) -> bool:
-        """Whether the run has not ended yet."""
+        """Whether the run is in progress."""
         return self._child.running
 
     @property
     def folder(self) -> str:
-        """The run folder; empty while there is none."""
+        """Run folder; empty while there is none."""
         new = {*self._runs.glob("2*")} - self._before
         return str(max(new).absolute()) if new else ""
 
     def rows(self) -> Iterator[tuple[int, float]]:
-        """Yield iteration and objective of each row of metrics that has one; the last one when the run has ended."""
+        """Yield iteration and objective of each row of metrics that has one; the last row once the run has ended."""
         seen = 0
         while True:
             running = self.running
@@ -106,13 +105,12 @@ class TrialRun:
             time.sleep(POLL_S)
 
     def end(self) -> None:
-        """End the run as Ctrl-C would, with a checkpoint."""
+        """Interrupt the run as Ctrl-C does, with a checkpoint."""
         self._child.stop()
         self._child.close()
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
-    """Reads the whole rows of metrics so far."""
     try:
         text = read_bytes(file, METRICS_BYTES).decode(errors="replace")
     except OSError:

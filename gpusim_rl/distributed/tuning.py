@@ -1,7 +1,6 @@
-"""Search of settings: each trial is a usual run, in a process and a run folder of its own. `tune` searches with Optuna.
+"""Hyperparameter search with Optuna, and the study of all methods: SQLite database and table in one folder.
 
-Every method keeps its trials in Optuna's SQLite database in the folder of the study, and writes the same table. Several
-processes of one machine may search together.
+Several processes of one machine may search together.
 """
 
 from __future__ import annotations
@@ -29,16 +28,14 @@ from gpusim_rl.files.safe_open import lock, open_file, replacing
 from gpusim_rl.settings.overrides import key_of, value_of
 
 MAY_DIFFER = ("device", "sim_device", "rl_device", "log.", "wandb_")
-"""Beginnings of settings that trials of one study need not share."""
-INTERRUPTED = "interrupted"
-"""Mark of a trial that the user has stopped: it does not count."""
+"""Prefixes of settings that may differ between trials of a study."""
+INTERRUPTED = "interrupted"  # attribute of a trial that the user stopped; it does not count
 DATABASE = "study.db"
-LOCK_S = 60.0
-"""Time that a process waits while another one writes to the database [s]."""
+LOCK_S = 60.0  # timeout for another process's write to the database [s]
 FOREIGN = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors that Optuna raises at a malformed database, such as a stranger's, or one of a newer Optuna."""
+"""Errors of Optuna at a malformed database, such as a third-party one or one of a newer Optuna."""
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
-"""End of a rollback journal that names another file, which SQLite would delete. A search never writes one."""
+"""End of a rollback journal that names another file, which SQLite would delete."""
 
 
 def tune(search: Search) -> list[str]:
@@ -68,7 +65,7 @@ def tune(search: Search) -> list[str]:
 
 @contextmanager
 def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
-    """Turn an error of the database, such as a full disk or a damaged file, or one of `more`, into one line."""
+    """Raise database errors, and those in `more`, as a one-line ConfigError."""
     optuna: Any = import_extra("optuna", "tune", "tools/tune.py")
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -85,7 +82,7 @@ def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
 
 
 def _run(study: Study, trial: Any) -> float:
-    """Train a trial, report to the pruner, and stop the trial where it is hopeless."""
+    """Train a trial, and stop it when the pruner says so."""
     run = TrialRun(study.search, trial.number, {key: trial.params[key] for key in study.search.space})
     newest = None
     try:
@@ -103,9 +100,9 @@ def _run(study: Study, trial: Any) -> float:
 
 
 class Study:
-    """Trials of a search in Optuna's database (`trials` is Optuna's study): a new study, or as it was left.
+    """New or existing study in Optuna's database; `trials` is Optuna's study.
 
-    Raises ConfigError where the study is of another search, or its folder holds more than files and folders.
+    Raises ConfigError if the study is of another search, or its folder holds more than files and folders.
     """
 
     def __init__(self, search: Search) -> None:
@@ -143,7 +140,7 @@ class Study:
         return pruners.NopPruner()
 
     def _refuse_other_search(self) -> None:
-        """Refuse another search: trials of one study are of one method, one space, and one training."""
+        """Refuse another method, space or training."""
         search, cfg = self.search, self.search.cfg
         now: dict[str, Any] = {"method": cfg.method}
         if cfg.method == "pbt":  # a population keeps its size
@@ -159,7 +156,7 @@ class Study:
                 raise ConfigError(f"study={cfg.study} has {was}, got {got}. Try study={cfg.study}-1")
 
     def _check_trials(self) -> None:
-        """Refuse trials that no search writes: Optuna and the report would fail at them, or take their settings."""
+        """Refuse trials that no search writes, on which Optuna or the report would fail."""
         kinds, _ = self.distributions(), self.trials.direction  # RuntimeError where there are two
         for trial in self.trials.get_trials(deepcopy=False):
             complete, waits = trial.state.name == "COMPLETE", trial.state.name == "WAITING"
@@ -183,12 +180,12 @@ class Study:
 
     @property
     def num_ended(self) -> int:
-        """Number of trials that have ended, except those that the user has stopped."""
+        """Number of ended trials, without interrupted ones."""
         trials = self.trials.get_trials(deepcopy=False)
         return sum(trial.state.is_finished() and INTERRUPTED not in trial.user_attrs for trial in trials)
 
     def say_ended(self, place: int) -> None:
-        """Show a line about the trial at a place in the study, which has ended."""
+        """Print a line about an ended trial, by its index in the study."""
         trial = self.trials.get_trials(deepcopy=False)[place]
         value = "" if trial.value is None else f", return {trial.value:.5g}"
         reason = f": {trial.user_attrs['failed']}" if "failed" in trial.user_attrs else ""
@@ -196,7 +193,7 @@ class Study:
         say(text, file=sys.stderr)
 
     def report(self) -> list[str]:
-        """Write `trials.csv`; return lines for the user: the best trials, and the command that repeats the best one."""
+        """Write `trials.csv`; return lines with the best trials and the command that repeats the best one."""
         search, trials = self.search, sorted(self.trials.get_trials(deepcopy=False), key=number_of)
         rows = [
             {"trial": number_of(trial), "state": _state(trial), OBJECTIVE: trial.value}
@@ -225,16 +222,16 @@ class Study:
         return lines
 
     def _run_of(self, trial: Any) -> str:
-        """Return the run folder of a trial, as the names of files are made; empty where there is none."""
+        """Return a trial's run folder, rebuilt from its name; empty without one."""
         name = Path(str(trial.user_attrs.get("run", ""))).name
         folder = self.search.runs_of(number_of(trial)).absolute()
         return str(folder / name) if re.fullmatch(r"2[\w-]*", name, re.ASCII) else ""
 
 
 def _check_files(file: Path) -> None:
-    """Refuse a database, which may be a stranger's, that leads to other files.
+    """Refuse a third-party database that leads to other files.
 
-    To be called before the first connection: to close the file would end SQLite's locks on it in this process.
+    Call before the first connection: closing the file would drop SQLite's locks of this process.
     """
     with open_file(file, "ab+") as database:  # no link, pipe or second name
         database.seek(18)
@@ -257,7 +254,7 @@ def _connect(file: Path) -> sqlite3.Connection:
 
 
 def _check_schema(file: Path) -> None:
-    """Refuse a database with views, triggers or virtual tables, which would run."""
+    """Refuse views, triggers and virtual tables, which would run code."""
     kinds = ("CREATE TABLE *", "CREATE INDEX *", "CREATE UNIQUE INDEX *")
     query = "SELECT name FROM sqlite_master WHERE NOT (sql GLOB ? OR sql GLOB ? OR sql GLOB ?)"
     with closing(_connect(file)) as connection:  # not read-only: it rolls back what a killed search has left
@@ -276,7 +273,7 @@ def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def number_of(trial: Any) -> int:
-    """Return the number of a trial in the names of its files. Ray Tune's are not in the order of their ends."""
+    """Return the trial number in file names; Ray Tune's differ from the order of ends."""
     number = trial.user_attrs.get("number")
     return number if isinstance(number, int) else trial.number
 
