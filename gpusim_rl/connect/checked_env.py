@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from gpusim_rl.errors import ConfigError, TaskError, described, first_line, is_out_of_memory, on_one_line
+from gpusim_rl.errors import TaskError, UserError, described, first_line, is_out_of_memory, on_one_line
 
 END_INFO = "gpusim_rl.end"
 """Info key of the numbers at the end of an episode: pairs, which no vector env merges by type."""
@@ -25,7 +25,7 @@ HANGS_S = 600.0  # timeout of a step or reset of envs in subprocesses [s]
 MOST_NUMBERS = 50  # most numbers logged per episode end
 LONGEST_NAME = 60
 PR_SET_PDEATHSIG = 1
-OLDER = ". Gymnasium's interface is expected; try a wrapper for older envs, such as those of shimmy"
+OLDER = "Try a wrapper for older interfaces, such as those of shimmy"
 WRONG = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 _STEP = "(observation, reward, terminated, truncated, info)"
 
@@ -39,9 +39,9 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, maker: int | None = None) -> None:
         super().__init__(env)
         self._name, self._space = name, env.observation_space
-        if maker not in (None, os.getpid()):  # Ctrl-C reaches all processes, and the training saves before it ends
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            if sys.platform == "linux":  # an env that hangs must not stay behind
+        if maker not in (None, os.getpid()):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training saves before it ends the envs
+            if sys.platform == "linux":  # kill an env that hangs together with its parent
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -66,35 +66,36 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = _items(result, 5, _STEP)
             terminated, truncated = _flag(terminated, "terminated"), _flag(truncated, "truncated")
             numbers = tuple(numbers_of(info)) if terminated or truncated else ()
-            of_end = {END_INFO: numbers} if numbers else {}
-            return conform(self._space, obs), _number(reward, "reward"), terminated, truncated, of_end
+            end_info = {END_INFO: numbers} if numbers else {}
+            return conform(self._space, obs), _number(reward, "reward"), terminated, truncated, end_info
         except WRONG as error:
             raise returned(error, self._name, "step()") from error
 
 
 def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException:
     """Convert an exception from a call of envs into a one-line error; our own errors pass through."""
-    if isinstance(error, (ConfigError, TaskError)) or is_out_of_memory(error):
-        return error
+    if isinstance(error, UserError) or is_out_of_memory(error):
+        wrapped = error.args[0] if error.args else None  # AsyncVectorEnv raises TaskError(TaskError(...))
+        return wrapped if isinstance(wrapped, UserError) else error
     if isinstance(error, (EOFError, ConnectionError)):
-        return TaskError(f"{name}: the process of an env ended in {call}. Try env.vectorization=sync to see why")
+        return TaskError(f"an env process died in {call}", key=name, hint="Try env.vectorization=sync to see why")
     if isinstance(error, multiprocessing.TimeoutError):
-        return TaskError(f"{name}: an env hangs in {call}: no answer in {HANGS_S:.0f} s")
+        return TaskError(f"an env process hangs: no answer to {call} for {HANGS_S:.0f} s", key=name)
     older = any(words in str(error) for words in ("to unpack", "cannot unpack", "keyword argument 'seed'"))
-    return TaskError(f"{name}: {call} raised {described(error)}{OLDER if older else ''}")
+    return TaskError(f"{call} raised {described(error)}", key=name, hint=OLDER if older else "")
 
 
 def returned(error: Exception, name: str, call: str) -> TaskError:
     """Return the one-line error for results that do not match their spaces."""
     reason = f"an observation without {error}" if isinstance(error, KeyError) else first_line(error)
-    return TaskError(f"{name}: {call} returned {on_one_line(reason)}")
+    return TaskError(f"{call} returned {on_one_line(reason)}", key=name)
 
 
 def _items(result: Any, count: int, names: str) -> tuple[Any, ...]:
     if isinstance(result, tuple) and len(result) == count:
         return result
     got = f"{len(result)} values" if isinstance(result, tuple) else f"one {type(result).__name__}"
-    raise ValueError(f"{got}, expected {names}{OLDER}")
+    raise ValueError(f"{got}, expected {names}. {OLDER}")
 
 
 def conform(space: Space[Any], obs: Any) -> Any:
@@ -103,7 +104,7 @@ def conform(space: Space[Any], obs: Any) -> Any:
     Raises KeyError, TypeError or ValueError if it is not of the space; box bounds are not checked.
     """
     if type(obs) is np.ndarray and type(space) is Box and obs.dtype == space.dtype and obs.shape == space.shape:
-        return obs.copy()  # of nearly all: what follows takes ten times as long
+        return obs.copy()  # fast path: the rest takes ten times as long
     if isinstance(space, Dict):
         return {key: conform(component, obs[key]) for key, component in space.spaces.items()}
     if isinstance(space, Tuple):
@@ -132,7 +133,7 @@ def _cast(value: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
         cast = value.astype(dtype)
     if dtype.kind != "f" and not np.array_equal(cast, value):
-        raise TypeError(f"an observation of {value.dtype} with values that {dtype} has not")
+        raise TypeError(f"an observation of {value.dtype} with values that {dtype} cannot represent")
     return cast
 
 
@@ -141,8 +142,7 @@ def _number(value: Any, what: str) -> float:
         return float(value)
     number = np.asarray(value)
     if number.size != 1 or number.dtype.kind not in "biuf":
-        kind = f"shape {list(number.shape)}" if number.dtype.kind in "biuf" else f"type {type(value).__name__}"
-        raise ValueError(f"a {what} of {kind}, expected one number")
+        raise ValueError(f"{what} {value!r}, expected one number")
     return float(number.reshape(()))
 
 
@@ -166,11 +166,11 @@ def _all_numbers(info: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
         if isinstance(value, Mapping) and not prefix:
             yield from _all_numbers(value, f"{name}/")
         elif isinstance(value, Real) or getattr(getattr(value, "dtype", None), "kind", "-") in "biuf":
-            with suppress(OverflowError, TypeError, ValueError):  # an array of several
+            with suppress(OverflowError, TypeError, ValueError):  # an array with several elements
                 number = float(np.asarray(value, dtype=np.float64).reshape(()))
                 if np.isfinite(number):
                     yield name, number
 
 
+# Keys by which libraries report the end itself.
 _NOT_LOGGED = {"final_obs", "final_info", "final_observation", "terminal_observation", "TimeLimit.truncated"}
-"""Keys by which libraries report the end itself."""

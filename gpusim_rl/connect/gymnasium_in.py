@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
@@ -21,16 +21,8 @@ try:
 except ModuleNotFoundError:
     raise ConfigError("task=Gymnasium needs gymnasium: pip install 'gpusim-rl[gymnasium]'") from None
 
+from gpusim_rl.connect import gymnasium_spaces as spaces
 from gpusim_rl.connect.checked_env import END_INFO, HANGS_S, MOST_NUMBERS, WRONG, conform, numbers_of, raised, returned
-from gpusim_rl.connect.gymnasium_spaces import (
-    actions_of,
-    flat_size,
-    flatten,
-    numeric,
-    picture_shape,
-    pictures,
-    split_pictures,
-)
 from gpusim_rl.connect.library_config import LibraryConfig, require_shape
 from gpusim_rl.connect.vector_envs import adapt, make, time_limit_of
 from gpusim_rl.env.environment import Environment, Observation, Step
@@ -44,7 +36,7 @@ REPEATED_ENDS = 10  # episodes whose last observation must equal the next first 
 FlatObservation = dict[str, Array]
 """Observation groups: float32 [num_envs, size], or uint8 [num_envs, height, width, channels]."""
 
-_float32_may_overflow = np.errstate(over="ignore", invalid="ignore")  # what overflows is infinite, and reported
+_float32_may_overflow = np.errstate(over="ignore", invalid="ignore")  # infinite values are reported later
 
 
 class GymnasiumEnv(Environment):
@@ -55,9 +47,6 @@ class GymnasiumEnv(Environment):
         seed: Seed of the first reset.
         name: Name of the envs in messages.
         max_episode_steps: Time limit [control steps]; None: the limit that the envs declare.
-
-    Raises:
-        ConfigError: A space or the autoreset mode is not supported.
     """
 
     Config: ClassVar[type] = LibraryConfig
@@ -74,56 +63,55 @@ class GymnasiumEnv(Environment):
         self._limit = max_episode_steps
         limit = max_episode_steps or time_limit_of(self._envs)
         self.max_episode_length = int(limit or EVALUATED_STEPS)
-        self.steps_between_truncations = 1  # an env may truncate its episode whenever it wants
-        words = f"episode {limit} steps at most" if limit else "no time limit"
-        self.summary = f"{self.name}, {words}"
+        self.steps_between_truncations = 1  # an env may truncate its episode at any step
+        self.summary = f"{self.name}, {f'episode {limit} steps at most' if limit else 'no time limit'}"
         if not limit:
-            ends = f"its episodes end when it says so, and an evaluation after {EVALUATED_STEPS} steps"
-            logger.warning("%s has no time limit: %s. Try env.max_episode_steps=<steps>", self.name, ends)
+            message = "%s has no time limit: evaluations stop after %d steps. Try env.max_episode_steps=<steps>"
+            logger.warning(message, self.name, EVALUATED_STEPS)
         self.frames_per_s = float(self._envs.metadata.get("render_fps") or self.frames_per_s)
         space: Any = self._observed
         self._grouped = isinstance(space, Dict) and "policy" in space.spaces and set(space) <= {"policy", "critic"}
-        groups = space if self._grouped else {"policy": space}
-        observed, left_out = numeric(groups["policy"])
-        if left_out:
-            logger.warning("%s: observations %s are no numbers, and are left out", self.name, ", ".join(left_out))
-        numbers, self._pictures = split_pictures(observed)
-        self.images = {
-            group: picture_shape(observed if key is None else observed[key]) for group, key in self._pictures.items()
-        }
+        groups = space.spaces if self._grouped else {"policy": space}
+        observed, dropped = spaces.numeric(groups["policy"])
+        if dropped:
+            logger.warning("%s: dropped non-numeric observations %s", self.name, ", ".join(dropped))
+        numbers, self._pictures = spaces.split_pictures(observed)
+        seen = {group: observed if key is None else observed[key] for group, key in self._pictures.items()}
+        self.images = {group: spaces.picture_shape(space) for group, space in seen.items()}
         self._groups: dict[str, gymnasium.Space[Any]] = {"policy": numbers}
-        if "critic" in set(groups):
+        if "critic" in groups:
             self._groups["critic"] = groups["critic"]
-        self.obs_sizes = {group: flat_size(space, self.name) for group, space in self._groups.items()}
-        self.action_space, self._to_library = actions_of(self._envs.single_action_space, self.name)
+        self.obs_sizes = {group: spaces.flat_size(space, self.name) for group, space in self._groups.items()}
+        self.action_space, self._to_library = spaces.actions_of(self._envs.single_action_space, self.name)
         self.num_actions = self.action_space.size
         declared = self._envs.metadata.get("autoreset_mode")
         try:
             mode = AutoresetMode.NEXT_STEP if declared is None else AutoresetMode(declared)
         except ValueError:
-            raise ConfigError(f"{self.name}: autoreset_mode {declared!r} is none of {[*AutoresetMode]}") from None
+            modes = " or ".join(mode.value for mode in AutoresetMode)
+            raise ConfigError(key=f"{self.name}: autoreset_mode", expected=modes, got=declared) from None
         self._mode_known, self._same_step = declared is not None, mode == AutoresetMode.SAME_STEP
-        # Gymnasium's own classes reset by mask in every mode; of others, only the mode that needs it promises that.
+        # Gymnasium's own classes reset by mask in every mode, others only if resets are disabled.
         is_gymnasiums = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self._by_mask = is_gymnasiums or mode == AutoresetMode.DISABLED
         self._resetting = np.zeros(self.num_envs, dtype=bool)  # envs whose next step is a reset
-        self._steps = np.zeros(self.num_envs, dtype=np.int64)  # of the episodes under way
+        self._steps = np.zeros(self.num_envs, dtype=np.int64)  # steps of the current episodes
         self._stat_names: list[str] = []
         self._warned = self._failed = self._moved = False  # moved: an observation has changed
-        self._repeated_ends: int | None = 0  # last observations that equal the next first ones; None: not all do
+        self._repeated_ends: int | None = 0  # last observations equal to the next first ones; None: some differ
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
         """Make the envs of the settings; raise ConfigError if they are unknown or not supported."""
         if cfg.cfg or cfg.physics is not None:
-            key = "cfg" if cfg.cfg else "physics"
-            raise ConfigError(f"env.{key} has no effect with task=Gymnasium. Try env.kwargs, or task=IsaacLab")
+            key = "env.cfg" if cfg.cfg else "env.physics"
+            raise ConfigError("no effect with task=Gymnasium", key=key, hint="Try env.kwargs, or task=IsaacLab")
         seed = first_seed(seed)
         envs, name = make(cfg, num_envs, seed)
         env = cls(envs, seed=seed, name=name, max_episode_steps=cfg.max_episode_steps)
         if env.num_envs != num_envs:
             env.close()
-            raise ConfigError(f"{name} made {env.num_envs} envs, but num_envs={num_envs}; try num_envs={env.num_envs}")
+            raise ConfigError(f"made {env.num_envs} envs", key=name, expected=f"num_envs={num_envs}")
         return env
 
     @classmethod
@@ -135,7 +123,7 @@ class GymnasiumEnv(Environment):
         """Begin an episode in every env; raise TaskError for invalid or non-finite observations."""
         self._resetting[:] = False
         self._steps[:] = 0
-        obs = self._flat(self._call("reset", seed=self._seed)[0], "reset()")
+        obs = self._flat(self._call("reset", seed=self._seed)[0], "reset()", self.num_envs)
         self._require_finite(obs, np.ones(self.num_envs, dtype=bool))
         self._first_row = {group: value[:1].copy() for group, value in obs.items()}
         return _tensors(obs)
@@ -143,33 +131,29 @@ class GymnasiumEnv(Environment):
     def step(self, action: Tensor) -> Step:
         """Advance all envs by one control step and reset those whose episode ended.
 
-        Args:
-            action: Actions, [num_envs, num_actions]: for a box, in [-1, 1], clamped and scaled to its bounds (unbounded
-                dimensions pass through); for a discrete space, int64 indices from 0. ValueError for another shape.
-
-        Raises:
-            TaskError: A result is not of its space.
+        Actions [num_envs, num_actions] are int64 indices from 0, or in [-1, 1] for a box; they are clamped and scaled
+        to its bounds, without which they pass through. Raises TaskError for an invalid result.
         """
         require_shape(action, self.num_envs, self.num_actions)
         chosen = action.detach().cpu().numpy()
         bad_action = ~_finite({"action": chosen})
         sent = self._to_library(np.where(bad_action[:, None], 0, chosen) if _any(bad_action) else chosen)
         library_obs, rewards, terminations, truncations, infos = self._call("step", sent)
-        obs = self._flat(library_obs, "step()")
+        obs = self._flat(library_obs, "step()", self.num_envs)
         reward = self._column(rewards, "rewards", np.float32)
         terminated = self._column(terminations, "terminated", bool)
         truncated = self._column(truncations, "truncated", bool)
         ended = terminated | truncated
-        if not self._mode_known and _any(ended):  # as vector envs of Gymnasium 0.29
+        if not self._mode_known and _any(ended):  # vector envs of Gymnasium 0.29
             self._same_step, self._mode_known = _final(infos) is not None, True
         begun = ended if self._same_step else np.zeros(self.num_envs, dtype=bool)
         self._end_at_limit(ended, truncated)
         final_obs = self._final_obs(obs, begun, infos)
 
         not_finite = ~(_finite(final_obs) & np.isfinite(reward))
-        if _any(not_finite):
-            self._warn_once(int(not_finite.argmax()), final_obs, reward)
-        # A step in which the library resets an env, and ignores the action, is no sample.
+        if _any(not_finite) and not self._warned:
+            self._warn(int(not_finite.argmax()), final_obs, reward)
+        # A step that resets an env and ignores the action is no sample.
         skipped = self._resetting.copy()
         diverged = not_finite | bad_action | skipped
         truncated &= ~terminated & ~diverged
@@ -181,20 +165,11 @@ class GymnasiumEnv(Environment):
         if _any(diverged):
             for value in (reward, *_numbers(final_obs)):
                 value[diverged] = 0.0
-        return Step(
-            obs=_tensors(obs),
-            final_obs=_tensors(final_obs),
-            reward=torch.from_numpy(reward),
-            terms={},
-            stats=stats,
-            terminated=torch.from_numpy(terminated),
-            truncated=torch.from_numpy(truncated),
-            diverged=torch.from_numpy(diverged),
-            bad_action=torch.from_numpy(bad_action),
-            done=torch.from_numpy(done),
-            incomplete=torch.from_numpy(diverged.copy()),
-            skipped=None if self._by_mask else torch.from_numpy(skipped),
-        )
+        columns = {"reward": reward, "terminated": terminated, "truncated": truncated, "diverged": diverged}
+        columns |= {"bad_action": bad_action, "done": done, "incomplete": diverged.copy()}
+        skips = None if self._by_mask else torch.from_numpy(skipped)
+        groups, final_groups = _tensors(obs), _tensors(final_obs)
+        return Step(obs=groups, final_obs=final_groups, terms={}, stats=stats, skipped=skips, **_tensors(columns))
 
     def _final_obs(self, obs: FlatObservation, begun: Array, infos: Mapping[str, Any]) -> FlatObservation:
         """Return the observations before any reset."""
@@ -202,13 +177,13 @@ class GymnasiumEnv(Environment):
         env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
         last_obs = _final(infos)
         if env_ids and last_obs is None:
-            raise TaskError(f"{self.name} resets in the same step and gives no infos['final_obs']")
+            raise TaskError("no infos['final_obs'], though the envs reset in the same step", key=self.name)
         for env in env_ids:
             with self._space_errors("step()"):
                 last = conform(self._observed, _of_env(last_obs, env))
                 row = concatenate(self._observed, [last], create_empty_array(self._observed, 1))
-                for group, value in self._groups_of(row, 1).items():
-                    final_obs[group][env] = value[0]
+            for group, value in self._flat(row, "step()", 1).items():
+                final_obs[group][env] = value[0]
         if self._same_step and self._repeated_ends is not None:
             self._check_ends(obs, final_obs, begun)
         return final_obs
@@ -219,10 +194,9 @@ class GymnasiumEnv(Environment):
         ends = None if differ else (self._repeated_ends or 0) + int(begun.sum())
         self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())
         if ends is not None and ends >= REPEATED_ENDS and self._moved:
-            equal = f"each last observation of {ends} episodes equals the first one of the next"
-            wrong = "a reset seems to overwrite it, and time limits are valued wrongly"
-            advice = "Try a copy of the observation in step() of the env, or AutoresetMode.DISABLED"
-            logger.warning("%s: %s: %s. %s", self.name, equal, wrong, advice)
+            problem = f"reset() seems to overwrite the last observation ({ends} of {ends} equal the next first one)"
+            hint = "Values at time limits are wrong. Try a copy in step() of the env, or AutoresetMode.DISABLED"
+            logger.warning("%s: %s. %s", self.name, problem, hint)
             ends = None
         self._repeated_ends = ends
 
@@ -232,9 +206,9 @@ class GymnasiumEnv(Environment):
         if self._limit is None or not _any(over := (self._steps >= self._limit) & ~ended & ~self._resetting):
             return
         if not self._by_mask:
-            longer = f"an episode is longer than env.max_episode_steps={self._limit}, and only its library can reset it"
-            advice = "Try the limit there (gymnasium.wrappers.TimeLimit), or AutoresetMode.DISABLED"
-            raise TaskError(f"{self.name}: {longer}. {advice}")
+            problem = f"cannot end an episode at env.max_episode_steps={self._limit}, because the envs reset themselves"
+            hint = "Try gymnasium.wrappers.TimeLimit on each env, or AutoresetMode.DISABLED"
+            raise TaskError(problem, key=self.name, hint=hint)
         truncated |= over
 
     def _stats(self, infos: Mapping[Any, Any], ended: Array) -> dict[str, Tensor]:
@@ -243,9 +217,10 @@ class GymnasiumEnv(Environment):
             return {}
         missing = np.full(self.num_envs, np.nan, dtype=np.float32)
         stats = {name: missing.copy() for name in self._stat_names}
-        of_ends = infos.get("final_info", {}) if self._same_step else infos
+        end_infos = infos.get("final_info", {}) if self._same_step else infos
         for env in np.flatnonzero(ended).tolist():
-            for name, value in _numbers_of_end(of_ends, env):
+            info = _of_env(end_infos, env)
+            for name, value in info[END_INFO] if isinstance(info, Mapping) and END_INFO in info else numbers_of(info):
                 if name in stats or len(stats) < MOST_NUMBERS:
                     stats.setdefault(name, missing.copy())[env] = value
         self._stat_names = [*stats]
@@ -255,7 +230,8 @@ class GymnasiumEnv(Environment):
         """Begin episodes now, or with the next step if the library cannot reset single envs."""
         self._resetting[:] = where & (not self._by_mask)
         if self._by_mask and _any(where):
-            first_obs = self._flat(self._call("reset", options={"reset_mask": where})[0], "reset()")
+            library_obs, _ = self._call("reset", options={"reset_mask": where})
+            first_obs = self._flat(library_obs, "reset()", self.num_envs)
             for group, value in first_obs.items():
                 obs[group][where] = value[where]
             self._require_finite(obs, where)
@@ -265,10 +241,10 @@ class GymnasiumEnv(Environment):
 
     def _call(self, call: str, *args: Any, **kwargs: Any) -> Any:
         envs, level = self._envs, gymnasium.logger.min_level
-        self._failed = True  # until it returns, also where Ctrl-C ends it
+        self._failed = True  # until the call returns; Ctrl-C may interrupt it
         try:
             if isinstance(envs, AsyncVectorEnv):
-                gymnasium.logger.min_level = gymnasium.logger.ERROR + 1  # it logs a traceback of each process
+                gymnasium.logger.min_level = gymnasium.logger.ERROR + 1  # no traceback of each process
                 getattr(envs, f"{call}_async")(*args, **kwargs)
                 result = getattr(envs, f"{call}_wait")(timeout=HANGS_S)
             else:
@@ -280,16 +256,14 @@ class GymnasiumEnv(Environment):
         self._failed = False
         return result
 
-    def _flat(self, obs: Any, call: str) -> FlatObservation:
-        with self._space_errors(call):
-            return self._groups_of(obs, self.num_envs)
-
     @_float32_may_overflow
-    def _groups_of(self, obs: Any, num_envs: int) -> FlatObservation:
-        groups = obs if self._grouped else {"policy": obs}
-        flat = {group: flatten(space, groups[group], num_envs) for group, space in self._groups.items()}
-        seen = groups["policy"]
-        return flat | {group: pictures(seen if key is None else seen[key]) for group, key in self._pictures.items()}
+    def _flat(self, obs: Any, call: str, num_envs: int) -> FlatObservation:
+        with self._space_errors(call):
+            groups = obs if self._grouped else {"policy": obs}
+            flat = {group: spaces.flatten(space, groups[group], num_envs) for group, space in self._groups.items()}
+            seen = groups["policy"]
+            images = {group: seen if key is None else seen[key] for group, key in self._pictures.items()}
+            return flat | {group: spaces.pictures(value) for group, value in images.items()}
 
     @contextmanager
     def _space_errors(self, call: str) -> Iterator[None]:
@@ -302,35 +276,33 @@ class GymnasiumEnv(Environment):
     def _column(self, values: Any, kind: str, dtype: Any) -> Array:
         column = np.asarray(values)
         if column.size != self.num_envs or column.shape[:1] != (self.num_envs,) or column.dtype.kind not in "biuf":
-            got = f"{kind} of shape {list(column.shape)} and type {column.dtype}"
-            raise TaskError(f"{self.name}: step() returned {got}, expected numbers, [{self.num_envs}]")
+            problem = f"step() returned {kind} of shape {list(column.shape)} and type {column.dtype}"
+            raise TaskError(problem, key=self.name, expected=f"numbers of shape [{self.num_envs}]")
         return column.reshape(self.num_envs).astype(dtype)
 
     def _require_finite(self, obs: FlatObservation, where: Array) -> None:
         bad = ~_finite(obs) & where
         if bad.any():
-            env = int(bad.argmax())
-            raise TaskError(f"{self.name}: reset() returned an observation that is not finite (env {env})")
+            raise TaskError(f"reset() returned a non-finite observation (env {bad.argmax()})", key=self.name)
 
-    def _warn_once(self, env: int, obs: FlatObservation, reward: Array) -> None:
-        if self._warned:
-            return
+    def _warn(self, env: int, obs: FlatObservation, reward: Array) -> None:
         self._warned = True
         bad = [f"observation {group!r}" for group in self._groups if not np.isfinite(obs[group][env]).all()]
         if not np.isfinite(reward[env]):
             bad.append("reward")
-        what = f"a NaN or an infinite number ({' and '.join(bad)} of env {env})"
-        then = "The sample is left out and counted in sim/diverged, and a new episode begins; this is reported once"
-        logger.warning("%s: step() returned %s. %s", self.name, what, then)
+        message = (
+            "%s: step() returned NaN or infinity (%s of env %d). Such samples are dropped and count in sim/diverged"
+        )
+        logger.warning(message, self.name, " and ".join(bad), env)
 
     def render(self) -> list[Array]:
         """Return a picture of each env, for envs made with `render_mode="rgb_array"`; else raise ConfigError."""
         try:
             pictures = [np.asarray(picture) for picture in self._envs.render() or ()]
-        except Exception as error:  # of an env, or of the library that draws it
-            raise ConfigError(f"{self.name} cannot be drawn: {first_line(error)}") from error
+        except Exception as error:  # of an env or its renderer
+            raise ConfigError(f"cannot render: {first_line(error)}", key=self.name) from error
         if len(pictures) != self.num_envs or any(picture.ndim != 3 for picture in pictures):
-            raise ConfigError(f"{self.name} draws no pictures of its envs (render_mode rgb_array)")
+            raise ConfigError("the envs render no pictures", key=self.name, hint="Try render_mode=rgb_array")
         return pictures
 
     def close(self) -> None:
@@ -343,7 +315,7 @@ class GymnasiumEnv(Environment):
         for process in getattr(self._envs.unwrapped, "processes", ()) if self._failed else ():
             process.kill()
         for envs in (self._envs.unwrapped, getattr(self._given, "unwrapped", self._given)):
-            envs.closed = True  # else AsyncVectorEnv closes once more as it is deleted
+            envs.closed = True  # AsyncVectorEnv.__del__ would close the envs again
 
 
 def first_seed(seed: int) -> int:
@@ -354,7 +326,7 @@ def first_seed(seed: int) -> int:
     return seed * _GOLDEN % _SEEDS
 
 
-_SEEDS = 2**31 - 2**20  # the last env's is below 2^31, as EnvPool's must be
+_SEEDS = 2**31 - 2**20  # EnvPool needs seeds below 2^31, the last env's too
 _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
 
 
@@ -363,25 +335,19 @@ def _final(infos: Mapping[str, Any]) -> Any:
     return infos.get("final_obs", infos.get("final_observation"))
 
 
-def _numbers_of_end(infos: Any, env: int) -> Iterable[tuple[str, float]]:
-    info = _of_env(infos, env)
-    told = info.get(END_INFO) if isinstance(info, Mapping) else None
-    return numbers_of(info) if told is None else told
-
-
 def _of_env(infos: Any, env: int) -> Any:
     """Return one env's entry of infos: a dict of arrays with masks `_<key>`, or a sequence."""
     if not isinstance(infos, Mapping):
         return infos[env]
-    found = {}
+    entries = {}
     for key, value in infos.items():
         mask = infos.get(f"_{key}")
-        of_key = isinstance(key, str) and key.startswith("_") and key[1:] in infos
-        if of_key or isinstance(value, str) or (isinstance(mask, np.ndarray) and mask.dtype == bool and not mask[env]):
+        is_mask = isinstance(key, str) and key.startswith("_") and key[1:] in infos
+        if is_mask or isinstance(value, str) or (isinstance(mask, np.ndarray) and mask.dtype == bool and not mask[env]):
             continue
         with suppress(IndexError, KeyError, TypeError):
-            found[key] = _of_env(value, env)
-    return found
+            entries[key] = _of_env(value, env)
+    return entries
 
 
 def _finite(obs: FlatObservation) -> Array:

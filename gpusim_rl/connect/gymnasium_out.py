@@ -28,6 +28,7 @@ from gpusim_rl.settings.discover import tasks
 from gpusim_rl.view.renderer import Renderer, make_renderer
 
 PICTURE = 480  # width and height of a picture [pixels]
+Reset = tuple[np.ndarray, dict[str, Any]]
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 60}
 
 
@@ -69,9 +70,7 @@ class TaskVectorEnv(VectorEnv):
         self._ended = np.ones(num_envs, dtype=bool)  # episodes that are over, or that never began
         self._renderer: Renderer | None = None
 
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode in every env, or in those of the mask `options["reset_mask"]`, bool [num_envs].
 
         Return observations [num_envs, size] and an empty dict. Of a list of seeds only the first is used.
@@ -92,18 +91,14 @@ class TaskVectorEnv(VectorEnv):
 
     @torch.no_grad()
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Advance all envs by one control step; a diverged env is truncated with reward 0 and its previous observation.
+        """Advance all envs by one control step; raise ResetNeeded if an ended episode was not reset.
 
-        Returns:
-            Observations [num_envs, size]; rewards, terminated, truncated, [num_envs] each; with `SAME_STEP` also
-            `final_obs` and `final_info` of ended episodes.
-
-        Raises:
-            ResetNeeded: An ended episode was not reset.
+        Return observations [num_envs, size], rewards, terminated, truncated, and with `SAME_STEP` the `final_obs` of
+        ended episodes. A diverged env is truncated with reward 0 and its previous observation.
         """
         waiting = self._ended.copy()
         if waiting.any() and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
-            raise ResetNeeded(f"envs {np.flatnonzero(waiting).tolist()} have no episode: call reset() first")
+            raise ResetNeeded(f"envs {np.flatnonzero(waiting).tolist()} need reset()")
         dtype = self.env.task.actions.dtype
         action = torch.as_tensor(np.asarray(actions), dtype=dtype).reshape(self.num_envs, -1).to(self.env.device)
         step = self.env.step(action)
@@ -155,9 +150,7 @@ class TaskEnv(gymnasium.Env):
         self.action_space = self.envs.single_action_space
         self.render_mode = render_mode
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode; return its first observation [size] and an empty dict."""
         super().reset(seed=seed)
         obs, info = self.envs.reset(seed=seed)

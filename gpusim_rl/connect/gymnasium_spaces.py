@@ -12,8 +12,6 @@ from gpusim_rl import spaces
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
 
-# Ours as Gymnasium's
-
 
 def observation_space(env: VecEnv, group: str = "policy") -> Box:
     """Return the space of one env's observation group, shape [size]; call after the first reset."""
@@ -24,26 +22,21 @@ def observation_space(env: VecEnv, group: str = "policy") -> Box:
 def action_space(env: VecEnv) -> Box:
     """Return the space of one env's actions, shape [num_actions]; raise ConfigError if they are discrete."""
     if isinstance(env.action_space, spaces.MultiDiscrete):
-        raise ConfigError(
-            f"{env.name} has discrete actions, and this adapter knows continuous ones; try python train.py"
-        )
+        raise ConfigError("discrete actions are not supported by this adapter", key=env.name, hint="Try train.py")
     limit = env.cfg.clip_actions
     return Box(-limit, limit, (env.num_actions,), np.float32)
 
 
-# Gymnasium's as ours
-
+WRAPPER = "Try a wrapper of Gymnasium, in a function of yours (env._target_=my_envs.make)"
 FIXED = (Box, Discrete, MultiBinary, MultiDiscrete, Dict, Tuple)
 PICTURE = 32 * 32  # least bytes of an image; the views of grid worlds are smaller
-
-
 MOST_CHANNELS = 16  # most layers of a leading dimension that holds channels or stacked frames
 
 
 def is_picture(space: Space[Any]) -> bool:
     """Return whether observations are images: uint8, two- or three-dimensional."""
-    of_bytes = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-    return of_bytes and flatdim(space) >= PICTURE
+    shape = space.shape or ()
+    return isinstance(space, Box) and space.dtype == np.uint8 and len(shape) in (2, 3) and flatdim(space) >= PICTURE
 
 
 def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
@@ -84,25 +77,20 @@ def pictures(obs: Any) -> np.ndarray:
 
 
 def flat_size(space: Space[Any], name: str) -> int:
-    """Return the number of columns of `flatten`; raise ConfigError if it is not fixed or an image is nested."""
+    """Return the number of columns of `flatten`, or raise ConfigError."""
     if is_picture(space):
-        raise ConfigError(
-            f"{name}: pictures, {list(space.shape or ())}, are observations or entries of a dict of them, here they are"
-            " within a tuple or for the critic. Try a wrapper, in a function of yours (env._target_=my_envs.make)"
-        )
+        problem = f"pictures of shape {list(space.shape or ())} inside a tuple or for the critic are not supported"
+        raise ConfigError(problem, key=name, hint=WRAPPER)
     if isinstance(space, (Dict, Tuple)):
         components = space.spaces.values() if isinstance(space, Dict) else space.spaces
         return sum(flat_size(component, name) for component in components)
     if isinstance(space, FIXED):
         return flatdim(space)
-    raise ConfigError(
-        f"{name}: an observation of {space} has no fixed size as numbers. Try a wrapper of Gymnasium, in a function of"
-        " yours (env._target_=my_envs.make)"
-    )
+    raise ConfigError(f"observation space {space} is not supported", key=name, hint=WRAPPER)
 
 
 def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
-    """Copy observations to float32 [num_envs, size], in the order of one env's space; discrete components are one-hot."""
+    """Copy observations to float32 [num_envs, size], in the order of the space; discrete components are one-hot."""
     if isinstance(space, Dict):
         components = [flatten(component, obs[key], num_envs) for key, component in space.spaces.items()]
         return np.concatenate(components, axis=1) if components else np.zeros((num_envs, 0), np.float32)
@@ -122,7 +110,7 @@ def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
 
 def _one_hot(index: np.ndarray, count: int) -> np.ndarray:
     if ((index < 0) | (index >= count)).any():
-        raise ValueError(f"an index outside of {count} values")
+        raise ValueError(f"an index outside of 0 to {count - 1}")
     rows = np.zeros((len(index), count), np.float32)
     rows[np.arange(len(index)), index] = 1.0
     return rows
@@ -138,7 +126,7 @@ def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callab
             middle, half = np.where(bounded, (low + high) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
 
         def to_box(action: np.ndarray) -> np.ndarray:
-            limited = np.minimum(np.maximum(action, -1.0), 1.0)  # np.clip takes ten times as long for few numbers
+            limited = np.minimum(np.maximum(action, -1.0), 1.0)  # np.clip is ten times slower for few numbers
             scaled = middle + half * (limited if all_bounded else np.where(bounded, limited, action))
             scaled = np.minimum(np.maximum(scaled, low), high)
             return scaled.astype(space.dtype).reshape(-1, *space.shape)
@@ -152,7 +140,5 @@ def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callab
             return action.astype(np.int64).reshape(-1, *(space.shape or ())) + space.start
 
         return spaces.MultiDiscrete(counts), to_indices
-    raise ConfigError(
-        f"{name}: actions of {space} cannot be represented: box (floats), discrete and multi-discrete can. Try a"
-        " wrapper of Gymnasium, in a function of yours (env._target_=my_envs.make)"
-    )
+    supported = "a box of floats, discrete or multi-discrete"
+    raise ConfigError(key=f"{name}: action space", expected=supported, got=space, hint=WRAPPER)

@@ -8,7 +8,6 @@ import io
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any, Literal, TypeGuard
 
 from torch import Tensor
@@ -32,43 +31,44 @@ class LibraryConfig:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for settings without effect."""
-        for key, value, why in (
-            ("reset_from.share", self.reset_from.share > 0.0, "the state of these envs is not known. Try 0"),
-            ("randomization_params", self.randomization_params, "the physics is the library's. Try env.cfg"),
-            ("observations", self.observations, "these envs do not name the parts. Try without it"),
+        for key, value, hint in (
+            ("reset_from.share", self.reset_from.share > 0.0, "Try 0"),
+            ("randomization_params", self.randomization_params, "Try env.cfg"),
+            ("observations", self.observations, "Try without it"),
         ):
             if value:
-                raise ConfigError(f"task.{key} has no effect here: {why}")
+                raise ConfigError("no effect on envs of other libraries", key=f"task.{key}", hint=hint)
 
 
 @contextlib.contextmanager
 def quietly(library: str) -> Iterator[None]:
     """Suppress the output of a library while it makes its envs."""
-    logger.info("%s makes its envs; where kernels are to be compiled, that takes minutes", library)
+    logger.info("making envs of %s; compiling kernels may take minutes", library)
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
-def refuse_gymnasiums(cfg: EnvConfig, library: str) -> None:
-    """Raise ConfigError for `env` settings without effect on tensor envs."""
+def refuse_unused(cfg: EnvConfig, library: str, ours: Mapping[str, str]) -> None:
+    """Raise ConfigError for settings without effect on tensor envs, and fields of `env.cfg` that we set.
+
+    `ours` maps paths of fields to hints; num_envs and seed need no entry.
+    """
     for key, default in {"vectorization": "sync", "max_episode_steps": None}.items():
         if getattr(cfg, key) != default:
-            raise ConfigError(f"env.{key} has no effect on envs of {library}. Try without it, or env.cfg.<field>")
-
-
-def require(module: str, library: str, install: str) -> None:
-    """Raise ConfigError if a library is not installed."""
-    try:
-        metadata.version(module)
-    except metadata.PackageNotFoundError:
-        raise ConfigError(f"{library} is not installed. Try {install}") from None
+            raise ConfigError(f"no effect on envs of {library}", key=f"env.{key}", hint="Try env.cfg.<field>")
+    for path, hint in ({"scene.num_envs": "Try num_envs=", "seed": "Try seed="} | {**ours}).items():
+        node: Any = cfg.cfg
+        for key in path.split("."):
+            node = node.get(key) if isinstance(node, Mapping) else None
+        if node is not None:
+            raise ConfigError("no effect", key=f"env.cfg.{path}", hint=hint)
 
 
 def require_id(cfg: EnvConfig, task: str, example: str) -> None:
     """Raise ConfigError unless exactly one of `env.id` and `env._target_` is set."""
     if (cfg.id is None) == (cfg._target_ is None):
-        script = "" if task == "Gymnasium" else ", or in a script gpusim_rl.train(envs)"
-        raise ConfigError(f"task={task} needs env.id or env._target_: try env.id={example}{script}")
+        script = "" if task == "Gymnasium" else ", or gpusim_rl.train(envs) in a script"
+        raise ConfigError(f"task={task} needs env.id or env._target_", hint=f"Try env.id={example}{script}")
 
 
 def require_shape(action: Tensor, num_envs: int, num_actions: int) -> None:
@@ -92,21 +92,9 @@ def in_one_line(name: str) -> Iterator[None]:
     except (ImportError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        words = first_line(error)
-        if any(module in str(error) for module in ("carb", "omni.", "isaacsim")):
-            words += ". It needs Kit: start that in a script, which hands its envs to gpusim_rl.train(envs)"
-        raise ConfigError(f"{name}: {words}") from error
-
-
-def refuse_ours(changes: Mapping[str, Any], ours: Mapping[str, str]) -> None:
-    """Raise ConfigError if `env.cfg` sets a field of `ours`, num_envs or the seed."""
-    own = {"scene.num_envs": "num_envs is a setting of its own", "seed": "seed is a setting of its own"}
-    for path, setting in (own | {**ours}).items():
-        node: Any = changes
-        for key in path.split("."):
-            node = node.get(key) if isinstance(node, Mapping) else None
-        if node is not None:
-            raise ConfigError(f"env.cfg.{path} has no effect: {setting}")
+        kit = any(module in str(error) for module in ("carb", "omni.", "isaacsim"))
+        hint = "Isaac Sim's Kit must run: try gpusim_rl.train(envs) in a script that starts it" if kit else ""
+        raise ConfigError(first_line(error), key=name, hint=hint) from error
 
 
 def module_and_id(name: str) -> str:
@@ -116,12 +104,12 @@ def module_and_id(name: str) -> str:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
-            advice = f"Try pip install {error.name}, or start in the folder of {error.name}.py"
-            raise ConfigError(f"env.id={name}: {first_line(error)}. {advice}") from None
+            hint = f"Try pip install {error.name}, or start in the folder of {error.name}.py"
+            raise ConfigError(first_line(error), key=f"env.id={name}", hint=hint) from None
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            raise ConfigError(f"env.id={name}: {described(error)}") from error
+            raise ConfigError(described(error), key=f"env.id={name}") from error
     return env_id
 
 
@@ -129,24 +117,25 @@ def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
     """Set fields of another library's nested configuration; raise ConfigError for an unknown field or another type."""
     for name, value in changes.items():
         fields = cfg if isinstance(cfg, dict) else getattr(cfg, "__dict__", {})
-        by_pattern = isinstance(cfg, dict) and all(map(_is_number, fields.values()))  # of joints, say
+        by_pattern = isinstance(cfg, dict) and all(map(_is_number, fields.values()))  # values by joint name, say
         if by_pattern and _is_number(value):
             cfg[name] = float(value)
             continue
         if name not in fields:
-            raise ConfigError(f"{key}.{name}: no such field.{did_you_mean(name, sorted(fields))}")
+            raise ConfigError("no such field", key=f"{key}.{name}", hint=did_you_mean(name, sorted(fields)))
         old = fields[name]
         if isinstance(value, Mapping) and old is not None:
             change(old, value, f"{key}.{name}")
             continue
-        kind = _annotation(cfg, name, old)
+        annotated = getattr(cfg, "__dataclass_fields__", {})
+        kind = str(annotated[name].type if name in annotated else type(old))  # a float field may hold 5
         if _is_number(old) and _is_number(value) and ("float" in kind or isinstance(cfg, dict)):
             old, value = float(old), float(value)
         if isinstance(old, tuple) and isinstance(value, list):
             value = tuple(value)
         if not _fits(value, old, kind):
-            expected, got = type(old).__name__, type(value).__name__
-            raise ConfigError(f"{key}.{name} must be {expected}, such as {old!r}; got {got} {value!r}")
+            expected = f"{type(old).__name__}, such as {old!r}"
+            raise ConfigError(key=f"{key}.{name}", expected=expected, got=value)
         if isinstance(cfg, dict):
             cfg[name] = value
         else:
@@ -167,9 +156,3 @@ def _fits(value: Any, old: Any, kind: str) -> bool:
 
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _annotation(cfg: Any, name: str, value: Any) -> str:
-    """Return a field's annotation: a float field may hold 5, and accept 0.5."""
-    fields = getattr(cfg, "__dataclass_fields__", {})
-    return str(fields[name].type if name in fields else type(value))

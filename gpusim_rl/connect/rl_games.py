@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.ivecenv import IVecEnv
 from torch import Tensor
@@ -21,10 +21,8 @@ class RlGamesEnv(IVecEnv):
 
     With `value_bootstrap` (the default), rl_games values a truncated episode at the observation before the last step.
     If the task's `clip_actions` is not 1, set rl_games' `clip_actions: False`, or it scales [-1, 1] to that limit.
-
-    Args:
-        env: Environment; the adapter resets it.
-        device: Learning device (rl_games' `config.device`); None: the physics device.
+    `device` is the learning device (rl_games' `config.device`), by default that of the physics. The adapter resets
+    `env`.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -46,9 +44,7 @@ class RlGamesEnv(IVecEnv):
         """Reset all envs; return observations [num_envs, size], or a dict of `obs` and `states` with a critic group."""
         return self._observation(self.env.reset())
 
-    def step(
-        self, actions: Float[Tensor, "envs actions"]
-    ) -> tuple[Obs, Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Tensor]]:
+    def step(self, actions: Float[Tensor, "envs actions"]) -> tuple[Obs, Tensor, Tensor, dict[str, Tensor]]:
         """Advance all envs by one control step; return observations, rewards, dones and a dict with `time_outs`."""
         step = self.env.step(actions.to(self.env.device))
         infos = {"time_outs": (step.truncated | step.diverged).to(self.device)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from rsl_rl.env import VecEnv as RslRlVecEnv
 from tensordict import TensorDict
 from torch import Tensor
@@ -17,11 +17,8 @@ from gpusim_rl.env import VecEnv
 class RslRlEnv(RslRlVecEnv):
     """One of our environments as rsl_rl's `VecEnv`; observation groups keep their names for `obs_groups`.
 
-    rsl_rl values a truncated episode (`extras["time_outs"]`) at the observation before the last step.
-
-    Args:
-        env: Environment; the adapter resets it.
-        reward_scale: Factor on rewards and on the returns in rsl_rl's log.
+    rsl_rl values a truncated episode (`extras["time_outs"]`) at the observation before the last step. `reward_scale`
+    also scales the returns in its log. The adapter resets `env`.
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
@@ -49,9 +46,7 @@ class RslRlEnv(RslRlVecEnv):
         """Return the observation groups to act on, [num_envs, size] each."""
         return TensorDict(dict(self._obs), batch_size=[self.num_envs])
 
-    def step(
-        self, actions: Float[Tensor, "envs actions"]
-    ) -> tuple[TensorDict, Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Any]]:
+    def step(self, actions: Float[Tensor, "envs actions"]) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """Advance all envs by one control step; return observations, rewards, dones and a dict with `time_outs`."""
         with torch.no_grad():
             step = self.env.step(actions)

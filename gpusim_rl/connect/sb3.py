@@ -26,9 +26,7 @@ class Sb3Env(Sb3VecEnv):
     - `episode`: unscaled return `r`, length `l` [control steps] and time `t` [s], as from a `Monitor`, unless the start
       was staggered or the env diverged.
 
-    Args:
-        env: Environment; the adapter resets it.
-        reward_scale: Factor on rewards.
+    The adapter resets `env`.
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
@@ -94,11 +92,9 @@ class Sb3Env(Sb3VecEnv):
         """Set an attribute of the environment, shared by all envs."""
         setattr(self.env, attr_name, value)
 
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
-    ) -> list[Any]:
+    def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
         """Call a method of the environment once; return its result once per env."""
-        result = getattr(self.env, method_name)(*method_args, **method_kwargs)
+        result = getattr(self.env, method_name)(*args, **kwargs)
         return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:

@@ -21,11 +21,8 @@ class SkrlEnv(Wrapper):
 
     The envs are reset at construction only; like skrl's other simulator wrappers, `reset()` returns the observation.
     With `time_limit_bootstrap=True`, skrl's PPO values a truncated episode at the first observation of the next one;
-    `FinalObsPPO` uses the true last one. With False (skrl's default) advantages leak between episodes.
-
-    Args:
-        env: Environment; the adapter resets it.
-        device: Learning device; None: the physics device.
+    `FinalObsPPO` uses the true last one. With False (skrl's default) advantages leak between episodes. `device` is the
+    learning device, by default that of the physics.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -61,9 +58,8 @@ class SkrlEnv(Wrapper):
     def step(self, actions: Float[Tensor, "envs actions"]) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Advance all envs by one control step.
 
-        Returns:
-            Observation [num_envs, size]; reward, terminated and truncated, [num_envs, 1] each; and a dict with
-            `final_obs`, the observation groups before any reset.
+        Return observation [num_envs, size]; reward, terminated and truncated, [num_envs, 1] each; and a dict with the
+        observation groups before any reset, `final_obs`.
         """
         previous, step = self._obs, self._env.step(actions.to(self._env.device))
         self._obs = self._moved(step.obs)

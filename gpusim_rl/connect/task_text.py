@@ -33,9 +33,10 @@ def literal(value: Any, yaml: bool = False) -> str:
     match value:
         case str():
             if yaml and "${" in value:
-                raise TaskError(f"{value!r}: settings read '${{' as a reference; try another name in the robot's file")
-            kept = (c if c.isprintable() and c not in '"\\' else escaped(c) for c in value)
-            return f'"{"".join(kept)}"'
+                hint = "Try another name in the robot's file"
+                raise TaskError("settings read '${' as a reference", got=value, hint=hint)
+            text = value.replace("\\", r"\\").replace('"', r"\"")
+            return f'"{"".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)}"'
         case bool() | None:
             return {True: "true", False: "false", None: "null"}[value] if yaml else repr(value)
         case int():
@@ -48,12 +49,7 @@ def literal(value: Any, yaml: bool = False) -> str:
             items = ", ".join(literal(item, yaml) for item in value)
             comma = "," if len(value) == 1 else ""
             return f"[{items}]" if yaml or isinstance(value, list) else f"({items}{comma})"
-    raise TaskError(f"expected finite numbers and text, got {value!r}")
-
-
-def escaped(character: str) -> str:
-    """Escape a character in a form that Python and yaml share."""
-    return f"\\{character}" if character in '"\\' else character.encode("unicode_escape").decode()
+    raise TaskError(expected="finite numbers and text", got=value)
 
 
 def is_field(name: Any) -> bool:
@@ -100,12 +96,11 @@ def table(rows: list[tuple[str, int, str, str]]) -> str:
     for name, size, words, unit in rows:
         cells.append((str(first) if size == 1 else f"{first}-{first + size - 1}", name, words, unit))
         first += size
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(f"    {line}" for line in lines)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    lines = [f"    | {line} |" for line in lines]
+    lines.insert(1, f"    |{'|'.join('-' * (width + 2) for width in widths)}|")
+    return "\n".join(lines)
 
 
 def units(rows: list[tuple[str, int, str, str]]) -> str:

@@ -13,12 +13,13 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.connect.library_config import LibraryConfig, refuse_gymnasiums, require_shape
+from gpusim_rl.connect.library_config import LibraryConfig, refuse_unused, require_shape
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.schema import EnvConfig
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 
+Mask = Bool[Tensor, " envs"]
 logger = logging.getLogger(__name__)
 
 
@@ -46,19 +47,19 @@ class TensorEnvs(Environment):
         name = name or type(envs).__name__
         field, value = self.keeps_last_obs
         if not hasattr(envs.cfg, field):
-            lost = f"has no {field}, without which the last observation of an episode is lost"
-            raise ConfigError(f"{name}: this version of {self.library} {lost}. Try the one that docs/connect.md names")
+            problem = f"this version of {self.library} has no {field} and loses last observations"
+            raise ConfigError(problem, key=name, hint="Try the version in docs/connect.md")
         setattr(envs.cfg, field, value)
         self.name, self._envs = name, envs
         self.device = torch.device(envs.device)
         self.num_envs = int(envs.num_envs)
         self.max_episode_length = int(envs.max_episode_length)
-        self.steps_between_truncations = 1  # an env may truncate its episode whenever it wants
+        self.steps_between_truncations = 1  # an env may truncate its episode at any step
         self.frames_per_s = 1.0 / float(envs.step_dt)
         self.summary = f"{name}, control {self.frames_per_s:.0f} Hz, episode {self.max_episode_length} steps at most"
         self.action_space, self._to_library = actions_of(envs.single_action_space, self.device, name)
         self.num_actions = self.action_space.size
-        self._time_limit_ends = bool(envs.cfg.is_finite_horizon)  # the time left is part of the task
+        self._time_limit_ends = bool(envs.cfg.is_finite_horizon)  # time limits terminate
         self._rewards = getattr(envs, "reward_manager", None)
         self._stat_names: list[str] = []
         self._stepped = False
@@ -68,21 +69,21 @@ class TensorEnvs(Environment):
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
         """Wrap envs from a user's script; they keep the seed they were made with."""
-        refuse_gymnasiums(cfg, cls.library)
+        refuse_unused(cfg, cls.library, {})
         return cls(envs)
 
     def reset(self) -> Observation:
         """Begin an episode in every env; raise TaskError for a non-finite observation."""
         self._resetting.zero_()
         with self._in_order():
-            obs, extras = self._envs.reset()
-            found = self._numbers(obs)
+            library_obs, extras = self._envs.reset()
+            obs = self._numbers(library_obs)
         self._take_names(extras)
-        self.obs_sizes = {group: value.shape[1] for group, value in found.items()}
-        for group, value in found.items():
+        self.obs_sizes = {group: value.shape[1] for group, value in obs.items()}
+        for group, value in obs.items():
             if not bool(value.isfinite().all()):
-                raise TaskError(f"{self.name}: reset() returned a NaN or an infinite number, in observations {group!r}")
-        return found
+                raise TaskError(f"reset() returned NaN or infinity in observations {group!r}", key=self.name)
+        return obs
 
     def step(self, action: Tensor) -> Step:
         """Advance all envs by one control step and reset those whose episode ended.
@@ -91,44 +92,41 @@ class TensorEnvs(Environment):
         """
         require_shape(action, self.num_envs, self.num_actions)
         with self._in_order():
-            return self._step(action)
-
-    def _step(self, action: Tensor) -> Step:
-        bad_action = ~action.isfinite().all(dim=1)
-        sent = self._to_library(action.masked_fill(bad_action[:, None], 0))
-        library_obs, reward, terminated, truncated, extras = self._envs.step(sent)
-        ended = terminated | truncated
-        if not self._stepped:  # some log a name from the first step on
-            self._take_names(extras)
-            self._stepped = True
-        if self._time_limit_ends:
-            terminated = ended
-        obs = self._numbers(library_obs)
-        final_obs = self._final_obs(obs, ended, extras)
-        not_finite = ~reward.isfinite()
-        for value in final_obs.values():
-            not_finite = not_finite | ~value.isfinite().all(dim=1)
-        skipped = self._resetting & ended  # the library used this step to reset an env that had diverged
-        self._not_finite |= not_finite & ~skipped
-        diverged = not_finite | bad_action | skipped
-        obs, begun = self._begin_episodes(obs, ended, diverged)
-        self._resetting = diverged & ~begun
-        truncated = truncated & ~terminated & ~diverged
-        terminated = terminated & ~diverged
-        return Step(
-            obs={group: value.masked_fill(~value.isfinite(), 0.0) for group, value in obs.items()},
-            final_obs={group: value.masked_fill(diverged[:, None], 0.0) for group, value in final_obs.items()},
-            reward=reward.float().masked_fill(diverged, 0.0),
-            terms={name: value.masked_fill(diverged, 0.0) for name, value in self._terms().items()},
-            stats=self._stats(ended & ~skipped, extras),
-            terminated=terminated,
-            truncated=truncated,
-            diverged=diverged,
-            bad_action=bad_action,
-            done=ended | diverged,
-            incomplete=diverged.clone(),
-            skipped=skipped,
-        )
+            bad_action = ~action.isfinite().all(dim=1)
+            sent = self._to_library(action.masked_fill(bad_action[:, None], 0))
+            library_obs, reward, terminated, truncated, extras = self._envs.step(sent)
+            ended = terminated | truncated
+            if not self._stepped:  # some names are logged from the first step on
+                self._take_names(extras)
+                self._stepped = True
+            if self._time_limit_ends:
+                terminated = ended
+            obs = self._numbers(library_obs)
+            final_obs = self._final_obs(obs, ended, extras)
+            not_finite = ~reward.isfinite()
+            for value in final_obs.values():
+                not_finite = not_finite | ~value.isfinite().all(dim=1)
+            skipped = self._resetting & ended  # the library spent this step on resetting a diverged env
+            self._not_finite |= not_finite & ~skipped
+            diverged = not_finite | bad_action | skipped
+            obs, begun = self._begin_episodes(obs, ended, diverged)
+            self._resetting = diverged & ~begun
+            truncated = truncated & ~terminated & ~diverged
+            terminated = terminated & ~diverged
+            return Step(
+                obs={group: value.masked_fill(~value.isfinite(), 0.0) for group, value in obs.items()},
+                final_obs={group: value.masked_fill(diverged[:, None], 0.0) for group, value in final_obs.items()},
+                reward=reward.float().masked_fill(diverged, 0.0),
+                terms={name: value.masked_fill(diverged, 0.0) for name, value in self._terms().items()},
+                stats=self._stats(ended & ~skipped, extras),
+                terminated=terminated,
+                truncated=truncated,
+                diverged=diverged,
+                bad_action=bad_action,
+                done=ended | diverged,
+                incomplete=diverged.clone(),
+                skipped=skipped,
+            )
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:
@@ -144,20 +142,16 @@ class TensorEnvs(Environment):
 
     def _take_names(self, extras: Mapping[str, Any]) -> None:
         """Add the library's log names; metrics must have the same columns in every step."""
-        of_rewards = _SUMS if self._rewards is not None else ()
-        known = {*self._stat_names}
-        self._stat_names += [
-            name for name in extras.get("log", {}) if name not in known and not name.startswith(of_rewards)
-        ]
+        rewards = _SUMS if self._rewards is not None else ()
+        names = [name for name in extras.get("log", {}) if not name.startswith(rewards)]
+        self._stat_names = [*dict.fromkeys(self._stat_names + names)]
 
     @abstractmethod
-    def _final_obs(self, obs: Observation, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> Observation:
+    def _final_obs(self, obs: Observation, ended: Mask, extras: Mapping[str, Any]) -> Observation:
         """Return the observations before any reset."""
 
     @abstractmethod
-    def _begin_episodes(
-        self, obs: Observation, ended: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]
-    ) -> tuple[Observation, Bool[Tensor, " envs"]]:
+    def _begin_episodes(self, obs: Observation, ended: Mask, diverged: Mask) -> tuple[Observation, Mask]:
         """Begin episodes in ended and diverged envs; return observations and which envs begin now.
 
         A diverged env that does not begins with the end of the next step, which is no sample.
@@ -166,40 +160,34 @@ class TensorEnvs(Environment):
     def _numbers(self, obs: Any) -> Observation:
         """Copy the library's observations to our groups, float32 [num_envs, size]."""
         if not isinstance(obs, Mapping):
-            raise ConfigError(f"{self.name}: observations are {type(obs).__name__}, expected named groups of tensors")
-        found = {}
+            key = f"{self.name}: observations"
+            raise ConfigError(key=key, expected="named groups of tensors", got=type(obs).__name__)
+        if self.groups["policy"] not in obs:
+            groups = ", ".join(sorted(obs))
+            raise ConfigError(f"no observations {self.groups['policy']!r}", key=self.name, hint=f"Available: {groups}")
+        numbers = {}
         for group, theirs in self.groups.items():
-            if theirs not in obs:
-                if group == "policy":
-                    raise ConfigError(f"{self.name} has no observations {theirs!r}; there are {sorted(obs)}")
-                continue
-            value = obs[theirs]
-            parts = [*value.values()] if isinstance(value, Mapping) else [value]
-            if any(part.dim() > 3 for part in parts):
-                shapes = ", ".join(str(list(part.shape[1:])) for part in parts)
-                pictures = f"its observations {theirs!r} are pictures, {shapes}. Try an env that observes numbers"
-                raise ConfigError(f"{self.name}: the networks here take numbers, and {pictures}")
-            found[group] = torch.cat([part.detach().reshape(self.num_envs, -1).float() for part in parts], dim=1)
-        return found
+            if theirs in obs:
+                terms = [*obs[theirs].values()] if isinstance(obs[theirs], Mapping) else [obs[theirs]]
+                if any(term.dim() > 3 for term in terms):
+                    hint = "Try an env that observes numbers"
+                    raise ConfigError(f"observations {theirs!r} contain pictures", key=self.name, hint=hint)
+                numbers[group] = torch.cat([x.detach().reshape(self.num_envs, -1).float() for x in terms], dim=1)
+        return numbers
 
     def _terms(self) -> dict[str, Tensor]:
         if self._rewards is None:
             return {}
-        return dict(zip(self._rewards.active_terms, self._reward_terms().unbind(1), strict=True))
+        scale = self._envs.step_dt if getattr(self._envs.cfg, "scale_rewards_by_dt", True) else 1.0
+        terms = self._rewards._step_reward * scale
+        return dict(zip(self._rewards.active_terms, terms.unbind(1), strict=True))
 
-    def _reward_terms(self) -> Tensor:
-        """Return the weighted reward terms of the last step, [num_envs, terms]."""
-        raise NotImplementedError
-
-    def _stats(self, ended: Bool[Tensor, " envs"], extras: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _stats(self, ended: Mask, extras: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the library's log entries, means over the episodes that ended in this step."""
         log, missing = extras.get("log", {}), torch.full((self.num_envs,), torch.nan, device=self.device)
         stats = {}
         for name in self._stat_names:
-            value = log.get(name)
-            if value is None:
-                stats[name] = missing
-                continue
+            value = log.get(name, torch.nan)
             if not isinstance(value, Tensor):
                 value = torch.full((), float(value), device=self.device)
             mean = value.detach().to(self.device).float().mean()
@@ -212,8 +200,8 @@ class TensorEnvs(Environment):
         """Warn about the first env with a non-finite number; the library's state is not kept."""
         bad = self._not_finite.nonzero().flatten().tolist()
         if bad:
-            what = "step() returned a NaN or an infinite number (env %d). Such samples are left out and counted in"
-            logger.warning(f"%s: {what} sim/diverged, and new episodes begin", self.name, bad[0])
+            message = "%s: step() returned NaN or infinity (env %d). Such samples are dropped and count in sim/diverged"
+            logger.warning(message, self.name, bad[0])
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,22 +218,21 @@ class TensorEnvs(Environment):
         index = torch.arange(self.num_envs, device=self.device)
         for name, term in self._curricula().items():
             if name in state.get("curricula", {}):
-                of_envs = state["curricula"][name].to(self.device)
-                term.set_state(of_envs[index % len(of_envs)] if of_envs.dim() else of_envs)
+                saved = state["curricula"][name].to(self.device)
+                term.set_state(saved[index % len(saved)] if saved.dim() else saved)
         levels, saved = self._terrain_levels(), state.get("terrain_levels")
         if levels is None or saved is None:
             return self.reset()
         terrain = self._envs.scene.terrain
         levels.copy_(saved.to(self.device)[index % len(saved)])
         terrain.env_origins[:] = terrain.terrain_origins[levels, terrain.terrain_types]
-        terrain.update_env_origins = lambda *_, **__: None  # this reset ends no episode by which to change a level
+        terrain.update_env_origins = lambda *_, **__: None  # this reset must not change levels
         try:
             return self.reset()
         finally:
             del terrain.update_env_origins
 
     def _curricula(self) -> dict[str, Any]:
-        """Return the curriculum terms that have state."""
         manager = getattr(self._envs, "curriculum_manager", None)
         names, cfgs = (getattr(manager, attribute, ()) for attribute in ("_term_names", "_term_cfgs"))
         return {name: cfg.func for name, cfg in zip(names, cfgs, strict=False) if hasattr(cfg.func, "set_state")}
@@ -261,8 +248,7 @@ class TensorEnvs(Environment):
         self._envs.close()
 
 
-_SUMS, _ENDS = "Episode_Reward/", "Episode_Termination/"
-"""What both libraries log of their reward terms, of which we have every step; and why episodes ended."""
+_SUMS, _ENDS = "Episode_Reward/", "Episode_Termination/"  # log prefixes; we log reward terms per step instead
 
 
 def actions_of(space: Any, device: torch.device, name: str) -> tuple[ActionSpace, Callable[[Tensor], Tensor]]:
@@ -282,12 +268,12 @@ def actions_of(space: Any, device: torch.device, name: str) -> tuple[ActionSpace
 
         limit = 1.0 if bool(bounded.all()) else None
         bounds = tuple(zip(low.tolist(), high.tolist(), strict=True))
-        return Box(size, limit, bounds), to_box if bool(low.isfinite().any() | high.isfinite().any()) else _as_they_are
+        return Box(size, limit, bounds), to_box if bool(low.isfinite().any() | high.isfinite().any()) else _unchanged
     if hasattr(space, "nvec") or hasattr(space, "n"):
         counts: Iterable[Any] = space.nvec.flatten() if hasattr(space, "nvec") else (space.n,)
-        return MultiDiscrete(tuple(map(int, counts))), _as_they_are
-    raise ConfigError(f"{name}: actions of {space} cannot be represented: box, discrete and multi-discrete can")
+        return MultiDiscrete(tuple(map(int, counts))), _unchanged
+    raise ConfigError(key=f"{name}: action space", expected="a box, discrete or multi-discrete", got=space)
 
 
-def _as_they_are(action: Tensor) -> Tensor:
+def _unchanged(action: Tensor) -> Tensor:
     return action

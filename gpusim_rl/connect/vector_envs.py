@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
 
-_OF_ENVPOOL = {"env_id", "players", "elapsed_step", "terminated", "TimeLimit.truncated"}
-"""Keys that EnvPool adds to every info."""
+# Keys that EnvPool adds to every info.
+ENVPOOL_KEYS = {"env_id", "players", "elapsed_step", "terminated", "TimeLimit.truncated"}
 
 
 class _EnvPoolEnvs(VectorEnv):
@@ -52,7 +52,7 @@ class _EnvPoolEnvs(VectorEnv):
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         self._obs, reward, terminated, truncated, infos = self._envs.step(actions)
-        return self._obs, reward, terminated, truncated, {k: v for k, v in infos.items() if k not in _OF_ENVPOOL}
+        return self._obs, reward, terminated, truncated, {k: v for k, v in infos.items() if k not in ENVPOOL_KEYS}
 
     def close_extras(self, **kwargs: Any) -> None:
         self._envs.close()
@@ -90,17 +90,17 @@ class _Sb3Envs(VectorEnv):
 
 def adapt(envs: Any, name: str) -> VectorEnv:
     """Return a vector env of Gymnasium (>= 1.1), EnvPool or Stable-Baselines3 as Gymnasium's."""
-    if hasattr(envs, "async_reset"):  # EnvPool's: a VectorEnv of Gymnasium too, but with the spaces of one env
+    if hasattr(envs, "async_reset"):  # EnvPool: also a VectorEnv, but with the spaces of one env
         return _EnvPoolEnvs(envs)
     if isinstance(envs, VectorEnv):
-        if type(envs) is SyncVectorEnv:  # a copy: the user's own stays as it is
+        if type(envs) is SyncVectorEnv:  # leave the user's object unchanged
             envs = copy(envs)
             envs.envs = [env if isinstance(env, CheckedEnv) else CheckedEnv(env, name) for env in envs.envs]
         return envs
     if hasattr(envs, "step_wait") and hasattr(envs, "env_method"):
         return _Sb3Envs(envs)
     raise ConfigError(
-        f"{name} is a {type(envs).__name__}; expected a vector env of Gymnasium, EnvPool or Stable-Baselines3"
+        key=name, expected="a vector env of Gymnasium, EnvPool or Stable-Baselines3", got=type(envs).__name__
     )
 
 
@@ -109,7 +109,7 @@ def time_limit_of(envs: VectorEnv) -> int | None:
     spec = envs.spec or envs.unwrapped.spec
     if spec is not None:
         return spec.max_episode_steps
-    with suppress(Exception):  # whatever a foreign class makes of the question
+    with suppress(Exception):  # third-party classes may raise anything
         return max(spec.max_episode_steps for spec in cast("Any", envs).get_attr("spec"))
     return None
 
@@ -123,9 +123,8 @@ def make(cfg: EnvConfig, num_envs: int, seed: int) -> tuple[Any, str]:
     if cfg._target_ is not None:
         return _make_by_function(cfg._target_, cfg, num_envs), cfg._target_
     name = str(cfg.id)
-    if cfg.vectorization == "envpool":
-        return _make_envpool(name, cfg, num_envs, seed), name
-    return _make_registered(name, cfg, num_envs), name
+    pool = cfg.vectorization == "envpool"
+    return _make_envpool(name, cfg, num_envs, seed) if pool else _make_registered(name, cfg, num_envs), name
 
 
 def _make_by_function(name: str, cfg: EnvConfig, num_envs: int) -> Any:
@@ -133,7 +132,9 @@ def _make_by_function(name: str, cfg: EnvConfig, num_envs: int) -> Any:
     try:
         inspect.signature(make_envs).bind(num_envs=num_envs, **cfg.kwargs)
     except TypeError as error:
-        raise ConfigError(f"env._target_={name} with num_envs and env.kwargs: {error}") from None
+        raise ConfigError(
+            f"cannot be called with num_envs and env.kwargs: {error}", key=f"env._target_={name}"
+        ) from None
     try:
         return make_envs(num_envs=num_envs, **cfg.kwargs)
     except Exception as error:
@@ -144,60 +145,57 @@ def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
     envpool: Any = import_extra("envpool", "envpool", "env.vectorization=envpool")
     env_ids = sorted(envpool.list_all_envs())
     if name not in env_ids:
-        raise ConfigError(f"env.id={name}: EnvPool has no such env.{did_you_mean(name, env_ids)}")
+        raise ConfigError("unknown to EnvPool", key=f"env.id={name}", hint=did_you_mean(name, env_ids))
     limit = {} if cfg.max_episode_steps is None else {"max_episode_steps": cfg.max_episode_steps}
     try:
         return envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{**cfg.kwargs, **limit})
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise ConfigError(f"env.id={name} env.kwargs={dict(cfg.kwargs)}: {described(error)}") from error
+        raise ConfigError(described(error), key=f"env.id={name} env.kwargs={dict(cfg.kwargs)}") from error
 
 
 def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
     """Make envs by their id in Gymnasium's registry, or by `module:id`."""
     kwargs, env_id = dict[str, Any](cfg.kwargs), module_and_id(name)
     for key in {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"} & kwargs.keys():
-        raise ConfigError(
-            f"env.id={name}: env.kwargs.{key} is no argument of the env. Try num_envs, env.vectorization, or a function"
-            " of yours (env._target_=my_envs.make)"
-        )
+        hint = "Try num_envs, env.vectorization or env._target_=my_envs.make"
+        raise ConfigError(f"not an argument of {name}", key=f"env.kwargs.{key}", hint=hint)
     typed = kwargs.get("max_episode_steps")
     if cfg.max_episode_steps is not None:
         if typed not in (None, cfg.max_episode_steps):
-            both = f"env.kwargs.max_episode_steps={typed}, but env.max_episode_steps={cfg.max_episode_steps}"
-            raise ConfigError(f"{both}. Try one of them")
+            problem = f"differs from env.max_episode_steps={cfg.max_episode_steps}"
+            raise ConfigError(problem, key="env.kwargs.max_episode_steps", got=typed)
         typed = kwargs["max_episode_steps"] = cfg.max_episode_steps
     if cfg.vectorization != "vector_entry_point":
-        # No autoreset: so the true last observation is always at hand, in one piece. No copy: we make one anyway.
+        # Without autoreset, the true last observation is returned. CheckedEnv copies anyway.
         kwargs["vector_kwargs"] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         maker = os.getpid() if cfg.vectorization == "async" else None
         kwargs["wrappers"] = [partial(CheckedEnv, name=name, maker=maker)]
-        kwargs.setdefault("disable_env_checker", True)  # it warns of what CheckedEnv puts right
+        kwargs.setdefault("disable_env_checker", True)  # CheckedEnv corrects what it warns about
     make_envs = partial(gymnasium.make_vec, name, num_envs=num_envs, vectorization_mode=cfg.vectorization)
-    gc.collect()  # a simulator that a forked process collected would wait for threads that it does not have
+    gc.collect()  # a simulator collected in a forked process would wait for threads that the fork lacks
     try:
         try:
             envs = make_envs(**kwargs)
-        except ValueError as error:  # a space of somebody's own has no place in shared memory
+        except ValueError as error:  # shared memory does not support custom spaces
             if "shared_memory=False" not in str(error):
                 raise
             envs = make_envs(**{**kwargs, "vector_kwargs": {**kwargs["vector_kwargs"], "shared_memory": False}})
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         hint = did_you_mean(name, sorted(gymnasium.registry))
-        raise ConfigError(f"env.id={name}: Gymnasium has no such env.{hint}") from None
+        raise ConfigError("unknown to Gymnasium", key=f"env.id={name}", hint=hint) from None
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        kwargs_text = f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else ""
+        key = f"env.id={name}" + (f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else "")
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        advice = f". Try pip install {missing}, or the extra of Gymnasium for it" if missing else ""
+        hint = f"Try pip install {missing}, or the extra of Gymnasium for it" if missing else ""
         plain = isinstance(error, (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError))
-        reason = first_line(error) if plain else described(error)
-        raise ConfigError(f"env.id={name}{kwargs_text}: {reason}{advice}") from error
+        raise ConfigError(first_line(error) if plain else described(error), key=key, hint=hint) from error
     spec = copy(envs.spec or gymnasium.spec(env_id))
     if typed is not None:
-        spec.max_episode_steps = None if typed == -1 else typed  # Gymnasium: -1 removes the limit
+        spec.max_episode_steps = None if typed == -1 else typed  # -1 removes the limit
     envs.unwrapped.spec = spec
     return envs
 

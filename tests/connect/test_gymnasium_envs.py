@@ -27,6 +27,7 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 from helpers.fake_env import BOX, Fake, async_envs
+from helpers.raised import raises
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -183,7 +184,7 @@ def test_a_number_that_is_not_finite_is_masked_out_and_named_once(
         step = env.step(torch.zeros(3, 2))
         assert all(torch.isfinite(value).all() for value in (step.obs["policy"], step.final_obs["policy"], step.reward))
     [record] = caplog.records
-    assert "Bad: step() returned a NaN" in record.message and "observation 'policy' of env 1" in record.message
+    assert record.message.startswith("Bad: ") and "observation 'policy' of env 1" in record.message
 
 
 def test_a_bad_action_reaches_no_env_and_counts_as_a_divergence() -> None:
@@ -247,8 +248,8 @@ class Whole(Count):
     action_space = gym.spaces.Box(0, 5, (2,), np.int64)
 
 
-@pytest.mark.parametrize(("env", "words"), [(Text, "an observation of Text"), (Whole, "actions of Box.*int64")])
-def test_a_space_that_cannot_be_represented_is_one_line(env: type, words: str) -> None:
+@pytest.mark.parametrize(("env", "words"), [(Text, "observation space Text"), (Whole, "action space: .*int64")])
+def test_unsupported_spaces_are_refused(env: type, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         GymnasiumEnv(SyncVectorEnv([env]), seed=0, max_episode_steps=1)
 
@@ -273,20 +274,13 @@ def fails() -> Any:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (
-            {"id": "FrozenLake-v1", "kwargs": {"map_name": "nope"}},
-            "env.id=FrozenLake-v1 env.kwargs={'map_name': 'nope'}: ",
-        ),
+        ({"id": "FrozenLake-v1", "kwargs": {"map_name": "no"}}, "env.id=FrozenLake-v1 env.kwargs={'map_name': 'no'}: "),
         ({"id": "Ant-v5", "kwargs": {"xml_file": "/nope.xml"}}, "env.id=Ant-v5 env.kwargs={'xml_file': '/nope.xml'}: "),
-        ({"id": "Pendulm-v1"}, "env.id=Pendulm-v1: Gymnasium has no such env. Did you mean 'Pendulum-v1'?"),
-        (
-            {"id": "no_such:Pendulum-v1"},
-            r"env.id=no_such:Pendulum-v1: No module named 'no_such'\. Try pip install no_such, or start in the folder"
-            r" of no_such\.py$",
-        ),
+        ({"id": "Pendulm-v1"}, "env.id=Pendulm-v1: .*Did you mean 'Pendulum-v1'?"),
+        ({"id": "no_such:Pendulum-v1"}, "env.id=no_such:Pendulum-v1: .*pip install no_such"),
         ({"id": "brokenmod:Pendulum-v1"}, r"env.id=brokenmod:Pendulum-v1: NameError: .*Box.* \(brokenmod\.py:1\)$"),
         ({"id": "Fails-v0"}, r"env.id=Fails-v0: RuntimeError: no licence \(test_gymnasium_envs\.py:\d+\)$"),
-        ({"id": "os:Pendulm-v1"}, "env.id=os:Pendulm-v1: Gymnasium has no such env. Did you mean"),
+        ({"id": "os:Pendulm-v1"}, "env.id=os:Pendulm-v1: .*Did you mean"),
         ({"id": None}, "needs env.id or env._target_"),
         ({"id": None, "_target_": "no_such_module.make"}, "env._target_=no_such_module.make: no module named"),
         ({"vectorization": "envpool"}, "pip install .gpusim-rl.envpool"),
@@ -315,7 +309,7 @@ def test_settings_of_envs_need_the_task_gymnasium() -> None:
         trainer_of("unused", sim={"name": "mujoco"})
     with pytest.raises(ConfigError, match=r"task\.randomize: expected"):
         prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"randomize": True})
-    with pytest.raises(ConfigError, match=r"task\.reset_from\.share has no effect here"):
+    with raises(ConfigError, key="task.reset_from.share"):
         prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"reset_from": {"share": 0.5}})
 
 
@@ -451,10 +445,10 @@ def test_pictures_come_from_the_envs(make: Any) -> None:
         env.close()
 
 
-def test_envs_that_draw_nothing_say_so() -> None:
+def test_envs_without_pictures_raise() -> None:
     env = GymnasiumEnv(SyncVectorEnv([Count] * 2), seed=0, max_episode_steps=LIMIT)
     env.reset()
-    with pytest.raises(ConfigError, match=r"SyncVectorEnv (cannot be drawn|draws no pictures)"):
+    with raises(ConfigError, key="SyncVectorEnv"):
         env.render()
     assert env.frames_per_s == 30.0
 
@@ -465,7 +459,7 @@ def only_two(num_envs: int) -> Any:
 
 def test_a_function_that_does_not_take_the_arguments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = prepare("Gymnasium", env={"_target_": f"{__name__}.only_two", "kwargs": {"render_mode": "human"}}).cfg.env
-    with pytest.raises(ConfigError, match=r"env\._target_=.*only_two with num_envs and env\.kwargs: .*'render_mode'"):
+    with pytest.raises(ConfigError, match=r"env\._target_=.*only_two: .*'render_mode'"):
         GymnasiumEnv.from_settings(cfg, num_envs=2, seed=0, device=torch.device("cpu"))
 
 
@@ -551,7 +545,7 @@ def test_pictures_are_groups_of_their_own(kind: str, channels: int, mode: Autore
 
 
 def test_pictures_for_the_critic_are_refused_and_small_views_are_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"^env\.id=X-v0: pictures, \[64, 64, 3\], are observations or entries"):
+    with pytest.raises(ConfigError, match=r"^env\.id=X-v0: pictures of shape \[64, 64, 3\]"):
         flat_size(gym.spaces.Tuple([gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)]), "env.id=X-v0")
     assert flat_size(gym.spaces.Box(0, 255, (7, 7, 3), np.uint8), "env.id=X-v0") == 147
 
@@ -591,5 +585,5 @@ def test_settings_that_do_not_fit_envs_of_a_script_are_one_line(settings: dict[s
 
 
 def test_what_is_no_vector_env_is_named() -> None:
-    with pytest.raises(ConfigError, match="Count is a Count; expected a vector env of Gymnasium, EnvPool or Stable"):
+    with raises(ConfigError, key="Count", got="Count"):
         gpusim_rl.train(Count())

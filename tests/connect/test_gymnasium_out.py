@@ -119,7 +119,7 @@ def test_any_task_by_its_class_and_errors():
     with pytest.raises(ValueError, match="render_mode must be None or 'rgb_array', got 'human'"):
         ours.TaskVectorEnv("Pendulum", 2, render_mode="human", device="cpu")
     envs = ours.TaskVectorEnv("Pendulum", 2, autoreset_mode="Disabled", device="cpu")
-    with pytest.raises(ResetNeeded, match=r"envs \[0, 1\] have no episode"):
+    with pytest.raises(ResetNeeded, match=r"envs \[0, 1\]"):
         envs.step(np.zeros((2, 1), np.float32))
     with pytest.raises(ValueError, match="must be a bool array of shape"):
         envs.reset(options={"reset_mask": np.zeros(3, dtype=bool)})

@@ -67,7 +67,7 @@ def test_other_algorithms_train(isaaclab):
 def test_settings_of_ours_that_mean_nothing_there_are_one_line(isaaclab):
     assert "sim and sim_device have no effect on envs of Isaac Lab" in isaaclab.error(*TASK, "sim=mujoco")
     assert "task.randomize" in isaaclab.error(*TASK, "task.randomize=true")
-    assert "env.vectorization has no effect on envs of Isaac Lab" in isaaclab.error(*TASK, "env.vectorization=async")
+    assert "env.vectorization: no effect on envs of Isaac Lab" in isaaclab.error(*TASK, "env.vectorization=async")
 
 
 def test_our_own_simulators_say_what_they_need_there(isaaclab):

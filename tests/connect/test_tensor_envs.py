@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,14 @@ import torch
 
 from gpusim_rl.api import prepare
 from gpusim_rl.connect.isaaclab import IsaacLabEnv
-from gpusim_rl.connect.library_config import change, in_one_line, refuse_ours
+from gpusim_rl.connect.library_config import change, in_one_line, refuse_unused
 from gpusim_rl.connect.mjlab import MjLabEnv
 from gpusim_rl.connect.tensor_envs import actions_of
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.cuda_graph import choose_graph
 from gpusim_rl.run.devices import choose_devices
 from gpusim_rl.spaces import Box, MultiDiscrete
+from helpers.raised import raises
 
 CPU, LIMIT = torch.device("cpu"), 4
 
@@ -148,7 +150,7 @@ def test_what_is_not_finite_is_no_sample_and_a_new_episode_begins(kind, caplog):
     assert following.obs["policy"][2].tolist() == ([2, 0] if by_library else [2, 1])
     assert not bool((following.terminated | following.truncated)[2])
     assert env.first_diverged() is None
-    assert "Theirs: step() returned a NaN or an infinite number (env 2)" in caplog.text
+    assert "Theirs: step() returned NaN or infinity (env 2)" in caplog.text
 
 
 @KINDS
@@ -203,19 +205,17 @@ def test_difficulties_of_a_curriculum_are_taken_over(kind):
 def test_an_observation_that_is_not_finite_at_the_start_ends_the_run():
     env, library = made("mjlab")
     library.episode[0] = torch.nan
-    with pytest.raises(
-        TaskError, match=r"Theirs: reset\(\) returned a NaN or an infinite number, in observations 'pol"
-    ):
+    with raises(TaskError, key="Theirs"):
         env.reset()
 
 
 def test_observations_that_cannot_be_represented_are_one_line():
     env, library = made("isaaclab")
     library.group = "pixels"
-    with pytest.raises(ConfigError, match=r"Theirs has no observations 'policy'; there are \['camera', 'pixels'\]"):
+    with raises(ConfigError, key="Theirs", hint="Available: camera, pixels"):
         env.reset()
     library._obs = lambda: {"policy": torch.zeros(3, 8, 8, 3)}
-    with pytest.raises(ConfigError, match=r"its observations 'policy' are pictures, \[8, 8, 3\]\. Try an env that"):
+    with pytest.raises(ConfigError, match="pictures"):
         env.reset()
 
 
@@ -226,29 +226,36 @@ def test_actions_go_to_the_bounds_of_the_library():
     assert send(torch.tensor([[1.0, -1.0, 5.0], [-9.0, 0.0, -5.0]])).tolist() == [[2.0, 0.0, 5.0], [-2.0, 5.0, -5.0]]
     ours, send = actions_of(SimpleNamespace(nvec=np.array([3, 2])), CPU, "Theirs")
     assert ours == MultiDiscrete((3, 2))
-    with pytest.raises(ConfigError, match=r"Theirs: actions of .* cannot be represented"):
+    with raises(ConfigError, key="Theirs: action space"):
         actions_of(SimpleNamespace(spaces={}), CPU, "Theirs")
 
 
 def test_several_agents_are_refused():
     library = Library()
     library.cfg.possible_agents = ["a", "b"]
-    with pytest.raises(ConfigError, match="Theirs has several agents, and the algorithms here train one"):
+    with pytest.raises(ConfigError, match=r"Theirs: .*several agents"):
         IsaacLabEnv(library, "Theirs")
 
 
-def test_fields_that_settings_of_ours_decide_are_refused():
-    with pytest.raises(ConfigError, match=r"^env\.cfg\.scene\.num_envs has no effect: num_envs is a setting"):
-        refuse_ours({"scene": {"num_envs": 8}}, {})
-    with pytest.raises(ConfigError, match=r"^env\.cfg\.auto_reset has no effect: x"):
-        refuse_ours({"auto_reset": True}, {"auto_reset": "x"})
-    refuse_ours({"scene": {"env_spacing": 8}}, {})
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"cfg": {"scene": {"num_envs": 8}}}, "env.cfg.scene.num_envs"),
+        ({"cfg": {"auto_reset": True}}, "env.cfg.auto_reset"),
+        ({"vectorization": "async"}, "env.vectorization"),
+    ],
+)
+def test_settings_without_effect_are_refused(changes, key):
+    cfg = prepare("MjLab", env={"id": "Some-Env", "cfg": {"scene": {"env_spacing": 8}}}).cfg.env
+    refuse_unused(cfg, "theirs", {"auto_reset": "x"})
+    with raises(ConfigError, key=key):
+        refuse_unused(dataclasses.replace(cfg, **changes), "theirs", {"auto_reset": "x"})
 
 
 def test_what_a_library_says_when_it_makes_envs_is_one_line():
     with pytest.raises(ConfigError, match=r"^My-Env: got an unexpected$"), in_one_line("My-Env"):
         raise TypeError("got an unexpected\nand more")
-    with pytest.raises(ConfigError, match=r"No module named 'carb'\. It needs Kit: start"), in_one_line("My-Env"):
+    with pytest.raises(ConfigError, match=r"No module named 'carb'\. .*Kit"), in_one_line("My-Env"):
         raise ValueError("No module named 'carb'")
 
 
@@ -263,47 +270,48 @@ class Fields:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "key", "words"),
     [
-        ({"decimation": 2.5}, r"decimation must be int, such as 4; got float 2\.5"),
-        ({"decimation": None}, "decimation must be int"),
-        ({"decimation": True}, "decimation must be int"),
-        ({"limits": [1]}, "limits must be tuple"),
-        ({"limits": ["a", 1]}, "limits must be tuple"),
-        ({"weights": {"alive": {"weight": "a"}}}, r"weights\.alive\.weight must be float, such as 1\.0; got str 'a'"),
-        ({"decimatio": 1}, r"decimatio: no such field\. Did you mean 'decimation'\?"),
-        ({"decimation": {"unit": 1}}, r"decimation\.unit: no such field\."),
+        ({"decimation": 2.5}, "decimation", "int, such as 4, got 2.5"),
+        ({"decimation": None}, "decimation", "int"),
+        ({"decimation": True}, "decimation", "int"),
+        ({"limits": [1]}, "limits", "tuple"),
+        ({"limits": ["a", 1]}, "limits", "tuple"),
+        ({"weights": {"alive": {"weight": "a"}}}, "weights.alive.weight", "float, such as 1.0, got 'a'"),
+        ({"decimatio": 1}, "decimatio", "Did you mean 'decimation'"),
+        ({"decimation": {"unit": 1}}, "decimation.unit", "no such field"),
     ],
 )
-def test_fields_of_a_configuration_are_changed_by_name(changes, words):
+def test_configuration_fields_are_set_by_name(changes, key, words):
     cfg = Fields()
     change(cfg, {"length_s": 0.5, "decimation": 2, "limits": [1, 2], "pose": {"hip": 1, "knee": -0.5}}, "env.cfg")
     assert (cfg.length_s, cfg.decimation, cfg.limits, cfg.pose) == (0.5, 2, (1, 2), {"hip": 1.0, "knee": -0.5})
     change(cfg, {"weights": {"alive": {"weight": 2}}, "name": "y"}, "env.cfg")
     assert (cfg.weights["alive"].weight, cfg.name) == (2.0, "y")
-    with pytest.raises(ConfigError, match=rf"^env\.cfg\.{words}"):
+    with pytest.raises(ConfigError, match=words) as error:
         change(Fields(), changes, "env.cfg")
+    assert error.value.key == f"env.cfg.{key}"
 
 
 def test_a_library_that_is_missing_or_another_version_is_one_line():
-    for task, name in (("IsaacLab", "Isaac Lab"), ("MjLab", "mjlab")):
+    for task, name in (("IsaacLab", "isaaclab"), ("MjLab", "mjlab")):
         spec = prepare(task, env={"id": "Some-Env"}, device="cpu")
-        with pytest.raises(ConfigError, match=f"^{name} is not installed. Try pip install "):
+        with pytest.raises(ConfigError, match=f"task={task} needs {name}: pip install "):
             spec.task_class.from_settings(spec.cfg.env, num_envs=2, seed=0, device=CPU)
     for kind, switch in (("isaaclab", "compute_final_obs"), ("mjlab", "auto_reset")):
         library = Library()
         delattr(library.cfg, switch)
-        with pytest.raises(ConfigError, match=rf"^Theirs: this version of .* has no {switch}, without which the last"):
+        with pytest.raises(ConfigError, match=rf"^Theirs: .*version.* {switch}"):
             {"isaaclab": IsaacLabEnv, "mjlab": MjLabEnv}[kind](library, "Theirs")
 
 
 def test_settings_that_mean_nothing_are_refused():
-    with pytest.raises(ConfigError, match=r"env\.cfg has no effect with task=Gymnasium"):
+    with raises(ConfigError, key="env.cfg"):
         cfg = prepare("Gymnasium", env={"id": "CartPole-v1", "cfg": {"a": 1}}).cfg.env
         prepare("Gymnasium").task_class.from_settings(cfg, num_envs=2, seed=0, device=CPU)
-    with pytest.raises(ConfigError, match=r"env\.physics: has no effect with task Cartpole"):
+    with pytest.raises(ConfigError, match=r"env\.physics"):
         prepare("Cartpole", env={"physics": "newton_mjwarp"})
-    with pytest.raises(ConfigError, match=r"task\.randomization_params has no effect here"):
+    with pytest.raises(ConfigError, match=r"task\.randomization_params"):
         prepare("MjLab", task={"randomization_params": {"frequency": 1}})
 
 
