@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gpusim_rl.env import Step
 from gpusim_rl.env.task import load_task_or_environment
-from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.errors import ConfigError, TaskError, first_line
 from gpusim_rl.learn.algorithm import ActorPlace, load_algorithm_class
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.remote import remote_of
@@ -31,13 +30,7 @@ from gpusim_rl.settings.trust import refuse_classes_of_script
 from gpusim_rl.spaces import ActionSpace, ImageShape
 
 PROGRESS_S = 10.0  # interval at which the first actor sends its env state (curriculum levels and so on) [s]
-REPLACED: Mapping[str, Any] = {
-    **dict.fromkeys(("sim_device", "rl_device", "checkpoint", "num_actors")),
-    "device": "cpu",
-    "graph": "off",
-    "compile": "off",
-}
-"""Settings that an actor overrides."""
+Warned = tuple[str, str]  # template and text of a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +42,6 @@ class ActorJob:
     num_actors: int
     seed: int  # of the run
     attempt: int = 0  # earlier starts of the actor
-
-
-# What an actor answers
-
-Warned = tuple[str, str]  # template and text of a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +56,7 @@ class EnvDescription:
     steps_between_truncations: int
     summary: str
     recording: list[tuple[tuple[int, ...], torch.dtype]]  # shape and type of each tensor of a rollout
-    progress: dict[str, Any]  # state of the envs at their start
+    progress: dict[str, Any]  # state of the envs
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +64,13 @@ class SentRollout:
     """Rollout for the learner; its tensors are valid until released."""
 
     actor: int
-    tensors: Sequence[Any]  # or arrays while they are sent by Ray
-    version: int  # of the weights that acted: updates of the learner
-    taken: Taken  # metrics of the rollout
+    tensors: Sequence[Any]  # arrays while Ray sends them
+    version: int  # updates of the learner before the weights that acted
+    taken: Taken  # metrics
     worked_s: float = 0.0  # duration of the rollout [s]
-    waited_s: float = 0.0  # time that the actor had waited before it [s]
-    progress: dict[str, Any] | None = None  # state of the envs, from the first actor, now and then
-    place: Any = None  # handle by which an engine releases the tensors
+    waited_s: float = 0.0  # idle time of the actor before it [s]
+    progress: dict[str, Any] | None = None  # state of the envs, occasionally from the first actor
+    place: Any = None  # engine's handle for the release
     warnings: Sequence[Warned] = ()
 
 
@@ -102,18 +90,15 @@ class Failed:
     """Error that would recur after a restart."""
 
     error: ConfigError | TaskError
-    trace: str  # traceback for the user; empty where the error says enough
+    trace: str  # traceback for the user; empty if the error is clear by itself
 
     @classmethod
     def of(cls, actor: int, error: BaseException) -> Failed:
         """Wrap an exception."""
         if isinstance(error, (ConfigError, TaskError)):
             return cls(error, "")
-        text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-        return cls(ConfigError(f"actor {actor}: {text}"), "".join(traceback.format_exception(error)))
-
-
-# The actor
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        return cls(ConfigError(problem, key=f"actor {actor}"), "".join(traceback.format_exception(error)))
 
 
 class _Warnings(logging.Handler):
@@ -121,24 +106,17 @@ class _Warnings(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._heard: list[Warned] = []
+        self._records: list[Warned] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._heard.append((str(record.msg), record.getMessage()))
+        self._records.append((str(record.msg), record.getMessage()))
 
     def take(self) -> list[Warned]:
-        heard, self._heard = self._heard, []
-        return heard
+        records, self._records = self._records, []
+        return records
 
 
 _WARNINGS = _Warnings()
-
-
-class _OneOfActors(Collective):
-    """Rank of an actor, from which its seed derives."""
-
-    def __init__(self, job: ActorJob) -> None:
-        self.rank = 1 + job.number + job.attempt * job.num_actors
 
 
 class Actor:
@@ -146,9 +124,10 @@ class Actor:
 
     def __init__(self, job: ActorJob) -> None:
         logging.getLogger("gpusim_rl").addHandler(_WARNINGS)
-        spec = _spec_of(job)
+        spec, collective = _spec_of(job), Collective()
+        collective.rank = 1 + job.number + job.attempt * job.num_actors  # seeds derive from the rank
         envs = spec.cfg.num_envs
-        start, _ = begin(spec, _OneOfActors(job))
+        start, _ = begin(spec, collective)
         self.collector = make_collector(start, ActorPlace(job.number * envs, job.num_actors * envs))
         self._number = job.number
         self._remote = remote_of(self.collector.algorithm)
@@ -157,18 +136,10 @@ class Actor:
 
     def describe(self) -> EnvDescription:
         """Describe the envs to the learner."""
-        env = self.collector.env
-        return EnvDescription(
-            self._number,
-            dict(env.obs_sizes),
-            dict(env.images),
-            env.action_space,
-            env.max_episode_length,
-            env.steps_between_truncations,
-            env.summary,
-            [(tuple(x.shape), x.dtype) for x, _ in self._remote.recording()],
-            env.state_dict(),
-        )
+        env, recording = self.collector.env, [(tuple(x.shape), x.dtype) for x, _ in self._remote.recording()]
+        spaces = dict(env.obs_sizes), dict(env.images), env.action_space
+        steps = env.max_episode_length, env.steps_between_truncations
+        return EnvDescription(self._number, *spaces, *steps, env.summary, recording, env.state_dict())
 
     def acting_state(self) -> dict[str, Tensor]:
         """Return the state that `rollout` acts by; the learner's has the same shapes and types."""
@@ -182,23 +153,18 @@ class Actor:
         self.collector.collect()
         self._idle_since = time.monotonic()
         tensors, taken = [tensor for tensor, _ in self._remote.recording()], self.collector.metrics.take()
-        worked_s, progress, warnings = self._idle_since - began, self._due_progress(), _WARNINGS.take()
-        return SentRollout(
-            self._number, tensors, version, taken, worked_s, waited_s, progress=progress, warnings=warnings
-        )
+        worked_s, progress, warned = self._idle_since - began, self._due_progress(), _WARNINGS.take()
+        return SentRollout(self._number, tensors, version, taken, worked_s, waited_s, progress, warnings=warned)
 
     def do(self, request: str, argument: Any) -> Stepped | None:
         """Handle a `begin` or `step` request; engines handle rollouts."""
-        if request == "step":
-            return self._step(argument)
-        self.collector.begin_from(argument)
-        self._remote.begin_episodes()
-        return None
-
-    def _step(self, action: np.ndarray | None) -> Stepped:
-        if action is None:
+        if request == "begin":
+            self.collector.begin_from(argument)
+            self._remote.begin_episodes()
+            return None
+        if argument is None:  # request for the first observation
             return Stepped(self._number, {group: value.numpy() for group, value in self.collector.obs.items()})
-        step = self.collector.env.step(torch.tensor(action))  # a copy: Ray's memory cannot be written
+        step = self.collector.env.step(torch.tensor(argument))  # a copy: Ray's memory is read-only
         fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
         arrays = tree_map_only(Tensor, lambda x: x.numpy(), fields)
         return Stepped(self._number, None, arrays, self._due_progress(), _WARNINGS.take())
@@ -211,26 +177,21 @@ class Actor:
         return self.collector.env.state_dict()
 
 
-def step_of(arrays: Mapping[str, Any]) -> Step:
-    """Convert the arrays of a `Stepped` to a control step."""
-    return Step(**tree_map_only(np.ndarray, tensor_of, dict(arrays)))
-
-
 def tensor_of(array: np.ndarray) -> Tensor:
     """Wrap an array as a tensor without a copy; in Ray's object store it is read-only."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is not writable
+        warnings.simplefilter("ignore")  # torch warns of read-only arrays
         return torch.from_numpy(array)
 
 
 def _spec_of(job: ActorJob) -> RunSpec:
-    config = {**job.config, **REPLACED, "seed": job.seed}
+    config = {**job.config, "seed": job.seed, "device": "cpu", "graph": "off", "compile": "off"}
+    config |= dict.fromkeys(("sim_device", "rl_device", "checkpoint", "num_actors"))
     refuse_classes_of_script(config)
-    actors = config["actors"]
-    config["actors"] = {**actors, "engine": None}
-    config["sim"] = {**config["sim"], "num_threads": config["sim"]["num_threads"] or actors["threads"]}
-    config["eval"] = {**config["eval"], "interval": 0}
-    config["log"] = {**config["log"], "tensorboard": False}
+    threads = config["sim"]["num_threads"] or config["actors"]["threads"]
+    changes = {"actors": {"engine": None}, "sim": {"num_threads": threads}}
+    changes |= {"eval": {"interval": 0}, "log": {"tensorboard": False}}
+    config |= {section: {**config[section], **values} for section, values in changes.items()}
     task_class = load_task_or_environment(config["task"].get("_target_"))
     algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
     cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)

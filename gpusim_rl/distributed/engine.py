@@ -18,9 +18,7 @@ from gpusim_rl.errors import ConfigError
 logger = logging.getLogger("gpusim_rl")
 
 MOST_DEATHS = 3  # deaths of an actor that never worked, before the run ends
-MOST_DEATHS_PROVEN = 20
-"""Consecutive deaths at start of an actor that has worked before; the run ends if no actor works."""
-
+MOST_DEATHS_PROVEN = 20  # consecutive deaths at start of an actor that has worked before, if no actor works
 NO_ANSWER = "it did not answer"  # last words of an actor that hung
 
 
@@ -41,16 +39,15 @@ class Engine(ABC):
     Every call is non-blocking except `get`, which waits up to its timeout.
     """
 
-    waits_for: str
-    """Reason why actors may not be ready yet."""
+    waits_for: str  # reason why actors may not be ready yet
 
     def __init__(self, num_actors: int, timeout_s: float | None = None) -> None:
         self.num_actors = num_actors
         self._silence = Silence(num_actors, timeout_s)
-        self._works = [False] * num_actors  # it has done something since its start
-        self._told = set[str]()  # warnings of actors
-        self._proven = set[int]()  # actors that have ever done something
-        self._deaths = [0] * num_actors  # at starts in a row
+        self._works = [False] * num_actors  # has sent something since its start
+        self._proven = set[int]()  # actors that have ever sent something
+        self._deaths = [0] * num_actors  # consecutive deaths at start
+        self._logged = set[str]()  # templates of actors' warnings
 
     @abstractmethod
     def start(self) -> None:
@@ -63,10 +60,7 @@ class Engine(ABC):
     def ask_for_rollout(self, actor: int) -> None:
         """Request a `SentRollout`."""
         self._silence.asked(actor)
-        self._ask_for_rollout(actor)
-
-    @abstractmethod
-    def _ask_for_rollout(self, actor: int) -> None: ...
+        self._ask(actor, "rollout", None)
 
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
         """Request a `Stepped`; without an action, the first observation."""
@@ -83,8 +77,7 @@ class Engine(ABC):
     def get(self, timeout_s: float) -> list[Answer]:
         """Return answers, waiting up to `timeout_s` for the first one; replace actors that hang.
 
-        Raises:
-            ConfigError: An actor has an error that would recur.
+        Raises ConfigError or TaskError for an actor's error that would recur.
         """
         return self._get(timeout_s) + [self._replace(actor, silent_s) for actor, silent_s in self._silence.look()]
 
@@ -92,7 +85,7 @@ class Engine(ABC):
     def _get(self, timeout_s: float) -> list[Answer]: ...
 
     @abstractmethod
-    def _replace(self, actor: int, silent_s: float) -> Lost:
+    def _replace(self, actor: int, silent_s: float | None) -> Lost:
         """Kill and restart an actor that hangs."""
 
     def release(self, rollout: SentRollout) -> None:  # noqa: B027 (optional)
@@ -117,8 +110,8 @@ class Engine(ABC):
         elif isinstance(answer, (SentRollout, Stepped)):
             self._silence.answered(answer.actor)
             for template, text in answer.warnings:
-                if template not in self._told:  # by no other actor either
-                    self._told.add(template)
+                if template not in self._logged:
+                    self._logged.add(template)
                     logger.warning("actor %d: %s", answer.actor, text)
             if isinstance(answer, SentRollout) or answer.step is not None:
                 self._works[answer.actor], self._deaths[answer.actor] = True, 0
@@ -129,10 +122,9 @@ class Engine(ABC):
         self._silence.begins(actor)
         self._deaths[actor] += not self._works[actor]
         self._works[actor] = False
-        # Nodes that come and go may take an actor several times. One that has worked can work again.
+        # Preemptible nodes may take an actor several times, but one that has worked can work again.
         proven, deaths = actor in self._proven, self._deaths[actor]
         if deaths >= (MOST_DEATHS_PROVEN if proven else MOST_DEATHS) and not (proven and any(self._works)):
-            when = "in a row at its start, and no actor works any more" if proven else "before it had done anything"
             reason = f": {last_words}" if last_words else ""
-            raise ConfigError(f"actor {actor} died {deaths} times {when}{reason}")
+            raise ConfigError(f"died {deaths} times in a row at its start{reason}", key=f"actor {actor}")
         return Lost(actor, silent_s)

@@ -6,18 +6,25 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from gpusim_rl.distributed.actor import EnvDescription, SentRollout, Stepped, step_of, tensor_of
+from gpusim_rl.distributed.actor import EnvDescription, SentRollout, Stepped, tensor_of
 from gpusim_rl.distributed.engine import Answer, Engine, Lost
 from gpusim_rl.distributed.rollouts import Rollouts
+from gpusim_rl.env import Step
 from gpusim_rl.env.device_env import moved
-from gpusim_rl.learn.remote import Remote
+from gpusim_rl.learn.algorithm import ActorPlace, EnvSpec
+from gpusim_rl.learn.remote import Remote, remote_of
+from gpusim_rl.run.make_learner import make_algorithm
 from gpusim_rl.run.metrics import Metrics
+from gpusim_rl.run.start import SEEDS_APART, RunStart
 
 BACKLOG = 2  # buffers for finished rollouts per actor
 POLL_S = 5e-3  # interval at which freed buffers are noticed [s]
@@ -29,13 +36,13 @@ class _ServedActor:
     """State of an actor in the learner's process."""
 
     number: int
-    remote: Remote  # acts and records: its noise, recurrent state and rollout are of this actor
+    remote: Remote  # with the noise, recurrent state and rollout of this actor
     metrics: Metrics
-    free: deque[list[Tensor]]  # room for rollouts that are finished; without it the actor gets no answer
+    free: deque[list[Tensor]]  # buffers for finished rollouts; without one the actor gets no answer
     alive: bool = False
     obs: dict[str, Tensor] = field(default_factory=dict)
     action: Tensor | None = None
-    ready_since: float | None = None  # since when it has waited for actions; None while it steps
+    ready_since: float | None = None  # begin of the wait for actions; None while it steps
     t: int = 0
     version: int = 0
 
@@ -47,19 +54,12 @@ class InferenceRollouts(Rollouts):
     0, all that wait. It acts with a copy of the weights, never with half-updated ones.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        make_remote: Callable[[int], Remote],
-        *,
-        num_envs: int,
-        device: torch.device,
-        max_batch: int,
-        max_wait_ms: float,
-    ) -> None:
+    def __init__(self, engine: Engine, start: RunStart, seed: int) -> None:
         super().__init__(engine)
-        self._make_remote, self._num_envs, self._device = make_remote, num_envs, device
-        self._max_wait_s, self._max_batch = max_wait_ms / 1000.0, max_batch
+        actors, self._num_envs = start.cfg.actors, start.cfg.num_envs
+        self._start, self._seed, self._device = start, seed, start.device
+        self._max_wait_s = actors.max_wait_ms / 1000.0
+        self._max_batch = min(actors.max_batch or engine.num_actors, engine.num_actors)
         self._actors: list[_ServedActor] = []
         self._finished: queue.SimpleQueue[SentRollout | BaseException] = queue.SimpleQueue()
         self._newest: tuple[int, Mapping[str, Tensor]] | None = None
@@ -78,28 +78,27 @@ class InferenceRollouts(Rollouts):
             self._thread.start()
 
     def _actor(self, number: int) -> _ServedActor:
-        remote = self._make_remote(number)
-        room = [[torch.empty_like(x) for x, _ in remote.recording()] for _ in range(BACKLOG)]
-        return _ServedActor(number, remote, Metrics(self._num_envs, CPU), deque(room))
+        envs, num_envs = self.envs, self._num_envs
+        env = EnvSpec(num_envs, envs.obs_sizes, envs.action_space, envs.steps_between_truncations, images=envs.images)
+        place = ActorPlace(number * num_envs, self.engine.num_actors * num_envs)
+        remote = remote_of(make_algorithm(self._start, env, place, self._seed + (1 + number) * SEEDS_APART))
+        buffers = [[torch.empty_like(x) for x, _ in remote.recording()] for _ in range(BACKLOG)]
+        return _ServedActor(number, remote, Metrics(self._num_envs, CPU), deque(buffers))
 
     def next(self, timeout_s: float) -> SentRollout | None:
-        try:
+        with suppress(queue.Empty):
             rollout = self._finished.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if isinstance(rollout, BaseException):
-            raise rollout
-        return rollout
+            if isinstance(rollout, BaseException):
+                raise rollout
+            return rollout
+        return None
 
     def release(self, rollout: SentRollout) -> None:
         self._actors[rollout.actor].free.append(rollout.place)
 
-    # The thread
-
     def _serve(self) -> None:
         try:
-            early, self._early = self._early, []
-            for answer in early:
+            for answer in self._early:
                 self._take(answer)
             while not self._ended.is_set():
                 for answer in self.engine.get(self._answer_ready()):
@@ -129,8 +128,8 @@ class InferenceRollouts(Rollouts):
             self._version, state = newest
             first, *others = (actor.remote for actor in self._actors)
             first.load_acting_state(state)
-            of_policy = first.algorithm.policy.state_dict().keys()  # which they share
-            if rest := {name: x for name, x in state.items() if name not in of_policy}:
+            shared = first.algorithm.policy.state_dict().keys()
+            if rest := {name: x for name, x in state.items() if name not in shared}:
                 for remote in others:
                     remote.load_acting_state(rest)
         for actor in actors:
@@ -140,9 +139,9 @@ class InferenceRollouts(Rollouts):
                 actor.metrics.begin_rollout()
         remotes = [actor.remote for actor in actors]
         actions = remotes[0].act_together(remotes, [actor.obs for actor in actors])
-        host = torch.cat(actions).cpu()  # the envs are elsewhere: the one copy that this form of acting is made of
+        on_host = torch.cat(actions).cpu()  # waits for the device
         now = time.monotonic()
-        for actor, action, sent in zip(actors, actions, host.split(self._num_envs), strict=True):
+        for actor, action, sent in zip(actors, actions, on_host.split(self._num_envs), strict=True):
             self._waited_s += now - (actor.ready_since or now)
             actor.action, actor.ready_since = action, None
             self.engine.ask_for_step(actor.number, sent.numpy())
@@ -167,12 +166,12 @@ class InferenceRollouts(Rollouts):
         """Record a control step; pass a finished rollout to the learner."""
         actor.ready_since = time.monotonic()
         self.progress = answer.progress or self.progress
-        if answer.step is None:  # it has just begun
+        if answer.step is None:  # first observation
             assert answer.obs is not None
             actor.obs = {group: tensor_of(x).to(self._device) for group, x in answer.obs.items()}
             return
         assert actor.action is not None
-        step, algorithm = step_of(answer.step), actor.remote.algorithm
+        step, algorithm = Step(**tree_map_only(np.ndarray, tensor_of, answer.step)), actor.remote.algorithm
         actor.metrics.record_step(step)
         step = moved(step, self._device)
         algorithm.record(actor.action, step)
@@ -181,22 +180,18 @@ class InferenceRollouts(Rollouts):
         if actor.t == algorithm.horizon:
             actor.t = 0
             actor.metrics.end_rollout()
-            room = actor.free.popleft()
-            for target, (recorded, _) in zip(room, actor.remote.recording(), strict=True):
+            buffers = actor.free.popleft()
+            for target, (recorded, _) in zip(buffers, actor.remote.recording(), strict=True):
                 target.copy_(recorded)
             if self._device.type == "cuda":  # the learner reads it on another stream
                 torch.cuda.current_stream(self._device).synchronize()
-            self._finished.put(SentRollout(actor.number, room, actor.version, actor.metrics.take(), place=room))
+            self._finished.put(SentRollout(actor.number, buffers, actor.version, actor.metrics.take(), place=buffers))
 
     def numbers(self) -> dict[str, float]:
-        now = time.monotonic()
-        alive = sum(actor.alive for actor in self._actors)
-        time_of_all = max(1, alive) * (now - self._since)
-        numbers = {
-            "actors/alive": float(alive),
-            "actors/wait": min(1.0, self._waited_s / time_of_all),
-            "actors/inference_batch": self._answered / max(1, self._batches),
-        }
+        now, alive = time.monotonic(), sum(actor.alive for actor in self._actors)
+        wait = min(1.0, self._waited_s / (max(1, alive) * (now - self._since)))
+        numbers = {"actors/alive": float(alive), "actors/wait": wait}
+        numbers["actors/inference_batch"] = self._answered / max(1, self._batches)
         self._since, self._waited_s, self._batches, self._answered = now, 0.0, 0, 0
         return super().numbers() | numbers
 

@@ -13,7 +13,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -67,52 +67,41 @@ class SharedWeights:
             time.sleep(RETRY_S)
 
 
-# The learner
-
-
 class _Process:
     """Learner's end of an actor process: pipe and rollout buffers."""
 
     def __init__(self, job: ActorJob, weights: SharedMemory) -> None:
-        # A pair of sockets: both ends see when the other one is gone.
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()  # unlike a pipe, each end sees when the other is gone
         self.job, self.memory = job, SharedMemory()
         fds = theirs.fileno(), weights.fd, self.memory.fd
         threads = str(job.config["actors"]["threads"])
         env = importing_the_same(OMP_NUM_THREADS=threads, CUDA_VISIBLE_DEVICES="")
         self.child = Child([sys.executable, "-c", _START, *map(str, fds)], env=env, pass_fds=fds)
         theirs.close()
-        if timeout_s := job.config["actors"]["timeout_s"]:  # for an actor that hangs within a message
+        if timeout_s := job.config["actors"]["timeout_s"]:  # an actor may hang within a message
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", max(1, round(timeout_s)), 0))
         self.connection = Connection(ours.detach())
         self.slots: list[list[Tensor]] = []
-        self._free: list[int] = []  # slots that a rollout may go to
-        self._waiting = 0  # rollouts that were asked for, and have no slot yet
+        self._free: list[int] = []  # slots for rollouts
+        self._waiting = 0  # requested rollouts without a slot
         _send(self.connection, job)
 
     def ask(self, request: str, argument: Any) -> None:
         try:
             _send(self.connection, (request, argument))
-        except BlockingIOError:  # it hangs: a part of the request is there already
+        except BlockingIOError:  # the actor hangs with half of a request
             self.child.kill()
-        except OSError:  # it has died: `get` will notice
+        except OSError:  # the actor has died, which `get` notices
             pass
-
-    def ask_for_rollout(self) -> None:
-        self._waiting += 1
-        self._hand_out()
 
     def lay_out(self, envs: EnvDescription, *, pin: bool) -> None:
         self.slots = _lay_out_slots(self.memory, envs, pin=pin)
-        self._free = list(range(SLOTS))
-        self._hand_out()
+        self.ask_for_rollouts(0, range(SLOTS))
 
-    def release(self, slot: int) -> None:
-        self._free.append(slot)
-        self._hand_out()
-
-    def _hand_out(self) -> None:
+    def ask_for_rollouts(self, count: int, freed: Iterable[int] = ()) -> None:
+        self._waiting += count
+        self._free += freed
         while self._waiting and self._free:
             self._waiting -= 1
             self.ask("rollout", self._free.pop())
@@ -126,7 +115,7 @@ class _Process:
 class ProcessEngine(Engine):
     """Actors in processes of this machine; `pin` registers rollout buffers as pinned memory for CUDA."""
 
-    waits_for = "It makes its envs"
+    waits_for = "It is making its envs"
 
     def __init__(self, jobs: Sequence[ActorJob], *, pin: bool) -> None:
         super().__init__(len(jobs), jobs[0].config["actors"]["timeout_s"])
@@ -138,18 +127,18 @@ class ProcessEngine(Engine):
     def start(self) -> None:
         for actor, job in enumerate(self._jobs):
             self._actors.append(_Process(job, self._weights_memory))
-            self._silence.asked(actor)  # for its envs
+            self._silence.asked(actor)  # it owes its description
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         if self._weights is None:
             self._weights = SharedWeights(self._weights_memory, state)
         self._weights.write(version, state)
 
-    def _ask_for_rollout(self, actor: int) -> None:
-        self._actors[actor].ask_for_rollout()
-
     def _ask(self, actor: int, request: str, argument: Any) -> None:
-        self._actors[actor].ask(request, argument)
+        if request == "rollout":
+            self._actors[actor].ask_for_rollouts(1)
+        else:
+            self._actors[actor].ask(request, argument)
 
     def _get(self, timeout_s: float) -> list[Answer]:
         by_connection = {process.connection: actor for actor, process in enumerate(self._actors)}
@@ -163,7 +152,7 @@ class ProcessEngine(Engine):
         except BlockingIOError:  # within a message
             return self._replace(actor, self._jobs[0].config["actors"]["timeout_s"])
         except (EOFError, OSError, pickle.UnpicklingError):
-            return self._start_again(actor, self._actors[actor].child.last_line())
+            return self._replace(actor, None, process.child.last_line())
         if isinstance(answer, EnvDescription):
             process.lay_out(answer, pin=self._pin)
         elif isinstance(answer, SentRollout):
@@ -172,12 +161,9 @@ class ProcessEngine(Engine):
 
     def release(self, rollout: SentRollout) -> None:
         process, slot = rollout.place
-        process.release(slot)
+        process.ask_for_rollouts(0, [slot])
 
-    def _replace(self, actor: int, silent_s: float) -> Lost:
-        return self._start_again(actor, NO_ANSWER, silent_s)
-
-    def _start_again(self, actor: int, last_words: str, silent_s: float | None = None) -> Lost:
+    def _replace(self, actor: int, silent_s: float | None, last_words: str = NO_ANSWER) -> Lost:
         process = self._actors[actor]
         lost = self._died(actor, last_words, silent_s)
         process.close()
@@ -199,15 +185,11 @@ def _lay_out_slots(memory: SharedMemory, envs: EnvDescription, *, pin: bool = Fa
 
 
 def _send(connection: Connection, message: Any) -> None:
-    # Connection.send would pass tensors on as files of shared memory.
-    connection.send_bytes(pickle.dumps(message))
+    connection.send_bytes(pickle.dumps(message))  # Connection.send passes tensors as files of shared memory
 
 
 def _receive(connection: Connection) -> Any:
     return pickle.loads(connection.recv_bytes())
-
-
-# The process
 
 
 def main(connection_fd: int, weights_fd: int, memory_fd: int) -> None:
@@ -223,10 +205,9 @@ def main(connection_fd: int, weights_fd: int, memory_fd: int) -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    # Envs of other libraries may have threads or processes that would keep this one alive.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code)  # threads or processes of third-party envs would keep this process alive
 
 
 def _hear_learner(connection: Connection) -> Any:
@@ -245,8 +226,7 @@ def _tell_learner(connection: Connection, answer: Answer | Failed) -> None:
 
 def _work(connection: Connection, job: ActorJob, weights_memory: SharedMemory, memory: SharedMemory) -> None:
     actor = Actor(job)
-    weights = SharedWeights(weights_memory, actor.acting_state())
-    envs = actor.describe()
+    weights, envs = SharedWeights(weights_memory, actor.acting_state()), actor.describe()
     slots = _lay_out_slots(memory, envs)
     _tell_learner(connection, envs)
     while True:

@@ -20,15 +20,14 @@ from gpusim_rl.errors import ConfigError, first_line, import_extra
 from gpusim_rl.files.provenance import check_versions
 from gpusim_rl.machine.hardware import available_cpus
 
-REQUIREMENT = "ray[tune]>=2.50,<3"  # pyproject.toml has the same
-
+REQUIREMENT = "ray[tune]>=2.50,<3"  # as in pyproject.toml
 PATIENCE_S = 5.0  # timeout for a cluster at its address [s]
 
 
 def require_ray(needed_by: str, address: str | None = None) -> Any:
     """Import Ray; raise ConfigError if it is missing or has an untested version."""
     if not (address or os.environ.get("RAY_ADDRESS")) and "ray" not in sys.modules:
-        # Ray listens on all addresses of the machine. Who has no token can start nothing in it. Read at import.
+        # Ray listens on all addresses and needs a token against strangers. It reads these variables at import.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray = import_extra("ray", "ray", needed_by)
@@ -40,26 +39,20 @@ def require_ray(needed_by: str, address: str | None = None) -> Any:
 def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1) -> Iterator[Any]:
     """Connect Ray to a cluster, or to a local one that ends with the block.
 
-    Args:
-        needed_by: Command or setting named in errors.
-        address: Address of a cluster; None: RAY_ADDRESS, else a local one.
-        num_cpus: Least number of CPUs that a local cluster hands out.
-
-    Raises:
-        ConfigError: Ray is missing, unreachable or does not start.
+    Without `address`, RAY_ADDRESS is used. `num_cpus` is the least number of CPUs that a local cluster hands out.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     ray = require_ray(needed_by, address)
     if ray.is_initialized():  # by the user's script
         yield ray
         return
-    # What this process can import, those of this machine can. On others the package must be installed.
+    # Processes of this machine import from the same path; elsewhere the package must be installed.
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     quiet["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
     with ExitStack() as stack:
         with warnings.catch_warnings(), same_handler(signal.SIGTERM):
-            warnings.simplefilter("ignore")  # of versions to come
+            warnings.simplefilter("ignore")  # deprecations
             try:
                 if address is None:
                     folder = tempfile.TemporaryDirectory(prefix="gpusim-rl-ray-", ignore_cleanup_errors=True)
@@ -68,11 +61,10 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
                 else:
                     _look_for(address)
                     ray.init(address, **quiet)
-            except Exception as error:  # Ray raises Exception itself where a process of it does not come up
-                problem, advice = f"no Ray cluster at {address}", "ray status there"
-                if address is None:
-                    problem, advice = "Ray has not started on this machine", "again when it is less busy"
-                raise ConfigError(f"{needed_by}: {problem}: {first_line(error)}. Try {advice}") from None
+            except Exception as error:  # ray.init raises bare Exceptions
+                problem = "Ray does not start on this machine" if address is None else f"no Ray cluster at {address}"
+                hint = "Try again when it is less busy" if address is None else "Try ray status there"
+                raise ConfigError(f"{problem}: {first_line(error)}", key=needed_by, hint=hint) from None
         stack.callback(ray.shutdown)
         yield ray
 

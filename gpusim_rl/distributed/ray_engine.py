@@ -13,6 +13,7 @@ from torch import Tensor
 from gpusim_rl.distributed.actor import Actor, ActorJob, Failed, SentRollout, tensor_of
 from gpusim_rl.distributed.engine import NO_ANSWER, Answer, Engine, Lost
 from gpusim_rl.distributed.ray_cluster import ray_cluster
+from gpusim_rl.errors import first_line
 
 STORE = "object_store_memory"
 UP = "up"
@@ -32,21 +33,18 @@ class RemoteActor:
     def call(self, request: str, attempt: int, argument: Any) -> Answer | Failed | None:
         """Handle a request; return errors as answers, since a raised one would restart the actor."""
         try:
-            return self._call(request, attempt, argument)
+            if request == "describe":
+                self._actor = Actor(replace(self._job, attempt=attempt))
+                return self._actor.describe()
+            if self._actor is None:  # Ray has restarted the process
+                return Lost(self._job.number)
+            if request == "rollout":
+                version, weights = argument
+                rollout = self._actor.rollout(version, {name: tensor_of(x) for name, x in weights.items()})
+                return replace(rollout, tensors=[x.numpy() for x in rollout.tensors])
+            return self._actor.do(request, argument)
         except Exception as error:
             return Failed.of(self._job.number, error)
-
-    def _call(self, request: str, attempt: int, argument: Any) -> Answer | None:
-        if request == "describe":
-            self._actor = Actor(replace(self._job, attempt=attempt))
-            return self._actor.describe()
-        if self._actor is None:  # Ray has started the process again
-            return Lost(self._job.number)
-        if request == "rollout":
-            version, weights = argument
-            rollout = self._actor.rollout(version, {name: tensor_of(x) for name, x in weights.items()})
-            return replace(rollout, tensors=[x.numpy() for x in rollout.tensors])
-        return self._actor.do(request, argument)
 
 
 class RayEngine(Engine):
@@ -56,7 +54,7 @@ class RayEngine(Engine):
     Weights are stored once per version. The constructor raises ConfigError without Ray or a cluster at the address.
     """
 
-    waits_for = "It makes its envs, or the cluster has no room: see ray status"
+    waits_for = "It is making its envs, or the cluster has no room: see ray status"
 
     def __init__(self, jobs: Sequence[ActorJob], *, address: str | None) -> None:
         super().__init__(len(jobs), jobs[0].config["actors"]["timeout_s"])
@@ -65,8 +63,8 @@ class RayEngine(Engine):
         cpus = self._threads * len(jobs)
         self._ray = self._stack.enter_context(ray_cluster("actors=ray", address=address, num_cpus=cpus))
         self._actors: list[Any] = []
-        self._attempts = [0] * len(jobs)  # as `ActorJob.attempt`: answers of an actor that is dead count no more
-        self._calls: dict[Any, tuple[int, int]] = {}  # actor and attempt of each call under way
+        self._attempts = [0] * len(jobs)  # `ActorJob.attempt`; answers of earlier attempts are ignored
+        self._calls: dict[Any, tuple[int, int]] = {}  # actor and attempt of each pending call
         self._weights: Any = None
 
     def start(self) -> None:
@@ -76,22 +74,19 @@ class RayEngine(Engine):
             max_task_retries=0,
             runtime_env={"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
         )
-        self._actors = [remote.remote(job) for job in self._jobs]  # each as soon as the cluster has room for it
+        self._actors = [remote.remote(job) for job in self._jobs]  # each starts when the cluster has room
         self._calls = {actor.is_up.remote(): (number, 0) for number, actor in enumerate(self._actors)}
 
     def _ask(self, actor: int, request: str, argument: Any) -> None:
-        attempt = self._attempts[actor]
+        attempt, argument = self._attempts[actor], self._weights if request == "rollout" else argument
         self._calls[self._actors[actor].call.remote(request, attempt, argument)] = actor, attempt
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         self._weights = self._ray.put((version, {name: x.numpy() for name, x in state.items()}))
 
-    def _ask_for_rollout(self, actor: int) -> None:
-        self._ask(actor, "rollout", self._weights)
-
     def _get(self, timeout_s: float) -> list[Answer]:
         calls = [*self._calls]
-        if not calls:  # all wait for the learner; Ray would return at once
+        if not calls:  # all actors wait for the learner; ray.wait would return immediately
             time.sleep(timeout_s)
         ready, _ = self._ray.wait(calls, num_returns=1, timeout=timeout_s)
         if ready:
@@ -100,15 +95,17 @@ class RayEngine(Engine):
 
     def _read(self, call: Any) -> Answer | None:
         actor, attempt = self._calls.pop(call)
+        if attempt != self._attempts[actor]:  # a call of a dead actor
+            return None
         try:
             answer = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            return self._lost(actor, attempt, str(error).strip().partition("\n")[0])
+            return self._restarts(actor, None, first_line(error))
         if isinstance(answer, Lost):
-            return self._lost(actor, attempt, "")
-        if answer is None or attempt != self._attempts[actor]:
+            return self._restarts(actor, None, "")
+        if answer is None:
             return None
-        if answer == UP:  # the cluster has room for it: from here on it makes its envs
+        if answer == UP:  # from here on the actor makes its envs
             self._silence.asked(actor)
             self._ask(actor, "describe", None)
             return None
@@ -116,20 +113,15 @@ class RayEngine(Engine):
             answer = replace(answer, tensors=[tensor_of(x) for x in answer.tensors])
         return self._received(answer)
 
-    def _lost(self, actor: int, attempt: int, last_words: str) -> Answer | None:
-        if attempt != self._attempts[actor]:  # the other calls of an actor that died
-            return None
-        return self._starts_again(actor, last_words)
-
-    def _replace(self, actor: int, silent_s: float) -> Lost:
+    def _replace(self, actor: int, silent_s: float | None) -> Lost:
         self._ray.kill(self._actors[actor], no_restart=False)
-        return self._starts_again(actor, NO_ANSWER, silent_s)
+        return self._restarts(actor, silent_s, NO_ANSWER)
 
-    def _starts_again(self, actor: int, last_words: str, silent_s: float | None = None) -> Lost:
+    def _restarts(self, actor: int, silent_s: float | None, last_words: str) -> Lost:
         """Drop an actor's calls, and wait for its restart by Ray."""
         lost = self._died(actor, last_words, silent_s)
         self._attempts[actor] += 1
-        # Until Ray has started it again, a call that may be made only once fails at once. It is no death.
+        # Calls without retries fail until Ray has restarted the actor, which would look like deaths.
         up = self._actors[actor].is_up.options(max_task_retries=-1).remote()
         self._calls[up] = actor, self._attempts[actor]
         return lost

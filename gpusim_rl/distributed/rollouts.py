@@ -44,9 +44,9 @@ class Rollouts(ABC):
         self.engine = engine
         self.envs: EnvDescription
         self.progress: dict[str, Any] = {}
-        self._restarts = self._lost_rollouts = 0  # since the run began
-        self._continues = [False] * engine.num_actors  # the actor begins from `progress`
-        self._early: list[Answer] = []  # before the learner asked for rollouts
+        self._restarts = self._lost_rollouts = 0  # since the start of the run
+        self._continues = [False] * engine.num_actors  # whether the actor begins at `progress`
+        self._early: list[Answer] = []  # received before the first `publish`
 
     def start(self) -> None:
         """Start the actors; wait for the first one."""
@@ -54,7 +54,7 @@ class Rollouts(ABC):
         began = patience = time.monotonic()
         while True:
             answers = self.engine.get(timeout_s=1.0)
-            self._early += answers  # all of them: several actors may be ready at the same moment
+            self._early += answers  # several actors may be ready at once
             for answer in answers:
                 if isinstance(answer, EnvDescription):
                     self.envs, self.progress = answer, answer.progress
@@ -73,12 +73,11 @@ class Rollouts(ABC):
 
     def _lose(self, lost: Lost, rollouts: int) -> None:
         """Count a lost actor and its lost rollouts."""
-        self._continues[lost.actor] = True  # when it is started again
+        self._continues[lost.actor] = True
         self._restarts += 1
         self._lost_rollouts += rollouts
         how = "died" if lost.silent_s is None else f"was silent for {lost.silent_s:.0f} s (actors.timeout_s)"
-        message = "actor %d %s, and is started again; rollouts lost so far: %d"
-        logger.warning(message, lost.actor, how, self._lost_rollouts)
+        logger.warning("actor %d %s; restarting it (%d rollouts lost so far)", lost.actor, how, self._lost_rollouts)
 
     @abstractmethod
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
@@ -107,14 +106,14 @@ class ActorsRollouts(Rollouts):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._asked = [0] * engine.num_actors  # rollouts that are not here yet
+        self._asked = [0] * engine.num_actors  # pending rollouts
         self._alive = [False] * engine.num_actors
         self._arrived: deque[SentRollout] = deque()
         self._waited_s = self._worked_s = 0.0
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         self.engine.publish(version, state)
-        early, self._early = self._early, []  # the first time: now the actors may begin
+        early, self._early = self._early, []  # with weights, the actors may begin
         for answer in early:
             self._take(answer)
 
@@ -140,7 +139,7 @@ class ActorsRollouts(Rollouts):
             self._begin(actor)
             self._ask(actor)
         elif isinstance(answer, Lost):
-            self._lose(answer, min(1, self._asked[actor]))  # the other one has not begun
+            self._lose(answer, min(1, self._asked[actor]))  # at most one of them has begun
             self._asked[actor], self._alive[actor] = 0, False
         elif isinstance(answer, SentRollout):
             self._asked[actor] -= 1
@@ -159,28 +158,27 @@ class ActorsRollouts(Rollouts):
 class RemoteEnvs(Environment):
     """Description of all actors' envs for the learner, which steps none of them.
 
-    `num_envs` is the number of columns of a batch: envs per actor (`of_actor`) x rollouts per batch.
+    `num_envs` is the number of columns of a batch: envs per actor (`per_actor`) x rollouts per batch.
     """
 
     resumable = False
-    physics_evaluations = 0  # on the learner's device
+    physics_evaluations = 0  # none on the learner's device
 
-    def __init__(self, rollouts: Rollouts, *, num_envs: int, of_actor: int, threads: int) -> None:
+    def __init__(self, rollouts: Rollouts, *, num_envs: int, per_actor: int, threads: int) -> None:
         self.num_envs, self.num_threads, self.device = num_envs, threads, torch.device("cpu")
-        self._rollouts, self._of_actor, envs = rollouts, of_actor, rollouts.envs
+        self._rollouts, self._per_actor, envs = rollouts, per_actor, rollouts.envs
         self.obs_sizes, self.images, self.action_space = dict(envs.obs_sizes), dict(envs.images), envs.action_space
         self.num_actions, self.summary = envs.action_space.size, envs.summary
         self.max_episode_length = envs.max_episode_length
         self.steps_between_truncations = envs.steps_between_truncations
 
     def reset(self) -> Observation:
-        # nobody acts on it
-        numbers = {group: torch.zeros(self._of_actor, size) for group, size in self.obs_sizes.items()}
-        images = {g: torch.zeros(self._of_actor, *x, dtype=torch.uint8) for g, x in self.images.items()}
-        return numbers | images
+        numbers = {group: torch.zeros(self._per_actor, size) for group, size in self.obs_sizes.items()}
+        images = {g: torch.zeros(self._per_actor, *x, dtype=torch.uint8) for g, x in self.images.items()}
+        return numbers | images  # only the shapes are used
 
     def step(self, action: Tensor) -> Step:
-        raise NotImplementedError  # actors step their envs
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         return self._rollouts.progress
@@ -210,13 +208,13 @@ class InFlight:
         first = not self._pinned
         if first:
             self._pinned = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for name, x in state.items()}
-        if self._leaving is not None:  # the host is an update ahead: no further
+        if self._leaving is not None:  # the host may be one update ahead
             self._leaving[0].synchronize()
             self.poll()
         for name, x in state.items():
             self._pinned[name].copy_(x, non_blocking=True)
         self._leaving = (self._event(), version)
-        if first:  # the actors wait for them
+        if first:  # the actors wait for the first weights
             self._leaving[0].synchronize()
         self.poll()
 
@@ -254,14 +252,14 @@ class ActorsCollector(Collector):
         self.num_actors, self._rollouts = rollouts.engine.num_actors, rollouts
         self._num_rollouts = cfg.actors.rollouts or max(1, self.num_actors // 2)
         self._in_flight = InFlight(rollouts, start.device)
-        self._version = 0  # updates since the run was started
-        self._lags: list[int] = []  # of this log interval
+        self._version = 0  # updates since the start of this process
+        self._lags: list[int] = []  # in this log interval
         self._dropped = 0
         columns = cfg.num_envs * self._num_rollouts
-        env = RemoteEnvs(rollouts, num_envs=columns, of_actor=cfg.num_envs, threads=cfg.actors.threads)
+        env = RemoteEnvs(rollouts, num_envs=columns, per_actor=cfg.num_envs, threads=cfg.actors.threads)
         obs = {group: value.to(start.device) for group, value in env.reset().items()}
         spec = env_spec(start, env)
-        longest = min(spec.max_episode_length, cfg.algorithm.horizon)  # the next rollout is of another actor
+        longest = min(spec.max_episode_length, cfg.algorithm.horizon)  # the next rollout may be another actor's
         algorithm = make_algorithm(start, dataclasses.replace(spec, max_episode_length=longest))
         self._remote = remote_of(algorithm)
         use_cpus(start, columns)
@@ -288,7 +286,7 @@ class ActorsCollector(Collector):
             if rollout is None:
                 if time.monotonic() - waiting_since > PATIENCE_S:
                     waiting_since = time.monotonic()
-                    logger.warning("no actor has sent a rollout for %.0f s", PATIENCE_S)
+                    logger.warning("no rollout from any actor for %.0f s", PATIENCE_S)
                 continue
             lag = self._version - rollout.version
             if lag <= self._remote.max_policy_lag:
@@ -306,10 +304,6 @@ class ActorsCollector(Collector):
     def numbers(self) -> Row:
         lags, dropped = self._lags, self._dropped
         self._lags, self._dropped = [], 0
-        return {
-            "policy/lag_min": min(lags),
-            "policy/lag_mean": sum(lags) / len(lags),
-            "policy/lag_max": max(lags),
-            "policy/dropped": dropped / (dropped + len(lags)),
-            **self._rollouts.numbers(),
-        }
+        policy = {"lag_min": min(lags), "lag_mean": sum(lags) / len(lags), "lag_max": max(lags)}
+        policy["dropped"] = dropped / (dropped + len(lags))
+        return {f"policy/{name}": value for name, value in policy.items()} | self._rollouts.numbers()

@@ -18,15 +18,18 @@ class SharedMemory:
     """Anonymous file that is freed with its last process; `fd` can be passed on, None makes a new file."""
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = _anonymous_file() if fd is None else fd
+        if fd is None:
+            linux = hasattr(os, "memfd_create")
+            fd = os.memfd_create("gpusim_rl") if linux else os.dup(tempfile.TemporaryFile().fileno())  # noqa: SIM115
+        self.fd = fd
         self._pinned: list[Tensor] = []
 
     def lay_out(self, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], *, pin: bool = False) -> list[Tensor]:
         """Map tensors of these shapes and types, the same in all processes; `pin` registers them with CUDA."""
-        places, end = [], 0
+        spans, end = [], 0
         for shape, dtype in shapes:
-            places.append(end)
             size = torch.Size(shape).numel() * dtype.itemsize
+            spans.append(slice(end, end + size))
             end += -(-size // ALIGNMENT) * ALIGNMENT
         if os.fstat(self.fd).st_size < end:
             os.ftruncate(self.fd, end)
@@ -35,23 +38,13 @@ class SharedMemory:
             cuda: Any = torch.cuda.cudart()
             torch.cuda.check_error(cuda.cudaHostRegister(whole.data_ptr(), end, 0))
             self._pinned.append(whole)
-        return [
-            whole[place : place + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
-            for place, (shape, dtype) in zip(places, shapes, strict=True)
-        ]
+        return [whole[span].view(dtype).view(shape) for span, (shape, dtype) in zip(spans, shapes, strict=True)]
 
     def close(self) -> None:
         """Release the file; mapped tensors stay valid."""
         for whole in self._pinned:
-            torch.cuda.synchronize()  # a copy from it may be under way
+            torch.cuda.synchronize()  # copies may be under way
             cuda: Any = torch.cuda.cudart()
             torch.cuda.check_error(cuda.cudaHostUnregister(whole.data_ptr()))
         self._pinned.clear()
         os.close(self.fd)
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):  # Linux
-        return os.memfd_create("gpusim_rl")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

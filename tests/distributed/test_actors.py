@@ -209,9 +209,8 @@ class _Local(Engine):
 
     def start(self) -> None: ...
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None: ...
-    def _ask_for_rollout(self, actor: int) -> None: ...
     def _ask(self, actor: int, request: str, argument: Any) -> None: ...
-    def _replace(self, actor: int, silent_s: float) -> Lost:
+    def _replace(self, actor: int, silent_s: float | None) -> Lost:
         return Lost(actor, silent_s)
 
     def _get(self, timeout_s: float) -> list[Any]:
@@ -269,7 +268,7 @@ def test_actors_that_are_ready_at_the_same_moment_are_all_asked() -> None:
         def _get(self, timeout_s: float) -> list[Any]:
             return ready.pop()
 
-        def _ask_for_rollout(self, actor: int) -> None:
+        def _ask(self, actor: int, request: str, argument: Any) -> None:
             asked.append(actor)
 
     recorded = ActorsRollouts(Ready(1 + others))
@@ -325,7 +324,7 @@ def test_an_actor_that_dies_costs_its_rollouts_and_is_started_again(training) ->
     it.wait_for(lambda: int(it.rows()[-1]["iteration"]) > before + 20)
     row = it.rows()[-1]
     assert 1 <= float(row["actors/lost_rollouts"]) <= 2 and killed.pid not in [actor.pid for actor in it.actors()]
-    assert "died, and is started again" in it.end()
+    assert "died; restarting it" in it.end()
     assert load(the_run(it.folder / "runs") / "checkpoints" / "last.pt")["iteration"] == int(it.rows()[-1]["iteration"])
 
 
@@ -408,8 +407,8 @@ def test_a_warning_of_an_actor_is_told_once_by_the_learner(
     words += (f"actors={engine}", f"actors.inference={inference}", "num_actors=2", "num_envs=2", "max_iterations=8")
     done = run_here(ROOT / "train.py", *words, "actors.rollouts=2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    [told] = [text for record in caplog.records if "step() returned a NaN" in (text := record.getMessage())]
-    assert re.match(r"actor [01]: nan_envs.make: step\(\) returned a NaN .*\(reward of env [01]\)", told), told
+    [line] = [text for record in caplog.records if "returned NaN" in (text := record.getMessage())]
+    assert re.match(r"actor [01]: nan_envs.make: .*\(reward of env [01]\)", line), line
 
 
 @pytest.mark.slow
@@ -419,17 +418,17 @@ def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) ->
     )
     broken = ("task=Gymnasium", "env._target_=my_envs.make", "algo=impala", "actors=process", "num_actors=1")
     done = train(tmp_path, *broken, check=False)
-    assert done.returncode == 2 and "actor 0 died 3 times" in done.stderr and "bad luck" in done.stderr, done.stderr
+    assert done.returncode == 2 and "actor 0: died 3 times" in done.stderr and "bad luck" in done.stderr, done.stderr
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["num_actors=2"], "num_actors=2 has no effect without actors. Try num_actors=null, or actors=process"),
-        (["actors=process"], "algo=ppo learns only from what its newest policy has done. Try algo=impala"),
-        (["actors=process", "algo=impala", "multi_gpu=true"], "actors send to one learner. Try multi_gpu=false"),
-        (["actors=process", "algo=impala", "sim_device=cuda"], "sim_device=cuda with actors=process"),
+        (["num_actors=2"], "num_actors=2"),
+        (["actors=process"], "algo=ppo learns only"),
+        (["actors=process", "algo=impala", "multi_gpu=true"], "multi_gpu=false"),
+        (["actors=process", "algo=impala", "sim_device=cuda"], "sim_device=cuda"),
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, typed: list[str], told: str) -> None:
@@ -495,6 +494,5 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch, address):
     monkeypatch.setattr(ray_cluster, "_look_for", str)
     with pytest.raises(ConfigError) as error, ray_cluster.ray_cluster("actors=ray", address=address):
         pass
-    place = "no Ray cluster at localhost:1" if address else "Ray has not started on this machine"
-    said = f"actors=ray: {place}: The current node timed out during startup. This could happen because. Try "
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+    assert error.value.key == "actors=ray" and "\n" not in str(error.value)
+    assert ("localhost:1" if address else "this machine") in error.value.problem
