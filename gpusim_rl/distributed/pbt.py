@@ -7,6 +7,7 @@ checkpoint with other settings.
 from __future__ import annotations
 
 import functools
+import os
 import random
 import re
 from collections.abc import Mapping
@@ -15,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from gpusim_rl.distributed.search import Space
-from gpusim_rl.distributed.tuning import Study, write_table
+from gpusim_rl.distributed.tuning import csv_text
 from gpusim_rl.errors import warn
-from gpusim_rl.files.safe_open import load_yaml
+from gpusim_rl.files.safe_open import load_yaml, open_file
 
 FACTOR = (1.1, 1.5)  # range of the factor or divisor of a logarithmic value
 SHARE = (0.1, 0.3)  # step of other values, as a fraction of their range
-TABLE = "population.csv"
-INTERVAL = "interval "  # prefix of the study's attributes that hold table rows
+TABLE = "population.csv"  # a row per interval of a trial, again if a trial repeats an interval
+LONGEST_ROW = 65_536  # [bytes]
 
 
 def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -> dict[str, Any]:
@@ -30,16 +31,15 @@ def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -
     near = dict(settings)
     for key, allowed in space.items():
         up = chance.choice((-1, 1))
-        if "choices" in allowed:
-            place = allowed["choices"].index(settings[key]) + up
-            near[key] = allowed["choices"][min(max(place, 0), len(allowed["choices"]) - 1)]
+        if choices := allowed.get("choices"):
+            near[key] = choices[min(max(choices.index(settings[key]) + up, 0), len(choices) - 1)]
             continue
         low, high = allowed["low"], allowed["high"]
         if allowed.get("log"):
             value = settings[key] * chance.uniform(*FACTOR) ** up
         else:
             value = settings[key] + up * chance.uniform(*SHARE) * (high - low)
-        if isinstance(low, int) and isinstance(high, int):  # by one at least
+        if isinstance(low, int) and isinstance(high, int):  # move by at least one
             value = max(round(value), settings[key] + 1) if up > 0 else min(round(value), settings[key] - 1)
         near[key] = min(max(value, low), high)
     return near
@@ -50,12 +50,11 @@ def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
     from gpusim_rl.files.checkpoint_file import is_whole  # torch
 
     files = [file for file in trial.glob("2*/checkpoints/[0-9]*.pt") if re.fullmatch("[0-9]{1,18}", file.stem)]
-    # The names of run folders begin with a time.
-    for file in sorted(files, key=lambda file: (file.parts[-3], int(file.stem)), reverse=True):
+    for file in sorted(files, key=lambda file: (file.parts[-3], int(file.stem)), reverse=True):  # run, iteration
         if int(file.stem) < iterations:
             if is_whole(file):
                 return file
-            warn(f"{file} is left out: it is damaged")
+            warn(f"{file}: skipped, because it is damaged")
     return None
 
 
@@ -72,12 +71,14 @@ def settings_of(run: Path, space: Space) -> dict[str, Any] | None:
         settings = {key: functools.reduce(lambda node, name: node[name], key.split("."), config) for key in space}
         if all(is_within(value, space[key]) for key, value in settings.items()):
             return settings
-    warn(f"{run} is left out: its settings are not of this space")
+    warn(f"{run}: skipped, because its settings are outside of the search space")
     return None
 
 
-def add_row(study: Study, row: Mapping[str, Any]) -> None:
-    """Add an interval of a trial to the study and the table."""
-    study.trials.set_user_attr(f"{INTERVAL}{row['trial']} {row['iteration']}", dict(row))
-    rows = [row for name, row in study.trials.user_attrs.items() if name.startswith(INTERVAL)]
-    write_table(study.search.folder / TABLE, sorted(rows, key=lambda row: (row["iteration"], row["trial"])))
+def add_row(folder: Path, row: Mapping[str, Any]) -> None:
+    """Append a row to the table of a study, after removing one that a full disk cut off."""
+    with open_file(folder / TABLE, "ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - LONGEST_ROW))
+        whole = file.truncate(end - len(file.read().rpartition(b"\n")[2]))
+        file.write(csv_text([row], header=whole == 0))

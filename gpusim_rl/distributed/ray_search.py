@@ -41,8 +41,8 @@ def tune(search: Search) -> list[str]:
         study = Study(replace(search, folder=search.folder.absolute()))
         with open_file(study.search.folder / "ray.lock", "ab") as file:
             if not lock(file):  # Ray Tune numbers its trials by itself
-                place = study.search.folder
-                raise ConfigError(f"{place}: another command searches there. Try study=<another>, or wait for its end")
+                hint = "Try study=<another>, or wait for its end"
+                raise ConfigError("another command searches here", key=str(study.search.folder), hint=hint)
             if study.num_ended < search.cfg.trials:
                 _fit(study, ray.cluster_resources())
         table = study.search.folder / pbt.TABLE
@@ -51,40 +51,35 @@ def tune(search: Search) -> list[str]:
 
 def _fit(study: Study, cluster: Mapping[str, float]) -> None:
     """Run the remaining trials; add each to the study when it ends."""
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    quiet = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_PRINT_ALL_TRIAL_ERRORS": "0", "RAY_AIR_NEW_OUTPUT": "0"}
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
     from ray import tune as ray_tune
     from ray.tune.search.basic_variant import BasicVariantGenerator
 
     search = study.search
     numbers, checkpoints, known = _trials_left(study)
-    resources = trial_resources(search, cluster)
+    resources, settings = trial_resources(search, cluster), BasicVariantGenerator(points_to_evaluate=known)
+    objective: dict[str, Any] = {"metric": OBJECTIVE, "mode": "max", "num_samples": len(numbers)}
     tuner = ray_tune.Tuner(
         ray_tune.with_resources(_trainable(ray_tune, search, numbers, checkpoints, resources["cpu"]), resources),
         param_space={key: _domain(ray_tune, allowed) for key, allowed in search.space.items()},
-        tune_config=ray_tune.TuneConfig(
-            metric=OBJECTIVE,
-            mode="max",
-            num_samples=len(numbers),
-            scheduler=make_scheduler(search),
-            search_alg=BasicVariantGenerator(points_to_evaluate=known),
-        ),
+        tune_config=ray_tune.TuneConfig(scheduler=make_scheduler(search), search_alg=settings, **objective),
         run_config=ray_tune.RunConfig(
             name=time.strftime("%Y-%m-%d_%H-%M-%S"),
             storage_path=str(search.folder / "ray"),
             callbacks=[_listener(ray_tune, study, numbers)],
             failure_config=ray_tune.FailureConfig(max_failures=RESTARTS if search.cfg.method == "pbt" else 0),
-            # A run writes one itself. Ray Tune would ask for another one at the end, and wait for it.
+            # Runs write their last checkpoint themselves.
             checkpoint_config=ray_tune.CheckpointConfig(checkpoint_at_end=False),
             verbose=0,
         ),
     )
     with warnings.catch_warnings(), same_handler(signal.SIGINT):
-        warnings.simplefilter("ignore")  # that a trial could take over the process of another one
+        warnings.simplefilter("ignore")  # Ray Tune recommends to reuse processes
         tuner.fit()
     if study.num_ended < search.cfg.trials:
-        raise KeyboardInterrupt  # Ray Tune returns as if it were done
+        raise KeyboardInterrupt  # Ray Tune swallows it
 
 
 def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[str, Any]]]:
@@ -109,7 +104,7 @@ def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, f
         return math.floor(1000 / math.ceil(together / count)) / 1000 if count < together else 1.0
 
     resources = {"cpu": share(cluster.get("CPU", 1.0))}
-    if cluster.get("GPU") and search.device != "cpu":  # else Ray hides them
+    if cluster.get("GPU") and search.device != "cpu":  # Ray hides GPUs that are not requested
         resources["gpu"] = share(cluster["GPU"])
     return resources
 
@@ -127,15 +122,10 @@ def make_scheduler(search: Search) -> Any:
     """Make Ray Tune's scheduler."""
     from ray.tune import schedulers
 
-    if search.cfg.method == "asha":
-        return schedulers.ASHAScheduler(
-            time_attr="iteration",
-            max_t=search.iterations,
-            grace_period=search.cfg.grace,
-            reduction_factor=search.cfg.reduction,
-            stop_last_trials=False,  # they end by themselves, with a checkpoint
-        )
-    space, chance = search.space, random.Random()
+    cfg, space, chance = search.cfg, search.space, random.Random()
+    if cfg.method == "asha":
+        sizes = {"max_t": search.iterations, "grace_period": cfg.grace, "reduction_factor": cfg.reduction}
+        return schedulers.ASHAScheduler("iteration", stop_last_trials=False, **sizes)  # the last ones save and end
 
     class Together(schedulers.PopulationBasedTraining):  # type: ignore[reportUntypedBaseClass]
         """Population whose trials never pause: each has its own CPUs."""
@@ -146,7 +136,7 @@ def make_scheduler(search: Search) -> Any:
 
     return Together(
         time_attr="interval_end",
-        perturbation_interval=search.cfg.grace,
+        perturbation_interval=cfg.grace,
         custom_explore_fn=lambda settings: pbt.explored(settings, space, chance),
         log_config=False,
     )
@@ -156,8 +146,12 @@ def _trainable(
     ray_tune: Any, search: Search, numbers: Sequence[int], checkpoints: Mapping[int, Path], cpus: float
 ) -> Any:
     """Make Ray Tune's trainable, which follows a run row by row."""
-    cwd = os.getcwd()  # Ray's processes are elsewhere
-    grace = search.cfg.grace if search.cfg.method == "pbt" else search.iterations + 1
+    cwd = os.getcwd()  # Ray's processes have another one
+    grace, common = search.iterations + 1, list[str]()
+    env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}  # trials share CPUs as under torchrun
+    if search.cfg.method == "pbt":
+        grace, env[SAVE_ALL] = search.cfg.grace, "1"
+        common = [f"log.checkpoint_interval={grace}", "log.keep=0"]
 
     class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
         """Trial whose run begins with the first step, when its checkpoint is known."""
@@ -174,11 +168,12 @@ def _trainable(
 
         def step(self) -> dict[str, Any]:
             if self._trial_run is None:
-                self._trial_run = _start(search, self._number, self.config, self._checkpoint, cpus, cwd)
+                words = common if self._checkpoint is None else [*common, f"checkpoint={self._checkpoint}"]
+                self._trial_run = TrialRun(search, self._number, self.config, *words, cwd=cwd, **env)
                 self._rows = self._trial_run.rows()
             row = next(self._rows, None)
             if row is None:
-                raise TrialFailedError(f"no {OBJECTIVE} was told")
+                raise TrialFailedError(f"no {OBJECTIVE} was logged")
             run, (iteration, value) = self._trial_run, row
             done = iteration >= search.iterations
             result = {"number": self._number, "run": run.folder, "iteration": iteration, OBJECTIVE: value, "done": done}
@@ -200,7 +195,7 @@ def _trainable(
 
             file = Path(Path(checkpoint_dir, POINTER).read_text())
             parent = int(file.parents[2].name.rpartition(".")[2])
-            if parent == self._number or not is_whole(file):  # it was lost, or nothing can be copied
+            if parent == self._number or not is_whole(file):  # restart, or damaged checkpoint of another trial
                 file, parent = pbt.newest_checkpoint(search.runs_of(self._number), search.iterations), self._number
             self._begin_from(parent, file)
 
@@ -211,18 +206,6 @@ def _trainable(
     return RemoteTrial
 
 
-def _start(
-    search: Search, number: int, settings: dict[str, Any], checkpoint: Path | None, cpus: float, cwd: str
-) -> TrialRun:
-    """Start the run of a trial; trials of a machine share CPUs like torchrun's processes."""
-    words = [] if checkpoint is None else [f"checkpoint={checkpoint}"]
-    env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}
-    if search.cfg.method == "pbt":
-        env[SAVE_ALL] = "1"
-        words += [f"log.checkpoint_interval={search.cfg.grace}", "log.keep=0"]
-    return TrialRun(search, number, settings, *words, cwd=cwd, env=env)
-
-
 def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
     """Make Ray Tune's callback, which adds intervals and ended trials to the study."""
     search = study.search
@@ -231,29 +214,27 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
         return numbers[int(trial.trial_id.rpartition("_")[2])]
 
     def reason(trial: Any) -> str:
-        text = Path(trial.error_file).read_text().strip() if trial.error_file else "it was lost"
+        text = Path(trial.error_file).read_text().strip() if trial.error_file else "lost"
         return text.splitlines()[-1].rpartition(f"{TrialFailedError.__name__}: ")[2]
 
     class Listener(ray_tune.Callback):  # type: ignore[reportUntypedBaseClass]
-        def on_trial_result(
-            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-        ) -> None:
+        def on_trial_result(self, *, result: dict[str, Any], **info: Any) -> None:
             if "parent" not in result:
                 return
             row = {"trial": result["number"], "iteration": result["iteration"], "score": result[OBJECTIVE]}
             row |= {name: result[name] for name in ("since", "parent", "run")}
-            with suppress(OSError, ConfigError), database_errors(search):  # a full disk: the trials go on
-                pbt.add_row(study, row | {key: result["config"][key] for key in search.space})
-            copied = "" if row["parent"] == row["trial"] else f", after a copy of trial {row['parent']}"
+            with suppress(OSError, ConfigError):  # a full disk does not end the trials
+                pbt.add_row(search.folder, row | {key: result["config"][key] for key in search.space})
+            copied = "" if row["parent"] == row["trial"] else f", copied from trial {row['parent']}"
             say(f"iteration {row['iteration']}  trial {row['trial']}  {row['score']:.5g}{copied}", file=sys.stderr)
 
-        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            warn(f"trial {number(trial)} ended ({reason(trial)}): it goes on from its last checkpoint")
+        def on_trial_recover(self, *, trial: Any, **info: Any) -> None:
+            warn(f"trial {number(trial)} ended ({reason(trial)}); resuming from its last checkpoint")
 
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        def on_trial_complete(self, *, trial: Any, **info: Any) -> None:
             _add(study, trial.config, trial.last_result)
 
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        def on_trial_error(self, *, trial: Any, **info: Any) -> None:
             last = trial.last_result or {}
             _add(study, trial.config, {"number": number(trial), **last, "failed": reason(trial)})
 
@@ -265,16 +246,10 @@ def _add(study: Study, settings: Mapping[str, Any], result: Mapping[str, Any]) -
     trials: Any = study.optuna.trial
     value, states = result.get(OBJECTIVE), trials.TrialState
     state = states.COMPLETE if result.get("iteration", 0) >= study.search.iterations else states.PRUNED
-    if "failed" in result or value is None:
-        state = states.FAIL
-    study.trials.add_trial(
-        trials.create_trial(
-            state=state,
-            value=None if state == states.FAIL else value,
-            params=dict(settings),
-            distributions=study.distributions(),
-            user_attrs={name: result[name] for name in ("number", "run", "failed") if name in result},
-            intermediate_values={} if value is None else {int(result["iteration"]): value},
-        )
-    )
+    state = states.FAIL if "failed" in result or value is None else state
+    fields: dict[str, Any] = {"params": dict(settings), "distributions": study.distributions()}
+    fields["user_attrs"] = {name: result[name] for name in ("number", "run", "failed") if name in result}
+    fields["intermediate_values"] = {} if value is None else {int(result["iteration"]): value}
+    value = None if state == states.FAIL else value
+    study.trials.add_trial(trials.create_trial(state=state, value=value, **fields))
     study.say_ended(-1)

@@ -31,27 +31,27 @@ class SearchConfig:
     """Settings of a search; other keys of its command line are settings of the trainings."""
 
     method: Literal["optuna", "asha", "pbt"] = "optuna"
-    trials: Count = 20  # in the whole study; with pbt all of them learn side by side
-    pruner: Literal["hyperband", "median", "none"] = "hyperband"  # what stops hopeless trials with optuna
-    # Iterations before asha may stop a trial, and between two changes with pbt. 0 = a ninth of the training
+    trials: Count = 20  # size of the study; with pbt all trials run at once
+    pruner: Literal["hyperband", "median", "none"] = "hyperband"  # optuna: early stopping
+    # Iterations before asha may stop a trial, or between two changes of pbt. 0: a ninth of the training
     grace: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)] = 0
-    reduction: Annotated[float, Rule("a number above 1", lambda value: value > 1)] = 3.0  # one of so many goes on: asha
-    study: str = ""  # name; searches of one name in one folder are one
-    space: str = ""  # file; empty = that of the algorithm
-    stall_s: Positive = 600.0  # a trial without a new row of metrics for so long is stopped [s]
+    reduction: Annotated[float, Rule("a number above 1", lambda value: value > 1)] = 3.0  # asha: 1 of so many continues
+    study: str = ""  # name; a search with the same name and folder continues the study
+    space: str = ""  # file; empty: space of the algorithm
+    stall_s: Positive = 600.0  # time limit for a new row of metrics [s]
 
 
 @dataclass(frozen=True)
 class Search:
     """Search as requested by the user."""
 
-    cfg: SearchConfig  # with `study` and `grace` in place of their defaults
+    cfg: SearchConfig  # with resolved `study` and `grace`
     space: Space
-    overrides: Sequence[str]  # that all trials share, as typed behind `train.py`
+    overrides: Sequence[str]  # of `train.py`, shared by all trials
     config_dir: Path | None  # -cd
     device: str  # setting of the trainings
-    iterations: int  # of a trial that is not stopped
-    folder: Path  # of the database and the tables; run folders are next to it
+    iterations: int  # max_iterations
+    folder: Path  # database and tables; run folders are next to it
 
     def runs_of(self, number: int) -> Path:
         """Return the folder of a trial's run folders."""
@@ -76,28 +76,28 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
 
     for word in words:
         if "=" not in word:
-            raise ConfigError(f"cannot read {word!r}: expected key=value")
+            raise ConfigError(expected="key=value", got=word)
     fields = {field.name: field.type for field in dataclasses.fields(SearchConfig)}
     overrides = [word for word in words if key_of(word) not in fields]
-    of_training = {field.name for field in dataclasses.fields(RunConfig)}
-    for key in map(key_of, overrides):  # a misspelt setting of the search would get no good hint from the training
-        if "." not in key and key not in of_training and (near := closest(key, list(fields), 0.75)):
-            raise ConfigError(f"unknown key {key!r}. Did you mean {near!r}?")
+    run_fields = {field.name for field in dataclasses.fields(RunConfig)}
+    for key in map(key_of, overrides):  # suggest settings of the search, which the trainings do not know
+        if "." not in key and key not in run_fields and (near := closest(key, list(fields), 0.75)):
+            raise ConfigError(f"unknown key {key!r}", hint=f"Did you mean {near!r}?")
     texts = {key_of(word): value_of(word) for word in words if key_of(word) in fields}
     cfg = build(SearchConfig, {key: text if fields[key] == "str" else number(text) for key, text in texts.items()})
     config = compose(overrides, config_dir)
     algo, iterations = check_settings(config)["algo"], int(config["max_iterations"])
     if cfg.grace > iterations:
-        raise ConfigError(f"grace must not be above max_iterations={iterations}, got {cfg.grace}")
+        raise ConfigError(key="grace", expected=f"at most max_iterations={iterations}", got=cfg.grace)
     grace = cfg.grace or max(1, iterations // 9)
-    if cfg.method == "pbt":  # a change needs a row of metrics and a checkpoint
+    if cfg.method == "pbt":  # changes need a row of metrics and a checkpoint
         grace = -(-grace // config["log"]["interval"]) * config["log"]["interval"]
     task = next((value_of(word) for word in overrides if key_of(word) == "task"), "Cartpole")
     study = cfg.study or f"{task}-{algo}{'' if cfg.method == 'optuna' else f'-{cfg.method}'}"
     if study in tasks(config_dir, outside=True):
-        raise ConfigError(f"study={study} is the name of a task, whose runs are in that folder. Try study={study}-1")
+        raise ConfigError("name of a task with runs in that folder", key=f"study={study}", hint=f"Try study={study}-1")
     if not re.fullmatch(r"[\w-][\w.-]*", study):
-        raise ConfigError(f"study must be a folder name of A-Z a-z 0-9 . _ -, got {study!r}")
+        raise ConfigError(key="study", expected="a folder name of A-Z a-z 0-9 . _ -", got=study)
     space = _read_space(cfg.space, algo, overrides, config_dir)
     if cfg.method == "pbt":
         _refuse_structure(space, config["algo"])
@@ -116,21 +116,20 @@ def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path
     """Read a space; check both ends of every setting."""
     file = Path(name) if name else SPACES / f"{algo}.yaml"
     if not file.is_file():
-        problem = f"space={file}: there is no such file" if name else f"there is no space for {algo}"
-        raise ConfigError(f"{problem}. Try space=<yaml>, such as {paths.from_here(SPACES / 'ppo.yaml')}")
+        hint = f"Try space=<yaml>, such as {paths.from_here(SPACES / 'ppo.yaml')}"
+        raise ConfigError("no such file" if name else f"no search space for {algo}", key=f"space={file}", hint=hint)
     space = read_yaml(file)
     if not space:
-        raise ConfigError(f"{file}: expected settings with low and high, or choices")
+        raise ConfigError(key=str(file), expected="settings with low and high, or choices", got=space)
     for key, allowed in space.items():
         section = key.partition(".")[0]
         if section in ALGORITHMS and section != algo:
-            problem = f"{key} is a setting of algo={section}, and algo={algo} is trained"
-            raise ConfigError(f"{file}: {problem}. Try algo={section}")
+            raise ConfigError(f"not a setting of algo={algo}", key=f"{file}: {key}", hint=f"Try algo={section}")
         for end in _ends(allowed, f"{file}: {key}"):
             try:
                 check_settings(compose([*overrides, f"{key}={end}"], config_dir))
             except ConfigError as error:
-                raise ConfigError(f"{file}: {error}") from None
+                raise error.within(str(file)) from None
     return space
 
 
@@ -142,7 +141,7 @@ def _refuse_structure(space: Space, algo: Mapping[str, Any]) -> None:
     fixed = ["num_envs", *(f"{algo['name']}.{name}" for name in declarations(config).structure)]
     for key in space:
         if any(f"{key}.".startswith(f"{name}.") for name in fixed):
-            raise ConfigError(f"method=pbt: {key} cannot change from one checkpoint to the next. Try method=asha")
+            raise ConfigError(f"{key} cannot change between checkpoints", key="method=pbt", hint="Try method=asha")
 
 
 def _ends(allowed: Any, where: str) -> list[Any]:
@@ -154,5 +153,5 @@ def _ends(allowed: Any, where: str) -> list[Any]:
         case {"low": int() | float() as low, "high": int() | float() as high, **others} if others.keys() <= {"log"}:
             if low < high and (low > 0 or not others.get("log")):
                 return [low, high]
-            raise ConfigError(f"{where}: low must be below high, and above 0 with log: true, got {allowed}")
-    raise ConfigError(f"{where}: expected {{low: a, high: b}}, or {{choices: [a, b]}}, got {allowed}")
+            raise ConfigError(key=where, expected="low < high, and low > 0 with log: true", got=allowed)
+    raise ConfigError(key=where, expected="{low: a, high: b} or {choices: [a, b]}", got=allowed)

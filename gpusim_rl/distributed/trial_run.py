@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from gpusim_rl.distributed.search import Search
 
 OBJECTIVE = "episode/return"  # objective of a search: mean return of the last 100 training episodes at the end of a run
+LOG_NAME = "{:04d}.log"  # output of a trial, in the folder of the study
 POLL_S = 0.2
 
 
@@ -29,33 +29,11 @@ class TrialFailedError(Exception):
     """A run ended with an error, logged nothing for `stall_s`, or has no finite return."""
 
 
-def command_of(search: Search, chosen: Mapping[str, Any]) -> str:
-    """Return the command that repeats a trial."""
-    return shlex.join(["python", "train.py", *search.overrides, *(f"{key}={value}" for key, value in chosen.items())])
-
-
-def log_name(number: int) -> str:
-    """Return the name of a trial's log in the folder of the study."""
-    return f"{number:04d}.log"
-
-
 class TrialRun:
-    """Training of a trial, started by the constructor.
-
-    Args:
-        chosen: Settings of the trial, by key.
-        more: Overrides for this run only.
-        env: Additional environment variables.
-    """
+    """Training of a trial with the settings `chosen`, the overrides `more` and the additional variables `env`."""
 
     def __init__(
-        self,
-        search: Search,
-        number: int,
-        chosen: Mapping[str, Any],
-        *more: str,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
+        self, search: Search, number: int, chosen: Mapping[str, Any], *more: str, cwd: str = ".", **env: str
     ) -> None:
         grouped = any(key_of(word) == "wandb_group" for word in search.overrides)
         group = [] if grouped else [f"wandb_group={search.cfg.study}"]
@@ -64,10 +42,10 @@ class TrialRun:
         place = [f"experiment={runs.name}", f"log.dir={quote(str(runs.parent))}", "log.console=quiet"]
         words = [*user, *search.overrides, *(f"{key}={value}" for key, value in chosen.items()), *group, *more, *place]
         self._search, self._runs = search, runs
-        self._before = set(runs.glob("2*"))  # of earlier starts of this trial
-        printed = open_file(search.folder / log_name(number), "ab+")
+        self._before = set(runs.glob("2*"))  # run folders of earlier starts
+        printed = open_file(search.folder / LOG_NAME.format(number), "ab+")
         command = [sys.executable, str(paths.train_file()), *words]
-        self._child = Child(command, printed=printed, cwd=cwd, env={**os.environ, **(env or {})})
+        self._child = Child(command, printed=printed, cwd=cwd, env={**os.environ, **env})
 
     @property
     def running(self) -> bool:
@@ -88,10 +66,10 @@ class TrialRun:
             rows = _rows(Path(self.folder) / "metrics.csv") if self.folder else []
             for row in rows[seen:]:
                 if running and int(float(row["iteration"])) >= self._search.iterations:
-                    break  # it writes its checkpoint
+                    break  # the run is still writing its checkpoint
                 seen += 1
                 self._child.heard()
-                if row.get(OBJECTIVE):  # an episode has ended
+                if row.get(OBJECTIVE):  # empty until an episode has ended
                     value = float(row[OBJECTIVE])
                     if not math.isfinite(value):
                         raise TrialFailedError(f"{OBJECTIVE} is {value}")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusim_rl.distributed.search import Search
-from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun, command_of, log_name
+from gpusim_rl.distributed.trial_run import LOG_NAME, OBJECTIVE, TrialFailedError, TrialRun
 from gpusim_rl.errors import ConfigError, first_line, import_extra, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import lock, open_file, replacing
@@ -77,8 +77,8 @@ def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
         cause = error.__cause__ or error
         cause = getattr(cause, "orig", None) or cause
         problem = repr(cause) if isinstance(cause, LookupError) else first_line(cause)
-        advice = f"Try the same command, which continues with what there is, or study={search.cfg.study}-1"
-        raise ConfigError(f"{search.folder / DATABASE}: {problem}. {advice}") from None
+        hint = f"Try the same command, which resumes the study, or study={search.cfg.study}-1"
+        raise ConfigError(problem, key=str(search.folder / DATABASE), hint=hint) from None
 
 
 def _run(study: Study, trial: Any) -> float:
@@ -95,7 +95,7 @@ def _run(study: Study, trial: Any) -> float:
         run.end()
         trial.set_user_attr("run", run.folder)
     if newest is None:
-        raise TrialFailedError(f"no {OBJECTIVE} was told")
+        raise TrialFailedError(f"no {OBJECTIVE} was logged")
     return newest
 
 
@@ -108,13 +108,13 @@ class Study:
     def __init__(self, search: Search) -> None:
         self.search, self.optuna = search, import_extra("optuna", "tune", "tools/tune.py")
         optuna: Any = self.optuna
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings have tracebacks of what Ctrl-C has ended
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings have tracebacks of interrupted trials
         search.refuse_links()
         search.folder.mkdir(parents=True, exist_ok=True)
         _check_files(search.folder / DATABASE)
         engine = {"creator": partial(_connect, search.folder / DATABASE)}
         with open_file(search.folder / "study.lock", "ab") as file, database_errors(search, *FOREIGN):
-            while not lock(file):  # Optuna's tables cannot be made by two processes at once
+            while not lock(file):  # only one process may create Optuna's tables
                 time.sleep(0.05)
             _check_schema(search.folder / DATABASE)
             self.trials: Any = optuna.create_study(
@@ -122,13 +122,13 @@ class Study:
                 storage=optuna.storages.RDBStorage(f"sqlite:///{DATABASE}", engine),
                 load_if_exists=True,
                 direction="maximize",
-                sampler=optuna.samplers.TPESampler(),  # another seed in each process: they must not try the same
+                sampler=optuna.samplers.TPESampler(),  # unseeded: processes must not draw the same settings
                 pruner=self._pruner(),
             )
             self._refuse_other_search()
             self._check_trials()
-        ended, folder = f"{self.num_ended} of {search.cfg.trials}", paths.from_here(search.folder)
-        say(f"{search.cfg.study}: {ended} trials have ended; {folder} has their logs", file=sys.stderr)
+        progress, logs = f"{self.num_ended}/{search.cfg.trials} trials", paths.from_here(search.folder)
+        say(f"{search.cfg.study}: {progress} have ended, logs in {logs}", file=sys.stderr)
 
     def _pruner(self) -> Any:
         pruners: Any = self.optuna.pruners
@@ -143,7 +143,7 @@ class Study:
         """Refuse another method, space or training."""
         search, cfg = self.search, self.search.cfg
         now: dict[str, Any] = {"method": cfg.method}
-        if cfg.method == "pbt":  # a population keeps its size
+        if cfg.method == "pbt":  # populations have a fixed size
             now |= {"trials": cfg.trials, "grace": cfg.grace}
         now |= {key_of(word): value_of(word) for word in search.overrides if not key_of(word).startswith(MAY_DIFFER)}
         now |= {f"space of {key}": dict(allowed) for key, allowed in search.space.items()}
@@ -153,7 +153,7 @@ class Study:
         for key in {**before, **now} if before else ():
             if before.get(key) != now.get(key):
                 was, got = (f"{key}={about[key]}" if key in about else f"no {key}" for about in (before, now))
-                raise ConfigError(f"study={cfg.study} has {was}, got {got}. Try study={cfg.study}-1")
+                raise ConfigError(f"has {was}, not {got}", key=f"study={cfg.study}", hint=f"Try study={cfg.study}-1")
 
     def _check_trials(self) -> None:
         """Refuse trials that no search writes, on which Optuna or the report would fail."""
@@ -162,7 +162,7 @@ class Study:
             complete, waits = trial.state.name == "COMPLETE", trial.state.name == "WAITING"
             strange = any(kinds.get(key, kind) != kind for key, kind in trial.distributions.items())
             if waits or strange or (complete and not isinstance(trial.value, float)):
-                raise ValueError(f"trial {trial.number} is not of this search")
+                raise ValueError(f"trial {trial.number} does not belong to this search")
 
     def distributions(self) -> dict[str, Any]:
         """Return the space as Optuna's distributions."""
@@ -198,24 +198,25 @@ class Study:
         rows = [
             {"trial": number_of(trial), "state": _state(trial), OBJECTIVE: trial.value}
             | {key: trial.params.get(key) for key in search.space}
-            | {"run": self._run_of(trial), "log": log_name(number_of(trial))}
+            | {"run": self._run_of(trial), "log": LOG_NAME.format(number_of(trial))}
             for trial in trials
         ]
-        write_table(search.folder / "trials.csv", rows)
-        unknown = {"running": "running or killed"}  # by other commands
-        counts = (f"{count} {unknown.get(state, state)}" for state, count in Counter(map(_state, trials)).items())
+        with replacing(search.folder / "trials.csv") as table:
+            table.write(csv_text(rows))
+        names = {"running": "running or killed"}
+        counts = (f"{count} {names.get(state, state)}" for state, count in Counter(map(_state, trials)).items())
         lines = [f"{search.cfg.study}: {', '.join(counts)}"]
         complete = [trial for trial in trials if _state(trial) == "complete"]
         if not complete:
-            return [*lines, f"no trial was completed; {paths.from_here(search.folder)} has what each printed"]
+            return [*lines, f"no trial was completed; see their logs in {paths.from_here(search.folder)}"]
         complete.sort(key=lambda trial: trial.value, reverse=True)
         for trial in complete[:5]:
             settings = (f"{key}={f'{it:.4g}' if isinstance(it, float) else it}" for key, it in trial.params.items())
             lines.append(f"  {trial.value:10.5g}  trial {number_of(trial)}  {'  '.join(settings)}")
         lines.append("best:")
-        if search.cfg.method != "pbt":  # whose settings have changed
-            best = {key: value for key, value in complete[0].params.items() if key in search.space}
-            lines.append(f"  {command_of(search, best)}")
+        if search.cfg.method != "pbt":  # pbt changes settings during the run
+            best = (f"{key}={value}" for key, value in complete[0].params.items() if key in search.space)
+            lines.append(f"  {shlex.join(['python', 'train.py', *search.overrides, *best])}")
         if run := self._run_of(complete[0]):
             lines.append(f"  python tools/play.py {shlex.quote(str(paths.from_here(Path(run))))}")
         lines.append(f"table: {paths.from_here(search.folder / 'trials.csv')}")
@@ -236,15 +237,15 @@ def _check_files(file: Path) -> None:
     with open_file(file, "ab+") as database:  # no link, pipe or second name
         database.seek(18)
         if database.read(1) == b"\2":
-            raise ConfigError(f"{file} is in WAL mode, as no search writes it. Try PRAGMA journal_mode=DELETE")
-    for other in (f"{file}-wal", f"{file}-shm"):  # SQLite would write to them, whatever they are
+            raise ConfigError("unexpected WAL mode", key=str(file), hint="Try PRAGMA journal_mode=DELETE")
+    for other in (f"{file}-wal", f"{file}-shm"):  # SQLite would write to them
         if os.path.lexists(other):
-            raise ConfigError(f"{other} is no file of a search. Try removing it")
+            raise ConfigError("not a file of a search", key=other, hint="Try removing it")
     if os.path.lexists(f"{file}-journal"):
         with open_file(Path(f"{file}-journal"), "ab+") as journal:
             journal.seek(max(0, journal.seek(0, 2) - len(SUPER_JOURNAL)))
             if journal.read() == SUPER_JOURNAL:
-                raise ConfigError(f"{file}-journal names another file. Try removing it")
+                raise ConfigError("names another file", key=f"{file}-journal", hint="Try removing it")
 
 
 def _connect(file: Path) -> sqlite3.Connection:
@@ -259,17 +260,17 @@ def _check_schema(file: Path) -> None:
     query = "SELECT name FROM sqlite_master WHERE NOT (sql GLOB ? OR sql GLOB ? OR sql GLOB ?)"
     with closing(_connect(file)) as connection:  # not read-only: it rolls back what a killed search has left
         if found := connection.execute(query, kinds).fetchone():
-            raise ValueError(f"{found[0]} is no table of numbers and text")
+            raise ValueError(f"{found[0]} is not a plain table")
 
 
-def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows of the same columns as csv."""
+def csv_text(rows: Sequence[Mapping[str, Any]], header: bool = True) -> bytes:
+    """Format rows of the same columns as csv."""
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
-    writer.writeheader()
+    if header:
+        writer.writeheader()
     writer.writerows(rows)
-    with replacing(file) as target:
-        target.write(text.getvalue().encode())
+    return text.getvalue().encode()
 
 
 def number_of(trial: Any) -> int:

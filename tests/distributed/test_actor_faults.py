@@ -175,7 +175,7 @@ def test_an_actor_that_hangs_or_dies_is_replaced(kind: str) -> None:
         engine.ask_for_rollout(0)
         lost = until_lost(engine)
         assert lost.silent_s is not None and 2.0 <= lost.silent_s < 10.0
-        for _ in range(MOST_DEATHS - 1):  # at its start: one that has worked may die more often
+        for _ in range(MOST_DEATHS - 1 if kind == "process" else 0):  # Ray retries a start without telling
             while not (pids := actor_processes(kind)) or pid in pids:
                 time.sleep(0.01)  # the next one has no command line yet
             os.kill(pid := pids[0], signal.SIGKILL)

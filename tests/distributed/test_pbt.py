@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +20,6 @@ from unittest.mock import Mock
 import numpy as np
 import psutil
 import pytest
-from optuna.exceptions import StorageInternalError
-from sqlalchemy.exc import OperationalError
 
 from gpusim_rl.distributed import pbt
 from gpusim_rl.distributed.pbt import add_row, explored, newest_checkpoint, settings_of
@@ -104,22 +101,23 @@ def test_trials_that_learn_together_share_what_there_is() -> None:
 # Files
 
 
-def test_an_interval_that_was_repeated_counts_once(tmp_path: Path) -> None:
-    study = Study(replace(search_of({}, tmp_path / "poles"), cfg=SearchConfig(study="poles")))
-    for iteration, score in ((8, 3.0), (4, 1.0), (4, 2.0)):
-        add_row(study, {"trial": 0, "iteration": iteration, "score": score, "since": 0, "parent": 0})
-    with (tmp_path / "poles" / "population.csv").open(newline="") as table:
-        assert [(row["iteration"], row["score"]) for row in csv.DictReader(table)] == [("4", "2.0"), ("8", "3.0")]
+def test_a_row_cut_off_by_a_full_disk_is_removed(tmp_path: Path) -> None:
+    for cut in (0, 3):
+        for iteration in (4, 8):
+            add_row(tmp_path, {"trial": 0, "iteration": iteration, "score": "1,5"})
+        with (tmp_path / "population.csv").open("r+b") as table:
+            table.truncate(len(table.read()) - cut)
+    add_row(tmp_path, {"trial": 0, "iteration": 12, "score": 2.0})
+    with (tmp_path / "population.csv").open(newline="") as table:
+        rows = [(row["iteration"], row["score"]) for row in csv.DictReader(table)]
+    assert rows == [("4", "1,5"), ("8", "1,5"), ("4", "1,5"), ("12", "2.0")]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "no space"), StorageInternalError(), OperationalError("", None, None)])
-def test_a_row_that_cannot_be_written_ends_no_trial(
-    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_does_not_end_a_trial(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     study = Study(search_of({}, tmp_path / "poles"))
-    monkeypatch.setattr(pbt, "add_row", Mock(side_effect=error))
+    monkeypatch.setattr(pbt, "add_row", Mock(side_effect=OSError(28, "no space")))
     result = {"trial": 0, "number": 0, "iteration": 4, OBJECTIVE: 1.0, "since": 0, "parent": 0, "run": "", "config": {}}
-    _listener(SimpleNamespace(Callback=object), study, [0]).on_trial_result(1, [], None, result)
+    _listener(SimpleNamespace(Callback=object), study, [0]).on_trial_result(result=result)
     assert pbt.add_row.called and "iteration 4  trial 0" in capsys.readouterr().err
 
 
@@ -266,7 +264,7 @@ def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path:
     torn.write_bytes(torn.read_bytes()[:1000])  # also others may be copying it
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0 and "Traceback" not in err, err
-    assert f"trial {trial} ended (SIGKILL): it goes on from its last checkpoint" in err
+    assert f"trial {trial} ended (SIGKILL); resuming" in err
     assert [row["state"] for row in table_of(tmp_path, "trials.csv")] == ["complete"] * 4, err
     for row in table_of(tmp_path, "trials.csv"):
         assert load(Path(row["run"]) / "checkpoints" / "last.pt")["iteration"] == 200
@@ -289,7 +287,7 @@ def test_a_trial_that_stalls_goes_on_from_its_last_checkpoint(tmp_path: Path) ->
     os.kill(process_of(runs_of(tmp_path, 1)[-1]), signal.SIGSTOP)
     _, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
-    assert re.search(r"trial 1 ended \(.*no row of metrics for 20 s\): it goes on", err), err
+    assert re.search(r"trial 1 ended \(.*no row of metrics for 20 s\); resuming", err), err
     assert [row["state"] for row in table_of(tmp_path, "trials.csv")] == ["complete"] * 2
 
 
@@ -309,7 +307,7 @@ def test_a_population_that_is_stopped_goes_on(tmp_path: Path) -> None:
         before[trial] = load(runs[trial][-1] / "checkpoints" / "last.pt")["iteration"]
         assert before[trial] == int(read_csv(runs[trial][-1])[-1]["iteration"]) < 200  # all that it has done
     other = start(tmp_path, "max_iterations=200", "trials=5")
-    assert "study=poles has trials=4, got trials=5" in other.communicate(timeout=100)[1] and other.returncode == 2
+    assert "study=poles: has trials=4, not trials=5" in other.communicate(timeout=100)[1] and other.returncode == 2
     again = start(tmp_path, "max_iterations=200")
     out, err = again.communicate(timeout=500)
     assert again.returncode == 0 and "4 complete" in out, err

@@ -80,7 +80,7 @@ def test_an_actor_that_is_lost_comes_back(training: Training, number: signal.Sig
         times.append(training.wait_for(lambda lost=lost: training.number("actors/restarts") == lost))
     training.wait_for(lambda: training.number("actors/alive") == 2)
     rollouts, said = training.number("actors/lost_rollouts"), training.end()
-    assert said.count("was silent for" if hangs else "died, and is started again") == count and rollouts <= count
+    assert said.count("was silent for" if hangs else "died; restarting it") == count and rollouts <= count
     record(
         "An actor hangs" if hangs else "Working actors are killed",
         f"{number.name} to one of two actors, again and again" + ", `actors.timeout_s=3`" * hangs,
