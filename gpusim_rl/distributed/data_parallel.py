@@ -104,31 +104,31 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
     count = int(os.environ.get("WORLD_SIZE", "1")) if started else 1
     if cfg.test or not cfg.multi_gpu:
         if count > 1:
-            setting, advice = ("test=true", "python train.py") if cfg.test else ("multi_gpu=false", "multi_gpu=true")
-            raise ConfigError(f"{setting}, and torchrun has started {count} processes. Try {advice}")
+            key, hint = ("test=true", "Try python train.py") if cfg.test else ("multi_gpu=false", "Try multi_gpu=true")
+            raise ConfigError(f"torchrun has started {count} processes", key=key, hint=hint)
         yield ALONE
         return
     if not started:
         run = f"checkpoint={cfg.checkpoint}" if cfg.checkpoint else f"task={spec.task_class.__name__}"
-        advice = f"torchrun --nproc-per-node=2 train.py {shlex.quote(run)} multi_gpu=true, or multi_gpu=false"
-        raise ConfigError(f"multi_gpu=true: torchrun must start the processes. Try {advice}")
+        hint = f"Try torchrun --nproc-per-node=2 train.py {shlex.quote(run)} multi_gpu=true, or multi_gpu=false"
+        raise ConfigError("torchrun must start the processes", key="multi_gpu=true", hint=hint)
     if not declarations(type(cfg.algorithm)).data_parallel:
-        raise ConfigError(f"multi_gpu=true: algo={cfg.algo} learns in one process only. Try multi_gpu=false")
+        raise ConfigError(f"algo={cfg.algo} is not data parallel", key="multi_gpu=true", hint="Try multi_gpu=false")
     on_cuda = _choose_gpu(cfg)
     heartbeat = Heartbeat(_connect("nccl" if on_cuda else "gloo"), int(os.environ["RANK"]), count, cfg.lost_after_s)
     try:
         processes = Processes()
-        _check_equal(processes, spec)  # behind it all have begun to beat
+        _check_equal(processes, spec)  # also a barrier: afterwards all processes beat
         with heartbeat:
             yield processes
     except RuntimeError as error:
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
         if not heartbeat.over:
-            say(f"process {os.environ['RANK']} of {count} ends: it has lost another one", file=sys.stderr)
+            say(f"process {os.environ['RANK']} of {count} ends: lost another process", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
-        with suppress(RuntimeError):  # others may be gone
+        with suppress(RuntimeError):  # other processes may be gone
             distributed.destroy_process_group()
 
 
@@ -173,13 +173,14 @@ def _choose_gpu(cfg: RunConfig) -> bool:
     """Assign each process of a machine a GPU; return whether the learner is on it."""
     for key in ("device", "sim_device", "rl_device"):
         if ":" in (device := getattr(cfg, key) or ""):
-            raise ConfigError(f"{key}={device} with multi_gpu=true: each process takes a GPU. Try {key}=cuda")
+            hint = f"With multi_gpu=true each process takes a GPU. Try {key}=cuda"
+            raise ConfigError("fixed GPU", key=f"{key}={device}", hint=hint)
     if "cpu" in (cfg.rl_device, cfg.rl_device or cfg.device) or not torch.cuda.is_available():
         return False
     gpus, local, here = torch.cuda.device_count(), *(int(os.environ[f"LOCAL_{key}"]) for key in ("RANK", "WORLD_SIZE"))
     if here > gpus:
         problem = f"torchrun has started {here} processes on a machine with {gpus} GPU{'s' if gpus > 1 else ''}"
-        raise ConfigError(f"{problem}. Try torchrun --nproc-per-node={gpus}, or device=cpu")
+        raise ConfigError(problem, hint=f"Try torchrun --nproc-per-node={gpus}, or device=cpu")
     torch.cuda.set_device(local)
     return True
 
@@ -194,17 +195,17 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
             break
     problem = processes.share(problem)
     if problem is not None:
-        raise ConfigError(f"the processes of torchrun have different settings: {problem}. Try the same command for all")
+        raise ConfigError(f"processes have different settings: {problem}", hint="Try the same command for all")
 
 
 def continued(arguments: list[str]) -> list[str]:
     """Return a torchrun process's command line; after a restart it continues the run from its checkpoint, if any."""
     store = _agent_store()
-    sweep = {"-m", "--multirun"} & {*arguments}  # which run of it was lost is not known
+    sweep = {"-m", "--multirun"} & {*arguments}  # the lost run of a sweep is unknown
     if store is None or sweep or not store.check([RUN_DIR]):
         return arguments
     run = store.get(RUN_DIR).decode()
-    if not Path(run, "checkpoints", "last.pt").is_file():  # it was lost before its first checkpoint: begin anew
+    if not Path(run, "checkpoints", "last.pt").is_file():
         return arguments
     return [*(text for text in arguments if not text.startswith("checkpoint=")), f"checkpoint={run}"]
 

@@ -21,8 +21,7 @@ from gpusim_rl.errors import say
 
 BEATS = 30  # beats within the time after which a process counts as lost
 FIRST = 3  # head start of the process that reports the loss [beats]
-LEFT, ENDS = "left", "ends"
-"""Last signs of life: of a process that is done, and of one that has found another one lost. An error gives none."""
+LEFT, ENDS = "left", "ends"  # final beats: of a process that is done, and of one that reports a loss
 
 _WATCH = """
 import os, select, signal, sys
@@ -55,14 +54,14 @@ class Heartbeat:
     def __init__(self, store: Store, rank: int, size: int, lost_after_s: float) -> None:
         self.over = False
         self._store, self._rank = store, rank
-        self._period_s, self._time = lost_after_s / BEATS, f"for {lost_after_s:g} s (lost_after_s)"
+        self._period_s, self._period_text = lost_after_s / BEATS, f"for {lost_after_s:g} s (lost_after_s)"
         self._keys = [f"beat_{number}" for number in range(size)]
-        self._name, self._of = f"(pid {os.getpid()} on {socket.gethostname()})", f"process {rank} of {size}"
-        self._beats = 0  # that the store has answered
+        self._name, self._who = f"(pid {os.getpid()} on {socket.gethostname()})", f"process {rank} of {size}"
+        self._beats = 0  # answered by the store
         self._failed = False
         self._left = threading.Event()
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._beat, self._watch)]
-        self._tell()
+        self._send_beat()
 
     def __enter__(self) -> Heartbeat:
         for thread in self._threads:
@@ -73,9 +72,9 @@ class Heartbeat:
         self._failed = kind is not None
         self._left.set()
         for thread in self._threads:
-            thread.join(self._period_s)  # no longer: it may wait for the store
+            thread.join(self._period_s)  # a thread may block on the store
 
-    def _tell(self) -> None:
+    def _send_beat(self) -> None:
         self._store.set(self._keys[self._rank], f"{self._beats} {self._name}")
 
     def _beat(self) -> None:
@@ -84,32 +83,32 @@ class Heartbeat:
         Timeouts count own beats instead of time, so that a process that was stopped blames nobody when it resumes.
         """
         before, missed = [""] * len(self._keys), [0] * len(self._keys)
-        with suppress(RuntimeError):  # a store that is gone is seen by `_watch`
+        with suppress(RuntimeError):  # `_watch` notices a lost store
             while not self._left.wait(self._period_s):
-                self._tell()
-                heard = [value.decode() for value in self._store.multi_get(self._keys)]
+                self._send_beat()
+                beats = [value.decode() for value in self._store.multi_get(self._keys)]
                 self._beats += 1
-                if ENDS in heard:
+                if ENDS in beats:
                     self._end()
-                for rank, (last, now) in enumerate(zip(before, heard, strict=True)):
+                for rank, (last, now) in enumerate(zip(before, beats, strict=True)):
                     missed[rank] = missed[rank] + 1 if now == last != LEFT else 0
-                before = heard
-                lost = [rank for rank, number in enumerate(missed) if number >= BEATS + FIRST]  # nobody has killed it
-                # The first that lives tells it; the others only where that one does not.
-                first = min(rank for rank, last in enumerate(heard) if rank not in lost and last != LEFT)
+                before = beats
+                lost = [rank for rank, number in enumerate(missed) if number >= BEATS + FIRST]  # after its own watchdog
+                # The first live process reports the loss; the others only if it does not.
+                first = min(rank for rank, last in enumerate(beats) if rank not in lost and last != LEFT)
                 if lost and (self._rank == first or max(missed) >= BEATS + 2 * FIRST):
                     self._store.set(self._keys[self._rank], ENDS)
-                    names = ", ".join(f"process {rank} {heard[rank].partition(' ')[2]}" for rank in lost)
+                    names = ", ".join(f"process {rank} {beats[rank].partition(' ')[2]}" for rank in lost)
                     self._end(f"no sign of life of {names}")
             if not self._failed:
                 self._store.set(self._keys[self._rank], LEFT)
 
     def _watch(self) -> None:
         """End the process if the store does not answer, and keep the watchdog from killing it meanwhile."""
-        problem = f"error: {self._of} {self._name} did not run {self._time}: it is killed\n"
+        problem = f"error: {self._who} {self._name} did not run {self._period_text}: it is killed\n"
         words = [str(os.getpid()), str(BEATS), str(self._period_s), problem]
         before, missed = 0, 0
-        enough = BEATS if os.environ["LOCAL_RANK"] == "0" else BEATS + FIRST  # one process of a machine tells it
+        enough = BEATS if os.environ["LOCAL_RANK"] == "0" else BEATS + FIRST  # one report per machine
         with subprocess.Popen([sys.executable, "-ISc", _WATCH, *words], stdin=subprocess.PIPE, bufsize=0) as watch:
             assert watch.stdin is not None
             while not self._left.wait(self._period_s):
@@ -123,6 +122,6 @@ class Heartbeat:
         """End the process, after the others had time to see it."""
         self.over = True
         if problem is not None:
-            say(f"error: {problem} {self._time}: {self._of} ends", file=sys.stderr)
+            say(f"error: {problem} {self._period_text}: {self._who} ends", file=sys.stderr)
         time.sleep((1 if problem is None else 2) * self._period_s)
         os._exit(1)

@@ -21,7 +21,7 @@ class Silence:
         self._owed = [0] * num_actors
         self._silent_s = [0.0] * num_actors
         self._first = [True] * num_actors
-        self._took_s = [0.0] * num_actors  # the last answer; a long one counts for some more
+        self._took_s = [0.0] * num_actors  # duration of the last answer; long ones decay
 
     def begins(self, actor: int) -> None:
         """Reset an actor that was restarted or has made its envs."""
@@ -33,7 +33,7 @@ class Silence:
 
     def answered(self, actor: int) -> None:
         """Record an answer."""
-        self._took_s[actor] = max(self._silent_s[actor], self._took_s[actor] / 2)  # the first one has compiled
+        self._took_s[actor] = max(self._silent_s[actor], self._took_s[actor] / 2)  # the first one compiles
         self._owed[actor], self._silent_s[actor], self._first[actor] = self._owed[actor] - 1, 0.0, False
 
     def look(self) -> list[tuple[int, float]]:

@@ -153,7 +153,7 @@ def test_settings_that_are_a_plain_dataclass_have_the_defaults(folder: Path, mon
     with pytest.raises(ConfigError, match=r"does not fit this configuration: search\.horizon: saved 32, now 16"):
         make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=3, search={"horizon": 16}, trust=True))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    with pytest.raises(ConfigError, match=r"multi_gpu=true: algo=search learns in one process only"):
+    with pytest.raises(ConfigError, match=r"multi_gpu=true: algo=search is not data parallel"):
         joined(prepare("Cartpole", config_dir="my_cfg", algo="search", multi_gpu=True)).__enter__()
 
 
