@@ -30,13 +30,13 @@ LIBRARIES = {
     "rl_games": ("rl_games", "rl-games~=1.6"),
     "sb3": ("stable_baselines3", "stable-baselines3~=2.9"),
 }
-"""Import name and tested versions of each library, keyed by our module name."""
+"""Import name and tested versions, by our module name."""
 
 _MODULES = {"RlGamesEnv": "rl_games", "RslRlEnv": "rsl_rl", "Sb3Env": "sb3", "SkrlEnv": "skrl"}
 
 
 def require_library(name: str, needed_by: str) -> None:
-    """Raise ConfigError unless a library of `LIBRARIES` is installed in a tested version."""
+    """Raise ConfigError unless a library is installed in a tested version."""
     module, requirement = LIBRARIES[name]
     import_optional(module, requirement, needed_by)
     check_versions(needed_by, [requirement])

@@ -1,4 +1,4 @@
-"""Validation of single third-party envs: results conform to their spaces, errors become one line."""
+"""Validation of single third-party envs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gpusim_rl.errors import TaskError, UserError, described, first_line, is_out_of_memory, on_one_line
 
 END_INFO = "gpusim_rl.end"
-"""Info key of the numbers at the end of an episode: pairs, which no vector env merges by type."""
+"""Info key of the numbers at an episode's end: pairs, which no vector env merges by type."""
 HANGS_S = 600.0  # timeout of a step or reset of envs in subprocesses [s]
 MOST_NUMBERS = 50  # most numbers logged per episode end
 LONGEST_NAME = 60
@@ -73,7 +73,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException:
-    """Convert an exception from a call of envs into a one-line error; our own errors pass through."""
+    """Convert an exception of envs into a one-line error; our own errors pass through."""
     if isinstance(error, UserError) or is_out_of_memory(error):
         wrapped = error.args[0] if error.args else None  # AsyncVectorEnv raises TaskError(TaskError(...))
         return wrapped if isinstance(wrapped, UserError) else error
@@ -86,7 +86,7 @@ def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException
 
 
 def returned(error: Exception, name: str, call: str) -> TaskError:
-    """Return the one-line error for results that do not match their spaces."""
+    """Make the one-line error for results that do not match their spaces."""
     reason = f"an observation without {error}" if isinstance(error, KeyError) else first_line(error)
     return TaskError(f"{call} returned {on_one_line(reason)}", key=name)
 
@@ -99,7 +99,7 @@ def _items(result: Any, count: int, names: str) -> tuple[Any, ...]:
 
 
 def conform(space: Space[Any], obs: Any) -> Any:
-    """Copy an observation of one env into the layout of its space; drop unknown keys of a dict.
+    """Copy an observation into the layout of its space; drop unknown keys of a dict.
 
     Raises KeyError, TypeError or ValueError if it is not of the space; box bounds are not checked.
     """
@@ -154,7 +154,7 @@ def _flag(value: Any, what: str) -> bool:
 
 
 def numbers_of(info: Any) -> Iterator[tuple[str, float]]:
-    """Return the first `MOST_NUMBERS` finite numbers and flags of an info; nested ones are named `<key>/<name>`."""
+    """Return the first finite numbers and flags of an info; nested ones are named `<key>/<name>`."""
     return islice(_all_numbers(info), MOST_NUMBERS)
 
 

@@ -102,7 +102,7 @@ class GymnasiumEnv(Environment):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
-        """Make the envs of the settings; raise ConfigError if they are unknown or not supported."""
+        """Make the envs of the settings."""
         if cfg.cfg or cfg.physics is not None:
             key = "env.cfg" if cfg.cfg else "env.physics"
             raise ConfigError("no effect with task=Gymnasium", key=key, hint="Try env.kwargs, or task=IsaacLab")
@@ -120,7 +120,7 @@ class GymnasiumEnv(Environment):
         return cls(envs, seed=first_seed(seed), max_episode_steps=cfg.max_episode_steps)
 
     def reset(self) -> Observation:
-        """Begin an episode in every env; raise TaskError for invalid or non-finite observations."""
+        """Begin an episode in every env; raise TaskError for invalid observations."""
         self._resetting[:] = False
         self._steps[:] = 0
         obs = self._flat(self._call("reset", seed=self._seed)[0], "reset()", self.num_envs)
@@ -131,8 +131,8 @@ class GymnasiumEnv(Environment):
     def step(self, action: Tensor) -> Step:
         """Advance all envs by one control step and reset those whose episode ended.
 
-        Actions [num_envs, num_actions] are int64 indices from 0, or in [-1, 1] for a box; they are clamped and scaled
-        to its bounds, without which they pass through. Raises TaskError for an invalid result.
+        Actions [num_envs, num_actions] are int64 indices from 0, or in [-1, 1] for a box, clamped and scaled to its
+        bounds (unbounded dimensions pass through). Raises TaskError for an invalid result.
         """
         require_shape(action, self.num_envs, self.num_actions)
         chosen = action.detach().cpu().numpy()
@@ -201,7 +201,6 @@ class GymnasiumEnv(Environment):
         self._repeated_ends = ends
 
     def _end_at_limit(self, ended: Array, truncated: Array) -> None:
-        """Truncate episodes at the user's time limit."""
         self._steps += ~self._resetting
         if self._limit is None or not _any(over := (self._steps >= self._limit) & ~ended & ~self._resetting):
             return
@@ -296,7 +295,7 @@ class GymnasiumEnv(Environment):
         logger.warning(message, self.name, " and ".join(bad), env)
 
     def render(self) -> list[Array]:
-        """Return a picture of each env, for envs made with `render_mode="rgb_array"`; else raise ConfigError."""
+        """Return a picture of each env, made with `render_mode="rgb_array"`."""
         try:
             pictures = [np.asarray(picture) for picture in self._envs.render() or ()]
         except Exception as error:  # of an env or its renderer
@@ -306,7 +305,7 @@ class GymnasiumEnv(Environment):
         return pictures
 
     def close(self) -> None:
-        """Close the envs; log errors of their own as one line."""
+        """Close the envs; their errors become one-line warnings."""
         try:
             if not self._failed:
                 self._envs.close()
@@ -319,9 +318,9 @@ class GymnasiumEnv(Environment):
 
 
 def first_seed(seed: int) -> int:
-    """Return the first env's seed; the other envs' seeds follow it.
+    """Return the first env's seed, which the other envs' seeds follow.
 
-    Spread by multiples of the golden ratio: 1,000 consecutive seeds share no env seed at 100,000 envs each.
+    Multiples of the golden ratio: 1,000 consecutive seeds share no env seed at 100,000 envs each.
     """
     return seed * _GOLDEN % _SEEDS
 
@@ -331,7 +330,7 @@ _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
 
 
 def _final(infos: Mapping[str, Any]) -> Any:
-    """Return last observations by the key of Gymnasium 1.0 or of earlier versions; None without either."""
+    """Return last observations by the key of Gymnasium 1.0 or of earlier versions."""
     return infos.get("final_obs", infos.get("final_observation"))
 
 

@@ -73,7 +73,7 @@ class TaskVectorEnv(VectorEnv):
     def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode in every env, or in those of the mask `options["reset_mask"]`, bool [num_envs].
 
-        Return observations [num_envs, size] and an empty dict. Of a list of seeds only the first is used.
+        Returns observations [num_envs, size] and an empty dict.
         """
         seed = seed[0] if isinstance(seed, list) else seed
         if seed is not None:
@@ -93,8 +93,8 @@ class TaskVectorEnv(VectorEnv):
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Advance all envs by one control step; raise ResetNeeded if an ended episode was not reset.
 
-        Return observations [num_envs, size], rewards, terminated, truncated, and with `SAME_STEP` the `final_obs` of
-        ended episodes. A diverged env is truncated with reward 0 and its previous observation.
+        A diverged env is truncated with reward 0 and its previous observation. With `SAME_STEP`, the info has the
+        `final_obs` of ended episodes.
         """
         waiting = self._ended.copy()
         if waiting.any() and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
@@ -151,7 +151,7 @@ class TaskEnv(gymnasium.Env):
         self.render_mode = render_mode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin an episode; return its first observation [size] and an empty dict."""
+        """Begin an episode."""
         super().reset(seed=seed)
         obs, info = self.envs.reset(seed=seed)
         return obs[0], info
@@ -179,7 +179,7 @@ def _action_space(env: VecEnv) -> gymnasium.Space:
 
 
 def register() -> None:
-    """Register `gpusim_rl/<task>-v0` for each of our tasks, and `gpusim_rl/Task-v0`, which takes any `task_name=`."""
+    """Register `gpusim_rl/<task>-v0` for our tasks, and `gpusim_rl/Task-v0` with an argument `task_name`."""
     for name in [*tasks(), "Task"]:
         env_id = f"gpusim_rl/{name}-v0"
         if env_id not in gymnasium.registry:

@@ -14,13 +14,13 @@ from gpusim_rl.errors import ConfigError
 
 
 def observation_space(env: VecEnv, group: str = "policy") -> Box:
-    """Return the space of one env's observation group, shape [size]; call after the first reset."""
+    """Return the space of one env's observation group; call after the first reset."""
     limit = np.inf if env.cfg.clip_observations is None else env.cfg.clip_observations
     return Box(-limit, limit, (env.obs_sizes[group],), np.float32)
 
 
 def action_space(env: VecEnv) -> Box:
-    """Return the space of one env's actions, shape [num_actions]; raise ConfigError if they are discrete."""
+    """Return the space of one env's actions; raise ConfigError if they are discrete."""
     if isinstance(env.action_space, spaces.MultiDiscrete):
         raise ConfigError("discrete actions are not supported by this adapter", key=env.name, hint="Try train.py")
     limit = env.cfg.clip_actions
@@ -40,7 +40,7 @@ def is_picture(space: Space[Any]) -> bool:
 
 
 def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
-    """Drop the non-numeric entries of a dict, unless it has no others; return the space and the dropped keys."""
+    """Drop non-numeric entries of a dict, unless it has no others; return the space and the dropped keys."""
     if not isinstance(space, Dict):
         return space, []
     kept: dict[str, Space[Any]] = {key: entry for key, entry in space.items() if isinstance(entry, FIXED)}
@@ -50,7 +50,7 @@ def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
 def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]]:
     """Split a space into numbers and images.
 
-    Return the space without images, and the dict key of each image group, None if the observation itself is an image.
+    Returns the space without images, and the dict key of each image group (None: the observation itself).
     """
     if is_picture(space):
         return Dict({}), {"image": None}
@@ -61,7 +61,7 @@ def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]
 
 
 def picture_shape(space: Space[Any]) -> tuple[int, int, int]:
-    """Return height, width and channels of `pictures` of a space."""
+    """Return height, width and channels of `pictures`."""
     height, width, channels = pictures(np.empty((1, *(space.shape or ())), np.uint8)).shape[1:]
     return height, width, channels
 
@@ -90,7 +90,7 @@ def flat_size(space: Space[Any], name: str) -> int:
 
 
 def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
-    """Copy observations to float32 [num_envs, size], in the order of the space; discrete components are one-hot."""
+    """Copy observations to float32 [num_envs, size]; discrete components are one-hot."""
     if isinstance(space, Dict):
         components = [flatten(component, obs[key], num_envs) for key, component in space.spaces.items()]
         return np.concatenate(components, axis=1) if components else np.zeros((num_envs, 0), np.float32)

@@ -1,4 +1,4 @@
-"""Envs of Isaac Lab 3 on its own simulators, on a CPU or CUDA; with Newton physics Kit is not needed."""
+"""Envs of Isaac Lab 3 on its own simulators; with Newton physics Kit is not needed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class IsaacLabEnv(TensorEnvs):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> IsaacLabEnv:
-        """Make the envs of the settings; raise ConfigError if the env, Isaac Lab or its assets are missing."""
+        """Make the envs of the settings."""
         library_config.refuse_unused(
             cfg, cls.library, {"sim.device": "Try device=", "compute_final_obs": "It is always on"}
         )
@@ -84,7 +84,7 @@ class IsaacLabEnv(TensorEnvs):
     def render(self) -> list[Any]:
         """Return a picture per env from Newton's viewer; needs `env.kwargs.render_mode=rgb_array`.
 
-        The camera follows the root of the first robot, from the direction of Isaac Lab's camera and at most as far.
+        The camera follows the first robot, from the direction of Isaac Lab's camera and at most as far.
         """
         sim, scene = self._envs.sim, self._envs.scene
         if not sim.visualizers:
@@ -144,7 +144,7 @@ def find_cfg(cfg: EnvConfig) -> tuple[Any, Any, str]:
 
 
 def _draw(env_cfg: Any, *, in_window: bool) -> None:
-    """Enable Isaac Lab's Kit-free viewer, in a window or headless."""
+    """Enable Isaac Lab's Kit-free viewer."""
     try:
         viewers = importlib.import_module("isaaclab_visualizers.newton.newton_visualizer")
         importlib.import_module("pyglet.window")  # opens a window of one pixel

@@ -1,4 +1,4 @@
-"""Settings of other libraries' envs: the section `task`, in which nothing may be set, and `env.cfg`."""
+"""Settings of other libraries' envs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryConfig:
-    """Task settings without effect on these envs; use the section `env` instead."""
+    """Section `task` of other libraries' envs, in which nothing may be set."""
 
     randomize: Literal[False] = False
     randomization_params: dict[str, Any] = field(default_factory=dict)
@@ -49,9 +49,9 @@ def quietly(library: str) -> Iterator[None]:
 
 
 def refuse_unused(cfg: EnvConfig, library: str, ours: Mapping[str, str]) -> None:
-    """Raise ConfigError for settings without effect on tensor envs, and fields of `env.cfg` that we set.
+    """Raise ConfigError for settings without effect, and fields of `env.cfg` that we set.
 
-    `ours` maps paths of fields to hints; num_envs and seed need no entry.
+    `ours` maps such fields, besides num_envs and seed, to hints.
     """
     for key, default in {"vectorization": "sync", "max_episode_steps": None}.items():
         if getattr(cfg, key) != default:
@@ -72,7 +72,7 @@ def require_id(cfg: EnvConfig, task: str, example: str) -> None:
 
 
 def require_shape(action: Tensor, num_envs: int, num_actions: int) -> None:
-    """Raise ValueError unless actions have the shape [num_envs, num_actions]."""
+    """Raise ValueError unless actions have this shape."""
     if list(action.shape) != [num_envs, num_actions]:
         raise ValueError(f"step() needs actions of shape {[num_envs, num_actions]}, got {list(action.shape)}")
 
@@ -86,7 +86,7 @@ def made_by_function(target: str, example: str) -> Any:
 
 @contextlib.contextmanager
 def in_one_line(name: str) -> Iterator[None]:
-    """Raise a library's ImportError, TypeError or ValueError as a one-line ConfigError."""
+    """Raise a library's ImportError, TypeError or ValueError as ConfigError."""
     try:
         yield
     except (ImportError, TypeError, ValueError) as error:
@@ -114,7 +114,7 @@ def module_and_id(name: str) -> str:
 
 
 def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
-    """Set fields of another library's nested configuration; raise ConfigError for an unknown field or another type."""
+    """Set fields of another library's nested configuration."""
     for name, value in changes.items():
         fields = cfg if isinstance(cfg, dict) else getattr(cfg, "__dict__", {})
         by_pattern = isinstance(cfg, dict) and all(map(_is_number, fields.values()))  # values by joint name, say

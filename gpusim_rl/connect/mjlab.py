@@ -20,8 +20,8 @@ from gpusim_rl.sim.warp import start_warp
 class MjLabEnv(TensorEnvs):
     """MjLab: envs of mjlab, by their id in its registry or from a configuration of yours.
 
-    `envs` is a `ManagerBasedRlEnv`. We reset it, to keep the true last observation. mjlab takes env indices, so each
-    step synchronises with the device.
+    `envs` is a `ManagerBasedRlEnv`. We reset it, to keep the true last observation, which synchronises with the device
+    in each step.
     """
 
     library = "mjlab"
@@ -31,7 +31,7 @@ class MjLabEnv(TensorEnvs):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> MjLabEnv:
-        """Make the envs of the settings; raise ConfigError if the env, mjlab or its renderer is missing."""
+        """Make the envs of the settings."""
         if cfg.physics is not None:
             raise ConfigError("no effect on envs of mjlab", key="env.physics", hint="Try without it")
         library_config.refuse_unused(cfg, cls.library, {"auto_reset": "It is always off"})

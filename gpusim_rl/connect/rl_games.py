@@ -21,8 +21,7 @@ class RlGamesEnv(IVecEnv):
 
     With `value_bootstrap` (the default), rl_games values a truncated episode at the observation before the last step.
     If the task's `clip_actions` is not 1, set rl_games' `clip_actions: False`, or it scales [-1, 1] to that limit.
-    `device` is the learning device (rl_games' `config.device`), by default that of the physics. The adapter resets
-    `env`.
+    `device` is the learning device. The adapter resets `env`.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -45,7 +44,7 @@ class RlGamesEnv(IVecEnv):
         return self._observation(self.env.reset())
 
     def step(self, actions: Float[Tensor, "envs actions"]) -> tuple[Obs, Tensor, Tensor, dict[str, Tensor]]:
-        """Advance all envs by one control step; return observations, rewards, dones and a dict with `time_outs`."""
+        """Advance all envs by one control step; the info has `time_outs`."""
         step = self.env.step(actions.to(self.env.device))
         infos = {"time_outs": (step.truncated | step.diverged).to(self.device)}
         return self._observation(step.obs), step.reward.to(self.device), step.done.to(self.device), infos

@@ -52,12 +52,12 @@ class Sb3Env(Sb3VecEnv):
         return self._last.cpu().numpy()
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Store the actions of the next step, shape [num_envs, num_actions]."""
+        """Store the actions of the next step."""
         self._actions = torch.as_tensor(actions, dtype=torch.float32).to(self.env.device)
 
     @torch.no_grad()
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Advance all envs by one control step; return observations [num_envs, size], rewards, dones and infos."""
+        """Advance all envs by one control step."""
         previous, step = self._last, self.env.step(self._actions)
         self._last = step.obs["policy"]
         # One copy to the host for all that is one number per env.
@@ -84,12 +84,12 @@ class Sb3Env(Sb3VecEnv):
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return an attribute of the environment, once per env."""
+        """Return an attribute of the environment once per env."""
         value = None if attr_name == "render_mode" else getattr(self.env, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set an attribute of the environment, shared by all envs."""
+        """Set an attribute of the environment."""
         setattr(self.env, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
@@ -98,5 +98,5 @@ class Sb3Env(Sb3VecEnv):
         return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
-        """Return False for every env; no `Monitor` is needed."""
+        """Return False for every env."""
         return [False for _ in self._get_indices(indices)]

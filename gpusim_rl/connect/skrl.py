@@ -19,10 +19,9 @@ from gpusim_rl.env import VecEnv
 class SkrlEnv(Wrapper):
     """One of our environments as skrl's `Wrapper`; a group `critic` becomes skrl's states.
 
-    The envs are reset at construction only; like skrl's other simulator wrappers, `reset()` returns the observation.
-    With `time_limit_bootstrap=True`, skrl's PPO values a truncated episode at the first observation of the next one;
-    `FinalObsPPO` uses the true last one. With False (skrl's default) advantages leak between episodes. `device` is the
-    learning device, by default that of the physics.
+    The envs are reset at construction only; `reset()` returns the observation. With `time_limit_bootstrap=True`, skrl's
+    PPO values a truncated episode at the first observation of the next one; `FinalObsPPO` uses the true last one. With
+    False (skrl's default) advantages leak between episodes. `device` is the learning device.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -47,20 +46,16 @@ class SkrlEnv(Wrapper):
         return action_space(self._env)
 
     def reset(self) -> tuple[Float[Tensor, "envs obs"], dict[str, Any]]:
-        """Return the observation to act on, shape [num_envs, size], without a reset."""
+        """Return the observation to act on, without a reset."""
         return self._obs["policy"], {}
 
     def state(self) -> Float[Tensor, "envs states"] | None:
-        """Return the critic's observation, shape [num_envs, size]; None without a group `critic`."""
+        """Return the critic's observation; None without a group `critic`."""
         return self._obs.get("critic")
 
     @torch.no_grad()
     def step(self, actions: Float[Tensor, "envs actions"]) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Advance all envs by one control step.
-
-        Return observation [num_envs, size]; reward, terminated and truncated, [num_envs, 1] each; and a dict with the
-        observation groups before any reset, `final_obs`.
-        """
+        """Advance all envs by one control step; columns are [num_envs, 1], and the info has `final_obs`."""
         previous, step = self._obs, self._env.step(actions.to(self._env.device))
         self._obs = self._moved(step.obs)
         diverged = step.diverged.to(self._device)[:, None]

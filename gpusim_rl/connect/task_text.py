@@ -21,14 +21,14 @@ SIDES = re.compile(
 )
 """Words of a joint's name that denote its leg or arm."""
 FIELD_TYPES = {"bool", "dict", "float", "int", "list", "str"}
-"""Type names, which are no field names: a field would shadow its type."""
+"""Names that a field must not shadow."""
 YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # words that yaml does not read as text
 
 
 def literal(value: Any, yaml: bool = False) -> str:
-    """Format plain data as a Python literal, or in yaml flow style, on one line without control characters.
+    """Format plain data as a literal of Python or flow-style yaml, on one line without control characters.
 
-    Raises TaskError for a non-finite number, or a text that yaml would read as a reference to other settings.
+    Raises TaskError for a non-finite number, or a text that yaml would read as a reference.
     """
     match value:
         case str():

@@ -1,4 +1,4 @@
-"""Base class for other libraries' vector envs in torch, without copies to the host or synchronisation."""
+"""Base class for other libraries' vector envs in torch, without synchronisation with the device."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 class TensorEnvs(Environment):
     """Vector env with observations, rewards and ends in torch tensors.
-
-    Subclasses define how the library begins episodes and where the true last observation is. The constructor raises
-    ConfigError if a space or the library's version is not supported.
 
     Attributes:
         groups: The library's observation group for each of ours; `policy` is required.
@@ -68,7 +65,7 @@ class TensorEnvs(Environment):
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
-        """Wrap envs from a user's script; they keep the seed they were made with."""
+        """Wrap envs from a user's script, which keep their seed."""
         refuse_unused(cfg, cls.library, {})
         return cls(envs)
 
@@ -86,10 +83,7 @@ class TensorEnvs(Environment):
         return obs
 
     def step(self, action: Tensor) -> Step:
-        """Advance all envs by one control step and reset those whose episode ended.
-
-        Actions are as for `GymnasiumEnv.step`.
-        """
+        """Advance all envs by one control step and reset those whose episode ended, as `GymnasiumEnv.step`."""
         require_shape(action, self.num_envs, self.num_actions)
         with self._in_order():
             bad_action = ~action.isfinite().all(dim=1)
@@ -130,7 +124,7 @@ class TensorEnvs(Environment):
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:
-        """Run the library on torch's default stream, the one that Warp's streams are ordered with."""
+        """Run the library on torch's default stream, which Warp's streams are ordered with."""
         if self.device.type != "cuda":
             yield
             return
@@ -141,7 +135,7 @@ class TensorEnvs(Environment):
         ours.wait_stream(default)
 
     def _take_names(self, extras: Mapping[str, Any]) -> None:
-        """Add the library's log names; metrics must have the same columns in every step."""
+        """Add the library's log names; metrics need the same columns in every step."""
         rewards = _SUMS if self._rewards is not None else ()
         names = [name for name in extras.get("log", {}) if not name.startswith(rewards)]
         self._stat_names = [*dict.fromkeys(self._stat_names + names)]
@@ -154,7 +148,7 @@ class TensorEnvs(Environment):
     def _begin_episodes(self, obs: Observation, ended: Mask, diverged: Mask) -> tuple[Observation, Mask]:
         """Begin episodes in ended and diverged envs; return observations and which envs begin now.
 
-        A diverged env that does not begins with the end of the next step, which is no sample.
+        Other diverged envs begin with the end of the next step, which is no sample.
         """
 
     def _numbers(self, obs: Any) -> Observation:
@@ -197,7 +191,7 @@ class TensorEnvs(Environment):
         return stats
 
     def first_diverged(self) -> dict[str, Any] | None:
-        """Warn about the first env with a non-finite number; the library's state is not kept."""
+        """Warn about the first env with a non-finite number."""
         bad = self._not_finite.nonzero().flatten().tolist()
         if bad:
             message = "%s: step() returned NaN or infinity (env %d). Such samples are dropped and count in sim/diverged"
@@ -238,7 +232,7 @@ class TensorEnvs(Environment):
         return {name: cfg.func for name, cfg in zip(names, cfgs, strict=False) if hasattr(cfg.func, "set_state")}
 
     def _terrain_levels(self) -> Tensor | None:
-        """Return the terrain level of every env, int64 [num_envs]; None without levels."""
+        """Return the terrain levels, int64 [num_envs]; None without levels."""
         terrain = getattr(self._envs.scene, "terrain", None)
         levels = getattr(terrain, "terrain_levels", None)
         return levels if getattr(terrain, "terrain_origins", None) is not None else None

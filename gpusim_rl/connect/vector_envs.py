@@ -117,7 +117,7 @@ def time_limit_of(envs: VectorEnv) -> int | None:
 def make(cfg: EnvConfig, num_envs: int, seed: int) -> tuple[Any, str]:
     """Make the envs of the settings; return the library's vector env and its name in messages.
 
-    `seed` is for EnvPool; other envs are seeded at reset.
+    Only EnvPool needs `seed` here.
     """
     require_id(cfg, "Gymnasium", "CartPole-v1")
     if cfg._target_ is not None:
@@ -201,7 +201,6 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
 
 
 def _with_rows(env_ids: np.ndarray, obs: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return a copy of all envs' observations with some rows replaced."""
     obs = np.array(obs)
     obs[env_ids] = rows
     return obs

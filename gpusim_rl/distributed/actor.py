@@ -142,11 +142,11 @@ class Actor:
         return EnvDescription(self._number, *spaces, *steps, env.summary, recording, env.state_dict())
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return the state that `rollout` acts by; the learner's has the same shapes and types."""
+        """Return the state that `rollout` acts by."""
         return self._remote.acting_state()
 
     def rollout(self, version: int, state: Mapping[str, Tensor]) -> SentRollout:
-        """Record a rollout by the learner's `Remote.acting_state`; the next rollout overwrites its tensors."""
+        """Record a rollout by the learner's state; the next rollout overwrites its tensors."""
         began = time.monotonic()
         waited_s = began - self._idle_since
         self._remote.load_acting_state(state)

@@ -97,8 +97,7 @@ def _add_up(flat: Tensor) -> None:
 def joined(spec: RunSpec) -> Iterator[Collective]:
     """Connect the processes of a run; yield `ALONE` without `multi_gpu`.
 
-    Raises ConfigError if torchrun and `multi_gpu` disagree, GPUs are too few, the algorithm is not data parallel, or
-    the processes' settings differ.
+    Raises ConfigError if the processes or their settings do not fit.
     """
     cfg, started = spec.cfg, "TORCHELASTIC_RUN_ID" in os.environ
     count = int(os.environ.get("WORLD_SIZE", "1")) if started else 1
@@ -199,7 +198,7 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
 
 
 def continued(arguments: list[str]) -> list[str]:
-    """Return a torchrun process's command line; after a restart it continues the run from its checkpoint, if any."""
+    """Return a torchrun process's command line; after a restart it resumes from the checkpoint."""
     store = _agent_store()
     sweep = {"-m", "--multirun"} & {*arguments}  # the lost run of a sweep is unknown
     if store is None or sweep or not store.check([RUN_DIR]):

@@ -77,7 +77,7 @@ class Engine(ABC):
     def get(self, timeout_s: float) -> list[Answer]:
         """Return answers, waiting up to `timeout_s` for the first one; replace actors that hang.
 
-        Raises ConfigError or TaskError for an actor's error that would recur.
+        Raises an actor's error that would recur.
         """
         return self._get(timeout_s) + [self._replace(actor, silent_s) for actor, silent_s in self._silence.look()]
 
@@ -100,7 +100,7 @@ class Engine(ABC):
         """Stop all actors."""
 
     def _received(self, answer: Answer | Failed) -> Answer:
-        """Raise an actor's error; else mark the actor as working and log its warnings."""
+        """Raise an actor's error; else log its warnings."""
         if isinstance(answer, Failed):
             if answer.trace:
                 logger.error("%s", answer.trace.rstrip())

@@ -1,7 +1,6 @@
 """Heartbeats of data-parallel processes: a process that stops beating ends the run everywhere.
 
-An all-reduce cannot tell whether the slowest process compiles, hangs or lost power, so a thread of each process beats,
-independently of the training.
+An all-reduce cannot tell whether the slowest process compiles, hangs or lost power, so a thread of each process beats.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Heartbeat:
     def _beat(self) -> None:
         """Send beats and check those of the others.
 
-        Timeouts count own beats instead of time, so that a process that was stopped blames nobody when it resumes.
+        Timeouts count own beats instead of time: a process that was stopped blames nobody when it resumes.
         """
         before, missed = [""] * len(self._keys), [0] * len(self._keys)
         with suppress(RuntimeError):  # `_watch` notices a lost store
@@ -104,7 +103,7 @@ class Heartbeat:
                 self._store.set(self._keys[self._rank], LEFT)
 
     def _watch(self) -> None:
-        """End the process if the store does not answer, and keep the watchdog from killing it meanwhile."""
+        """End the process if the store does not answer, and keep the watchdog quiet."""
         problem = f"error: {self._who} {self._name} did not run {self._period_text}: it is killed\n"
         words = [str(os.getpid()), str(BEATS), str(self._period_s), problem]
         before, missed = 0, 0

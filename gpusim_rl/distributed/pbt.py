@@ -1,7 +1,6 @@
 """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846): exploration of settings and record of copies.
 
-Ray Tune's scheduler decides which trial copies which (`ray_search.py`). A copy is a run that continues another trial's
-checkpoint with other settings.
+Ray Tune's scheduler decides which trial copies which. A copy is a run that continues another trial's checkpoint.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ _START = "import sys; from gpusim_rl.distributed.process_engine import main; mai
 class SharedWeights:
     """Weights with one writer and many readers, as a sequence lock.
 
-    The writer increments a counter before and after a write; a reader retries at an odd or changed count, so a process
-    killed during a read blocks nobody. Requires ordered stores between processes, as on x86.
+    Readers retry at an odd or changed count, so a process killed during a read blocks nobody. Requires ordered stores
+    between processes, as on x86.
     """
 
     def __init__(self, memory: SharedMemory, state: Mapping[str, Tensor]) -> None:
@@ -68,7 +68,7 @@ class SharedWeights:
 
 
 class _Process:
-    """Learner's end of an actor process: pipe and rollout buffers."""
+    """Learner's end of an actor process."""
 
     def __init__(self, job: ActorJob, weights: SharedMemory) -> None:
         ours, theirs = socket.socketpair()  # unlike a pipe, each end sees when the other is gone

@@ -31,7 +31,7 @@ class RemoteActor:
         return UP
 
     def call(self, request: str, attempt: int, argument: Any) -> Answer | Failed | None:
-        """Handle a request; return errors as answers, since a raised one would restart the actor."""
+        """Handle a request; errors are answers, since a raised one would restart the actor."""
         try:
             if request == "describe":
                 self._actor = Actor(replace(self._job, attempt=attempt))
@@ -50,8 +50,7 @@ class RemoteActor:
 class RayEngine(Engine):
     """Ray actors on this machine or on cluster nodes, which may disappear (spot instances).
 
-    Ray restarts actors without limit, wherever there is room, but repeats no call: the work of a dead actor is lost.
-    Weights are stored once per version. The constructor raises ConfigError without Ray or a cluster at the address.
+    Ray restarts actors without limit, but repeats no call: the work of a dead actor is lost.
     """
 
     waits_for = "It is making its envs, or the cluster has no room: see ray status"

@@ -1,7 +1,6 @@
 """Hyperparameter search on Ray Tune: ASHA (early stopping) and population-based training.
 
-Ray starts the trials, on this machine or on a cluster that shares the folder. Each trial is a usual run. As with
-`method=optuna`, the study is in Optuna's database.
+Trials run on this machine or on a cluster that shares the folder. The study is in Optuna's database.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _fit(study: Study, cluster: Mapping[str, float]) -> None:
 
 
 def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[str, Any]]]:
-    """Return numbers of the remaining trials; checkpoints and settings of trials of a population to resume."""
+    """Return the remaining trials, and checkpoints and settings of those of a population to resume."""
     search, ended = study.search, {number_of(trial) for trial in study.trials.get_trials(deepcopy=False)}
     left = search.cfg.trials - study.num_ended
     numbers = [number for number in range(len(ended) + left) if number not in ended][:left]

@@ -156,10 +156,7 @@ class ActorsRollouts(Rollouts):
 
 
 class RemoteEnvs(Environment):
-    """Description of all actors' envs for the learner, which steps none of them.
-
-    `num_envs` is the number of columns of a batch: envs per actor (`per_actor`) x rollouts per batch.
-    """
+    """Description of all actors' envs for the learner; `num_envs` is `per_actor` x rollouts per batch."""
 
     resumable = False
     physics_evaluations = 0  # none on the learner's device
@@ -243,8 +240,7 @@ class InFlight:
 class ActorsCollector(Collector):
     """Collector of actors' rollouts.
 
-    A batch holds `actors.rollouts` rollouts of whichever actors finish first, so slow or dead actors delay nobody.
-    Rollouts of weights that are too old for the algorithm are dropped.
+    A batch holds `actors.rollouts` rollouts of whichever actors finish first. Rollouts of too old weights are dropped.
     """
 
     def __init__(self, start: RunStart, rollouts: Rollouts) -> None:

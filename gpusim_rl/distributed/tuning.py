@@ -1,7 +1,4 @@
-"""Hyperparameter search with Optuna, and the study of all methods: SQLite database and table in one folder.
-
-Several processes of one machine may search together.
-"""
+"""Hyperparameter search with Optuna, and the study of all methods: SQLite database and table in one folder."""
 
 from __future__ import annotations
 
@@ -102,7 +99,7 @@ def _run(study: Study, trial: Any) -> float:
 class Study:
     """New or existing study in Optuna's database; `trials` is Optuna's study.
 
-    Raises ConfigError if the study is of another search, or its folder holds more than files and folders.
+    Raises ConfigError if the study is of another search.
     """
 
     def __init__(self, search: Search) -> None:
@@ -156,7 +153,7 @@ class Study:
                 raise ConfigError(f"has {was}, not {got}", key=f"study={cfg.study}", hint=f"Try study={cfg.study}-1")
 
     def _check_trials(self) -> None:
-        """Refuse trials that no search writes, on which Optuna or the report would fail."""
+        """Refuse trials on which Optuna or the report would fail."""
         kinds, _ = self.distributions(), self.trials.direction  # RuntimeError where there are two
         for trial in self.trials.get_trials(deepcopy=False):
             complete, waits = trial.state.name == "COMPLETE", trial.state.name == "WAITING"
@@ -193,7 +190,7 @@ class Study:
         say(text, file=sys.stderr)
 
     def report(self) -> list[str]:
-        """Write `trials.csv`; return lines with the best trials and the command that repeats the best one."""
+        """Write `trials.csv`; return lines with the best trials and a command for the best one."""
         search, trials = self.search, sorted(self.trials.get_trials(deepcopy=False), key=number_of)
         rows = [
             {"trial": number_of(trial), "state": _state(trial), OBJECTIVE: trial.value}
@@ -274,7 +271,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], header: bool = True) -> bytes:
 
 
 def number_of(trial: Any) -> int:
-    """Return the trial number in file names; Ray Tune's differ from the order of ends."""
+    """Return the trial number in file names; Ray Tune's differ from the study's order."""
     number = trial.user_attrs.get("number")
     return number if isinstance(number, int) else trial.number
 
