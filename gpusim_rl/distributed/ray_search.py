@@ -141,16 +141,21 @@ def make_scheduler(search: Search) -> Any:
     )
 
 
+def _run_options(search: Search, cpus: float) -> tuple[list[str], dict[str, str]]:
+    """Return overrides and variables of all runs; trials of a machine share its CPUs as under torchrun."""
+    env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}
+    if search.cfg.method != "pbt":
+        return [], env
+    return [f"log.checkpoint_interval={search.cfg.grace}", "log.keep=0"], env | {SAVE_ALL: "1"}
+
+
 def _trainable(
     ray_tune: Any, search: Search, numbers: Sequence[int], checkpoints: Mapping[int, Path], cpus: float
 ) -> Any:
     """Make Ray Tune's trainable, which follows a run row by row."""
     cwd = os.getcwd()  # Ray's processes have another one
-    grace, common = search.iterations + 1, list[str]()
-    env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}  # trials share CPUs as under torchrun
-    if search.cfg.method == "pbt":
-        grace, env[SAVE_ALL] = search.cfg.grace, "1"
-        common = [f"log.checkpoint_interval={grace}", "log.keep=0"]
+    grace = search.cfg.grace if search.cfg.method == "pbt" else search.iterations + 1
+    common, env = _run_options(search, cpus)
 
     class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
         """Trial whose run begins with the first step, when its checkpoint is known."""

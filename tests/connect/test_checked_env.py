@@ -1,11 +1,12 @@
-"""Whatever somebody else's env may return or do: right, or one line that names env and call."""
+"""Third-party envs: results are conformed, anything else is one line that names env and call."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache
 from types import SimpleNamespace
@@ -63,12 +64,18 @@ def of_id(name: str, num_envs: int = 2, **changes: Any) -> Environment:
     return GymnasiumEnv.from_settings(cfg, num_envs=num_envs, seed=5, device=torch.device("cpu"))
 
 
+@contextmanager
+def registered(**changes: Any) -> Iterator[dict[str, str]]:
+    """Settings `env` of a registered `Fake`."""
+    gym.register("fake/Fake-v0", Fake, kwargs=changes, max_episode_steps=9)
+    yield {"id": "fake/Fake-v0"}
+    del gym.registry["fake/Fake-v0"]
+
+
 def made(vectorization: str = "sync", limit: int | None = 9, **changes: Any) -> Environment:
-    gym.register("fake/Fake-v0", Fake, kwargs=changes)
-    try:
-        return of_id("fake/Fake-v0", vectorization=vectorization, max_episode_steps=limit)
-    finally:
-        del gym.registry["fake/Fake-v0"]
+    with registered(**changes) as env:
+        gym.registry[env["id"]].max_episode_steps = None
+        return of_id(env["id"], vectorization=vectorization, max_episode_steps=limit)
 
 
 def episode(env: Environment) -> tuple[list[Any], list[Any], list[Any], Any]:
@@ -86,16 +93,12 @@ def episode(env: Environment) -> tuple[list[Any], list[Any], list[Any], Any]:
         {"obs": Fake.filled},
         {"obs": shared},
         {"obs": lambda env: [env.count, env.count]},
-        {"obs": lambda env: (env.count, float(env.count))},
         {"obs": lambda env: np.full(2, env.count, np.float64)},
-        {"obs": lambda env: np.full(2, env.count, np.uint8)},
-        {"obs": lambda env: np.full((1, 2), env.count, np.float32)},
         {"obs": lambda env: np.full((2, 1), env.count, np.int64)},
         {"space": gym.spaces.Box(0, 9, (2,), np.int64), "obs": lambda env: np.full(2, float(env.count))},
         {"space": gym.spaces.Box(0, np.inf, (2,), np.float64)},
         {"space": gym.spaces.Box(-1, 1, (2,), np.float32)},  # its observations lie outside
         *({"reward": lambda env, kind=kind: kind(env.count)} for kind in (int, np.float64, np.array, np.float32)),
-        {"reward": lambda env: np.array([env.count], np.float64)},
         {"reward": lambda env: [[env.count]]},
         *({"flag": kind} for kind in (int, np.bool_, np.array, lambda end: np.array([end]), lambda end: [end])),
         {"info": {"text": "a", "none": None, "array": np.zeros(7), "huge": {str(i): "x" for i in range(9999)}}},
@@ -113,12 +116,10 @@ def test_odd_types_are_put_right(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("space", "obs", "flat"),
     [
-        (gym.spaces.Box(-9, 9, (), np.float32), lambda env: float(env.count), [3]),
         (gym.spaces.Box(-9, 9, (1,), np.float32), lambda env: env.count, [3]),
         (gym.spaces.Discrete(3, start=1), lambda env: np.array([max(1, env.count)]), [0, 0, 1]),
         (gym.spaces.MultiBinary(3), lambda env: [True, False, True], [1, 0, 1]),
         (gym.spaces.MultiDiscrete([2, 2]), lambda env: [1.0, 0.0], [0, 1, 1, 0]),
-        (gym.spaces.Box(0, 1, (2,), np.int8), lambda env: [0, 1], [0, 1]),
         (gym.spaces.Tuple([gym.spaces.Discrete(2), BOX]), lambda env: [1, env.filled()], [0, 1, 3, 3]),
         (gym.spaces.Dict({"a": BOX}), lambda env: {"a": env.filled(), "more": 1}, [3, 3]),
         (gym.spaces.Dict({"a": BOX, "task": gym.spaces.Text(9)}), lambda env: {"a": [3, 3], "task": "go"}, [3, 3]),
@@ -132,26 +133,19 @@ def test_spaces_of_numbers_are_flattened(space: gym.Space, obs: Any, flat: list[
     ("changes", "call", "word"),
     [
         ({"obs": from_step(np.zeros(3))}, "step()", "shape"),
-        ({"obs": from_step(np.zeros(1))}, "step()", "shape"),
-        ({"obs": from_step("text")}, "step()", "shape"),
-        ({"obs": from_step(None)}, "step()", "shape"),
         ({"obs": from_step([None, None])}, "step()", "object"),
         ({"obs": np.zeros(3)}, "reset()", "shape"),
         ({"obs": np.array([np.nan, 0.0])}, "reset()", "non-finite"),
         ({"space": gym.spaces.Box(0, 255, (2,), np.uint8), "obs": np.full(2, 0.5)}, "reset()", "uint8"),
-        ({"space": gym.spaces.Box(0, 255, (2,), np.uint8), "obs": np.full(2, -1)}, "reset()", "uint8"),
         ({"space": gym.spaces.Discrete(3), "obs": 3}, "reset()", "Discrete"),
-        ({"space": gym.spaces.Discrete(3), "obs": -1}, "reset()", "Discrete"),
         ({"space": gym.spaces.Discrete(3, start=2), "obs": 1}, "reset()", "Discrete"),
         ({"space": gym.spaces.MultiBinary(2), "obs": [0, 2]}, "reset()", "MultiBinary"),
         ({"space": gym.spaces.Dict({"a": BOX}), "obs": {"b": 1}}, "reset()", "'a'"),
         ({"space": gym.spaces.Dict({"a": BOX}), "obs": 3}, "reset()", "int"),
         ({"space": gym.spaces.Tuple([BOX, BOX]), "obs": (np.zeros(2),)}, "reset()", "shorter"),
         ({"reward": None}, "step()", "reward None"),
-        ({"reward": "1"}, "step()", "reward '1'"),
         ({"reward": np.zeros(2)}, "step()", "reward array"),
         ({"flag": lambda end: None}, "step()", "terminated"),
-        ({"flag": lambda end: "no"}, "step()", "terminated"),
         ({"flag": lambda end: np.nan}, "step()", "terminated nan"),
         ({"flag": lambda end: 2}, "step()", "terminated 2"),
         ({"reward": fail(SystemExit)}, "step()", "SystemExit"),
@@ -160,8 +154,6 @@ def test_spaces_of_numbers_are_flattened(space: gym.Space, obs: Any, flat: list[
         ({"step": None, "limit": 9}, "step()", "NoneType.*older"),  # from Gymnasium's TimeLimit
         ({"reset": np.zeros(2, np.float32)}, "reset()", "ndarray.*older"),
         ({"reward": fail(ZeroDivisionError)}, "step()", r"ZeroDivisionError: deep \(test_checked_env.py:\d+\)"),
-        ({"reset": fail(KeyError)}, "reset()", "KeyError"),
-        ({"reward": fail(AssertionError)}, "step()", "AssertionError"),
     ],
 )
 def test_what_is_wrong_is_one_line(changes: dict[str, Any], call: str, word: str) -> None:
@@ -190,9 +182,8 @@ class NoSeed(Fake):
 
 
 def test_a_reset_without_a_seed_names_the_interface() -> None:
-    gym.register("fake/NoSeed-v0", NoSeed, max_episode_steps=9)
-    env = of_id("fake/NoSeed-v0")
-    with pytest.raises(TaskError, match=r"fake/NoSeed-v0: reset\(\) raised TypeError.*older"):
+    env = GymnasiumEnv(SyncVectorEnv([NoSeed]), seed=5, name="NoSeed", max_episode_steps=9)
+    with pytest.raises(TaskError, match=r"NoSeed: reset\(\) raised TypeError.*older"):
         env.reset()
 
 
@@ -238,10 +229,8 @@ def test_the_end_of_an_episode_is_logged(kind: str) -> None:
 
 
 def test_success_is_a_column_and_evaluated(tmp_path: Any) -> None:
-    gym.register("fake/Fake-v0", Fake, kwargs={"info": lambda env: {"is_success": env.count == LENGTH, "return": 1e9}})
-    try:
+    with registered(info=lambda env: {"is_success": env.count == LENGTH, "return": 1e9}) as env:
         settings = {"num_envs": 2, "seed": 3, "log": {"console": "quiet", "dir": str(tmp_path)}, "ppo": SMALL_PPO}
-        env = {"id": "fake/Fake-v0"}
         trainer = make_trainer(prepare("Gymnasium", env=env, max_iterations=2, **settings))
         assert trainer.env._seed == first_seed(3)  # type: ignore[attr-defined]
         trainer.train()
@@ -250,26 +239,20 @@ def test_success_is_a_column_and_evaluated(tmp_path: Any) -> None:
         again: Any = make_trainer(prepare("Gymnasium", env=env, max_iterations=3, checkpoint=str(the_run(tmp_path))))
         assert again.env._seed == first_seed(resumed_seed(3, 2)), "the first episodes come back"
         again.close()
-        spec = prepare("Gymnasium", env=env, test=True, checkpoint=str(the_run(tmp_path)))
-        run, tested, policy, obs = restore(spec)
+        run, tested, policy, obs = restore(prepare("Gymnasium", env=env, test=True, checkpoint=str(the_run(tmp_path))))
         assert tested._seed == first_seed(evaluation_seed(run.seed))  # type: ignore[attr-defined]
         result, _ = evaluate(tested, policy, obs)
         assert result["task/is_success"] == 1.0 and result["return_mean"] == 6.0
-    finally:
-        del gym.registry["fake/Fake-v0"]
 
 
 def test_a_run_of_nothing_but_nan_names_the_env(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    gym.register("fake/Fake-v0", Fake, kwargs={"reward": np.nan}, max_episode_steps=9)
-    try:
+    with registered(reward=np.nan) as env:
         settings = {"num_envs": 2, "log": {"console": "quiet", "dir": str(tmp_path)}, "ppo": SMALL_PPO}
-        trainer = make_trainer(prepare("Gymnasium", env={"id": "fake/Fake-v0"}, max_iterations=2, **settings))
+        trainer = make_trainer(prepare("Gymnasium", env=env, max_iterations=2, **settings))
         with pytest.raises(TaskError, match=r"^fake/Fake-v0: 2 of 2 envs") as error:
             trainer.train()
         assert "physics" not in str(error.value) and "replay" not in str(error.value)
         assert "reward of env 0" in caplog.text
-    finally:
-        del gym.registry["fake/Fake-v0"]
 
 
 def test_an_evaluation_that_no_end_comes_in_is_cut_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -340,7 +323,6 @@ def test_the_limit_of_envs_in_a_vector_env_is_known(make: Any) -> None:
     [
         ({"max_episode_steps": 7}, None, 7),
         ({}, 8, 8),
-        ({"max_episode_steps": 8}, 8, 8),
         ({"max_episode_steps": -1}, None, gymnasium_in.EVALUATED_STEPS),
         ({"max_episode_steps": None}, None, 200),
     ],
@@ -356,9 +338,7 @@ def test_limits_typed_for_the_env_are_known(kwargs: dict[str, Any], limit: int |
     [
         ({"max_episode_steps": 7}, 8, "env.max_episode_steps=8"),
         ({"max_episode_steps": 0}, None, "max_episode_steps"),
-        ({"max_episode_steps": "x"}, None, "max_episode_steps"),
         ({"vector_kwargs": {}}, None, "env.kwargs.vector_kwargs"),
-        ({"wrappers": []}, None, "env.kwargs.wrappers"),
         ({"num_envs": 3}, None, "env.kwargs.num_envs"),
         ({"g": [1]}, None, "Pendulum-v1"),
     ],
@@ -373,10 +353,8 @@ def test_arguments_that_are_none_are_one_line(kwargs: dict[str, Any], limit: int
 
 @pytest.mark.filterwarnings("error")
 def test_numbers_beyond_float32_are_one_line_and_no_warning_of_numpy(caplog: pytest.LogCaptureFixture) -> None:
-    for changes in (
-        {"reward": 1e300},
-        {"obs": from_step(np.full(2, 1e300)), "space": gym.spaces.Box(-9, 9, (2,), float)},
-    ):
+    huge = {"obs": from_step(np.full(2, 1e300)), "space": gym.spaces.Box(-9, 9, (2,), float)}
+    for changes in ({"reward": 1e300}, huge):
         env = made(**changes)
         env.reset()
         assert env.step(torch.zeros(2, 1, dtype=torch.int64)).diverged.all()
@@ -471,12 +449,8 @@ def test_a_mode_may_be_told_as_text(told: str) -> None:
 @pytest.mark.parametrize("how", ["dies", "raises", "hangs"])
 def test_processes_that_fail_are_one_line_and_leave_none_behind(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gymnasium_in, "HANGS_S", 0.5)
-    act = {
-        "dies": lambda env: os._exit(3),
-        "raises": fail(ValueError),
-        "hangs": lambda env: time.sleep(60),
-    }[how]
-    env: Any = made("async", reward=act)
+    act = {"dies": lambda env: os._exit(3), "raises": fail(ValueError), "hangs": lambda env: time.sleep(60)}
+    env: Any = made("async", reward=act[how])
     env.reset()
     with pytest.raises(TaskError, match=r"^fake/Fake-v0: .*step\(\)"):
         env.step(torch.zeros(2, 1, dtype=torch.int64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -240,18 +241,16 @@ def test_a_wrong_shape_is_one_line() -> None:
         env.step(torch.zeros(3, 1))
 
 
-class Text(Count):
-    observation_space = gym.spaces.Text(5)
-
-
-class Whole(Count):
-    action_space = gym.spaces.Box(0, 5, (2,), np.int64)
-
-
-@pytest.mark.parametrize(("env", "words"), [(Text, "observation space Text"), (Whole, "action space: .*int64")])
-def test_unsupported_spaces_are_refused(env: type, words: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"space": gym.spaces.Text(5)}, "observation space Text"),
+        ({"action_space": gym.spaces.Box(0, 5, (2,), np.int64)}, "action space: .*int64"),
+    ],
+)
+def test_unsupported_spaces_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        GymnasiumEnv(SyncVectorEnv([env]), seed=0, max_episode_steps=1)
+        GymnasiumEnv(SyncVectorEnv([lambda: Fake(**changes)]), seed=0, max_episode_steps=1)
 
 
 def test_a_missing_time_limit_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -300,17 +299,18 @@ def test_wrong_settings_are_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_settings_of_envs_need_the_task_gymnasium() -> None:
-    with pytest.raises(ConfigError, match=r"env\.id: has no effect with task Ant\. Try task=Gymnasium"):
-        prepare("Ant", env={"id": "CartPole-v1"})
-    with pytest.raises(ConfigError, match=r"env\.kwargs: has no effect with task Ant\. Try task=Gymnasium"):
-        prepare("Ant", env={"kwargs": {"x": 1}})
-    with pytest.raises(ConfigError, match="sim and sim_device have no effect"):
-        trainer_of("unused", sim={"name": "mujoco"})
-    with pytest.raises(ConfigError, match=r"task\.randomize: expected"):
-        prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"randomize": True})
-    with raises(ConfigError, key="task.reset_from.share"):
-        prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"reset_from": {"share": 0.5}})
+@pytest.mark.parametrize(
+    ("task", "settings", "key"),
+    [
+        ("Ant", {"env": {"id": "CartPole-v1"}}, "env.id"),
+        ("Ant", {"env": {"kwargs": {"x": 1}}}, "env.kwargs"),
+        ("Gymnasium", {"task": {"randomize": True}}, "task.randomize"),
+        ("Gymnasium", {"task": {"reset_from": {"share": 0.5}}}, "task.reset_from.share"),
+    ],
+)
+def test_settings_of_the_wrong_kind_of_task_are_refused(task: str, settings: Any, key: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        prepare(task, **settings)
 
 
 def test_a_missing_gymnasium_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,12 +371,8 @@ def test_an_env_of_ones_own_trains_by_its_id_and_lies_under_it(train_here: Any, 
 @pytest.fixture(scope="module")
 def cart_pole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run of CartPole-v1."""
-    trainer = trainer_of(
-        tmp_path_factory.mktemp("cart_pole"),
-        max_iterations=1,
-        env={"id": "CartPole-v1"},
-        ppo={"horizon": 4, "minibatch_size": 16},
-    )
+    settings = {"max_iterations": 1, "env": {"id": "CartPole-v1"}, "ppo": {"horizon": 4, "minibatch_size": 16}}
+    trainer = trainer_of(tmp_path_factory.mktemp("cart_pole"), **settings)
     trainer.train()
     assert trainer.run_dir is not None
     return trainer.run_dir.path
@@ -414,13 +410,13 @@ def test_a_run_is_recorded_played_and_measured(cart_pole: Any, load_tool: Any, c
 
 
 def test_what_cannot_be_done_with_a_run_is_one_line(cart_pole: Any, load_tool: Any) -> None:
-    with pytest.raises(ConfigError, match="--sim=mujoco: no effect"):
+    with pytest.raises(ConfigError, match=r"--sim"):
         Player.open(str(cart_pole), sim="mujoco")
     for tool in ("snapshot", "doctor"):
         with pytest.raises(SystemExit) as end:
             load_tool(tool).main([str(cart_pole), *(["--policy", "trained"] if tool == "snapshot" else [])])
         assert end.value.code == 2
-    with pytest.raises(ConfigError, match="already vector envs of another library"):
+    with pytest.raises(ConfigError, match="library"):
         make_env("Gymnasium", env={"id": "Pendulum-v1"})
 
 
@@ -482,18 +478,17 @@ def test_discrete_actions_are_indices_from_zero(
 
 
 @pytest.mark.slow
-def test_ppo_learns_cartpole(tmp_path: Any) -> None:
-    quiet = {"console": "quiet", "dir": str(tmp_path)}
-    ppo = {"horizon": 64, "minibatch_size": 256, "learning_rate": 1e-3, "network": {"hidden": [64, 64]}}
-    settings = {"env": {"id": "CartPole-v1"}, "num_envs": 16, "seed": 1, "ppo": ppo, "log": quiet}
-    assert make_trainer(prepare("Gymnasium", max_iterations=25, **settings)).train()["episode/return"] > 100.0
-
-
-@pytest.mark.slow
-def test_dqn_learns_cartpole(tmp_path: Any) -> None:
-    quiet = {"console": "quiet", "dir": str(tmp_path)}
-    settings = {"env": {"id": "CartPole-v1"}, "algo": "dqn", "seed": 1, "log": quiet}
-    assert make_trainer(prepare("Gymnasium", max_iterations=150, **settings)).train()["episode/return"] > 150.0
+@pytest.mark.parametrize(
+    ("algo", "settings", "least"),
+    [
+        ("ppo", {"horizon": 64, "minibatch_size": 256, "learning_rate": 1e-3, "network": {"hidden": [64, 64]}}, 100.0),
+        ("dqn", {}, 150.0),
+    ],
+)
+def test_algorithms_learn_cartpole(tmp_path: Any, algo: str, settings: dict[str, Any], least: float) -> None:
+    more: dict[str, Any] = {"num_envs": 16, "max_iterations": 25} if algo == "ppo" else {"max_iterations": 150}
+    more |= {"env": {"id": "CartPole-v1"}, "seed": 1, algo: settings, "log": {"console": "quiet", "dir": str(tmp_path)}}
+    assert make_trainer(prepare("Gymnasium", algo=algo, **more)).train()["episode/return"] > least
 
 
 class Screen(gym.Env):
@@ -572,11 +567,11 @@ def test_envs_that_a_script_has_made_are_trained_on(
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"num_envs": 4}, r"train\(SyncVectorEnv\): there are 3 envs, but num_envs=4"),
-        ({"env": {"id": "CartPole-v1"}}, r"train\(SyncVectorEnv\): env\.id has no effect on existing envs"),
-        ({"eval": {"interval": 2}}, r"eval\.interval has no effect on existing envs"),
-        ({"actors": "process", "algo": "impala"}, r"actors has no effect on existing envs"),
-        ({"sim": "mujoco"}, r"sim and sim_device have no effect on envs of Gymnasium"),
+        ({"num_envs": 4}, "num_envs"),
+        ({"env": {"id": "CartPole-v1"}}, r"env\.id"),
+        ({"eval": {"interval": 2}}, r"eval\.interval"),
+        ({"actors": "process", "algo": "impala"}, "actors"),
+        ({"sim": "mujoco"}, "sim and sim_device"),
     ],
 )
 def test_settings_that_do_not_fit_envs_of_a_script_are_one_line(settings: dict[str, Any], line: str) -> None:

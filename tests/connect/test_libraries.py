@@ -12,16 +12,17 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import provenance
 
 ADAPTERS = [(name, *connect.LIBRARIES[library]) for name, library in connect._MODULES.items()]
+each = pytest.mark.parametrize(("adapter", "module", "requirement"), ADAPTERS)
 
 
-@pytest.mark.parametrize(("adapter", "module", "requirement"), ADAPTERS)
+@each
 def test_a_missing_library_is_named_with_the_pip_command(monkeypatch, adapter, module, requirement):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=re.escape(f"needs {module}: pip install '{requirement}'")):
         getattr(connect, adapter)
 
 
-@pytest.mark.parametrize(("adapter", "module", "requirement"), ADAPTERS)
+@each
 @pytest.mark.parametrize("version", ["0.1", "99.0"])
 def test_another_version_is_refused(monkeypatch, adapter, module, requirement, version):
     pytest.importorskip(module)
@@ -30,9 +31,3 @@ def test_another_version_is_refused(monkeypatch, adapter, module, requirement, v
     with pytest.raises(ConfigError, match=f"gpusim_rl.connect.{adapter} needs {requirement}.* {version} is installed"):
         getattr(connect, adapter)
     assert asked == [requirement.partition("~")[0]]
-
-
-@pytest.mark.parametrize(("adapter", "module", "requirement"), ADAPTERS)
-def test_the_versions_that_are_tested_are_taken(adapter, module, requirement):
-    pytest.importorskip(module)
-    assert getattr(connect, adapter).__name__ == adapter

@@ -70,8 +70,3 @@ def test_the_runner_may_stagger_the_episodes(tmp_path, capsys):
     running = env.episode_length_buf > 8  # has not ended since
     assert running.any() and torch.equal(env.episode_length_buf[running], assigned[0][running] + 8)
     assert inner.staggered[running].all()
-
-
-def test_episodes_are_staggered_by_the_environment():
-    env = RslRlEnv(make(episode_length=1000, randomize_episode_start=True))
-    assert len(set(env.episode_length_buf.tolist())) > 4

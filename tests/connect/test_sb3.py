@@ -54,31 +54,19 @@ def test_the_info_of_an_end_has_the_episode():
         returns, lengths = returns.masked_fill(ours.done, 0.0), lengths.masked_fill(ours.done, 0.0)
 
 
-def test_infos_that_were_kept_stay_what_they_were():
-    env = Sb3Env(make(episode_length=2))
-    kept = [env.step(np.zeros((NUM_ENVS, 1)))[3] for _ in range(4)]
-    assert [info[0] == {} for info in kept] == [True, False, True, False]
-
-
-def test_a_diverged_env_is_reported_as_truncated():
+def test_a_diverged_env_ends_with_its_previous_observation():
     env = Sb3Env(make(speed_at=3))
     for _ in range(3):
         before = env._last.numpy()
-        _, reward, done, infos = env.step(np.zeros((NUM_ENVS, 1)))
-    assert done.tolist() == [False, True, *[False] * 6] and reward[1] == 0.0
-    assert infos[1]["TimeLimit.truncated"] and "episode" not in infos[1]
-    assert np.array_equal(infos[1]["terminal_observation"], before[1]), "the last sound observation"
+        *_, infos = env.step(np.zeros((NUM_ENVS, 1)))
+    assert "episode" not in infos[1] and np.array_equal(infos[1]["terminal_observation"], before[1])
 
 
 def test_a_return_is_of_a_whole_episode():
     env = Sb3Env(make(randomize_episode_start=True, max_force=1e-3, reset_distance=100.0))
-    first = [
-        info["episode"]["l"] for _ in range(12) for info in env.step(np.zeros((NUM_ENVS, 1)))[3] if "episode" in info
-    ]
-    assert all(length == 12 for length in first)  # those that began at 0
-    assert len(first) < NUM_ENVS
-    later = [info["episode"]["l"] for _ in range(12) for info in env.step(np.zeros((NUM_ENVS, 1)))[3] if info]
-    assert later == [12] * NUM_ENVS
+    infos = [info for _ in range(24) for info in env.step(np.zeros((NUM_ENVS, 1)))[3] if info]
+    lengths = [info["episode"]["l"] for info in infos if "episode" in info]
+    assert set(lengths) == {12} and NUM_ENVS <= len(lengths) < 2 * NUM_ENVS <= len(infos)
 
 
 def test_a_seed_is_that_of_all_random_numbers_of_the_environment():

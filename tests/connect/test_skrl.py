@@ -33,14 +33,12 @@ def test_what_skrl_asks_of_an_environment():
     assert SkrlEnv(make()).state_space is None and SkrlEnv(make()).state() is None
 
 
-def test_a_diverged_env_is_reported_as_truncated():
+def test_a_diverged_env_ends_with_its_previous_observation():
     env = SkrlEnv(make(speed_at=3))
     for _ in range(3):
         before = env.reset()[0]
-        _, reward, terminated, truncated, infos = env.step(torch.zeros(NUM_ENVS, 1))
-    assert truncated[:, 0].tolist() == [False, True, *[False] * 6] and not terminated.any()
-    assert reward[1] == 0.0
-    assert torch.equal(infos["final_obs"]["policy"][1], before[1]), "the last sound observation"
+        *_, infos = env.step(torch.zeros(NUM_ENVS, 1))
+    assert torch.equal(infos["final_obs"]["policy"][1], before[1])
 
 
 def agent_for(kind: type[PPO], env: SkrlEnv, tmp_path: Any) -> PPO:
@@ -84,19 +82,10 @@ def test_a_truncated_episode_is_worth_the_value_of_its_last_observation(kind, cr
             final = infos["final_obs"]
             value, _ = agent.value.act({"observations": final["policy"], "states": final.get("critic")}, role="value")
             expected = reward + 0.9 * value * truncated
-            agent.record_transition(
-                observations=obs,
-                states=states,
-                actions=actions,
-                rewards=reward.clone(),
-                next_observations=next_obs,
-                next_states=env.state(),
-                terminated=terminated,
-                truncated=truncated,
-                infos=infos,
-                timestep=step,
-                timesteps=16,
-            )
+            before = {"observations": obs, "states": states, "actions": actions, "rewards": reward.clone()}
+            after = {"next_observations": next_obs, "next_states": env.state(), "infos": infos}
+            ends = {"terminated": terminated, "truncated": truncated}
+            agent.record_transition(**before, **after, **ends, timestep=step, timesteps=16)
         equal &= torch.equal(agent.memory.get_tensor_by_name("rewards")[step], expected)
         truncations += int(truncated.sum())
         obs, states = next_obs, env.state()

@@ -9,9 +9,7 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +27,7 @@ from gpusim_rl.distributed.search import Search, SearchConfig
 from gpusim_rl.distributed.trial_run import OBJECTIVE
 from gpusim_rl.distributed.tuning import Study
 from gpusim_rl.files.checkpoint_file import load, save
-from helpers.commands import ROOT
+from helpers.searches import start, table_of, wait_for
 from helpers.training import read_csv
 
 LOG = {"low": 1e-4, "high": 1e-2, "log": True}
@@ -211,34 +209,15 @@ def test_a_population_follows_the_best_learning_rate() -> None:
 
 RATES = {"low": 1e-5, "high": 1e-2, "log": True}
 SPACE = "ppo.learning_rate: {low: 1.0e-5, high: 1.0e-2, log: true}\nppo.clip: {choices: [0.1, 0.2, 0.3]}\n"
-SMALL = ("task=Cartpole", "method=pbt", "trials=4", "grace=4", "study=poles", "space=space.yaml")
-TRAINING = ("device=cpu", "num_envs=32", "ppo.minibatch_size=256")
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    (folder / "space.yaml").write_text(SPACE)
-    command = [sys.executable, str(ROOT / "tools" / "tune.py"), *SMALL, *TRAINING, *words]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def wait_for(process: subprocess.Popen[str], condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 200.0
-    while not condition():
-        assert process.poll() is None and time.monotonic() < end, process.communicate()
-        time.sleep(0.05)
+def pbt_start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return start(folder, "method=pbt", "trials=4", "grace=4", "ppo.minibatch_size=256", *words, space=SPACE)
 
 
 def intervals(folder: Path) -> set[tuple[int, int]]:
     """Trial and iteration of each row of the table."""
-    return {(int(row["trial"]), int(row["iteration"])) for row in table_of(folder)}
-
-
-def table_of(folder: Path, name: str = "population.csv") -> list[dict[str, str]]:
-    if not (file := folder / "runs" / "poles" / name).exists():
-        return []
-    with file.open(newline="") as table:
-        return list(csv.DictReader(table))
+    return {(int(row["trial"]), int(row["iteration"])) for row in table_of(folder, "population.csv")}
 
 
 def runs_of(folder: Path, trial: int) -> list[Path]:
@@ -253,9 +232,9 @@ def process_of(run: Path) -> int:
 
 @pytest.mark.slow
 def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path: Path) -> None:
-    process = start(tmp_path, "max_iterations=200")  # so many that the others go on when it has come back
+    process = pbt_start(tmp_path, "max_iterations=200")  # so many that the others go on when it has come back
     wait_for(process, lambda: any(iteration >= 8 for _, iteration in intervals(tmp_path)))
-    table = table_of(tmp_path)
+    table = table_of(tmp_path, "population.csv")
     best = max((row for row in table if int(row["iteration"]) >= 8), key=lambda row: float(row["score"]))
     trial, run = int(best["trial"]), Path(best["run"])  # which is copied, and copies no other one
     torn = newest_checkpoint(run.parent, 200)
@@ -265,10 +244,10 @@ def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path:
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0 and "Traceback" not in err, err
     assert f"trial {trial} ended (SIGKILL); resuming" in err
-    assert [row["state"] for row in table_of(tmp_path, "trials.csv")] == ["complete"] * 4, err
-    for row in table_of(tmp_path, "trials.csv"):
+    assert [row["state"] for row in table_of(tmp_path)] == ["complete"] * 4, err
+    for row in table_of(tmp_path):
         assert load(Path(row["run"]) / "checkpoints" / "last.pt")["iteration"] == 200
-    table = table_of(tmp_path)
+    table = table_of(tmp_path, "population.csv")
     assert all(0 < int(row["iteration"]) - int(row["since"]) <= 4 for row in table)
     copies = [row for row in table if row["parent"] != row["trial"]]
     assert copies and "copies: runs/poles/population.csv" in out
@@ -282,18 +261,18 @@ def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path:
 
 @pytest.mark.slow
 def test_a_trial_that_stalls_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
-    process = start(tmp_path, "max_iterations=16", "trials=2", "stall_s=20")
+    process = pbt_start(tmp_path, "max_iterations=16", "trials=2", "stall_s=20")
     wait_for(process, lambda: (1, 4) in intervals(tmp_path))
     os.kill(process_of(runs_of(tmp_path, 1)[-1]), signal.SIGSTOP)
     _, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     assert re.search(r"trial 1 ended \(.*no row of metrics for 20 s\); resuming", err), err
-    assert [row["state"] for row in table_of(tmp_path, "trials.csv")] == ["complete"] * 2
+    assert [row["state"] for row in table_of(tmp_path)] == ["complete"] * 2
 
 
 @pytest.mark.slow
 def test_a_population_that_is_stopped_goes_on(tmp_path: Path) -> None:
-    process = start(tmp_path, "max_iterations=200")
+    process = pbt_start(tmp_path, "max_iterations=200")
     wait_for(process, lambda: {trial for trial, _ in intervals(tmp_path)} == {0, 1, 2, 3})
     below = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
@@ -306,9 +285,9 @@ def test_a_population_that_is_stopped_goes_on(tmp_path: Path) -> None:
         runs[trial] = runs_of(tmp_path, trial)
         before[trial] = load(runs[trial][-1] / "checkpoints" / "last.pt")["iteration"]
         assert before[trial] == int(read_csv(runs[trial][-1])[-1]["iteration"]) < 200  # all that it has done
-    other = start(tmp_path, "max_iterations=200", "trials=5")
+    other = pbt_start(tmp_path, "max_iterations=200", "trials=5")
     assert "study=poles: has trials=4, not trials=5" in other.communicate(timeout=100)[1] and other.returncode == 2
-    again = start(tmp_path, "max_iterations=200")
+    again = pbt_start(tmp_path, "max_iterations=200")
     out, err = again.communicate(timeout=500)
     assert again.returncode == 0 and "4 complete" in out, err
     for trial in range(4):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,20 +12,9 @@ import pytest
 from gpusim_rl.distributed.search import SPACES, read_search
 from gpusim_rl.distributed.tuning import Study
 from gpusim_rl.errors import ConfigError
-from helpers.commands import ROOT, Finished, run_command
+from helpers.searches import SMALL, SPACE, start, table_of, tune, wait_for
 
-SPACE = "ppo.learning_rate: {low: 1.0e-6, high: 1.0e-2, log: true}\nppo.epochs: {choices: [1, 4]}\n"
-SMALL = ("task=Cartpole", "device=cpu", "num_envs=32", "max_iterations=6", "space=space.yaml", "study=poles")
-
-
-def tune(folder: Path, *words: str) -> Finished:
-    (folder / "space.yaml").write_text(SPACE)
-    return run_command(sys.executable, ROOT / "tools" / "tune.py", *SMALL, *words, cwd=folder, check=False)
-
-
-def trials(folder: Path) -> list[dict[str, str]]:
-    with (folder / "runs" / "poles" / "trials.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+SIX = (*SMALL, "max_iterations=6")
 
 
 @pytest.mark.parametrize("file", sorted(SPACES.glob("*.yaml")), ids=lambda file: file.stem)
@@ -93,10 +79,10 @@ def test_a_study_is_of_one_search(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text(SPACE)
     (tmp_path / "other.yaml").write_text("ppo.clip: {low: 0.1, high: 0.2}\n")
-    study = Study(read_search(SMALL))
+    study = Study(read_search(SIX))
     study.trials.ask(study.distributions())
     assert study.report()[0] == "poles: 1 running or killed"
-    Study(read_search([*SMALL, "trials=7", "pruner=none", "log.interval=2"]))
+    Study(read_search([*SIX, "trials=7", "pruner=none", "log.interval=2"]))
     for words, said in (
         (["max_iterations=7"], "study=poles: has max_iterations=6, not max_iterations=7. Try study=poles-1"),
         (["method=asha"], "has method=optuna, not method=asha"),
@@ -104,24 +90,18 @@ def test_a_study_is_of_one_search(tmp_path, monkeypatch):
         (["space=other.yaml"], "has space of ppo.learning_rate={'low': "),
     ):
         with pytest.raises(ConfigError) as error:
-            Study(read_search([*SMALL, *words]))
+            Study(read_search([*SIX, *words]))
         assert said in str(error.value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_search_that_is_stopped_loses_no_trial(tmp_path, number):
-    (tmp_path / "space.yaml").write_text(SPACE)
-    words = (*SMALL, "trials=2", "max_iterations=300")
-    command = [sys.executable, str(ROOT / "tools" / "tune.py"), *words]
     ours = signal.signal(number, signal.SIG_DFL)  # a child inherits what is ignored, such as SIGHUP under nohup
-    search = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    search = start(tmp_path, "trials=2", "max_iterations=300", stdout=None, start_new_session=True)
     signal.signal(number, ours)
     with search:
-        give_up = time.monotonic() + 60
-        while not [*tmp_path.glob("runs/poles.0000/2*/metrics.csv")]:
-            assert time.monotonic() < give_up and search.poll() is None
-            time.sleep(0.1)
+        wait_for(search, lambda: [*tmp_path.glob("runs/poles.0000/2*/metrics.csv")])
         os.killpg(search.pid, number)  # a terminal sends it to all processes
         _, said = search.communicate(timeout=90)
     assert search.returncode == 128 + number
@@ -130,20 +110,19 @@ def test_a_search_that_is_stopped_loses_no_trial(tmp_path, number):
     assert "Traceback" not in said and not (checkpoint.parents[1] / "lock").exists()
     done = tune(tmp_path, "trials=2", "max_iterations=300", "pruner=none")
     assert "2/2  trial 2 complete, return" in done.stderr, done.stderr
-    assert [row["state"] for row in trials(tmp_path)] == ["interrupted", "complete", "complete"]
-    assert [row["log"] for row in trials(tmp_path)] == ["0000.log", "0001.log", "0002.log"]
+    assert [row["state"] for row in table_of(tmp_path)] == ["interrupted", "complete", "complete"]
+    assert [row["log"] for row in table_of(tmp_path)] == ["0000.log", "0001.log", "0002.log"]
 
 
 @pytest.mark.slow
 def test_two_processes_search_together_and_no_trial_is_lost(tmp_path):
-    (tmp_path / "space.yaml").write_text(SPACE)
-    command = [sys.executable, str(ROOT / "tools" / "tune.py"), *SMALL, "trials=6", "pruner=none"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
+    words = ("max_iterations=6", "trials=6", "pruner=none")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    processes = [start(tmp_path, *words, **quiet) for _ in range(2)]
     assert [process.wait(timeout=250) for process in processes] == [0, 0]
-    done = tune(tmp_path, "trials=6", "pruner=none")  # all are there: it only tells
+    done = tune(tmp_path, *words)  # the study is complete
     assert done.returncode == 0 and "python train.py task=Cartpole" in done.stdout
-    found = trials(tmp_path)
+    found = table_of(tmp_path)
     assert [int(row["trial"]) for row in found] == list(range(len(found))) and 6 <= len(found) <= 7
     assert {row["state"] for row in found} == {"complete"}
     for row in found:
@@ -154,7 +133,7 @@ def test_two_processes_search_together_and_no_trial_is_lost(tmp_path):
 def test_hopeless_trials_are_stopped_and_their_runs_can_go_on(tmp_path):
     done = tune(tmp_path, "trials=8", "max_iterations=27", "pruner=median")
     assert done.returncode == 0, done.stderr
-    found = trials(tmp_path)
+    found = table_of(tmp_path)
     pruned = [row for row in found if row["state"] == "pruned"]
     assert len(found) == 8 and pruned
     assert (Path(pruned[0]["run"]) / "checkpoints" / "last.pt").is_file()
@@ -162,7 +141,7 @@ def test_hopeless_trials_are_stopped_and_their_runs_can_go_on(tmp_path):
 
 @pytest.mark.slow
 def test_trials_that_fail_or_stall_do_not_end_the_search(tmp_path):
-    stalled = tune(tmp_path, "trials=2", "stall_s=0.3")
+    stalled = tune(tmp_path, "max_iterations=6", "trials=2", "stall_s=0.3")
     assert stalled.returncode == 0 and "2 fail" in stalled.stdout and "no trial was completed" in stalled.stdout
     overflows = ("ppo.value_coef=1e18", "ppo.reward_scale=1e12", "ppo.normalize_value=false")
     failed = tune(tmp_path, "trials=2", "max_iterations=12", "study=overflows", *overflows)
