@@ -298,7 +298,7 @@ class GymnasiumEnv(Environment):
         """Return a picture of each env, made with `render_mode="rgb_array"`."""
         try:
             pictures = [np.asarray(picture) for picture in self._envs.render() or ()]
-        except Exception as error:  # of an env or its renderer
+        except Exception as error:  # raised by an env or its renderer
             raise ConfigError(f"cannot render: {first_line(error)}", key=self.name) from error
         if len(pictures) != self.num_envs or any(picture.ndim != 3 for picture in pictures):
             raise ConfigError("the envs render no pictures", key=self.name, hint="Try render_mode=rgb_array")

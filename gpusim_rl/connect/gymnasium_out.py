@@ -27,7 +27,7 @@ from gpusim_rl.env import Task, VecEnv
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.view.renderer import Renderer, make_renderer
 
-PICTURE = 480  # width and height of a picture [pixels]
+PICTURE = 480  # width and height of rendered pictures [pixels]
 Reset = tuple[np.ndarray, dict[str, Any]]
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 60}
 
@@ -67,7 +67,7 @@ class TaskVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._last = np.zeros((num_envs, self.env.obs_sizes["policy"]), np.float32)
-        self._ended = np.ones(num_envs, dtype=bool)  # episodes that are over, or that never began
+        self._ended = np.ones(num_envs, dtype=bool)  # no running episode
         self._renderer: Renderer | None = None
 
     def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> Reset:
@@ -114,7 +114,7 @@ class TaskVectorEnv(VectorEnv):
                 info = self._add_info(info, {"final_obs": final[env_id], "final_info": {}}, int(env_id))
             return self._last.copy(), reward, terminated, done & ~terminated, info
         self._last, self._ended = final, done
-        if waiting.any():  # NEXT_STEP: this step was their reset
+        if waiting.any():  # NEXT_STEP: this step resets them
             self._begin(waiting)
             done = done & ~waiting
             reward[waiting], terminated = 0.0, terminated & ~waiting

@@ -22,7 +22,7 @@ class RslRlEnv(RslRlVecEnv):
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
-        action_space(env)  # raises where the actions are discrete
+        action_space(env)  # raises for discrete actions
         self.env = env
         self.reward_scale = reward_scale
         self.num_envs = env.num_envs

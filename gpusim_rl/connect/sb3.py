@@ -60,7 +60,7 @@ class Sb3Env(Sb3VecEnv):
         """Advance all envs by one control step."""
         previous, step = self._last, self.env.step(self._actions)
         self._last = step.obs["policy"]
-        # One copy to the host for all that is one number per env.
+        # A single copy to the host for all per-env scalars.
         packed = torch.stack([step.reward, *(m.float() for m in (step.done, step.terminated, step.incomplete))])
         reward, *masks = packed.cpu().numpy()
         done, terminated, incomplete = (mask.astype(bool) for mask in masks)

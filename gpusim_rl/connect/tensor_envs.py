@@ -56,7 +56,7 @@ class TensorEnvs(Environment):
         self.summary = f"{name}, control {self.frames_per_s:.0f} Hz, episode {self.max_episode_length} steps at most"
         self.action_space, self._to_library = actions_of(envs.single_action_space, self.device, name)
         self.num_actions = self.action_space.size
-        self._time_limit_ends = bool(envs.cfg.is_finite_horizon)  # time limits terminate
+        self._time_limit_ends = bool(envs.cfg.is_finite_horizon)  # whether time limits terminate
         self._rewards = getattr(envs, "reward_manager", None)
         self._stat_names: list[str] = []
         self._stepped = False

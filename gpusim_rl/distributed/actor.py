@@ -65,7 +65,7 @@ class SentRollout:
 
     actor: int
     tensors: Sequence[Any]  # arrays while Ray sends them
-    version: int  # updates of the learner before the weights that acted
+    version: int  # number of updates of the acting weights
     taken: Taken  # metrics
     worked_s: float = 0.0  # duration of the rollout [s]
     waited_s: float = 0.0  # idle time of the actor before it [s]

@@ -27,7 +27,7 @@ class Lost:
     """Loss of an actor that died or hung; the engine restarts it and sends a new description."""
 
     actor: int
-    silent_s: float | None = None  # of one that hung [s]
+    silent_s: float | None = None  # duration, if the actor hung [s]
 
 
 Answer = EnvDescription | SentRollout | Stepped | Lost

@@ -149,7 +149,7 @@ class ProcessEngine(Engine):
         process = self._actors[actor]
         try:
             answer = self._received(_receive(process.connection))
-        except BlockingIOError:  # within a message
+        except BlockingIOError:  # the actor hangs within a message
             return self._replace(actor, self._jobs[0].config["actors"]["timeout_s"])
         except (EOFError, OSError, pickle.UnpicklingError):
             return self._replace(actor, None, process.child.last_line())

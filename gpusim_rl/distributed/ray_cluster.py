@@ -27,7 +27,7 @@ PATIENCE_S = 5.0  # timeout for a cluster at its address [s]
 def require_ray(needed_by: str, address: str | None = None) -> Any:
     """Import Ray; raise ConfigError if it is missing or has an untested version."""
     if not (address or os.environ.get("RAY_ADDRESS")) and "ray" not in sys.modules:
-        # Ray listens on all addresses and needs a token against strangers. It reads these variables at import.
+        # Ray listens on all addresses; only clients with the token may connect. Ray reads both at import.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray = import_extra("ray", "ray", needed_by)

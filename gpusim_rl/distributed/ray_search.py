@@ -39,7 +39,7 @@ def tune(search: Search) -> list[str]:
     with ray_cluster(f"method={search.cfg.method}") as ray, database_errors(search):
         study = Study(replace(search, folder=search.folder.absolute()))
         with open_file(study.search.folder / "ray.lock", "ab") as file:
-            if not lock(file):  # Ray Tune numbers its trials by itself
+            if not lock(file):  # Ray Tune restarts its numbering in each process
                 hint = "Try study=<another>, or wait for its end"
                 raise ConfigError("another command searches here", key=str(study.search.folder), hint=hint)
             if study.num_ended < search.cfg.trials:

@@ -69,7 +69,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     """Read and check a command line of `tools/tune.py`."""
 
     def number(text: str) -> Any:
-        for read in (int, float, ast.literal_eval):  # 08 is no literal
+        for read in (int, float, ast.literal_eval):  # `08` is not a Python literal
             with suppress(ValueError, SyntaxError):
                 return read(text)
         return text

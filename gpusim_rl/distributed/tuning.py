@@ -255,7 +255,7 @@ def _check_schema(file: Path) -> None:
     """Refuse views, triggers and virtual tables, which would run code."""
     kinds = ("CREATE TABLE *", "CREATE INDEX *", "CREATE UNIQUE INDEX *")
     query = "SELECT name FROM sqlite_master WHERE NOT (sql GLOB ? OR sql GLOB ? OR sql GLOB ?)"
-    with closing(_connect(file)) as connection:  # not read-only: it rolls back what a killed search has left
+    with closing(_connect(file)) as connection:  # not read-only: rolls back the journal of a killed search
         if found := connection.execute(query, kinds).fetchone():
             raise ValueError(f"{found[0]} is not a plain table")
 

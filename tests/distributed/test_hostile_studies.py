@@ -57,9 +57,6 @@ def secret(tmp_path: Path) -> Path:
     return file
 
 
-# Links and pipes
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 @pytest.mark.parametrize("name", ["poles/study.db", "poles/0007.log", "poles.0000", "poles.0000/2026-01-01/env.json"])
@@ -112,9 +109,6 @@ def test_no_file_is_written_by_way_of_another_name(
     assert secret.read_bytes() == SECRET
 
 
-# The database
-
-
 @pytest.mark.parametrize("content", [b"SQLite format 3\0" + 5000 * b"x", SECRET])
 def test_a_database_that_is_damaged_is_one_line(search: Search, content: bytes) -> None:
     (search.folder / "study.db").write_bytes(content)
@@ -142,13 +136,11 @@ def test_no_file_is_deleted_by_way_of_a_rollback_journal(search: Search, secret:
         "CREATE VIRTUAL TABLE t USING fts5(x)",
         "DELETE FROM trial_values",
         "UPDATE trial_values SET value = 'x'",
-        "UPDATE trial_values SET value = NULL",
         "UPDATE trial_values SET value_type = 'x'",
         "UPDATE study_user_attributes SET value_json = '[1]' WHERE key = 'search'",
         "UPDATE study_user_attributes SET value_json = '{' WHERE key = 'search'",
         "UPDATE trials SET state = 'LOST'",
         "UPDATE trial_params SET distribution_json = '{}'",
-        'UPDATE trial_params SET distribution_json = \'{"name": "IntDistribution", "attributes": {}}\'',
         'UPDATE trial_params SET distribution_json = \'{"type": "int", "low": 0, "high": 9}\'',
         "UPDATE alembic_version SET version_num = 'v99.0.0.a'",
         "INSERT INTO study_directions (direction, study_id, objective) VALUES ('MAXIMIZE', 1, 1)",
@@ -178,9 +170,6 @@ def test_no_text_of_the_database_is_offered_as_a_command(search: Search) -> None
     assert not [line for line in lines if "play.py" in line]
 
 
-# Populations
-
-
 def test_attributes_of_a_database_are_no_rows_of_the_table(search: Search) -> None:
     Study(search).trials.set_user_attr("interval ...", "x")
     study = Study(search)
@@ -207,15 +196,13 @@ def test_settings_of_a_member_are_of_the_space_or_left_out(
     assert str(run) in capsys.readouterr().err
 
 
-def test_settings_of_a_member_with_an_interpolation_are_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_bytes(dump_yaml({"ppo": {"learning_rate": "${oc.env:HOME}", "epochs": 1}}))
+def test_a_member_goes_on_with_its_settings(tmp_path: Path) -> None:
+    settings = {"learning_rate": 1e-3, "epochs": 4, "clip": 0.2}
+    (tmp_path / "config.yaml").write_bytes(dump_yaml({"ppo": settings}))
+    assert pbt.settings_of(tmp_path, SPACE) == {"ppo.learning_rate": 1e-3, "ppo.epochs": 4}
+    (tmp_path / "config.yaml").write_bytes(dump_yaml({"ppo": {**settings, "learning_rate": "${oc.env:HOME}"}}))
     with pytest.raises(ConfigError, match="interpolation"):
         pbt.settings_of(tmp_path, SPACE)
-
-
-def test_a_member_goes_on_with_its_settings(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_bytes(dump_yaml({"ppo": {"learning_rate": 1e-3, "epochs": 4, "clip": 0.2}}))
-    assert pbt.settings_of(tmp_path, SPACE) == {"ppo.learning_rate": 1e-3, "ppo.epochs": 4}
 
 
 def test_names_of_checkpoints_may_be_odd(tmp_path: Path) -> None:

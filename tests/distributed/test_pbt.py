@@ -38,9 +38,6 @@ def search_of(space: dict[str, Any], folder: Path = Path("runs/poles"), iteratio
     return Search(cfg, space, ["task=Cartpole"], None, "auto", iterations, folder)
 
 
-# How settings change
-
-
 class Scripted(random.Random):
     """Draws what a test says."""
 
@@ -96,9 +93,6 @@ def test_trials_that_learn_together_share_what_there_is() -> None:
     assert trial_resources(asha, {"CPU": 2.0, "GPU": 2.0}) == {"cpu": 1.0}
 
 
-# Files
-
-
 def test_a_row_cut_off_by_a_full_disk_is_removed(tmp_path: Path) -> None:
     for cut in (0, 3):
         for iteration in (4, 8):
@@ -138,9 +132,6 @@ def test_a_trial_whose_run_was_killed_waits_for_no_checkpoint(tmp_path: Path) ->
     began = time.monotonic()
     trial.save_checkpoint(str(tmp_path))
     assert time.monotonic() - began < 10.0
-
-
-# An optimum that moves
 
 
 def gain(walk: float) -> float:
@@ -204,8 +195,6 @@ def test_a_population_follows_the_best_learning_rate() -> None:
         _, rate = max(rates[interval].values())
         assert gain(walk) / 2.0 < rate < gain(walk) * 2.0, (interval, rates[interval])
 
-
-# The command
 
 RATES = {"low": 1e-5, "high": 1e-2, "log": True}
 SPACE = "ppo.learning_rate: {low: 1.0e-5, high: 1.0e-2, log: true}\nppo.clip: {choices: [0.1, 0.2, 0.3]}\n"
