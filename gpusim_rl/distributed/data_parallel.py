@@ -25,7 +25,6 @@ from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig, declarations
 
 PATIENCE = timedelta(minutes=10)  # timeout for other live processes, which may compile or write a large checkpoint
-
 RUN_DIR = "gpusim_rl/run_dir"  # key of the run folder in torchrun's store, which survives restarts of the processes
 
 

@@ -41,13 +41,9 @@ if os.getppid() == parent:
 
 
 class Heartbeat:
-    """Heartbeat during its block, which ends the process when another one is lost; `over` is then True.
+    """Heartbeat of a block, which ends the process when another one is silent for `lost_after_s` [s]; sets `over`.
 
-    Args:
-        store: Dedicated connection to the processes' store; calls block forever if its machine is lost.
-        rank: Rank of the process.
-        size: Number of processes.
-        lost_after_s: Time without a beat after which a process counts as lost [s].
+    `store` is a dedicated connection to the processes' store: its calls block forever if the store's machine is lost.
     """
 
     def __init__(self, store: Store, rank: int, size: int, lost_after_s: float) -> None:
