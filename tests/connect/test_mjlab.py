@@ -53,9 +53,7 @@ def test_a_run_is_resumed_evaluated_exported_and_recorded(mjlab, run_dir):
 
 
 def test_settings_of_ours_that_mean_nothing_there_are_one_line(mjlab):
-    assert mjlab.error(*TASK, "sim=mjwarp").endswith(
-        "sim and sim_device have no effect on envs of mjlab: they step where the learner is"
-    )
+    assert "sim and sim_device have no effect on envs of mjlab" in mjlab.error(*TASK, "sim=mjwarp")
     assert "env.vectorization: no effect on envs of mjlab" in mjlab.error(*TASK, "env.vectorization=async")
 
 
