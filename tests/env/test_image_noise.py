@@ -176,10 +176,10 @@ def test_no_draw_waits_for_the_device_and_memory_stays():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"camra": {"shift": 1}}, "task.observations.camra: the policy's observation has no such part. Did you mean"),
-        ({"camera": {"noise": 0.1}}, "unknown key 'task.observations.camera.noise'"),
-        ({"camera": {"shift": 12}}, "shift must be less than each side of the image, 12 x 20 pixels, got 12; try 2"),
-        ({"camera": {"brightness": [1.2, 0.8]}}, "brightness: expected [least, most], at least 0, got [1.2, 0.8]"),
+        ({"camra": {"shift": 1}}, r"observations\.camra: .* Did you mean 'camera'"),
+        ({"camera": {"noise": 0.1}}, r"task\.observations\.camera\.noise"),
+        ({"camera": {"shift": 12}}, r"camera\.shift: .* 12 x 20 pixels, got 12"),
+        ({"camera": {"brightness": [1.2, 0.8]}}, r"camera\.brightness.* got \[1\.2, 0\.8\]"),
     ],
 )
 def test_invalid_settings_are_refused(settings, words):

@@ -245,15 +245,12 @@ def test_new_settings_are_drawn_at_a_resume_and_schedules_continue():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            {"pole_angl": {"noise": 1}},
-            "observation has no such part. Did you mean 'pole_angle'? It has cart_",
-        ),
-        ({"pole_vel": {"noise": -1}}, "task.observations.pole_vel.noise must be a standard deviation of at least 0"),
-        ({"pole_vel": {"noise": [1, 0]}}, "task.observations.pole_vel.noise: range must be [low, high], got [1, 0]"),
-        ({"pole_vel": {"delay": [2, 1]}}, "delay: expected an int >= 0 or [least, most], at least 0, got [2, 1]"),
-        ({"pole_vel": {"history": 0}}, "task.observations.pole_vel.history: expected a positive int, got 0"),
-        ({"pole_vel": 3}, "task.observations.pole_vel: expected a section with keys of its own, got 3"),
+        ({"pole_angl": {"noise": 1}}, "pole_angl: .* Did you mean 'pole_angle'.* cart_pos, "),
+        ({"pole_vel": {"noise": -1}}, r"task\.observations\.pole_vel\.noise: .* got -1"),
+        ({"pole_vel": {"noise": [1, 0]}}, r"task\.observations\.pole_vel\.noise: range: .* got \[1.0, 0.0\]"),
+        ({"pole_vel": {"delay": [2, 1]}}, r"pole_vel\.delay.* got \[2, 1\]"),
+        ({"pole_vel": {"history": 0}}, r"pole_vel\.history.* got 0"),
+        ({"pole_vel": 3}, r"task\.observations\.pole_vel.* section .* got 3"),
     ],
 )
 def test_invalid_settings_are_refused(settings, words):
@@ -350,5 +347,5 @@ def test_unused_terms_are_in_the_teacher_group_only(clip):
         assert torch.equal(obs["policy"], whole[:, 1:5])
         assert torch.equal(env.clean_obs()["policy"], every.clean_obs()["policy"][:, 1:3])
     for wrong in ({"cart_pos": {"used": 0}}, {part: {"used": False} for part in truth(env)}):
-        with pytest.raises(ConfigError, match=r"used: expected true or false|leaves out all parts"):
+        with pytest.raises(ConfigError, match=r"cart_pos\.used|drops all terms"):
             make(wrong).reset()

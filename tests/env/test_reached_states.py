@@ -156,8 +156,8 @@ def test_states_of_a_smaller_ring_are_dropped_with_a_warning(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"chance": 0.0}, r"task\.reset_from\.chance: expected a number in \(0, 1\], got 0\.0"),
-        ({"capacity": 5}, r"task\.reset_from\.capacity=5 is less than num_envs=6; try task\.reset_from\.capacity=24"),
+        ({"chance": 0.0}, r"task\.reset_from\.chance.* got 0\.0"),
+        ({"capacity": 5}, r"task\.reset_from\.capacity.* got 5\. .*capacity=24"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], words: str) -> None:
