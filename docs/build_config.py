@@ -115,7 +115,7 @@ def build() -> str:
         [comment] = [s.comment for s in every if s.key == name]
         parts += [f"## `{name}`\n", f"{prose(comment[0].upper() + comment[1:])}.\n", table(sections[name])]
     parts.append(
-        "## `task`\n\nWhat every task has. The values stand in the task's yaml, beside the settings of its own.\n"
+        "## `task`\n\nSettings of every task; values stand in the task's yaml, next to its own settings.\n"
     )
     parts += [table(of_every_task()), "A task's yaml may leave these out:\n", table(sections["task"])]
     return "\n".join(parts)

@@ -61,7 +61,7 @@ def write_replay(page: Path) -> None:
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
 
-    logging.getLogger("websockets").setLevel("WARNING")  # Sphinx shows what libraries tell
+    logging.getLogger("websockets").setLevel("WARNING")  # Sphinx shows libraries' logs
     with closing(Player.open(str(demos_dir() / "Go1Velocity"), num_envs=1)) as player:
         write(page, html_replay(player, range(REPLAYED), "build_site"))
 
@@ -117,7 +117,7 @@ def read_page(name: str) -> tuple[str, str, str]:
 
 
 def outside_requests(site: Path) -> list[str]:
-    """What a browser would load from elsewhere to show a page, with the page."""
+    """Return what each page would load from elsewhere."""
     loads = re.compile(
         r"<(?:script|img|iframe|video|source)\b[^>]*\bsrc=\"(?:https?:)?//[^\"]*|<link\b[^>]*\bhref=\"https?://[^\"]*"
     )

@@ -99,7 +99,7 @@ GOOGLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
 
 
 def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Adds the contents and a replay to the start page, and the code host to links that lead to what is no page."""
+    """Add the contents and a replay to the start page, and the code host to links that lead to what is no page."""
     if page == root_doc:
         source[0], found = re.subn(r"(^!\[.*\n)", rf"\1\n{REPLAY}\n", source[0], count=1, flags=re.MULTILINE)
         assert found, "the start page has no picture for the replay to stand below"
@@ -110,7 +110,7 @@ def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Turns a docstring, Markdown in Google's style, into what Sphinx reads: an indented example needs a mark there."""
+    """Turn a docstring, Markdown in Google's style, into what Sphinx reads: an indented example needs a mark there."""
     marked: list[str] = []
     depth = 0
     for line in lines:

@@ -75,7 +75,7 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
     from gpusim_rl.view.snapshot import FramingCamera
 
     class Framed(FramingCamera):
-        """As near as for a snapshot, but it goes with the robot."""
+        """Place the camera as near as for a snapshot, moving with the robot."""
 
         offset: np.ndarray | None = None
 
@@ -110,7 +110,7 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
 
 
 def save(path: Path, frames: np.ndarray, fps: int, quality: int) -> None:
-    """Writes frames as an animated WebP that repeats for ever."""
+    """Write frames as an animated WebP that repeats for ever."""
     from PIL import Image
 
     from gpusim_rl.files.safe_open import writing

@@ -16,7 +16,7 @@ from gpusim_rl.sim import Scene, Sim
 
 HIP_RADIUS, HIP_HEIGHT = 0.4, -0.03  # m; radius and height of the circle of the hips, tray frame
 FALL_RADIUS = 0.5  # m; the ball falls onto a circle of this radius, the tray's own
-LOST_HEIGHT = 0.15  # m, of the ball's centre; below 1.5 radii it is beside the tray
+LOST_HEIGHT = 0.15  # m, of the ball's centre; below 1.5 radii it is off the tray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

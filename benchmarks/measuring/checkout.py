@@ -1,4 +1,4 @@
-"""The checkout that is measured: how a process imports it, its commit and machine, and files written beside it."""
+"""Measured checkout: its import by a process, commit and machine, and written files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def provenance(*exclude: Path) -> dict[str, Any]:
 
 
 def require_device(name: str) -> None:
-    """Checks that a device is there.
+    """Check that a device exists.
 
     Args:
         name: `cpu`, `cuda` or `cuda:<index>`.
@@ -51,7 +51,7 @@ def require_device(name: str) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file that takes the old one's place when it is complete.
+    """Write a file that replaces the old one when it is complete.
 
     Raises:
         ConfigError: It cannot be written there.

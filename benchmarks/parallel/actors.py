@@ -88,7 +88,7 @@ def rows_of(child: Child) -> Iterator[Row]:
 
 
 def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[Row]:
-    """Return the rows of so many seconds; with `alive`, until so many actors work."""
+    """Return the rows of some seconds; with `alive`, until that many actors work."""
     taken, until = list[Row](), time.monotonic() + (seconds if alive is None else PATIENCE_S)
     while time.monotonic() < until:
         taken.append(next(rows))

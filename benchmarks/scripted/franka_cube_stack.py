@@ -21,7 +21,7 @@ OPEN, CLOSED = 1.0, -1.0
 
 
 def controller(task: FrankaCubeStack) -> Callable[[], Tensor]:
-    """Returns a function that returns actions [num_envs, 7] for the state that the task is in."""
+    """Return a function that returns actions [num_envs, 7] for the task's current state."""
     up, down, limits = task.up, torch.tensor([0.0, 1.0, 0.0, 0.0], device=task.device), task.pose_limits
 
     def down_as(cube_quat: Tensor) -> Tensor:

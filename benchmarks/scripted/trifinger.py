@@ -15,7 +15,7 @@ from gpusim_rl.tasks.trifinger import Trifinger
 from jaxtyping import Float
 from torch import Tensor
 
-# Lengths of tasks/assets/trifinger.xml [m]. x: beside the finger's radius, y: outwards, z: up, from the hub.
+# Lengths of tasks/assets/trifinger.xml [m]. x: across the finger's radius, y: outwards, z: up, from the hub.
 HUB = 0.29  # height
 SHOULDER = 0.0505  # y of the middle joint
 MIDDLE, LOWER = 0.16, 0.1626  # links, from joint to joint, and to the tip
@@ -36,7 +36,7 @@ DOWN, FAR, NEAR = 0.07, 0.16, 0.06  # m: height of tips that are down, and how f
 
 
 def controller(task: Trifinger) -> Callable[[], Tensor]:
-    """Returns a function that returns actions [num_envs, 9] for the state that the task is in.
+    """Return a function that returns actions [num_envs, 9] for the task's current state.
 
     It has no memory: a policy without one can do the same.
     """
@@ -71,19 +71,19 @@ def controller(task: Trifinger) -> Callable[[], Tensor]:
 
 
 def in_arena(points: Float[Tensor, "envs 3 2"]) -> Float[Tensor, "envs 3 2"]:
-    """Returns points, or the nearest ones within `MAX_RADIUS`."""
+    """Return points, or the nearest ones within `MAX_RADIUS`."""
     return points * (MAX_RADIUS / torch.linalg.vector_norm(points, dim=2, keepdim=True).clamp(min=MAX_RADIUS))
 
 
 def in_finger_frame(points: Float[Tensor, "envs 3 3"], third: Float[Tensor, " 3"]) -> Float[Tensor, "envs 3 3"]:
-    """Returns a point for each finger in the finger's frame, whose y axis is the finger's radius; from the hub."""
+    """Return a point for each finger in the finger's frame, whose y axis is the finger's radius; from the hub."""
     x, y, z = points.unbind(dim=2)
     cos, sin = third.cos(), third.sin()  # finger i is turned by -120 i degrees
     return torch.stack([cos * x - sin * y, sin * x + cos * y, z - HUB], dim=2)
 
 
 def joint_angles(tip: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-    """Returns the angles of upper, middle and lower joint [rad] with the tip at a point of the finger's frame [m].
+    """Return the angles of upper, middle and lower joint [rad] with the tip at a point of the finger's frame [m].
 
     Where it is out of reach, the finger points there.
     """
@@ -99,7 +99,7 @@ def joint_angles(tip: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
 
 
 def weight_torque(angles: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-    """Returns the torques [N m] that hold the links at these joint angles [rad] against gravity."""
+    """Return the torques [N m] that hold the links at these joint angles [rad] against gravity."""
     upper, middle, lower = angles.unbind(dim=-1)
     torque = torch.zeros_like(angles)
     for mass, x, along_middle, along_lower in WEIGHTS:

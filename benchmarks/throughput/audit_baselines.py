@@ -1,4 +1,4 @@
-"""Audit other libraries' trainers on our environment, and ours beside them: copies and waits by phase.
+"""Audit our and other libraries' trainers on our environment: copies and waits by phase.
 
 python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64                        all that are installed
 python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64 --baselines rsl_rl,skrl --json audit.json
@@ -104,7 +104,7 @@ def baseline_loop(baseline: Baseline, ours: Loop, module: str) -> Loop:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Prints copies and waits of each trainer by phase, and where other libraries wait most often."""
+    """Print copies and waits of each trainer by phase, and where other libraries wait most often."""
     from rich.console import Console
     from rich.table import Table
 

@@ -442,7 +442,7 @@ class _RlGames(Baseline):
         self._stop = False
         with suppress(_Pause):
             self._agent.train()
-        if not self._begun:  # train() goes on where it was, not from the start
+        if not self._begun:  # train() continues where it was, not from the start
             self._begun = True
             self._agent.init_tensors = _nothing
             self._agent.env_reset = lambda: self._agent.obs

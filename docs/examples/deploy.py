@@ -4,7 +4,7 @@ python tools/export.py Go1Velocity
 python docs/examples/deploy.py runs/Go1Velocity/latest/export --command 0.5 0 0
 python docs/examples/deploy.py runs/Go1Velocity/latest/export --square 1.0
 
-It knows no robot and no task: `policy.json` tells joints, rates, and where each part of the observation comes from. On
+It knows no robot and no task: `policy.json` has joints, rates, and where each part of the observation comes from. On
 a robot `Robot` reads encoders and IMU in place of MuJoCo, and the rest is the same.
 """
 
@@ -96,7 +96,7 @@ class Robot:
         return int(first[actuator]) + int(number)
 
     def read(self, source: str) -> Any:
-        """What a source of the card gives now; None where it is none of a robot's."""
+        """Return the current value of a card's source, or None for a source of a task."""
         data = self.data
         match source.split():
             case ["sensor", name]:
@@ -157,7 +157,7 @@ class Robot:
         return self.base is not None and bool(self.axes()[2, 2] < 0.5)
 
     def place(self) -> np.ndarray:
-        """Where the base is on the ground [m]."""
+        """Position of the base on the ground [m]."""
         first = self.model.jnt_qposadr[self.base]
         return self.data.qpos[first : first + 2].copy()
 
@@ -209,7 +209,7 @@ def load_policy(folder: Path) -> Any:
 
 
 def legs_of(args: argparse.Namespace, ranges: dict[str, Any]) -> list[tuple[float, dict[str, float]]]:
-    """What to command, and for how long [s]."""
+    """Command and its duration [s]."""
     if args.square is not None:
         if not {"x", "y"} <= set(ranges):
             raise SystemExit(f"--square needs commands x and y, and the policy takes {list(ranges) or 'none'}")

@@ -22,7 +22,7 @@ class OfflineCartpoleCfg(CartpoleEnvCfg):
     pole_dof_name = "cartPoleJoint"
 
     def __post_init__(self) -> None:
-        """Takes the place of what Isaac Lab loads."""
+        """Replace the assets that Isaac Lab loads."""
         super().__post_init__()
         self.scene.ground = None
         self.scene.clone_in_fabric = False

@@ -1,4 +1,4 @@
-"""Our Cartpole in PPO of RLlib, which steps a vector env of ours: pip install "ray[rllib]" -e ".[gymnasium]".
+"""Our Cartpole in PPO of RLlib, which steps our vector env: pip install "ray[rllib]" -e ".[gymnasium]".
 
 python docs/examples/rllib_cartpole.py
 """

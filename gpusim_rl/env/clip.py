@@ -86,7 +86,7 @@ class Clip:
 
 
 def load(path: Path) -> Clip:
-    """Read a clip of ours or of Isaac Lab; raise ConfigError if it is none. Without names: `robot_clip.load_for`."""
+    """Read one of our clips or Isaac Lab's; raise ConfigError if it is none. Without names: `robot_clip.load_for`."""
     return read(path, None, None)[0]
 
 

@@ -42,7 +42,7 @@ class PerBody(NamedTuple):
 class AtSite(NamedTuple):
     """Kind of a term that a sensor at a site measures, in its axes: `AtSite("imu", "vector", "ang_vel")`.
 
-    The velocity of a site beside the symmetry plane depends on the angular velocity, the group's term `omega`.
+    The velocity of a site off the symmetry plane depends on the angular velocity, the group's term `omega`.
     """
 
     site: str

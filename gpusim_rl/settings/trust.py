@@ -37,7 +37,7 @@ def check_saved_settings(
 ) -> dict[str, Any]:
     """Return saved settings, upgraded and with per-call ones at their defaults, or raise ConfigError.
 
-    A yaml of ours, an installed package or `config_dir`, or `named`, must name code by its exact path, unless `trust`.
+    Our yamls, an installed package or `config_dir`, or `named`, must name code by its exact path, unless `trust`.
     """
     check_plain(settings, where)
     if not isinstance(settings, dict) or not all(isinstance(settings.get(key), dict) for key in ("task", "algo")):

@@ -1,0 +1,79 @@
+"""Refuse what the language rules of CONTRIBUTING.md can decide by pattern; exit code 1 if a line breaks one."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+OPENING = re.compile(r"(What|Who|Whom|Whose|That|Those|Of|As|Has|Lets|Where|By|Beside|Likewise)\b")
+THIRD_PERSON = re.compile(
+    r"(Returns|Adds|Makes|Reads|Writes|Builds|Checks|Gives|Takes|Finds|Sets|Draws|Runs|Raises|Keeps|Tells|Lets|Puts"
+    r"|Prints|Steps|Computes|Creates|Starts|Stops|Waits|Yields|Does|Goes)\b"
+)
+WORDS = re.compile(
+    r"\b(anew|so many|(?:task|yaml|policy|envs?|clip|ones?) of ours|go(?:es)? on|went on|otherwise than|beside (?:the|it|them|each)|tells?|told)\b", re.I
+)
+NAME = re.compile(r"_?of_\w+|_?OF_\w+")
+ALLOWED = re.compile(r"(?:one|under|1) (?:of|in|frame in)? ?so many|\btell apart\b")
+"""Phrases that are good English in spite of a pattern."""
+PROSE = {".md", ".yaml", ".ini"}
+SKIPPED = ("benchmarks/parity/", "docs/reliability.md", "tests/", "benchmarks/tests/")
+"""Recorded data, and tests: their names and docstrings follow as they are touched."""
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
+    """Yield line, text and whether it is a function's, of all docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                yield first.lineno, first.value.value, not isinstance(node, ast.Module | ast.ClassDef)
+
+
+def of_python(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and complaint of a source file."""
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    for line, text, function in docstrings(tree):
+        if OPENING.match(text) or (function and THIRD_PERSON.match(text)):
+            yield line, f"opening {text.split()[0]!r}"
+        yield from prose(line, text)
+    for node in ast.walk(tree):
+        for name in (getattr(node, "name", None), getattr(node, "arg", None)):
+            if isinstance(name, str) and NAME.fullmatch(name):
+                yield node.lineno, f"name {name!r}"  # type: ignore[attr-defined]
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield from prose(token.start[0], token.string)
+
+
+def prose(line: int, text: str) -> Iterator[tuple[int, str]]:
+    """Yield the phrases of a text that the rules replace."""
+    for number, each in enumerate(text.splitlines()):
+        for match in WORDS.finditer(ALLOWED.sub("", each)):
+            yield line + number, f"phrase {match[0]!r}"
+
+
+def main() -> int:
+    """Check all tracked files."""
+    names = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
+    found = []
+    for path in map(Path, names):
+        if str(path).startswith(SKIPPED) or path.is_symlink():
+            continue
+        if path.suffix == ".py":
+            found += [f"{path}:{line}: {words}" for line, words in of_python(path)]
+        elif path.suffix in PROSE:
+            found += [f"{path}:{line}: {words}" for line, words in prose(1, path.read_text(encoding="utf-8"))]
+    print("\n".join(found))
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
