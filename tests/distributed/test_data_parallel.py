@@ -137,7 +137,7 @@ def test_a_process_is_put_back_to_its_own_noise_and_replay_memory(tmp_path, proc
     first = trainer.algorithm.state_dict()
     others = {rank: {"algorithm": first} for rank in range(processes)}
     save(tmp_path / "last.pt", {**trainer.state_dict(), "processes": others | {1: {"algorithm": own}}})
-    checkpoints, console = SimpleNamespace(newest=tmp_path / "last.pt"), SimpleNamespace(warn=str)
+    checkpoints, console = SimpleNamespace(saved=0, last=tmp_path / "last.pt"), SimpleNamespace(warn=str)
     log: Any = SimpleNamespace(checkpoints=checkpoints, console=console)
     trainer._put_learner_back(log, SimpleNamespace(iterations=[1]))  # type: ignore[arg-type]
     now = trainer.algorithm.state_dict()

@@ -192,7 +192,7 @@ def test_a_clip_of_many_hours_is_one_line(tmp_path: Path, fps: float) -> None:
 def test_a_rate_that_is_none_is_one_line(tmp_path: Path, fps: float) -> None:
     clip = load(assets_dir() / "motions" / "go1_trot.npz")
     np.savez(tmp_path / "x.npz", **{name: getattr(clip, name) for name in clip.__slots__ if name != "fps"}, fps=fps)
-    with pytest.raises(ConfigError, match="fps is"):
+    with pytest.raises(ConfigError, match="fps"):
         load(tmp_path / "x.npz")
 
 

@@ -95,7 +95,7 @@ def test_the_rate_falls_to_zero_where_the_schedule_is_linear(name: str) -> None:
 
 
 def test_settings_that_an_algorithm_does_not_have_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"a2c\.schedule must be one of linear, constant, got 'adaptive'"):
+    with pytest.raises(ConfigError, match=r"a2c\.schedule: .* got 'adaptive'"):
         on_policy_config("a2c", schedule="adaptive")
     for name, key in (("a2c", "clip"), ("reinforce", "gae_lambda")):
         with pytest.raises(ConfigError, match=rf"unknown key '{name}\.{key}'"):

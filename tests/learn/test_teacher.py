@@ -138,5 +138,5 @@ def test_a_teacher_of_another_robot_is_told_of(tmp_path: Path, capsys: pytest.Ca
     run(tmp_path / "teacher", "Go1Velocity", num_envs=2, max_iterations=1).train()
     teacher = {"run": str(the_run(tmp_path / "teacher")), "weight": 1.0}
     run(tmp_path / "a", "Go2Velocity", num_envs=2, ppo={"teacher": teacher})
-    line = "is a policy of gpusim_rl.tasks.go1_velocity.Go1Velocity, and this task is gpusim_rl.tasks.go2_velocity.Go2"
+    line = "gpusim_rl.tasks.go1_velocity.Go1Velocity, not of gpusim_rl.tasks.go2_velocity.Go2Velocity"
     assert line in capsys.readouterr().err

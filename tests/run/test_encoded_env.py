@@ -239,7 +239,7 @@ def test_the_true_last_frame_is_encoded_where_a_library_has_it():
     ("settings", "message"),
     [
         ({"init_from": None}, r"pretrained: freeze=true needs init_from\. Try python tools/pretrain_encoder\.py"),
-        ({"init_from": "efficientnet", "freeze": False, "frames": 1}, r"init_from=efficientnet is not trained any"),
+        ({"init_from": "efficientnet", "freeze": False, "frames": 1}, "init_from=efficientnet"),
         (
             {"freeze": False},
             r"pretrained: frames is for a frozen encoder. Try .* such as ppo.network.encoder.frames=\d",

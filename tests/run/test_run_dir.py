@@ -185,7 +185,7 @@ def test_a_changed_config_is_replaced_by_that_of_the_checkpoint_and_said(tmp_pat
         content = (run / "config.yaml").read_bytes()
         (run / "config.yaml").write_bytes(content[:40] + damage + content[41:])
         trainer = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2)
-        assert "config.yaml was changed or damaged: the settings are those in" in capsys.readouterr().err
+        assert "config.yaml was changed or damaged" in capsys.readouterr().err
         assert trainer.cfg.num_envs == 8
         trainer.close()
         (run / "config.yaml").write_bytes(content)
@@ -199,7 +199,7 @@ def test_a_config_that_somebody_edited_is_kept_beside_the_new_one(tmp_path, caps
         (run / "config.yaml").write_text(edited)
         make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=iterations).train()
         told = capsys.readouterr().err
-        assert "To change one, type <key>=<value>" in told and f"{name} is a copy" in told
+        assert "<key>=<value>" in told and f"{name} is a copy" in told
         assert (run / name).read_text() == edited
         assert "seed: 42" in (run / "config.yaml").read_text()
 

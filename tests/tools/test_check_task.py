@@ -52,7 +52,7 @@ def test_what_is_wrong_is_said_with_what_to_do(folder):
         "FAILED   final obs is what a run without resets sees",
         "FAILED   an env that diverges is reset and no other env notices",
     ]
-    assert "         AssertionError: the docstring does not tell of 'Action space:'" in lines
+    assert any("'Action space:'" in line for line in lines[lines.index(failed[0]) :])
     [advice] = [line for line in lines[lines.index(failed[2]) :] if "try:" in line]
     assert "no mean" in advice
     assert "ok       it trains on every simulator: mujoco" in lines
