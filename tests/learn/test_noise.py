@@ -110,5 +110,5 @@ def test_settings_that_do_not_fit_are_one_line() -> None:
     with raises(ConfigError, key="ppo.noise.steps", hint="Try ppo.noise.steps=[1]"):
         make(NoiseConfig(kind="held", steps=[2.0]), space=MultiDiscrete((3, 3, 3)))
     for steps in ("[0.5]", "[]", "[.nan]", "7"):
-        with pytest.raises(ConfigError, match=r"ppo\.noise\.steps: .* got \[0\.5\]"):
+        with pytest.raises(ConfigError, match=r"ppo\.noise\.steps: expected a list"):
             prepare("Cartpole", ppo={"noise": {"steps": eval(steps.replace(".nan", "float('nan')"))}})
