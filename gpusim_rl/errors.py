@@ -62,10 +62,10 @@ class UserError(ValueError):
     """
 
     def __init__(
-        self, problem: str = "", *, key: str = "", expected: str = "", got: object = MISSING, hint: str = ""
+        self, problem: object = "", *, key: str = "", expected: str = "", got: object = MISSING, hint: str = ""
     ) -> None:
         super().__init__(problem)  # the one positional argument with which pickle rebuilds the error
-        self.key, self.problem, self.expected, self.got = key, problem, expected, got
+        self.key, self.problem, self.expected, self.got = key, str(problem), expected, got
         self.hint = hint.strip()
 
     def __str__(self) -> str:

@@ -189,3 +189,8 @@ ALGORITHMS = ["a2c", "amp", "bc", "dqn", "impala", "ppo", "sac", "td3"]
 )
 def test_a_name_is_suggested_only_where_it_may_be_meant(name, options, meant):
     assert closest(name, options) == meant
+
+
+def test_any_object_can_be_a_problem():
+    assert str(TaskError(ValueError("no goal"))) == "no goal"
+    assert str(ConfigError(5, key="seed")) == "seed: 5"

@@ -142,7 +142,8 @@ def _number(value: Any, what: str) -> float:
         return float(value)
     number = np.asarray(value)
     if number.size != 1 or number.dtype.kind not in "biuf":
-        raise ValueError(f"{what} {value!r}, expected one number")
+        kind = f"shape {list(number.shape)}" if number.dtype.kind in "biuf" else f"type {type(value).__name__}"
+        raise ValueError(f"a {what} of {kind}, expected one number")
     return float(number.reshape(()))
 
 

@@ -111,7 +111,8 @@ class GymnasiumEnv(Environment):
         env = cls(envs, seed=seed, name=name, max_episode_steps=cfg.max_episode_steps)
         if env.num_envs != num_envs:
             env.close()
-            raise ConfigError(f"made {env.num_envs} envs", key=name, expected=f"num_envs={num_envs}")
+            hint = f"Try num_envs={env.num_envs}"
+            raise ConfigError(f"made {env.num_envs} envs in place of {num_envs}", key=name, hint=hint)
         return env
 
     @classmethod

@@ -109,7 +109,7 @@ class IsaacLabEnv(TensorEnvs):
 
 def find_cfg(cfg: EnvConfig) -> tuple[Any, Any, str]:
     """Return configuration, constructor and name of the envs of the settings."""
-    import_optional("isaaclab", "isaaclab==3.0.0", "task=IsaacLab")
+    import_optional("isaaclab", "isaaclab==3.0.0", "task=IsaacLab (Python 3.12)")
     library_config.require_id(cfg, "IsaacLab", "Isaac-Cartpole-Direct")
     presets = [] if cfg.physics is None else [cfg.physics]
     if cfg._target_ is not None:

@@ -71,7 +71,7 @@ class MjLabEnv(TensorEnvs):
 
 def find_cfg(cfg: EnvConfig) -> tuple[Any, str]:
     """Return configuration and name of the envs of the settings."""
-    import_optional("mjlab", "mjlab==1.6.0", "task=MjLab")
+    import_optional("mjlab", "mjlab==1.6.0", "task=MjLab (in an environment of its own)")
     library_config.require_id(cfg, "MjLab", "Mjlab-Velocity-Flat-Unitree-Go1")
     if cfg._target_ is not None:
         made = library_config.made_by_function(cfg._target_, "my_envs.my_env_cfg")

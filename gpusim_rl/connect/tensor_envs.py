@@ -181,7 +181,8 @@ class TensorEnvs(Environment):
         log, missing = extras.get("log", {}), torch.full((self.num_envs,), torch.nan, device=self.device)
         stats = {}
         for name in self._stat_names:
-            value = log.get(name, torch.nan)
+            value = log.get(name)
+            value = torch.nan if value is None else value
             if not isinstance(value, Tensor):
                 value = torch.full((), float(value), device=self.device)
             mean = value.detach().to(self.device).float().mean()

@@ -165,7 +165,7 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
     if cfg.max_episode_steps is not None:
         if typed not in (None, cfg.max_episode_steps):
             problem = f"differs from env.max_episode_steps={cfg.max_episode_steps}"
-            raise ConfigError(problem, key="env.kwargs.max_episode_steps", got=typed)
+            raise ConfigError(problem, key="env.kwargs.max_episode_steps", got=typed, hint="Try one of them")
         typed = kwargs["max_episode_steps"] = cfg.max_episode_steps
     if cfg.vectorization != "vector_entry_point":
         # Without autoreset, the true last observation is returned. CheckedEnv copies anyway.

@@ -199,7 +199,8 @@ def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
     try:
         content = read_csv(file)
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", key=str(file), hint=LATER) from None
+        hint = LATER if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"cannot be read: {error.strerror}", key=str(file), hint=hint) from None
     if missing := [name for name in NEEDED if name not in content.columns]:
         raise ConfigError(f"no column {', '.join(missing)}", key=str(file))
     if content.damaged:

@@ -125,6 +125,7 @@ class Engine(ABC):
         # Preemptible nodes may take an actor several times, but one that has worked can work again.
         proven, deaths = actor in self._proven, self._deaths[actor]
         if deaths >= (MOST_DEATHS_PROVEN if proven else MOST_DEATHS) and not (proven and any(self._works)):
+            when = "in a row at its start, and no actor works any more" if proven else "before it had done anything"
             reason = f": {last_words}" if last_words else ""
-            raise ConfigError(f"died {deaths} times in a row at its start{reason}", key=f"actor {actor}")
+            raise ConfigError(f"died {deaths} times {when}{reason}", key=f"actor {actor}")
         return Lost(actor, silent_s)

@@ -1,6 +1,6 @@
 """Heartbeats of data-parallel processes: a process that stops beating ends the run everywhere.
 
-An all-reduce cannot distinguish whether the slowest process compiles, hangs or lost power, so a thread of each process beats.
+An all-reduce waits for the slowest process, whatever holds it up, so a thread of each process beats.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def make_scheduler(search: Search) -> Any:
 
 
 def _run_options(search: Search, cpus: float) -> tuple[list[str], dict[str, str]]:
-    """Return overrides and variables of all runs; trials of a machine share its CPUs as under torchrun."""
+    """Return overrides and variables of a run on this machine, whose trials share its CPUs as under torchrun."""
     env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}
     if search.cfg.method != "pbt":
         return [], env
@@ -155,8 +155,6 @@ def _trainable(
     """Make Ray Tune's trainable, which follows a run row by row."""
     cwd = os.getcwd()  # Ray's processes have another one
     grace = search.cfg.grace if search.cfg.method == "pbt" else search.iterations + 1
-    common, env = _run_options(search, cpus)
-
     class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
         """Trial whose run begins with the first step, when its checkpoint is known."""
 
@@ -172,7 +170,8 @@ def _trainable(
 
         def step(self) -> dict[str, Any]:
             if self._trial_run is None:
-                words = common if self._checkpoint is None else [*common, f"checkpoint={self._checkpoint}"]
+                words, env = _run_options(search, cpus)
+                words += [] if self._checkpoint is None else [f"checkpoint={self._checkpoint}"]
                 self._trial_run = TrialRun(search, self._number, self.config, *words, cwd=cwd, **env)
                 self._rows = self._trial_run.rows()
             row = next(self._rows, None)

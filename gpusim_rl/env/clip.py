@@ -116,7 +116,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
         if wrong := [key for key, value in values.items() if value.dtype.kind not in "fiu"]:
             raise ConfigError(key=wrong[0], expected="numbers", got=str(values[wrong[0]].dtype))
         if (fps := values.pop("fps")).size != 1:
-            raise ConfigError(key="fps", expected="one number", got=fps.tolist())
+            raise ConfigError(key="fps", expected="one number", got=f"shape {list(fps.shape)}")
         with np.errstate(over="ignore"):
             single: dict[str, Any] = {name: value.astype(np.float32) for name, value in values.items()}
             clip = Clip(fps=float(fps.item()), **names, **single)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import Stateful
-from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.errors import ConfigError, UserError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Count, Rule
 
@@ -107,10 +107,12 @@ def named(path: str) -> Iterator[None]:
     """Prefix the errors inside with the path of a yaml key."""
     try:
         yield
-    except ConfigError as error:
-        raise error if path in str(error) else error.within(path) from None
-    except TaskError as error:
-        raise ConfigError(str(error), key=path) from None
+    except UserError as error:
+        if path in str(error):
+            raise
+        inner = error.within(path)
+        fields = {"expected": inner.expected, "got": inner.got, "hint": inner.hint}
+        raise ConfigError(inner.problem, key=inner.key, **fields) from None
 
 
 class Draws:

@@ -41,12 +41,13 @@ class Symmetry(Extension):
     @classmethod
     def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Symmetry:
         """Build the symmetry of a training; raise ConfigError if policy or task do not support it."""
+        network = f"{context.section}.network"
         key = f"{context.section}.symmetry"
         problem = None
         if cfg.network.rnn is not None:
-            problem = f"the recurrent state of a mirror image is not known (network.rnn={cfg.network.rnn})"
+            problem = f"the recurrent state of a mirror image is not known ({network}.rnn={cfg.network.rnn})"
         elif env.images and (frames := cfg.network.encoder.frames) > 1:
-            problem = f"the older frames of a mirror image are not known (network.encoder.frames={frames})"
+            problem = f"the older frames of a mirror image are not known ({network}.encoder.frames={frames})"
         elif env.mirrored is None:
             problem = "the mirror images of these envs are not known"
         else:

@@ -73,7 +73,8 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     saved = state["config"].get("algo")
     name = saved.get("name") if isinstance(saved, dict) else None
     if isinstance(name, str) and name != spec.cfg.algo:
-        problem, hint = f"checkpoint is of algo={name}, not algo={spec.cfg.algo}", "Try it without algo="
+        problem = f"checkpoint is of algo={name}, not algo={spec.cfg.algo}"
+        hint = f"Try {shlex.quote(f'algo={name}')}"
         raise ConfigError(problem, key=str(file), hint=hint)
     settings = declarations(type(spec.cfg.algorithm))
     keys = ["algo"] if test else ["algo", "num_envs"]
@@ -209,7 +210,8 @@ class Checkpoints:
         if between_s > 2.0 * self._reported_s.get(name, 0.0):
             self._reported_s[name] = between_s
             limit = f"at most one in {between_s:.3g} s, which is {100 * budget.share:g} % of the time"
-            self._warn(f"{name} takes {budget.cost_s:.2g} s to write; writing {limit}")
+            risk = "a kill loses what was learned since"
+            self._warn(f"{name} takes {budget.cost_s:.2g} s to write; writing {limit}; {risk}")
         return False
 
     def save(self, state: Mapping[str, Any], mean_return: float | None) -> None:

@@ -175,7 +175,8 @@ class Trainer:
         if regrouped:
             self._seed_noise()
         problem = f"no gradient has been finite for some iterations, up to {row.iterations[-1]}"
-        log.console.warn(f"{problem}: restored the learner of iteration {state['iteration']}, once per run")
+        restored = f"restored the learner of iteration {state['iteration']}"
+        log.console.warn(f"{problem}: {restored}; the next time ends the run")
 
     def save(self, log: Logger, *, final: bool = False) -> None:
         """Publish pending rows, which a resumed run cannot reproduce; save if `final` or still learning."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, first_line
 from gpusim_rl.files.budgets import LINE_BYTES, METRICS_BYTES, METRICS_COLUMNS
 from gpusim_rl.files.safe_open import keep_damaged, open_file, replacing
 from gpusim_rl.run.run_dir import RunDir
@@ -67,8 +67,12 @@ class Writers:
         self._each(lambda writer: writer.write(iteration, row))
 
     def show(self, iteration: int, video: Path) -> None:
-        """Pass on a video of the policy."""
-        self._each(lambda writer: writer.show(iteration, video))
+        """Pass on a video of the policy; a failure does not affect the rows."""
+        for writer in self._writers:
+            try:
+                writer.show(iteration, video)
+            except writer.failures as error:
+                self._warn(f"no video in {writer.name}: {first_line(error)}")
 
     def close(self, exit_code: int) -> None:
         """Finish all writers."""

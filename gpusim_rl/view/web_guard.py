@@ -152,7 +152,7 @@ def _is_of(message: dict[str, Any], kind: type) -> bool:
 
 
 def _is_own(host: str, names: Collection[str], port: int) -> bool:
-    match = re.fullmatch(r"(?:\[([\da-fA-F:.]+)\]|([^:\[\]]+))(:\d+)?", host)
+    match = re.fullmatch(r"(?:\[([\da-fA-F:.]+(?:%[\w.-]+)?)\]|([^:\[\]]+))(:\d+)?", host)
     if match is None:
         return False
     address, name, rest = match.groups()
