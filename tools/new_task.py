@@ -23,19 +23,19 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.connect import task_text
-from gpusim_rl.connect.task_text import by_pattern, is_field, literal, number
+from gpusim_rl.connect import isaacgymenvs, task_text
+from gpusim_rl.connect.isaacgymenvs import is_number, look_up, merge, section, snake_case, without_references
+from gpusim_rl.connect.task_text import by_pattern, literal, number
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, say, warn
 from gpusim_rl.files import paths
-from gpusim_rl.files.safe_open import check_events, read_bytes, replacing
-from gpusim_rl.settings.checks import OTHERS, build, known_keys, plain
+from gpusim_rl.files.safe_open import replacing
+from gpusim_rl.settings.checks import build, plain
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.schema import PPOConfig, SimConfig
 
@@ -53,49 +53,6 @@ NEEDS = {"feet": ("velocity",), "packages": ("urdf",), "velocity": ("urdf", "mjc
 OBSOLETE = re.compile(r"unrecognized attribute: '(\w+)'\s*Element '(\w+)'")
 NOISE = 0.1  # rad or m, of joints at the start
 NARROW = 0.15  # rad, of a leg's joint: a file with less may mean radians where MuJoCo reads degrees
-
-# Where IsaacGymEnvs has its PPO settings, and where we have them; those of env and sim are read one by one below.
-PLACES = {"config": "", "config.reward_shaper": "", "network": "network.", "network.mlp": "network."}
-RENAMED = {
-    "config.mixed_precision": "precision",
-    "config.seq_length": "sequence_length",  # rl_games 1.1 calls it seq_len
-    "network.rnn.name": "network.rnn",
-    "network.rnn.units": "network.rnn_size",
-    "network.rnn.layers": "network.rnn_layers",
-    "network.space.continuous.fixed_sigma": "network.state_dependent_std",
-    "network.space.continuous.sigma_init.val": "network.log_std_init",
-}
-WORDS = {
-    "identity": "constant",
-    "fixed": "constant",
-    "None": "none",
-    "swish": "silu",
-    "legacy": "minibatch",
-    "standard": "epoch",
-}
-"""IsaacGymEnvs' values with other names here."""
-SILENT = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name"}
-SILENT |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo", "num_actors")}
-SILENT |= {f"config.{name}" for name in ("max_epochs", "truncate_grads", "save_frequency", "value_bootstrap")}
-SILENT |= {"network.space.continuous.sigma_init.name"}
-"""Settings of theirs that are not listed as left out: those of a run, those fixed here, and those read by name."""
-COMMON = {
-    "num_envs": ("num_envs",),
-    "episode_length": ("episode_length", "max_episode_length", "rl.max_episode_length"),
-    "clip_actions": ("clip_actions",),
-    "clip_observations": ("clip_observations",),
-}
-"""Settings of every task, and their places in IsaacGymEnvs."""
-DECIMATION = ("control_frequency_inv", "control.control_frequency_inv", "control.decimation", "control_decimation")
-SECONDS = ("episode_length_s", "learn.episode_length_s", "reset_time")
-TAKEN = (*DECIMATION, *SECONDS, *(path for places in COMMON.values() for path in places))
-SECTIONS = {"name", "physics_engine", "env", "sim", "task", "defaults", "viewer"}
-NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
-LARGEST = 1e9  # of a number that is taken
-MAX_THEIRS = 50  # yamls that one task's defaults may name
-MAX_CODE = 500  # py files that are searched; theirs are 80
-CLASS = re.compile(r"^class (\w+) ?(?:\(([^()]*)\))? ?:", re.MULTILINE)
-ASSET = r"""["']([\w./-]+\.(?:urdf|xml))["']"""
 
 
 @dataclass
@@ -144,30 +101,30 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="new-task", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("name", help="of the task and its class: Reach, BallOnPlate")
+    parser.add_argument("name", help="name of the task and its class: Reach, BallOnPlate")
     robot = parser.add_mutually_exclusive_group()
-    robot.add_argument("--urdf", metavar="FILE", help="the robot")
-    robot.add_argument("--mjcf", metavar="FILE", help="the robot; or menagerie:unitree_go1")
+    robot.add_argument("--urdf", metavar="FILE", help="robot file")
+    robot.add_argument("--mjcf", metavar="FILE", help="robot file, or menagerie:unitree_go1")
     paths.add_packages_argument(parser)
-    bolted = argparse.BooleanOptionalAction
-    parser.add_argument("--free-base", action=bolted, help="give the robot's first body a free joint, or none")
+    flag_pair = argparse.BooleanOptionalAction
+    parser.add_argument("--free-base", action=flag_pair, help="add or remove a free joint of the first body")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--velocity", action="store_true", help="a walking robot follows commanded velocities")
-    kind.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="take the settings of a task of theirs")
-    parser.add_argument("--feet", metavar="A,B", help="bodies or shapes that stand on the ground, for --velocity")
-    parser.add_argument("--out", type=Path, default=Path(), help="folder for my_tasks and my_cfg (default: this one)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the files of a task that exists")
+    kind.add_argument("--velocity", action="store_true", help="make a walking robot track commanded velocities")
+    kind.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="import settings of an IsaacGymEnvs task")
+    parser.add_argument("--feet", metavar="A,B", help="bodies or shapes that touch the ground, for --velocity")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for my_tasks and my_cfg (default: .)")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     return parser.parse_args(argv)
 
 
 def new_task(args: argparse.Namespace) -> list[str]:
     """Write all files or none; return the lines for the user."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", args.name):
-        raise ConfigError(f"a task is named like a class, of letters and digits, got {args.name!r}; try Reach")
+        raise ConfigError(key="name", expected="a class name of letters and digits", got=args.name, hint="Try Reach")
     if args.name in tasks():
-        raise ConfigError(f"there is a task {args.name!r} already; try My{args.name}")
+        raise ConfigError(f"task {args.name!r} exists already", hint=f"Try My{args.name}")
     if not args.out.is_dir():
-        raise ConfigError(f"--out {args.out}: there is no such folder")
+        raise ConfigError("no such folder", key=f"--out {args.out}")
     for flag, others in NEEDS.items():
         if getattr(args, flag) and not any(getattr(args, other) for other in others):
             raise ConfigError(f"--{flag} needs --{' or --'.join(others)}")
@@ -175,7 +132,7 @@ def new_task(args: argparse.Namespace) -> list[str]:
     if args.from_isaacgymenvs is not None:
         take_settings(draft, args.from_isaacgymenvs)
     if draft.robot and not draft.of_menagerie and not Path(draft.robot).is_file():
-        raise ConfigError(f"there is no robot file {draft.robot}")
+        raise ConfigError("no such robot file", key=draft.robot)
     files: dict[Path, str | bytes] = {}
     source = draft.robot
     if not draft.robot:
@@ -193,7 +150,7 @@ def new_task(args: argparse.Namespace) -> list[str]:
     files[draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml"] = texts[1]
     for file in files:
         if file.exists() and not args.overwrite:
-            raise ConfigError(f"the file {file} exists already; try another name, or --overwrite")
+            raise ConfigError("exists already", key=str(file), hint="Try another name, or --overwrite")
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
@@ -204,18 +161,8 @@ def new_task(args: argparse.Namespace) -> list[str]:
     steps.append(f"{tool('export', args.out)} {draft.name} -cd my_cfg")
     parts = [file for file in files if file.parent.name == "assets" and isinstance(files[file], bytes)]
     wrote = [f"wrote {file}" for file in files if file not in parts]
-    wrote += [f"wrote {len(parts)} meshes and pictures into {parts[0].parent}"] if parts else []
+    wrote += [f"wrote {len(parts)} meshes and images to {parts[0].parent}"] if parts else []
     return [*wrote, *draft.notes, "next:", *(f"  {go_there}python {step}" for step in steps)]
-
-
-def camel_case(name: str) -> str:
-    """Return `joint_vel_scale` as jointVelScale."""
-    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
-
-
-def snake_case(name: str) -> str:
-    """Return `jointVelScale` as joint_vel_scale."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def tool(name: str, folder: Path) -> str:
@@ -234,20 +181,22 @@ def take_settings(draft: Draft, file: Path) -> None:
     Raises:
         ConfigError: The file is no such yaml, or does not name the robot.
     """
-    theirs = read_theirs(file)
+    theirs = isaacgymenvs.read_settings(file)
     if not isinstance(theirs.get("env"), dict):
-        raise ConfigError(f"{file}: not a task of IsaacGymEnvs: it has no 'env'; try isaacgymenvs/cfg/task/Ant.yaml")
+        hint = "Try isaacgymenvs/cfg/task/Ant.yaml"
+        raise ConfigError("not a task of IsaacGymEnvs: it has no 'env'", key=str(file), hint=hint)
     name = str(theirs.get("name", file.stem))
-    code = read_code(file, name)
+    code = isaacgymenvs.read_code(file, name)
     for other in re.findall(r"""["']task/(\w+)\.yaml["']""", "".join(code)):  # Factory's classes read these as they run
         if other != file.stem and (base := file.parent / f"{other}.yaml").is_file():
-            theirs = merge(read_theirs(base), theirs)
+            theirs = merge(isaacgymenvs.read_settings(base), theirs)
     physics = section(theirs, "sim")
-    env = snake_keys({key: value for key, value in theirs.items() if key not in SECTIONS} | section(theirs, "env"))
+    others = {key: value for key, value in theirs.items() if key not in isaacgymenvs.SECTIONS}
+    env = isaacgymenvs.snake_keys(others | section(theirs, "env"))
     if "num_envs" not in env:
-        draft.notes.append(f"{file.name} has no numEnvs: tasks of theirs build on it, it is none itself")
+        draft.notes.append(f"{file.name} has no numEnvs: it is a base of other tasks")
     draft.values_of, ignored = file.name, [key for key in ("viewer",) if key in theirs or key in env]
-    take_rates(draft, env, physics, str(file))
+    draft.common = isaacgymenvs.read_rates(env, physics, str(file))
     ignored += [f"sim.{key}" for key in physics if key not in ("dt", "substeps")]
     ignored += take_robot(draft, env, file, code)
     ignored += take_randomization(draft, section(theirs, "task"))
@@ -260,42 +209,16 @@ def take_settings(draft: Draft, file: Path) -> None:
     if draft.pose:
         draft.values["default_joint_angles"] = draft.pose, "rad or m, at the start and at action 0"
     for key, value in env.items():
-        if key in ("default_joint_angles", "asset", "urdf_asset", "viewer", *NOT_NEEDED, *TAKEN):
+        if key in isaacgymenvs.NO_FIELDS:
             continue
         kept = without_references(value, key, ignored)
-        if is_free_field(key) and kept not in (None, {}):
+        if isaacgymenvs.is_new_field(key) and kept not in (None, {}):
             draft.values[key] = kept, ""
         else:
             ignored += [] if key in ignored else [key]
     if ignored:
-        draft.notes.append(f"not taken from {file.name}: {', '.join(dict.fromkeys(ignored))}")
+        draft.notes.append(f"ignored in {file.name}: {', '.join(dict.fromkeys(ignored))}")
     take_ppo(draft, file, name)
-
-
-def take_rates(draft: Draft, env: dict[str, Any], physics: dict[str, Any], file: str) -> None:
-    """Read the settings of every task; raise ConfigError unless they are positive numbers."""
-
-    def positive(values: dict[str, Any], path: str) -> float | int:
-        value = look_up(values, path)
-        if not is_number(value) or not 1e-6 < value < LARGEST:
-            raise ConfigError(f"{file}: {path} must be a positive number, got {value!r}")
-        return value
-
-    def given(places: tuple[str, ...]) -> list[str]:
-        return [path for path in places if look_up(env, path) is not None]
-
-    common, rate = draft.common, max(1, round(1 / positive({"dt": 1 / 60} | physics, "dt")))  # 1/60 s is 0.0166 there
-    common["physics_hz"] = rate * round(positive({"substeps": 1} | physics, "substeps"))
-    inverse = [positive(env, path) for path in given(DECIMATION)]
-    common["control_hz"] = number(rate / max(1, round((inverse or [1])[0])))
-    common |= {key: positive(env, found[0]) for key, places in COMMON.items() if (found := given(places))}
-    for path in given(SECONDS):
-        value = look_up(env, path)
-        if not (path == "reset_time" and is_number(value) and value <= 0):  # their default is -1
-            common["episode_length"] = positive(env, path) * common["control_hz"]
-    for above, _, leaf in (path.rpartition(".") for path in TAKEN):  # they act, so the class needs no copy
-        section(env, above).pop(leaf, None)
-    common |= {key: max(1, round(common[key])) for key in ("num_envs", "episode_length") if key in common}
 
 
 def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -> list[str]:
@@ -307,85 +230,34 @@ def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -
     assets = section(env, "asset") | section(env, "urdf_asset")
     files = {key: value for key, value in assets.items() if str(value).endswith((".urdf", ".xml"))}
     key = next((key for key in ("asset_file_name", "file", *files) if key in files), None)
-    named = [str(files[key])] if key is not None else re.findall(ASSET, "\n".join(code))
-    found = {name: path for name in named if (path := find_asset(file, name)) is not None}
-    moving = [name for name, path in found.items() if key is not None or moves(path)]  # the others are objects
+    named = [str(files[key])] if key is not None else re.findall(isaacgymenvs.ASSET, "\n".join(code))
+    found = {name: path for name in named if (path := isaacgymenvs.find_asset(file, name)) is not None}
+    moving = [name for name, path in found.items() if key is not None or isaacgymenvs.has_moving_joint(path)]
     if not draft.robot:
         if not moving:
             raise no_robot(file, named, code)
         draft.robot = str(found[moving[0]])
         if key is None:
             name = found[moving[0]].name
-            draft.notes.append(f"the robot is {name}, which IsaacGymEnvs' code names; the yaml has none")
+            draft.notes.append(f"the robot is {name}, from IsaacGymEnvs' code; the yaml names none")
     fixed = assets.get("fix_base_link")
     if draft.free_base is None and not draft.robot.endswith(".xml"):
-        word = camel_case(key) if key is not None else (moving or named or [""])[0]
-        fixed = fixed if isinstance(fixed, bool) else fixed_in(code, word)
+        word = isaacgymenvs.camel_case(key) if key is not None else (moving or named or [""])[0]
+        fixed = fixed if isinstance(fixed, bool) else isaacgymenvs.base_is_fixed(code, word)
         draft.free_base = not fixed
-        source = "as theirs" if fixed is not None else "IsaacGym's default"
+        source = "as in IsaacGymEnvs" if fixed is not None else "IsaacGym's default"
         other = "--free-base" if fixed else "--no-free-base"
-        draft.notes.append(f"the robot's base is {'fixed' if fixed else 'free'}, {source}; the other is {other}")
+        draft.notes.append(f"the robot's base is {'fixed' if fixed else 'free'}, {source}; change it with {other}")
     return [f"asset.{name}" for name in assets if name not in (key, "asset_root", "fix_base_link")]
 
 
 def no_robot(file: Path, named: list[str], code: list[str]) -> ConfigError:
     """Make the error for a yaml that does not lead to a robot."""
-    hint = f" It names {named[0]}, which is not among their assets." if named else ""
+    hint = f"It names {named[0]}, which is not among IsaacGymEnvs' assets. " if named else ""
     if named and re.search(rf"\.write\(\s*[\"']{re.escape(named[0])}[\"']", "\n".join(code)):
-        hint += " Their code writes that file: run theirs once."
-    ours = f", or task={file.stem}, which is here" if file.stem in tasks() else ""
-    return ConfigError(f"{file} names no robot file.{hint} Try --urdf or --mjcf{ours}")
-
-
-def fixed_in(code: list[str], word: str) -> bool | None:
-    """Return whether the code fixes the base of the robot called `word`; None if it does not say."""
-    option = re.compile(r"fix_base_link\s*=\s*(True|False)\b")
-    for text in sorted(code, key=lambda text: word not in text):
-        if match := option.search(text, max(0, text.find(word))) or option.search(text):
-            return match[1] == "True"
-    return None
-
-
-def moves(robot: Path) -> bool:
-    """Return whether a robot's file has a joint that a drive could move."""
-    try:
-        return re.search(rb"<joint\b(?![^<>]*\stype\s*=\s*[\"'](fixed|floating|free))", read_bytes(robot)) is not None
-    except (OSError, ValueError):
-        return True  # a large file is no object
-
-
-def find_asset(file: Path, name: str) -> Path | None:
-    """Return a file below a folder `assets` of theirs; never one that lies elsewhere."""
-    with suppress(OSError, ValueError):  # a name that no file can have
-        for root in (folder / "assets" for folder in file.resolve().parents):
-            below = sorted(
-                Path(folder) / Path(name).name for folder, _, names in os.walk(root) if Path(name).name in names
-            )
-            for path in (root / name, *sorted(below, key=lambda path: not path.as_posix().endswith(f"/{name}"))):
-                if path.resolve().is_relative_to(root.resolve()) and path.is_file():
-                    return path.resolve()
-    return None
-
-
-def read_code(file: Path, name: str) -> list[str]:
-    """Return the source of a task's class and its bases, which is searched and never run."""
-    folder, texts = file.resolve().parents[min(2, len(file.resolve().parents) - 1)] / "tasks", dict[Path, str]()
-    for path in sorted(folder.rglob("*.py"))[:MAX_CODE]:
-        with suppress(OSError, ValueError):
-            texts[path] = read_bytes(path).decode(errors="replace")
-    classes = {match[1]: (path, match[2] or "") for path, text in texts.items() for match in CLASS.finditer(text)}
-    registry = texts.get(folder / "__init__.py", "")
-    entry = re.search(rf"""["']{re.escape(name)}["']\s*:\s*(\w+)""", registry)
-    start = entry[1] if entry else name
-    maker = re.search(rf"^def {start}\b.*?(?=^\S|\Z)", registry, re.DOTALL | re.MULTILINE) if entry else None
-    way, found = re.findall(r"\w+", maker[0]) if maker else [start], list[Path]()
-    if not classes.keys() & {*way}:
-        found = [path for path in texts if path.stem == snake_case(name)]
-    for word in way:  # bases are appended
-        path, bases = classes.get(word, (None, ""))
-        found += [path] if path is not None and path not in found else []
-        way += [base for base in re.findall(r"\w+", bases) if base not in way]
-    return [texts[path] for path in found]
+        hint += "Their code writes that file: run it once. "
+    ours = f", or our task={file.stem}" if file.stem in tasks() else ""
+    return ConfigError("no robot file is named", key=str(file), hint=f"{hint}Try --urdf or --mjcf{ours}")
 
 
 def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
@@ -431,7 +303,7 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
         return True
 
     params, kept, left = section(draft.random, "randomization_params"), dict[str, Any](), list[str]()
-    for path, value in properties(params):
+    for path, value in isaacgymenvs.randomized_properties(params):
         piece: Any = value
         for key in reversed(path):
             piece = {key: piece}
@@ -440,23 +312,12 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
         else:
             left.append(".".join(path))
     if left:
-        draft.notes.append(f"not randomised, for MuJoCo or the robot has none like it: {', '.join(left)}")
+        draft.notes.append(f"not randomised, absent in MuJoCo or the robot: {', '.join(left)}")
     if draft.random.get("randomize") and not possible(kept):
         draft.random["randomize"] = False
-        draft.notes.append("task.randomize is false: nothing of theirs can be randomised here")
+        draft.notes.append("task.randomize is false: nothing can be randomised")
     if params:
         draft.random["randomization_params"] = kept
-
-
-def properties(params: Mapping[str, Any], way: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the single properties of a randomisation, each with its path."""
-    found = []
-    for key, value in params.items():
-        path = (*way, key)
-        nested = isinstance(value, dict) and "range" not in value
-        deeper = nested and len(path) <= {"sim_params": 1, "actor_params": 3}.get(path[0], 0)
-        found += properties(value, path) if deeper else [(path, value)]
-    return found
 
 
 def take_ppo(draft: Draft, file: Path, name: str) -> None:
@@ -466,15 +327,15 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
     folder = file.parent.parent / "train"
     other, algorithm = folder / f"{file.stem}.yaml", folder / f"{file.stem}PPO.yaml"
     if not algorithm.is_file() and other.is_file():  # AntSAC
-        draft.notes.append(f"not taken: {other} is not of PPO; the settings of algo=ppo, sac and td3 are ours")
+        draft.notes.append(f"ignored {other}: not PPO; algo=ppo, sac and td3 keep our settings")
         return
     if not algorithm.is_file() and (of_base := folder / f"{name}PPO.yaml").is_file():
-        draft.notes.append(f"the PPO settings are those of {of_base.name}; there is no {algorithm.name}")
+        draft.notes.append(f"PPO settings from {of_base.name}; there is no {algorithm.name}")
         algorithm = of_base
     if not algorithm.is_file():
-        draft.notes.append(f"no PPO settings of theirs: there is no {algorithm}")
+        draft.notes.append(f"no PPO settings: there is no {algorithm}")
         return
-    params = section(read_theirs(algorithm), "params")
+    params = section(isaacgymenvs.read_settings(algorithm), "params")
     whole = plain(compose(["task=Cartpole"]))["ppo"]
 
     def taken(path: str, value: Any) -> bool:
@@ -486,10 +347,10 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
         elif path == "config.grad_norm" and look_up(params, "config.truncate_grads") is False:
             value = None
         elif isinstance(value, str):
-            value = WORDS.get(value, value)
-        key = our_key(path)
+            value = isaacgymenvs.WORDS.get(value, value)
+        key = isaacgymenvs.ppo_key(path)
         if not key:
-            return path in SILENT
+            return path in isaacgymenvs.SILENT
         above, _, leaf = key.rpartition(".")
         tried = whole | ({above: whole[above] | {leaf: value}} if above else {leaf: value})
         try:
@@ -515,124 +376,10 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
     left = ignored(params)
     for path, place, key in (("max_epochs", draft.common, "max_iterations"), ("save_frequency", draft.log, None)):
         value = look_up(params, f"config.{path}")
-        if is_number(value) and 1 <= value < LARGEST:
+        if is_number(value) and 1 <= value < isaacgymenvs.LARGEST:
             place[key or "checkpoint_interval"] = round(value)
     if left:
-        draft.notes.append(f"not taken from {algorithm.name}: {', '.join(left)}")
-
-
-def our_key(path: str) -> str:
-    """Return our name below `ppo` for a PPO setting of theirs, or ""."""
-    above, _, leaf = path.rpartition(".")
-    key = RENAMED.get(path) or f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
-    ours = (above in PLACES or path in RENAMED) and not leaf.startswith("_")  # `_target_` names a class to import
-    return key if ours and f"ppo.{key}" in known_keys() else ""
-
-
-def read_theirs(file: Path, depth: int = 0, read: list[Path] | None = None) -> dict[str, Any]:
-    """Read a yaml of theirs and those in its `defaults`; `${resolve_default:4096,...}` is 4096.
-
-    Args:
-        file: The yaml.
-        depth: Number of files on the way to it.
-        read: Files read so far.
-
-    Raises:
-        ConfigError: A file cannot be read, or holds more than settings.
-    """
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    def resolved(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(key): resolved(item) for key, item in value.items()}
-        default = re.match(r"\$\{resolve_default:\s*([^,}]{1,100})", value) if isinstance(value, str) else None
-        return yaml.safe_load(default[1]) if default else value
-
-    read = [] if read is None else read
-    read.append(file)
-    if len(read) > MAX_THEIRS:
-        raise ConfigError(f"{read[0]}: its defaults name more than {MAX_THEIRS} files")
-    try:
-        text = read_bytes(file.resolve())
-        check_events(text, file)
-        content = resolved(OmegaConf.to_container(OmegaConf.create(text.decode())))
-    except ConfigError:
-        raise
-    except (OSError, ValueError, AssertionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"cannot read {file}: {' '.join(str(error).split())}") from None
-    content = content if isinstance(content, dict) else {}
-    merged: dict[str, Any] = {}
-    defaults = content.pop("defaults", None)
-    defaults = defaults if isinstance(defaults, list) else []
-    for entry in defaults if "_self_" in defaults else [*defaults, "_self_"]:
-        group, name = next(iter(entry.items()), ("", "")) if isinstance(entry, dict) else ("", entry)
-        other = file.parent / str(group) / f"{name}.yaml"
-        if name == "_self_":
-            merged = merge(merged, content)
-        elif all(re.fullmatch(r"\w*", str(word)) for word in (group, name)) and depth < 5 and other.is_file():
-            base = read_theirs(other, depth + 1, read)
-            merged = merge(merged, {group: base} if group else base)
-    return merged
-
-
-def merge(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Merge nested settings; the second ones win."""
-    both = {
-        key: merge(one[key], two[key]) for key in two if isinstance(one.get(key), dict) and isinstance(two[key], dict)
-    }
-    return one | two | both
-
-
-def snake_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Return nested settings with keys such as joint_vel_scale; names of joints stay as they are."""
-    return {
-        name: snake_keys(value) if isinstance(value, dict) and name != "default_joint_angles" else value
-        for key, value in values.items()
-        for name in [snake_case(key) if key.isidentifier() else key]
-    }
-
-
-def without_references(value: Any, path: str, ignored: list[str]) -> Any:
-    """Return plain data without references to other settings; removed paths join `ignored`."""
-    if isinstance(value, dict):
-        kept = {key: without_references(item, f"{path}.{key}", ignored) for key, item in value.items()}
-        odd = [key for key in kept if key.startswith("_") or "${" in key]  # they mean something to Hydra
-        ignored += [f"{path}.{key}" for key in odd]
-        return {key: item for key, item in kept.items() if item is not None and key not in odd}
-    if isinstance(value, list):
-        items = [without_references(item, path, ignored) for item in value]
-        return None if None in items else items
-    if is_number(value) or isinstance(value, bool) or (isinstance(value, str) and "${" not in value):
-        return value
-    ignored += [path] if value is not None else []
-    return None
-
-
-def is_free_field(name: str) -> bool:
-    """Return whether a key of theirs can be a setting of the new class."""
-    from gpusim_rl.env import TaskConfig
-
-    return is_field(name) and not hasattr(TaskConfig, name)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number that is finite and not huge."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
-
-
-def section(values: Any, key: str) -> dict[str, Any]:
-    """Return a section of nested settings, or an empty one."""
-    found = values.get(key) if isinstance(values, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
-def look_up(values: Any, path: str) -> Any:
-    """Return the value at a path like config.gamma, or None."""
-    for key in path.split("."):
-        values = values.get(key) if isinstance(values, dict) else None
-    return values
+        draft.notes.append(f"ignored in {algorithm.name}: {', '.join(left)}")
 
 
 def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
@@ -653,13 +400,13 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
             spec.delete(pair)
     if robot.inside:
         count = len(robot.inside)
-        draft.notes.append(f"{count} pairs of the robot's bodies are in each other at the start: they do not collide")
+        draft.notes.append(f"{count} pairs of the robot's bodies overlap at the start: they do not collide")
     folder, name = draft.folder / "my_tasks" / "assets" / draft.module, f"{draft.module}.xml"
     with tempfile.TemporaryDirectory() as scratch:
         try:
             write_scene(spec, Path(scratch))
         except ConfigError as error:
-            draft.notes.append(f"the robot stays where it is: {error}")
+            draft.notes.append(f"the robot was not copied: {error}")
             return {}
         draft.robot, draft.free_base, robot.keyframe = str(folder / name), None, False  # the copy has all that
         return {
@@ -709,7 +456,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
         if lacking := add_missing_materials(spec) if draft.values_of else []:
             draft.notes.append(f"{draft.robot} lacks the materials {', '.join(lacking)}: they are white here")
     if spec is not None and not 1e-6 <= spec.option.timestep <= 1.0:
-        raise TaskError(f"{draft.robot}: a timestep of {spec.option.timestep:g} s; expected 1e-6 to 1")
+        raise TaskError(key=f"{draft.robot}: timestep", expected="1e-6 to 1 s", got=spec.option.timestep)
     physics_hz = 200 if spec is None else number(1 / spec.option.timestep)
     keyframe = spec is not None and usable(spec, "home")
     scene = Scene(500)
@@ -720,14 +467,14 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
     mujoco.mj_forward(model, data)
     bodies = scene.bodies_of("robot")
     if not bodies:
-        raise TaskError(f"{draft.robot} has no body")
+        raise TaskError("the robot has no body", key=draft.robot)
     kinds = {i: mujoco.mjtJoint(model.jnt_type[i]) for i in range(model.njnt) if model.jnt_bodyid[i] in bodies}
     free = mujoco.mjtJoint.mjJNT_FREE in kinds.values()
     hinge, slide = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE
     moving = [i for i, kind in kinds.items() if kind in (hinge, slide)]
     names = {i: model.joint(i).name.removeprefix("robot/") for i in moving}
     if other := [joint for joint in draft.pose if joint not in names.values()]:
-        draft.notes.append(f"not taken from {draft.values_of}: the robot has no joint {', '.join(other)}")
+        draft.notes.append(f"ignored in {draft.values_of}: the robot has no joint {', '.join(other)}")
         for joint in other:
             del draft.pose[joint]
     for i, name in names.items():
@@ -739,8 +486,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
         lift = max(lift, round(draft.height - float(data.xpos[bodies[0], 2]), 4))
     height = float(data.xpos[bodies[0], 2]) + lift
     if not free and draft.free_base is None and is_urdf(Path(source)):
-        fixed = "the robot's base is fixed to the world, as URDF has no free joint"
-        draft.notes.append(f"{fixed}; the other is --free-base")
+        draft.notes.append("the robot's base is fixed, as URDF has no free joints; change it with --free-base")
     of_joint = [
         model.actuator_trnid[a, 0]
         for a in range(model.nactuator)
@@ -755,7 +501,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
             guess = usual_gains(model, data, i, height if free else None)
             gains[escape(names[i])] = draft.gains.get("stiffness", guess[0]), draft.gains.get("damping", guess[1])
     if not driven and not moving:
-        raise TaskError(f"{draft.robot}: the robot has no joint that a drive could move; it is an object for a scene")
+        raise TaskError("the robot has no joint that a drive could move", key=draft.robot)
     one_each = len(driven) >= model.nu  # every actuator is of a joint
     servos = one_each and all(
         model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE.value
@@ -795,7 +541,7 @@ def read_spec(file: str, notes: list[str] | None = None) -> mujoco.MjSpec:
         return read_mjcf(Path(file))
     except ValueError as error:
         if notes is None or not OBSOLETE.search(str(error)):
-            raise TaskError(f"{file}: {one_line(error)}") from None
+            raise TaskError(one_line(error), key=file) from None
         return read_old_spec(Path(file), notes)
 
 
@@ -815,14 +561,14 @@ def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
             check_assets(spec)
         except ValueError as error:
             if (found := OBSOLETE.search(str(error))) is None:
-                raise TaskError(f"{file}: {one_line(error)}") from None
+                raise TaskError(one_line(error), key=str(file)) from None
             attribute, element = found.groups()
-            notes.append(f"{file}: left out {attribute!r} of <{element}>, which MuJoCo does not have")
+            notes.append(f"{file}: removed {attribute!r} of <{element}>, which MuJoCo no longer has")
             pattern = rf"(<{element}\b[^<>]*?)\s{attribute}\s*=\s*(\"[^\"]*\"|'[^']*')".encode()
             texts = {name: re.sub(pattern, rb"\1", text) for name, text in texts.items()}
         else:
             return spec
-    raise TaskError(f"{file}: more than 20 attributes that MuJoCo does not have")
+    raise TaskError("more than 20 attributes that MuJoCo does not have", key=str(file))
 
 
 def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
@@ -934,16 +680,16 @@ def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
         values["damping"] = ({joint: gains[1] for joint, gains in robot.gains.items()}, "N m s/rad or N s/m")
     theirs = {key: value for key, value in draft.values.items() if key not in values and value[0] != {}}
     if unused := [key for key in theirs if key != "default_joint_angles"]:
-        draft.notes.insert(0, f"from {draft.values_of}, in the yaml, not used by the class yet: {', '.join(unused)}")
+        draft.notes.insert(0, f"from {draft.values_of}, in the yaml, unused by the class so far: {', '.join(unused)}")
     if doubles := [key for key in draft.values if key in values]:
-        draft.notes.append(f"not taken from {draft.values_of}, for the class has its own: {', '.join(doubles)}")
+        draft.notes.append(f"ignored in {draft.values_of}, as the class has its own: {', '.join(doubles)}")
     return values | theirs
 
 
 def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
     """Return the content of the py file."""
     if robot.gains and len(draft.gains) < 2:
-        draft.notes.append("the robot has no actuators: the yaml gives its joints position drives; tune their gains")
+        draft.notes.append("the robot has no actuators: the yaml adds position drives; tune their gains")
     items = [f"{literal(name)}: {from_task(draft, folder)}" for name, folder in draft.packages.items()]
     return render(
         "task.py",
@@ -1002,7 +748,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     urdf = not draft.of_menagerie and is_urdf(Path(draft.robot))
     free = draft.free_base or urdf  # URDF has no free joints
     if urdf and not draft.free_base:
-        draft.notes.append("the robot's base moves freely, as with --free-base: a walking robot needs it")
+        draft.notes.append("the robot's base is free, as with --free-base: a walking robot needs it")
     if not urdf and not draft.of_menagerie:
         spec = read_spec(draft.robot)
         keys, degrees = [key.name for key in spec.keys if key.name], bool(spec.compiler.degree)
@@ -1012,7 +758,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     try:
         robot = read_robot(scene, feet, degrees)
     except TaskError as error:
-        raise TaskError(f"{draft.robot}: {error}") from None
+        raise error.within(draft.robot) from None
     draft.notes += robot.notes
 
     def code(values: Mapping[str, Any]) -> dict[str, str]:
@@ -1073,13 +819,13 @@ def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
     inner = {i for limb in limbs.values() for i in limb[:-1]}
     ends = [body for body, i in bodies.items() if i in limbs[i] and i not in inner]
     if len(ends) < 2:
-        raise TaskError("the robot has no two limbs to stand on; try without --velocity, which makes a general task")
+        raise TaskError("the robot has fewer than two limbs to stand on", hint="Try without --velocity")
     robot = read_legged(scene, "robot", feet)
     legs = {foot.item.partition(":")[2]: {*limbs[bodies[foot.body]]} for foot in robot.feet}
     wrong = [f", unlike {one!r}" for one in legs for two in legs if one != two and legs[one] <= legs[two]]
     if feet and (wrong or len(legs) < 2):
-        expected = f"expected two or more, each on a limb of its own{''.join(wrong[:1])}"
-        raise TaskError(f"--feet {','.join(feet)}: {expected}; try two or more of {ends}")
+        expected = f"two or more, each on its own limb{''.join(wrong[:1])}"
+        raise TaskError(key=f"--feet {','.join(feet)}", expected=expected, hint=f"Try two or more of {ends}")
     narrow = [
         f"{joint} from {math.degrees(low):.3g} to {math.degrees(high):.3g} degrees"
         for joint, j in scene.elements_of("robot", "joint").items()
@@ -1088,8 +834,8 @@ def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
         if any(model.jnt_bodyid[j] in leg for leg in legs.values())
     ]
     if degrees and narrow:
-        said = f"{len(narrow)} joints of legs hardly turn, {narrow[0]}"
-        warn(f'{said}; if these are radians, the file needs <compiler angle="radian"/>')
+        fix = 'if these are radians, add <compiler angle="radian"/> to the file'
+        warn(f"{len(narrow)} joints of legs hardly turn: {narrow[0]}; {fix}")
     return robot
 
 
